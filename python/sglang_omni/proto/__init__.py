@@ -1,0 +1,35 @@
+"""Messages, requests and payloads: what stages, coordinator and client say to one another."""
+
+from sglang_omni.proto.errors import RequestError
+from sglang_omni.proto.messages import (
+    AbortMessage,
+    CompleteMessage,
+    DataReadyMessage,
+    Message,
+    ProfilerStartMessage,
+    ProfilerStopMessage,
+    ProgressMessage,
+    ShutdownMessage,
+    StreamMessage,
+    SubmitMessage,
+    parse_message,
+)
+from sglang_omni.proto.request import OmniRequest, RequestState, StagePayload
+
+__all__ = [
+    "AbortMessage",
+    "CompleteMessage",
+    "DataReadyMessage",
+    "Message",
+    "OmniRequest",
+    "ProfilerStartMessage",
+    "ProfilerStopMessage",
+    "ProgressMessage",
+    "RequestError",
+    "RequestState",
+    "ShutdownMessage",
+    "StagePayload",
+    "StreamMessage",
+    "SubmitMessage",
+    "parse_message",
+]

@@ -1,0 +1,279 @@
+"""Control-plane messages: dataclasses on both ends, msgpack maps with a ``type`` in between.
+
+``to_dict`` leaves out fields at their defaults, so that the common message is small;
+``parse_message`` refuses unknown types and wrongly typed fields with a ``ValueError`` that names
+them, so that a receiver can log the message and go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+from sglang_omni.proto.request import StagePayload
+
+_ANY: tuple[type, ...] = (object,)
+
+
+@dataclass
+class _Message:
+    type: ClassVar[str]
+    # Field name -> types accepted from the wire; filled in by __init_subclass__ of each message.
+    _accepted: ClassVar[dict[str, tuple[type, ...]]] = {}
+
+    def to_dict(self) -> dict[str, Any]:
+        wire: dict[str, Any] = {"type": self.type}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.default is MISSING or value != item.default:
+                wire[item.name] = value
+        return wire
+
+    @classmethod
+    def from_dict(cls, wire: Mapping[str, Any]) -> Self:
+        values = {}
+        for item in fields(cls):
+            if item.name not in wire:
+                if item.default is MISSING and item.default_factory is MISSING:
+                    raise ValueError(f"{cls.type} message lacks the field {item.name!r}")
+                continue
+            value = wire[item.name]
+            accepted = cls._accepted[item.name]
+            # bool is an int to isinstance; a flag where a number belongs is a malformed message.
+            if not isinstance(value, accepted) or (
+                isinstance(value, bool) and bool not in accepted and accepted is not _ANY
+            ):
+                raise ValueError(
+                    f"{cls.type} message: {item.name} must be "
+                    f"{' or '.join(t.__name__ for t in accepted)}, got {type(value).__name__}"
+                )
+            values[item.name] = value
+        return cls(**values)
+
+
+_NONE = type(None)
+
+
+@dataclass
+class SubmitMessage(_Message):
+    """Coordinator -> entry stage: a new request. ``data`` is a StagePayload."""
+
+    type: ClassVar[str] = "submit"
+    _accepted: ClassVar = {"request_id": (str,), "data": _ANY}
+
+    request_id: str
+    data: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        data = self.data
+        if isinstance(data, StagePayload):
+            data = {"stage_payload": data.to_dict()}
+        return {"type": self.type, "request_id": self.request_id, "data": data}
+
+    @classmethod
+    def from_dict(cls, wire: Mapping[str, Any]) -> Self:
+        message = super().from_dict(wire)
+        data = message.data
+        if isinstance(data, dict) and data.keys() == {"stage_payload"}:
+            message.data = StagePayload.from_dict(data["stage_payload"])
+        return message
+
+
+@dataclass
+class DataReadyMessage(_Message):
+    """Stage -> stage: a payload, a stream chunk (``chunk_id`` set) or a stream's end.
+
+    ``shm_metadata`` is whatever the relay's put returned: all a peer needs to read the data.
+    """
+
+    type: ClassVar[str] = "data_ready"
+    _accepted: ClassVar = {
+        "request_id": (str,),
+        "from_stage": (str,),
+        "to_stage": (str,),
+        "shm_metadata": (dict, _NONE),
+        "chunk_id": (int, _NONE),
+        "is_done": (bool,),
+        "error": (str, _NONE),
+    }
+
+    request_id: str
+    from_stage: str
+    to_stage: str
+    shm_metadata: dict[str, Any] | None
+    chunk_id: int | None = None
+    is_done: bool = False
+    error: str | None = None
+
+
+@dataclass
+class CompleteMessage(_Message):
+    """Stage -> coordinator: a terminal stage's result, or any stage's failure.
+
+    ``error_info`` is a RequestError's fields, where the failure is the request's own fault.
+    """
+
+    type: ClassVar[str] = "complete"
+    _accepted: ClassVar = {
+        "request_id": (str,),
+        "from_stage": (str,),
+        "success": (bool,),
+        "result": _ANY,
+        "error": (str, _NONE),
+        "error_info": (dict, _NONE),
+    }
+
+    request_id: str
+    from_stage: str
+    success: bool
+    result: Any = None
+    error: str | None = None
+    error_info: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        # Never compared with its default: a result may be an array, whose == is not a bool.
+        wire: dict[str, Any] = {
+            "type": self.type,
+            "request_id": self.request_id,
+            "from_stage": self.from_stage,
+            "success": self.success,
+            "result": self.result,
+        }
+        if self.error is not None:
+            wire["error"] = self.error
+        if self.error_info is not None:
+            wire["error_info"] = self.error_info
+        return wire
+
+
+@dataclass
+class StreamMessage(_Message):
+    """Stage -> coordinator: one chunk of partial output for the caller."""
+
+    type: ClassVar[str] = "stream"
+    _accepted: ClassVar = {
+        "request_id": (str,),
+        "from_stage": (str,),
+        "chunk": _ANY,
+        "stage_id": (int, _NONE),
+        "stage_name": (str, _NONE),
+        "modality": (str, _NONE),
+        "chunk_id": (int, _NONE),
+    }
+
+    request_id: str
+    from_stage: str
+    chunk: Any
+    stage_id: int | None = None
+    stage_name: str | None = None
+    modality: str | None = None
+    chunk_id: int | None = None
+
+
+@dataclass
+class ProgressMessage(_Message):
+    """Stage -> coordinator: which stages answer for which requests, as differences.
+
+    ``changes`` holds ``[request_id, stage, +1 | -1]`` entries, sent in batches. Differences commute,
+    so messages of several stages may arrive in any order. When a process dies, the requests whose
+    count is positive for one of its stages are the ones it took with it.
+    """
+
+    type: ClassVar[str] = "progress"
+    _accepted: ClassVar = {"from_stage": (str,), "changes": (list,)}
+
+    from_stage: str
+    changes: list[list[Any]]
+
+    @classmethod
+    def from_dict(cls, wire: Mapping[str, Any]) -> Self:
+        message = super().from_dict(wire)
+        for change in message.changes:
+            match change:
+                case [str(), str(), int()]:
+                    continue
+            raise ValueError(f"progress message: not a [request_id, stage, difference] entry: {change!r}")
+        return message
+
+
+@dataclass
+class AbortMessage(_Message):
+    """Coordinator -> every stage: stop working on a request and free what it holds."""
+
+    type: ClassVar[str] = "abort"
+    _accepted: ClassVar = {"request_id": (str,)}
+
+    request_id: str
+
+
+@dataclass
+class ShutdownMessage(_Message):
+    """Coordinator -> stage: finish and leave."""
+
+    type: ClassVar[str] = "shutdown"
+    _accepted: ClassVar = {}
+
+
+@dataclass
+class ProfilerStartMessage(_Message):
+    """Coordinator -> stage: start a torch profile; ``{run_id}`` and ``{stage}`` are filled in the path."""
+
+    type: ClassVar[str] = "profiler_start"
+    _accepted: ClassVar = {"run_id": (str,), "trace_path_template": (str,)}
+
+    run_id: str
+    trace_path_template: str
+
+
+@dataclass
+class ProfilerStopMessage(_Message):
+    """Coordinator -> stage: stop the profile and write it."""
+
+    type: ClassVar[str] = "profiler_stop"
+    _accepted: ClassVar = {"run_id": (str, _NONE)}
+
+    run_id: str | None = field(default=None)
+
+
+Message = (
+    SubmitMessage
+    | DataReadyMessage
+    | CompleteMessage
+    | StreamMessage
+    | ProgressMessage
+    | AbortMessage
+    | ShutdownMessage
+    | ProfilerStartMessage
+    | ProfilerStopMessage
+)
+
+_BY_TYPE: dict[str, Any] = {
+    message.type: message
+    for message in (
+        SubmitMessage,
+        DataReadyMessage,
+        CompleteMessage,
+        StreamMessage,
+        ProgressMessage,
+        AbortMessage,
+        ShutdownMessage,
+        ProfilerStartMessage,
+        ProfilerStopMessage,
+    )
+}
+
+
+def parse_message(wire: Any) -> Message:
+    """The message a wire map stands for.
+
+    Raises:
+        ValueError: ``wire`` is no map, its ``type`` is unknown, or a field is missing or mistyped.
+    """
+    if not isinstance(wire, Mapping):
+        raise ValueError(f"a message must be a map, got {type(wire).__name__}")
+    kind = wire.get("type")
+    message = _BY_TYPE.get(kind) if isinstance(kind, str) else None
+    if message is None:
+        raise ValueError(f"unknown message type: {kind!r}")
+    return message.from_dict(wire)

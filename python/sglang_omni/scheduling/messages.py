@@ -1,0 +1,47 @@
+"""What a Stage and its scheduler say to one another, and the interface every scheduler has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from queue import Queue
+from typing import Any, Literal, Protocol
+
+
+@dataclass(slots=True)
+class IncomingMessage:
+    """Stage -> scheduler. ``data`` is a StagePayload, a StreamItem, or None for ``stream_done``.
+
+    A stream's end carries the stage it came from as ``data`` where the scheduler must tell several apart.
+    """
+
+    request_id: str
+    type: Literal["new_request", "stream_chunk", "stream_done"]
+    data: Any = None
+
+
+@dataclass(slots=True)
+class OutgoingMessage:
+    """Scheduler -> stage.
+
+    ``result`` carries the stage's output and ends the request here; ``stream`` a chunk for ``target``,
+    or for the stage's ``stream_to`` targets (the caller, where it has none); ``error`` the exception.
+    """
+
+    request_id: str
+    type: Literal["result", "stream", "error"]
+    data: Any = None
+    target: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class Scheduler(Protocol):
+    """What runs a stage's work. ``start`` blocks until ``stop``; the stage gives it a thread of its own."""
+
+    inbox: Queue[IncomingMessage]
+    outbox: Queue[OutgoingMessage]
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def abort(self, request_id: str) -> None: ...

@@ -1,0 +1,1 @@
+//! The packed-payload format: encode, decode, validate. No Python, no I/O.

@@ -1,0 +1,1 @@
+//! Shared-memory arena, slots, leases, credit ledger, reclaim. No Python.
