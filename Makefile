@@ -4,34 +4,85 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV_VERSION := 0.13.8
-RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
 CORE := python/sglang_omni/_core.abi3.so
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
+SAY ?= What is the capital of France?
 
-.PHONY: help build fmt lint
+.PHONY: help
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
+.PHONY: demo
+demo: build ## a spoken question through two replicas, and a spoken answer (SAY="..." to ask your own)
+	$(BIN)/python -m sglang_omni.demo --say "$(SAY)"
+
+.PHONY: serve
+serve: build ## the same two replicas behind the router, kept serving until Ctrl-C
+	exec $(BIN)/python -m sglang_omni.launch_server --dp-size 2
+
+.PHONY: test
+test: lint test-rust test-python ## everything CI runs: linters, Rust tests, Python tests
+
+.PHONY: lint
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+.PHONY: test-rust
+test-rust:
+	cargo test --workspace --locked --quiet
+
+.PHONY: test-python
+test-python: build
+	$(BIN)/python -m pytest
+
+.PHONY: fmt
+fmt: build ## format both languages
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	cargo fmt --all
+
+.PHONY: wheel
+wheel: $(VENV)/.installed ## the wheel, in dist/
+	$(BIN)/maturin build --release --locked --quiet --out dist
+
+.PHONY: lock
+lock: $(BIN)/uv ## resolve requirements/dev.in again
+	$(BIN)/uv pip compile requirements/dev.in --override requirements/overrides.txt --quiet --upgrade \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header -o requirements/dev.lock
+
+.PHONY: clean
+clean: ## remove everything that the other targets made
+	rm -rf $(VENV) target dist build $(CORE)
+
+.PHONY: build
+build: $(CORE) ## the environment and the Rust core
+
+# uv is itself in the lock, so the later sync keeps it.
 $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-# The lock is complete, so nothing is resolved here and every file's hash is checked.
+# The lock is complete: nothing is resolved here, and every file's hash is checked.
 $(VENV)/.installed: requirements/dev.lock | $(BIN)/uv
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.lock
 	touch $@
 
-# `install` replaces the file instead of writing into it: processes that have it mapped go on unharmed.
-$(CORE): $(RUST_SOURCES)
-	cargo build --release --locked --package sglang-omni-python --features pyo3/extension-module
-	install -m 755 target/release/lib_core.so $@
-
 $(VENV)/.editable: pyproject.toml $(VENV)/.installed
-	echo "$(CURDIR)/python" > $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/sglang_omni.pth
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
 
-build: $(VENV)/.installed $(CORE) $(VENV)/.editable ## environment and Rust core
+# `install` replaces the file instead of writing into it: processes that have it mapped go on unharmed.
+$(CORE): $(RUST_SOURCES) $(VENV)/.editable
+	cargo build --release --locked --quiet --package sglang-omni-python --features pyo3/extension-module
+	install -m 755 target/release/lib_core.so $@

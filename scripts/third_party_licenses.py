@@ -1,0 +1,80 @@
+"""Write THIRD_PARTY_LICENSES.txt: the licence of every Rust crate compiled into the wheel.
+
+Run it after a change of Cargo.lock; a test compares its output with the committed file.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OUTPUT = ROOT / "THIRD_PARTY_LICENSES.txt"
+TARGET = "x86_64-unknown-linux-gnu"
+
+
+def packaged_crates() -> list[dict]:
+    """Crates linked into `_core`, by name: normal dependencies only, neither build-time nor test ones."""
+    metadata = json.loads(
+        subprocess.run(
+            ["cargo", "metadata", "--format-version=1", "--locked", f"--filter-platform={TARGET}"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+        ).stdout
+    )
+    packages = {package["id"]: package for package in metadata["packages"]}
+    edges = {
+        node["id"]: [
+            dep["pkg"] for dep in node["deps"] if any(kind["kind"] is None for kind in dep["dep_kinds"])
+        ]
+        for node in metadata["resolve"]["nodes"]
+    }
+    root = next(id for id, package in packages.items() if package["name"] == "sglang-omni-python")
+    reached, frontier = set(), [root]
+    while frontier:
+        crate = frontier.pop()
+        if crate not in reached and not is_proc_macro(packages[crate]):
+            reached.add(crate)
+            frontier += edges[crate]
+    third_party = [packages[crate] for crate in reached if packages[crate]["source"]]
+    return sorted(third_party, key=lambda package: (package["name"], package["version"]))
+
+
+def is_proc_macro(package: dict) -> bool:
+    return any("proc-macro" in target["kind"] for target in package["targets"])
+
+
+def licence_texts(package: dict) -> dict[str, str]:
+    folder = Path(package["manifest_path"]).parent
+    files = sorted(
+        file
+        for file in folder.iterdir()
+        if file.is_file()
+        and file.name.upper().startswith(("LICEN", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE"))
+    )
+    return {file.name: file.read_text(encoding="utf-8", errors="replace").strip() for file in files}
+
+
+def render() -> str:
+    crates_of_text: dict[str, list[str]] = {}
+    index = []
+    for package in packaged_crates():
+        label = f"{package['name']} {package['version']}"
+        index.append(f"  {label}: {package['license']}")
+        for text in licence_texts(package).values():
+            crates_of_text.setdefault(text, []).append(label)
+    parts = ["Rust crates compiled into sglang_omni._core, and their licences.", "", *index, ""]
+    for text, crates in crates_of_text.items():
+        parts += ["=" * 78, "Applies to: " + ", ".join(dict.fromkeys(crates)), "-" * 78, text, ""]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv[1:]:
+        if OUTPUT.read_text(encoding="utf-8") != render():
+            sys.exit(f"{OUTPUT.name} is out of date: run `python scripts/third_party_licenses.py`")
+    else:
+        OUTPUT.write_text(render(), encoding="utf-8")

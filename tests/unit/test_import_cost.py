@@ -1,0 +1,44 @@
+"""What a bare install must be able to import, and what it must not drag in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "numpy.f2py", "onnxruntime", "faster_whisper")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "sglang_omni",
+        "sglang_omni.client",
+        "sglang_omni.config",
+        "sglang_omni.launch_router",
+        "sglang_omni.launch_server",
+        "sglang_omni.pipeline.coordinator",
+        "sglang_omni.proto",
+        "sglang_omni.relay",
+        "sglang_omni.scheduling.messages",
+        "sglang_omni.serve",
+    ],
+)
+def test_imports_nothing_heavy(module: str) -> None:
+    code = f"import sys, {module}; print(*(m for m in {HEAVY!r} if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_router_help_needs_only_the_standard_library() -> None:
+    code = (
+        "import runpy, sys\n"
+        "sys.argv = ['launch_router', '--help']\n"
+        "try: runpy.run_module('sglang_omni.launch_router', run_name='__main__')\n"
+        "except SystemExit as done: assert not done.code, done.code\n"
+        "print('LOADED', *(m for m in ('torch', 'fastapi', 'zmq', 'httpx', 'numpy') if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--worker-urls" in done.stdout
+    assert done.stdout.strip().splitlines()[-1] == "LOADED"
