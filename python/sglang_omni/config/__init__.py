@@ -1,0 +1,73 @@
+"""Pipeline configs: what they hold, how they are loaded and saved, and the plans made from them.
+
+``compile_pipeline`` and ``PipelineRunner`` live in the pipeline package and are loaded when asked for.
+"""
+
+import importlib
+from typing import Any
+
+from sglang_omni.config.factory_args import resolve_stage_factory_args
+from sglang_omni.config.imports import import_callable, import_string
+from sglang_omni.config.io import ConfigError, load_config, save_config
+from sglang_omni.config.placement import (
+    GpuPlacement,
+    PlacementPolicy,
+    StagePlacement,
+    StagePlacementPlan,
+    build_stage_placement_plan,
+    resolve_stage_gpu_ids,
+)
+from sglang_omni.config.schema import (
+    EndpointsConfig,
+    ExecutorConfig,
+    InputHandlerConfig,
+    ParallelismConfig,
+    PipelineConfig,
+    PlacementConfig,
+    RelayConfig,
+    SGLangServerArgsConfig,
+    StageConfig,
+    StageResourceConfig,
+    StageRuntimeConfig,
+)
+from sglang_omni.config.topology import ProcessGroup, ProcessTopologyPlan, build_process_topology_plan
+from sglang_omni.config.validation import validate_pipeline
+
+__all__ = [
+    "ConfigError",
+    "EndpointsConfig",
+    "ExecutorConfig",
+    "GpuPlacement",
+    "InputHandlerConfig",
+    "ParallelismConfig",
+    "PipelineConfig",
+    "PipelineRunner",
+    "PlacementConfig",
+    "PlacementPolicy",
+    "ProcessGroup",
+    "ProcessTopologyPlan",
+    "RelayConfig",
+    "SGLangServerArgsConfig",
+    "StageConfig",
+    "StagePlacement",
+    "StagePlacementPlan",
+    "StageResourceConfig",
+    "StageRuntimeConfig",
+    "build_process_topology_plan",
+    "build_stage_placement_plan",
+    "compile_pipeline",
+    "import_callable",
+    "import_string",
+    "load_config",
+    "resolve_stage_factory_args",
+    "resolve_stage_gpu_ids",
+    "save_config",
+    "validate_pipeline",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("compile_pipeline", "PipelineRunner"):
+        # By name: config stands below pipeline and must not import it on its own account.
+        return getattr(importlib.import_module("sglang_omni.pipeline.compile"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,118 @@
+"""What a stage's factory is called with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sglang_omni.config.imports import import_callable
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.strict import did_you_mean
+
+
+def resolve_stage_factory_args(
+    stage: StageConfig, config: PipelineConfig, *, gpu_id: int | None = None
+) -> dict[str, Any]:
+    """The keyword arguments of a stage's factory, which is imported for its signature.
+
+    Args:
+        stage: One of ``config.stages``.
+        config: The pipeline.
+        gpu_id: The GPU of the rank being built; the stage's first GPU when None.
+
+    Raises:
+        ImportError: the factory cannot be imported.
+        ValueError: an argument that the factory does not take, or a typed value without a mapping.
+    """
+    path, field = stage_factory_path(stage)
+    factory = import_callable(path, stage=stage.name, field=field)
+    return complete_factory_args(factory, merge_factory_args(stage, config), stage, config, gpu_id=gpu_id)
+
+
+def stage_factory_path(stage: StageConfig) -> tuple[str, str]:
+    """The dotted path of a stage's factory, and the config field that holds it."""
+    if stage.executor is not None:
+        return stage.executor.factory, "executor.factory"
+    assert stage.factory is not None  # validate_pipeline refuses a stage with neither
+    return stage.factory, "factory"
+
+
+def merge_factory_args(stage: StageConfig, config: PipelineConfig) -> dict[str, Any]:
+    """The arguments that the config sets, found without importing the factory.
+
+    ``factory_args``, with ``runtime_overrides`` merged over them (mappings key by key), with the
+    stage's typed runtime values over both.
+
+    Raises:
+        ValueError: a typed runtime value is set and ``runtime_arg_map`` does not say where it goes.
+    """
+    args = stage.executor.args if stage.executor is not None else stage.factory_args
+    merged = _merged(args, config.runtime_overrides.get(stage.name, {}))
+    runtime = stage.runtime
+    for name, value in (("max_seq_len", runtime.max_seq_len), ("video_fps", runtime.video_fps)):
+        if value is None:
+            continue
+        if name not in stage.runtime_arg_map:
+            raise ValueError(
+                f"stage {stage.name!r}: runtime.{name} is set but runtime_arg_map does not name the factory "
+                f"argument that receives it; add runtime_arg_map: {{{name}: ARGUMENT}}"
+            )
+        merged[stage.runtime_arg_map[name]] = value
+    mem_fraction = runtime.sglang_server_args.mem_fraction_static
+    if mem_fraction is not None:
+        target = stage.runtime_arg_map.get("mem_fraction_static")
+        update = (
+            {target: mem_fraction}
+            if target
+            else {"server_args_overrides": {"mem_fraction_static": mem_fraction}}
+        )
+        merged = _merged(merged, update)
+    budget = runtime.resources.total_gpu_memory_fraction
+    if budget is not None and "total_gpu_memory_fraction" in stage.runtime_arg_map:
+        merged[stage.runtime_arg_map["total_gpu_memory_fraction"]] = budget
+    return merged
+
+
+def complete_factory_args(
+    factory: Callable[..., Any],
+    args: Mapping[str, Any],
+    stage: StageConfig,
+    config: PipelineConfig,
+    *,
+    gpu_id: int | None = None,
+) -> dict[str, Any]:
+    """``args`` with ``model_path``, ``gpu_id`` and ``total_gpu_memory_fraction`` where ``factory`` has such a
+    parameter and nothing set it.
+
+    Raises:
+        ValueError: ``args`` holds one that the factory does not take.
+    """
+    parameters = inspect.signature(factory).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    for name in args:
+        if name not in parameters and not takes_any:
+            path, _ = stage_factory_path(stage)
+            raise ValueError(
+                f"stage {stage.name!r}: factory {path} takes no argument {name!r}"
+                f"{did_you_mean(name, parameters)}"
+            )
+    injected: dict[str, Any] = {
+        "model_path": config.model_path,
+        "gpu_id": gpu_id if gpu_id is not None else next(iter(stage.gpu_ids), None),
+    }
+    budget = stage.runtime.resources.total_gpu_memory_fraction
+    if budget is not None:
+        injected["total_gpu_memory_fraction"] = budget
+    return {**{name: value for name, value in injected.items() if name in parameters}, **args}
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``over`` on top; mappings that both hold under a key are merged in turn."""
+    merged = dict(base)
+    for key, value in over.items():
+        current = merged.get(key)
+        if isinstance(current, Mapping) and isinstance(value, Mapping):
+            value = _merged(current, value)
+        merged[key] = value
+    return merged

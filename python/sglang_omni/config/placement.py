@@ -1,0 +1,142 @@
+"""Which stage runs on which GPUs, and whether it fits."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Protocol
+
+from sglang_omni.config.imports import import_callable
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+
+# Fractions are decimal numbers a person wrote; 0.1 + 0.2 + 0.7 must fit a limit of 1.0.
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class StagePlacement:
+    """A stage on GPUs. ``gpu_ids`` is by rank; the fraction is what each rank may use of its GPU."""
+
+    stage_name: str
+    gpu_ids: tuple[int, ...]
+    tp_size: int
+    total_gpu_memory_fraction: float | None
+
+
+@dataclass(frozen=True)
+class GpuPlacement:
+    """What shares one GPU. The fraction is the sum of those declared."""
+
+    gpu_id: int
+    stage_names: tuple[str, ...]
+    total_gpu_memory_fraction: float
+    missing_fraction_stage_names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StagePlacementPlan:
+    """Stages on GPUs by name (stages on the CPU are absent), and GPUs by id."""
+
+    stages: dict[str, StagePlacement]
+    gpus: dict[int, GpuPlacement]
+
+
+class PlacementPolicy(Protocol):
+    """A pipeline's own rules of placement; ``PipelineConfig.placement_policy`` names the class."""
+
+    def validate(self, config: PipelineConfig, plan: StagePlacementPlan) -> None:
+        """Raise ValueError for a plan that must not run."""
+        ...
+
+
+def build_stage_placement_plan(config: PipelineConfig) -> StagePlacementPlan:
+    """Resolve where every stage runs.
+
+    Raises:
+        ValueError: a TP stage without one GPU id of its own for each rank, declared memory over
+            the placement's limit, or a placement the pipeline's policy refuses.
+    """
+    stages: dict[str, StagePlacement] = {}
+    on_gpu: dict[int, list[StagePlacement]] = {}
+    for stage in config.stages:
+        _refuse_untyped_budget(stage, config)
+        gpu_ids = _stage_gpu_ids(stage)
+        if not gpu_ids:
+            continue
+        placement = StagePlacement(
+            stage_name=stage.name,
+            gpu_ids=gpu_ids,
+            tp_size=stage.tp_size,
+            total_gpu_memory_fraction=stage.runtime.resources.total_gpu_memory_fraction,
+        )
+        stages[stage.name] = placement
+        for gpu_id in gpu_ids:
+            on_gpu.setdefault(gpu_id, []).append(placement)
+    plan = StagePlacementPlan(
+        stages=stages,
+        gpus={gpu_id: _gpu_placement(gpu_id, placements) for gpu_id, placements in sorted(on_gpu.items())},
+    )
+    limit = config.placement.max_total_gpu_memory_fraction_per_gpu
+    for gpu in plan.gpus.values():
+        if gpu.total_gpu_memory_fraction > limit + _ROUNDING:
+            raise ValueError(
+                f"GPU {gpu.gpu_id}: the total_gpu_memory_fraction of stages {list(gpu.stage_names)} "
+                f"adds up to {gpu.total_gpu_memory_fraction:.3f}, which exceeds placement limit {limit:.3f}"
+            )
+    if config.placement_policy is not None:
+        _apply_policy(config.placement_policy, config, plan)
+    return plan
+
+
+def resolve_stage_gpu_ids(plan: StagePlacementPlan, stage: StageConfig) -> list[int | None]:
+    """The GPU of each of the stage's ranks; all None for a stage on the CPU."""
+    placement = plan.stages.get(stage.name)
+    return list(placement.gpu_ids) if placement is not None else [None] * stage.tp_size
+
+
+def _stage_gpu_ids(stage: StageConfig) -> tuple[int, ...]:
+    gpu_ids = tuple(stage.gpu_ids)
+    if stage.tp_size > 1 and isinstance(stage.gpu, int):
+        raise ValueError(
+            f"stage {stage.name!r}: TP placement requires a list of {stage.tp_size} unique GPU ids, "
+            f"got scalar gpu={stage.gpu}"
+        )
+    if gpu_ids and len(gpu_ids) != stage.tp_size:
+        raise ValueError(f"stage {stage.name!r}: gpu has {len(gpu_ids)} entries but tp_size={stage.tp_size}")
+    if len(set(gpu_ids)) != len(gpu_ids):
+        raise ValueError(
+            f"stage {stage.name!r}: TP placement requires a list of {stage.tp_size} unique GPU ids, "
+            f"got gpu={list(gpu_ids)}"
+        )
+    return gpu_ids
+
+
+def _refuse_untyped_budget(stage: StageConfig, config: PipelineConfig) -> None:
+    # A budget that only the factory sees is one that the plan's sums miss.
+    for field, args in (
+        ("factory_args", stage.factory_args),
+        ("runtime_overrides", config.runtime_overrides.get(stage.name, {})),
+    ):
+        if "total_gpu_memory_fraction" in args:
+            raise ValueError(
+                f"stage {stage.name!r}: {field} sets total_gpu_memory_fraction; "
+                "set runtime.resources.total_gpu_memory_fraction of the stage instead"
+            )
+
+
+def _gpu_placement(gpu_id: int, placements: list[StagePlacement]) -> GpuPlacement:
+    fractions = {placement.stage_name: placement.total_gpu_memory_fraction for placement in placements}
+    return GpuPlacement(
+        gpu_id=gpu_id,
+        stage_names=tuple(fractions),
+        total_gpu_memory_fraction=sum(fraction or 0.0 for fraction in fractions.values()),
+        missing_fraction_stage_names=tuple(sorted(name for name, f in fractions.items() if f is None)),
+    )
+
+
+def _apply_policy(path: str, config: PipelineConfig, plan: StagePlacementPlan) -> None:
+    policy = import_callable(path, stage=None, field="placement_policy")
+    checker = policy() if inspect.isclass(policy) else policy
+    if not hasattr(checker, "validate"):
+        raise TypeError(f"placement_policy {path!r} has no validate(config, plan)")
+    checker.validate(config, plan)

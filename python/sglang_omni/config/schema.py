@@ -1,0 +1,351 @@
+"""What a pipeline is made of: stages, how they connect, and where they run.
+
+Every field is assignable after construction. Assignments are checked where plans are built
+(``build_stage_placement_plan``, ``build_process_topology_plan``) or on ``validate_pipeline``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from sglang_omni.config.strict import StrictModel, dotted, error_text
+from sglang_omni.config.validation import normalize_stage, refuse_unknown_stages, validate_pipeline
+
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
+
+class ExecutorConfig(StrictModel):
+    """A stage's factory in the earlier form. ``factory`` is a dotted path, ``args`` its arguments."""
+
+    factory: str
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+class InputHandlerConfig(StrictModel):
+    """A stage's input in the earlier form: from one sender at a time, or merged from all ``sources``."""
+
+    type: Literal["direct", "aggregated"] = "direct"
+    sources: list[str] | None = None
+    merge_fn: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.type == "aggregated" and not (self.sources and self.merge_fn):
+            raise ValueError("input_handler of type 'aggregated' needs both 'sources' and 'merge_fn'")
+        return self
+
+
+class RelayConfig(StrictModel):
+    """How a stage's tensors travel to other processes.
+
+    Attributes:
+        slot_size_mb: The largest slot in MiB; with ``credits`` the bound of the shared arena.
+        credits: How many slots may be in flight at once.
+        rank: This stage's rank in a collective relay; assigned by the runtime when None.
+        world_size: The number of ranks in a collective relay; assigned by the runtime when None.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    """
+
+    slot_size_mb: int = Field(default=512, gt=0)
+    credits: int = Field(default=2, gt=0)
+    rank: int | None = Field(default=None, ge=0)
+    world_size: int | None = Field(default=None, gt=0)
+    device: str = "cpu"
+
+    @field_validator("device")
+    @classmethod
+    def _check_device(cls, device: str) -> str:
+        if not _DEVICE.fullmatch(device):
+            raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {device!r}")
+        return device
+
+
+def _default_base_path() -> str:
+    root = os.environ.get("XDG_RUNTIME_DIR")
+    if root and os.access(root, os.W_OK):
+        return str(Path(root) / "sglang_omni")
+    return str(Path(tempfile.gettempdir()) / f"sglang_omni-{os.getuid()}")
+
+
+class EndpointsConfig(StrictModel):
+    """Where the control plane's sockets are.
+
+    Attributes:
+        base_path: Folder of the run's ``ipc://`` sockets; by default under the user's runtime folder.
+        scheme: ``"ipc"`` within a machine, ``"tcp"`` across machines.
+        host: The address ``tcp`` sockets bind to.
+        base_port: First of the consecutive ``tcp`` ports; free ports are picked when None.
+    """
+
+    base_path: str = Field(default_factory=_default_base_path)
+    scheme: Literal["ipc", "tcp"] = "ipc"
+    host: str = "127.0.0.1"
+    base_port: int | None = Field(default=None, gt=0, lt=65536)
+
+
+class PlacementConfig(StrictModel):
+    """Limits on what stages may share a GPU.
+
+    Attributes:
+        max_total_gpu_memory_fraction_per_gpu: What the declared fractions on one GPU may add up to.
+        require_memory_fraction_for_colocation: Whether every stage of a GPU that several processes
+            share must declare its fraction.
+    """
+
+    max_total_gpu_memory_fraction_per_gpu: float = Field(default=1.0, gt=0, le=1)
+    require_memory_fraction_for_colocation: bool = True
+
+
+class ParallelismConfig(StrictModel):
+    """How many ranks a stage is split over. ``tp`` is kept equal to the stage's ``tp_size``."""
+
+    tp: int = Field(default=1, ge=1)
+
+
+class StageResourceConfig(StrictModel):
+    """What a stage may use. The fraction is of a GPU's whole memory, per rank."""
+
+    total_gpu_memory_fraction: float | None = Field(default=None, gt=0, le=1)
+
+
+class SGLangServerArgsConfig(StrictModel):
+    """SGLang server arguments of a stage; they reach the factory in ``server_args_overrides``."""
+
+    mem_fraction_static: float | None = Field(default=None, gt=0, le=1)
+
+
+class StageRuntimeConfig(StrictModel):
+    """Typed values a deployment tunes; the stage's ``runtime_arg_map`` says where the factory takes them."""
+
+    resources: StageResourceConfig = Field(default_factory=StageResourceConfig)
+    max_seq_len: int | None = Field(default=None, gt=0)
+    video_fps: float | None = Field(default=None, gt=0)
+    sglang_server_args: SGLangServerArgsConfig = Field(default_factory=SGLangServerArgsConfig)
+
+
+class StageConfig(StrictModel):
+    """One stage: how it is built, where its output goes, and where it runs.
+
+    Functions and factories are dotted import paths.
+
+    Attributes:
+        name: Unique in the pipeline.
+        factory: Builds the stage's scheduler.
+        factory_args: Keyword arguments of the factory.
+        next: The stage or stages that receive every result. Exclusive with ``terminal``.
+        terminal: Whether results of this stage go to the caller.
+        route_fn: ``(request_id, output)`` -> the subset of ``next`` that receives this result.
+        gpu: The GPU's id, or one id for each rank; None for the CPU.
+        tp_size: The number of tensor-parallel ranks, each in a process of its own.
+        process: The process this stage shares with all others that name it. Required without TP.
+        wait_for: The stages whose payloads are merged into this stage's input.
+        wait_for_fn: ``(request_id, from_stage, payload)`` -> the non-empty subset of ``wait_for`` to
+            expect for this request, or None while it cannot tell.
+        merge_fn: ``({stage: payload})`` -> the merged payload.
+        stream_to: The stages that receive this stage's stream chunks.
+        stream_done_to_fn: ``(request_id, output)`` -> the subset of ``stream_to`` to tell of the end.
+        project_payload: Target stage -> function ``(payload)`` -> the part of the payload it needs.
+        relay: How tensors leave this stage's process; inferred from the placement when None.
+        num_workers: How many schedulers work side by side in the stage.
+        runtime: Typed values a deployment tunes.
+        runtime_arg_map: Name of a typed runtime value -> the factory argument that receives it.
+        parallelism: Another spelling of ``tp_size``.
+        can_accept_stream_before_payload: Whether chunks may arrive before the request's payload.
+        executor: Earlier form: the factory and its arguments.
+        get_next: Earlier form: ``(request_id, output)`` -> name, names, or None at the end.
+        input_handler: Earlier form: where the input comes from.
+    """
+
+    name: str = Field(min_length=1)
+    factory: str | None = None
+    factory_args: dict[str, Any] = Field(default_factory=dict)
+    next: str | list[str] | None = None
+    terminal: bool = False
+    route_fn: str | None = None
+    gpu: int | list[int] | None = None
+    tp_size: int = Field(default=1, ge=1)
+    process: str | None = None
+    wait_for: list[str] | None = None
+    wait_for_fn: str | None = None
+    merge_fn: str | None = None
+    stream_to: list[str] = Field(default_factory=list)
+    stream_done_to_fn: str | None = None
+    project_payload: dict[str, str] = Field(default_factory=dict)
+    relay: RelayConfig | None = None
+    num_workers: int = Field(default=1, ge=1)
+    runtime: StageRuntimeConfig = Field(default_factory=StageRuntimeConfig)
+    runtime_arg_map: dict[str, str] = Field(default_factory=dict)
+    parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig)
+    can_accept_stream_before_payload: bool = False
+    executor: ExecutorConfig | None = None
+    get_next: str | None = None
+    input_handler: InputHandlerConfig | None = None
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_stage_in_errors(cls, data: Any, handler: ValidatorFunctionWrapHandler) -> Self:
+        try:
+            return handler(data)
+        except ValidationError as exc:
+            name = data.get("name") if isinstance(data, dict) else None
+            if not isinstance(name, str):
+                raise
+            lines = [
+                InitErrorDetails(
+                    type=PydanticCustomError(
+                        error["type"],
+                        "stage {stage}: {problem}",
+                        {
+                            "stage": repr(name),
+                            "problem": ": ".join(filter(None, [dotted(error["loc"]), error_text(error)])),
+                        },
+                    ),
+                    loc=error["loc"],
+                    input=error["input"],
+                )
+                for error in exc.errors(include_url=False)
+            ]
+            raise ValidationError.from_exception_data(cls.__name__, lines) from None
+
+    @model_validator(mode="after")
+    def _normalize(self) -> Self:
+        normalize_stage(self)
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        # Two spellings of one fact: who assigns one has assigned the other.
+        if name == "tp_size" and self.parallelism.tp != value:
+            self.parallelism = ParallelismConfig(tp=value)
+        elif name == "parallelism" and self.tp_size != value.tp:
+            self.tp_size = value.tp
+
+    @property
+    def is_earlier_form(self) -> bool:
+        """Whether the stage is given as ``executor`` and ``get_next``."""
+        return self.executor is not None
+
+    @property
+    def next_stages(self) -> list[str]:
+        """``next`` as a list."""
+        if self.next is None:
+            return []
+        return [self.next] if isinstance(self.next, str) else list(self.next)
+
+    @property
+    def gpu_ids(self) -> list[int]:
+        """``gpu`` as a list, empty for a stage on the CPU."""
+        if self.gpu is None:
+            return []
+        return [self.gpu] if isinstance(self.gpu, int) else list(self.gpu)
+
+
+class PipelineConfig(StrictModel):
+    """A whole pipeline. Subclass it with defaults of your own to ship a model's pipeline.
+
+    Attributes:
+        model_path: The checkpoint; given to every factory that takes a ``model_path``.
+        stages: At least one, with unique names.
+        name: What the pipeline is called; ``model_path`` by default.
+        entry_stage: Where requests enter; the first stage by default.
+        relay_backend: What carries payloads between processes.
+        fused_stages: Chains of adjacent stages to keep in one process.
+        runtime_overrides: Stage -> factory arguments merged over its ``factory_args``.
+        env_defaults: Environment variables set before factories are imported, unless already set.
+        endpoints: Where the control plane's sockets are.
+        placement: Limits on what shares a GPU.
+        placement_policy: Dotted path of a class with ``validate(config, plan)``.
+        terminal_stages_fn: ``(request)`` -> the terminal stages that answer it, or None for all.
+        config_cls: The class this config is saved as and loaded through. Filled in by itself.
+    """
+
+    model_path: str = ""
+    stages: list[StageConfig]
+    name: str | None = None
+    entry_stage: str | None = None
+    relay_backend: str = "shm"
+    fused_stages: list[list[str]] = Field(default_factory=list)
+    runtime_overrides: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    env_defaults: dict[str, str] = Field(default_factory=dict)
+    endpoints: EndpointsConfig = Field(default_factory=EndpointsConfig)
+    placement: PlacementConfig = Field(default_factory=PlacementConfig)
+    placement_policy: str | None = None
+    terminal_stages_fn: str | None = None
+    config_cls: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fold_earlier_fields(cls, data: Any) -> Any:
+        """The earlier form lists terminal stages and GPUs beside the stages; they belong to the stages."""
+        if not isinstance(data, dict) or not data.keys() & {"terminal_stages", "gpu_placement"}:
+            return data
+        data = dict(data)
+        terminal = data.pop("terminal_stages", None) or []
+        gpus = data.pop("gpu_placement", None) or {}
+        stages = [
+            stage.model_dump(exclude_unset=True) if isinstance(stage, StageConfig) else dict(stage)
+            for stage in data.get("stages", [])
+        ]
+        names = [str(stage.get("name")) for stage in stages]
+        for field, listed in (("terminal_stages", terminal), ("gpu_placement", gpus)):
+            refuse_unknown_stages(field, listed, names)
+        for stage in stages:
+            if stage.get("name") in terminal:
+                stage["terminal"] = True
+            if stage.get("name") in gpus:
+                stage.setdefault("gpu", gpus[stage["name"]])
+        return {**data, "stages": stages}
+
+    @model_validator(mode="after")
+    def _finish(self) -> Self:
+        validate_pipeline(self)
+        cls = type(self)
+        self.config_cls = cls.__name__ if cls is PipelineConfig else f"{cls.__module__}.{cls.__qualname__}"
+        if self.name is None:
+            self.name = self.model_path or "pipeline"
+        return self
+
+    @property
+    def resolved_entry_stage(self) -> str:
+        """The stage where requests enter."""
+        return self.entry_stage if self.entry_stage is not None else self.stages[0].name
+
+    @property
+    def terminal_stages(self) -> list[str]:
+        """Names of the terminal stages, in config order."""
+        return [stage.name for stage in self.stages if stage.terminal]
+
+    @property
+    def gpu_placement(self) -> dict[str, int | list[int]]:
+        """Stage -> its GPU, or its GPUs by rank. Stages on the CPU are absent."""
+        return {stage.name: stage.gpu for stage in self.stages if stage.gpu is not None}
+
+    @property
+    def is_earlier_form(self) -> bool:
+        """Whether every stage is given as ``executor`` and ``get_next``."""
+        return all(stage.is_earlier_form for stage in self.stages)
+
+    def stage(self, name: str) -> StageConfig:
+        """The stage called ``name``.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for stage in self.stages:
+            if stage.name == name:
+                return stage
+        raise KeyError(name)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> PipelineConfig:
+        """The config a plain mapping stands for, as the class its ``config_cls`` names."""
+        from sglang_omni.config.io import config_class
+
+        return config_class(data, default=cls).model_validate(data)

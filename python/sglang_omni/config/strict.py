@@ -1,0 +1,54 @@
+"""The base of every config model: unknown fields are refused with the nearest valid name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"`` for the valid name nearest to ``name``, else what there is to choose from."""
+    choices = sorted(set(valid))
+    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; valid names: {', '.join(map(repr, choices))}" if choices else ""
+
+
+class StrictModel(BaseModel):
+    """A config model: no extra fields, every field assignable after construction."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_fields(cls, data: Any) -> Any:
+        # pydantic's own refusal names the field but not what it should have been.
+        if isinstance(data, dict):
+            for key in data:
+                if key not in cls.model_fields:
+                    raise PydanticCustomError(
+                        "extra_forbidden",
+                        "{owner} has no field {field} (extra inputs are not permitted){hint}",
+                        {
+                            "owner": cls.__name__,
+                            "field": repr(key),
+                            "hint": did_you_mean(str(key), cls.model_fields),
+                        },
+                    )
+        return data
+
+
+def dotted(loc: tuple[int | str, ...]) -> str:
+    """A pydantic error location the way a config file's reader would write it: ``stages[0].next``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+
+
+def error_text(error: ErrorDetails) -> str:
+    """A pydantic error's message, without the prefix pydantic puts before a validator's own text."""
+    cause = error.get("ctx", {}).get("error")
+    return str(cause) if isinstance(cause, Exception) else error["msg"]

@@ -1,0 +1,208 @@
+"""The rules a config must keep, beyond the types of its fields.
+
+Every error names the stage and the field. What needs a placement (GPU ids, memory budgets, process
+groups) is checked where the plans are built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from sglang_omni.config.strict import did_you_mean
+
+if TYPE_CHECKING:
+    from sglang_omni.config.schema import PipelineConfig, StageConfig
+
+#: Typed runtime values that ``runtime_arg_map`` may hand to a factory.
+RUNTIME_VALUES = ("max_seq_len", "video_fps", "total_gpu_memory_fraction", "mem_fraction_static")
+
+
+def normalize_stage(stage: StageConfig) -> None:
+    """Bring one stage's alternative spellings together, in place.
+
+    Raises:
+        ValueError: they contradict one another, or ``process`` is blank.
+    """
+    given = stage.model_fields_set
+    if stage.parallelism.tp != stage.tp_size:
+        if {"tp_size", "parallelism"} <= given:
+            raise ValueError(
+                f"stage {stage.name!r}: tp_size={stage.tp_size} conflicts with parallelism.tp={stage.parallelism.tp}; "
+                "set one of them"
+            )
+        if "parallelism" in given:
+            stage.tp_size = stage.parallelism.tp
+        else:
+            stage.tp_size = stage.tp_size  # brings parallelism along
+    if stage.name == "coordinator" or "/" in stage.name:
+        # Names are stream targets and parts of socket paths.
+        raise ValueError(f"stage {stage.name!r}: name must not be 'coordinator' or contain '/'")
+    if stage.process is not None:
+        stage.process = stage.process.strip()
+        if not stage.process:
+            raise ValueError(f"stage {stage.name!r}: process must not be empty")
+
+
+def validate_pipeline(config: PipelineConfig) -> None:
+    """Check every rule of the pipeline's graph.
+
+    Raises:
+        ValueError: the first rule broken, with the stage and the field.
+    """
+    if not config.stages:
+        raise ValueError("stages: a pipeline needs at least one stage")
+    names = [stage.name for stage in config.stages]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"stage {name!r}: name is used {names.count(name)} times; stage names must be unique"
+            )
+    if not config.model_path and not config.is_earlier_form:
+        raise ValueError("model_path is required")
+    if config.resolved_entry_stage not in names:
+        raise ValueError(
+            f"entry_stage {config.entry_stage!r} is not defined"
+            f"{did_you_mean(config.resolved_entry_stage, names)}"
+        )
+    for stage in config.stages:
+        _check_form(stage)
+        _check_routing(stage)
+        _check_inputs(stage)
+        _check_parallelism(stage)
+        _check_references(stage, names)
+        _check_runtime(stage)
+    refuse_unknown_stages("runtime_overrides", config.runtime_overrides, names)
+    missing = [s.name for s in config.stages if not s.is_earlier_form and s.tp_size == 1 and not s.process]
+    if missing:
+        raise ValueError(
+            f"Non-TP stages must declare process; missing for {missing}. "
+            "Stages that name the same process share it"
+        )
+    _check_fusion(config, names)
+
+
+def _check_form(stage: StageConfig) -> None:
+    if stage.executor is None:
+        for field in ("get_next", "input_handler"):
+            if getattr(stage, field) is not None:
+                raise ValueError(
+                    f"stage {stage.name!r}: {field} belongs to the earlier form and needs executor"
+                )
+        if not stage.factory:
+            raise ValueError(f"stage {stage.name!r}: factory is missing")
+        return
+    if stage.factory is not None or stage.factory_args:
+        raise ValueError(f"stage {stage.name!r}: set either executor or factory, not both")
+    if not stage.executor.factory:
+        raise ValueError(f"stage {stage.name!r}: executor.factory is missing")
+    if stage.get_next is None and stage.next is None and not stage.terminal:
+        raise ValueError(f"stage {stage.name!r}: a stage with executor needs get_next (or next, or terminal)")
+    if stage.get_next is not None and (stage.next is not None or stage.route_fn is not None):
+        raise ValueError(f"stage {stage.name!r}: get_next decides the route; it excludes next and route_fn")
+
+
+def _check_routing(stage: StageConfig) -> None:
+    if stage.get_next is None and (stage.next is not None) == stage.terminal:
+        raise ValueError(f"stage {stage.name!r} must set exactly one of 'next' or 'terminal'")
+    if stage.next is not None and not stage.next_stages:
+        raise ValueError(f"stage {stage.name!r}: next is empty; name a stage, or set terminal")
+    if stage.terminal and stage.route_fn is not None:
+        raise ValueError(f"stage {stage.name!r} cannot set route_fn on a terminal stage")
+    if stage.stream_done_to_fn is not None and not stage.stream_to:
+        raise ValueError(f"stage {stage.name!r} cannot set stream_done_to_fn without stream_to")
+
+
+def _check_inputs(stage: StageConfig) -> None:
+    if stage.wait_for:
+        if not stage.merge_fn:
+            raise ValueError(f"stage {stage.name!r} has wait_for but no merge_fn")
+        if stage.input_handler is not None:
+            raise ValueError(f"stage {stage.name!r}: set either wait_for or input_handler, not both")
+    elif stage.wait_for_fn is not None:
+        raise ValueError(f"stage {stage.name!r} has wait_for_fn but no wait_for")
+
+
+def _check_parallelism(stage: StageConfig) -> None:
+    if stage.parallelism.tp != stage.tp_size:
+        raise ValueError(
+            f"stage {stage.name!r}: tp_size={stage.tp_size} conflicts with "
+            f"parallelism.tp={stage.parallelism.tp}"
+        )
+    if isinstance(stage.gpu, list) and len(stage.gpu) != stage.tp_size:
+        raise ValueError(
+            f"stage {stage.name!r}: gpu has {len(stage.gpu)} entries but tp_size={stage.tp_size}; "
+            "give one id for each rank"
+        )
+    if any(gpu < 0 for gpu in stage.gpu_ids):
+        raise ValueError(f"stage {stage.name!r}: gpu ids must not be negative, got gpu={stage.gpu}")
+    if stage.tp_size > 1 and stage.num_workers > 1:
+        raise ValueError(
+            f"stage {stage.name!r}: num_workers={stage.num_workers} cannot go with tp_size={stage.tp_size}"
+        )
+
+
+def _check_references(stage: StageConfig, names: list[str]) -> None:
+    where = f"stage {stage.name!r}: "
+    refuse_unknown_stages(f"{where}next", stage.next_stages, names)
+    refuse_unknown_stages(f"{where}wait_for", stage.wait_for or [], names)
+    refuse_unknown_stages(f"{where}stream_to", stage.stream_to, names)
+    refuse_unknown_stages(f"{where}project_payload", stage.project_payload, names)
+    if stage.input_handler is not None:
+        refuse_unknown_stages(f"{where}input_handler.sources", stage.input_handler.sources or [], names)
+    for field, values in (
+        ("next", stage.next_stages),
+        ("wait_for", stage.wait_for or []),
+        ("stream_to", stage.stream_to),
+    ):
+        repeated = sorted({value for value in values if values.count(value) > 1})
+        if repeated:
+            raise ValueError(f"{where}{field} names {repeated} more than once")
+
+
+def _check_runtime(stage: StageConfig) -> None:
+    for value in stage.runtime_arg_map:
+        if value not in RUNTIME_VALUES:
+            raise ValueError(
+                f"stage {stage.name!r}: runtime_arg_map has no runtime value {value!r}"
+                f"{did_you_mean(value, RUNTIME_VALUES)}"
+            )
+
+
+def _check_fusion(config: PipelineConfig, names: list[str]) -> None:
+    index = {name: i for i, name in enumerate(names)}
+    for group in config.fused_stages:
+        refuse_unknown_stages("fused_stages", group, names)
+        if len(group) < 2:
+            raise ValueError(f"fused_stages: group {group} needs at least two stages")
+        if [index[name] for name in group] != list(range(index[group[0]], index[group[0]] + len(group))):
+            raise ValueError(
+                f"fused_stages: group {group} must name adjacent stages in the order of 'stages'"
+            )
+        members = [config.stages[index[name]] for name in group]
+        for stage in members:
+            if stage.tp_size > 1:
+                raise ValueError(f"fused_stages: group {group} cannot include TP stage {stage.name!r}")
+        gpus = sorted({gpu for stage in members for gpu in stage.gpu_ids})
+        if len(gpus) > 1:
+            raise ValueError(f"fused_stages: group {group} spans multiple GPUs {gpus}; it must fit on one")
+        for stage, successor in zip(members, group[1:], strict=False):
+            if stage.is_earlier_form and stage.get_next is not None:
+                continue  # where it routes is known only when it runs
+            if stage.next_stages != [successor] or stage.route_fn is not None:
+                raise ValueError(
+                    f"fused_stages: group {group} must be linear: stage {stage.name!r} must route only to "
+                    f"{successor!r}"
+                )
+        for stage in members[1:]:
+            if stage.wait_for:
+                raise ValueError(
+                    f"fused_stages: group {group} cannot include fan-in stage {stage.name!r} inside"
+                )
+
+
+def refuse_unknown_stages(where: str, used: Iterable[str], names: list[str]) -> None:
+    """Raise ValueError where ``used`` holds a name that is not among ``names``."""
+    unknown = sorted(set(used) - set(names))
+    if unknown:
+        raise ValueError(f"{where} has unknown stages: {unknown}{did_you_mean(unknown[0], names)}")
