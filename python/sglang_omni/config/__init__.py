@@ -6,7 +6,7 @@
 import importlib
 from typing import Any
 
-from sglang_omni.config.factory_args import resolve_stage_factory_args
+from sglang_omni.config.factory_args import apply_env_defaults, resolve_stage_factory_args
 from sglang_omni.config.imports import import_callable, import_string
 from sglang_omni.config.io import ConfigError, load_config, save_config
 from sglang_omni.config.placement import (
@@ -17,6 +17,7 @@ from sglang_omni.config.placement import (
     build_stage_placement_plan,
     resolve_stage_gpu_ids,
 )
+from sglang_omni.config.report import describe_config, resolve_config, validate_config
 from sglang_omni.config.schema import (
     EndpointsConfig,
     ExecutorConfig,
@@ -53,15 +54,19 @@ __all__ = [
     "StagePlacementPlan",
     "StageResourceConfig",
     "StageRuntimeConfig",
+    "apply_env_defaults",
     "build_process_topology_plan",
     "build_stage_placement_plan",
     "compile_pipeline",
+    "describe_config",
     "import_callable",
     "import_string",
     "load_config",
+    "resolve_config",
     "resolve_stage_factory_args",
     "resolve_stage_gpu_ids",
     "save_config",
+    "validate_config",
     "validate_pipeline",
 ]
 

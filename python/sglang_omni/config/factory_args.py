@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from sglang_omni.config.imports import import_callable
@@ -105,6 +106,12 @@ def complete_factory_args(
     if budget is not None:
         injected["total_gpu_memory_fraction"] = budget
     return {**{name: value for name, value in injected.items() if name in parameters}, **args}
+
+
+def apply_env_defaults(defaults: Mapping[str, str], env: MutableMapping[str, str] = os.environ) -> None:
+    """Set the environment variables that are not set yet. Call it before factories are imported."""
+    for name, value in defaults.items():
+        env.setdefault(name, value)
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import pkgutil
 from collections.abc import Iterator, Mapping
@@ -21,11 +22,11 @@ _MODELS = "sglang_omni.models"
 
 
 class ConfigError(ValueError):
-    """A config file that cannot be used. The text names the file and every problem in it."""
+    """A config that cannot be used. The text has a line for every problem."""
 
 
 def load_config(path: str | Path) -> PipelineConfig:
-    """Read a pipeline's config from a YAML or JSON file.
+    """Read a pipeline's config from a YAML or JSON file, as the class its ``config_cls`` names.
 
     Raises:
         ConfigError: the file cannot be read or parsed, or breaks a rule of the config.
@@ -50,7 +51,7 @@ def save_config(config: PipelineConfig, path: str | Path) -> None:
     """Write a config as YAML or JSON, by the file's suffix. Fields at their defaults are left out.
 
     Raises:
-        ValueError: the suffix is neither ``.yaml``, ``.yml`` nor ``.json``.
+        ConfigError: the suffix is neither ``.yaml``, ``.yml`` nor ``.json``.
     """
     path = Path(path)
     _check_suffix(path)
@@ -64,38 +65,32 @@ def save_config(config: PipelineConfig, path: str | Path) -> None:
 
 def config_to_dict(config: PipelineConfig) -> dict[str, Any]:
     """The config as plain values without fields at their defaults; ``PipelineConfig.from_dict`` reads it."""
-    data = config.model_dump(mode="json")
-    # The class goes first: it decides how the rest is read. Stages are always written, so that the
-    # file says what runs and keeps meaning it when a class's defaults change.
-    return {
-        "config_cls": config.config_cls,
-        "model_path": config.model_path,
-        **_without_defaults(config, data),
-    }
+    data = _without_defaults(config, config.model_dump(mode="json"))
+    # The class goes first: it decides how the rest is read.
+    return {"config_cls": config.config_cls, "model_path": config.model_path, **data}
 
 
 def config_class(
     data: Mapping[str, Any], *, default: type[PipelineConfig] = PipelineConfig
 ) -> type[PipelineConfig]:
-    """The class that a config's ``config_cls`` names: a dotted path, or the bare name of a model's config.
+    """The class that a config's ``config_cls`` names: a dotted path, or the bare name of a known class.
+
+    Args:
+        data: A config as plain values.
+        default: The class of a config that names none, and the base of what is accepted.
 
     Raises:
         ImportError: there is no such class.
-        TypeError: it is no PipelineConfig.
+        TypeError: it is not a ``default``.
     """
     name = data.get("config_cls")
-    if name is None or name == default.__name__:
+    if name is None:
         return default
-    if not isinstance(name, str):
-        raise TypeError(f"config_cls must be a str, got {type(name).__name__}")
-    known = {cls.__name__: cls for cls in _subclasses(PipelineConfig)} | {
-        f"{cls.__module__}.{cls.__qualname__}": cls for cls in _subclasses(PipelineConfig)
-    }
-    if name in known:
-        return known[name]
-    found = import_string(name) if "." in name else _find_model_config(name)
-    if not (isinstance(found, type) and issubclass(found, PipelineConfig)):
-        raise TypeError(f"config_cls {name!r} is not a PipelineConfig")
+    found = _find_class(name) if isinstance(name, str) else name
+    if isinstance(found, type) and issubclass(default, found):
+        return default
+    if not (isinstance(found, type) and issubclass(found, default)):
+        raise TypeError(f"config_cls {name!r} is not a {default.__name__}")
     return found
 
 
@@ -126,6 +121,8 @@ def _without_defaults(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
+        # Stages are written even at a class's defaults: the file then says what runs, and still
+        # means it when the defaults change.
         if name != "stages" and value == field.get_default(call_default_factory=True):
             continue
         if isinstance(value, BaseModel):
@@ -137,26 +134,38 @@ def _without_defaults(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def _find_class(name: str) -> Any:
+    known: list[type[PipelineConfig]] = [PipelineConfig, *_subclasses(PipelineConfig)]
+    # Looked up before importing: a class of __main__ or of a function cannot be imported by its path.
+    for cls in reversed(known):
+        if name == f"{cls.__module__}.{cls.__qualname__}":
+            return cls
+    if "." in name:
+        return import_string(name)
+    bare = [cls for cls in known if cls.__name__ == name] or list(_model_configs(name))
+    if not bare:
+        raise ImportError(
+            f"config_cls {name!r} is not a known config; name a class of your own by its dotted path"
+            f"{did_you_mean(name, (cls.__name__ for cls in known))}"
+        )
+    if len(bare) > 1:
+        paths = sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in bare)
+        raise ImportError(f"config_cls {name!r} could be any of {paths}; give the dotted path")
+    return bare[0]
+
+
 def _subclasses(cls: type[PipelineConfig]) -> Iterator[type[PipelineConfig]]:
     for sub in cls.__subclasses__():
         yield sub
         yield from _subclasses(sub)
 
 
-def _find_model_config(name: str) -> Any:
-    """A config class of the bundled models, found by its bare name in ``models/<family>/config.py``."""
+def _model_configs(name: str) -> Iterator[type[PipelineConfig]]:
+    """The config class called ``name`` in ``models/<family>/config.py``, where there is one."""
     models = importlib.import_module(_MODELS)
     for family in pkgutil.iter_modules(models.__path__):
-        if not family.ispkg:
-            continue
-        try:
-            module = importlib.import_module(f"{_MODELS}.{family.name}.config")
-        except ModuleNotFoundError:
-            continue
-        if hasattr(module, name):
-            return getattr(module, name)
-    raise ImportError(
-        f"config_cls {name!r} is not the config of any bundled model"
-        f"{did_you_mean(name, (cls.__name__ for cls in _subclasses(PipelineConfig)))}; "
-        "name your own class by its dotted path"
-    )
+        module_path = f"{_MODELS}.{family.name}.config"
+        if family.ispkg and importlib.util.find_spec(module_path) is not None:
+            found = getattr(importlib.import_module(module_path), name, None)
+            if found is not None:
+                yield found

@@ -280,6 +280,17 @@ class PipelineConfig(StrictModel):
     terminal_stages_fn: str | None = None
     config_cls: str | None = None
 
+    @field_validator("env_defaults", mode="before")
+    @classmethod
+    def _stringify_numbers(cls, value: Any) -> Any:
+        # OMP_NUM_THREADS: 8 is a number to YAML.
+        if not isinstance(value, dict):
+            return value
+        return {
+            k: str(v) if isinstance(v, int | float) and not isinstance(v, bool) else v
+            for k, v in value.items()
+        }
+
     @model_validator(mode="before")
     @classmethod
     def _fold_earlier_fields(cls, data: Any) -> Any:
@@ -346,6 +357,6 @@ class PipelineConfig(StrictModel):
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> PipelineConfig:
         """The config a plain mapping stands for, as the class its ``config_cls`` names."""
-        from sglang_omni.config.io import config_class
+        from sglang_omni.config.io import config_class  # io imports this module
 
         return config_class(data, default=cls).model_validate(data)

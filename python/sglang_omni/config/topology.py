@@ -95,15 +95,21 @@ def _group_gpu(name: str, members: list[StageConfig], placement_plan: StagePlace
 
 
 def _check_names(plan: ProcessTopologyPlan) -> None:
-    owner = {group.name: f"stages {list(group.stage_names)}" for group in plan.groups}
+    groups = {group.name: group.stage_names for group in plan.groups}
+    owner: dict[str, str] = {}
     for stage, processes in plan.tp_stage_to_processes.items():
         for process in processes:
             if process in owner:
                 raise ValueError(
-                    f"stage {stage!r}: its TP process {process!r} would also host {owner[process]}; "
-                    "a TP process hosts nothing else, so give one of them another 'process'"
+                    f"stage {stage!r}: Duplicate TP process names: {process!r} is also that of stage "
+                    f"{owner[process]!r}; give one of them another 'process'"
                 )
-            owner[process] = f"stage {stage!r}"
+            if process in groups:
+                raise ValueError(
+                    f"stage {stage!r}: the names of its TP processes collide with the process {process!r} of "
+                    f"stages {list(groups[process])}; a TP process hosts nothing else"
+                )
+            owner[process] = stage
 
 
 def _check_shared_gpus(
@@ -121,7 +127,7 @@ def _check_shared_gpus(
                 processes.add(plan.tp_stage_to_processes[name][rank])
         if len(processes) > 1 and gpu.missing_fraction_stage_names:
             raise ValueError(
-                f"GPU {gpu.gpu_id} is shared by processes {sorted(processes)}, so every stage on it must "
-                "declare runtime.resources.total_gpu_memory_fraction; missing for "
-                f"{list(gpu.missing_fraction_stage_names)}"
+                f"GPU {gpu.gpu_id} is shared by multiple process groups without "
+                f"runtime.resources.total_gpu_memory_fraction on {list(gpu.missing_fraction_stage_names)}; "
+                f"every stage of processes {sorted(processes)} must declare it"
             )

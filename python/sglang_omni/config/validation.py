@@ -28,8 +28,8 @@ def normalize_stage(stage: StageConfig) -> None:
     if stage.parallelism.tp != stage.tp_size:
         if {"tp_size", "parallelism"} <= given:
             raise ValueError(
-                f"stage {stage.name!r}: tp_size={stage.tp_size} conflicts with parallelism.tp={stage.parallelism.tp}; "
-                "set one of them"
+                f"stage {stage.name!r}: tp_size={stage.tp_size} conflicts with "
+                f"parallelism.tp={stage.parallelism.tp}; set one of them"
             )
         if "parallelism" in given:
             stage.tp_size = stage.parallelism.tp
@@ -72,6 +72,8 @@ def validate_pipeline(config: PipelineConfig) -> None:
         _check_parallelism(stage)
         _check_references(stage, names)
         _check_runtime(stage)
+    if not any(stage.terminal or stage.get_next is not None for stage in config.stages):
+        raise ValueError("stages: none is terminal, so no request would ever be answered")
     refuse_unknown_stages("runtime_overrides", config.runtime_overrides, names)
     missing = [s.name for s in config.stages if not s.is_earlier_form and s.tp_size == 1 and not s.process]
     if missing:

@@ -1,0 +1,185 @@
+"""A config on the command line: what it says, what it comes to, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sglang_omni.config.factory_args import (
+    merge_factory_args,
+    resolve_stage_factory_args,
+    stage_factory_path,
+)
+from sglang_omni.config.imports import Signature, inspect_path
+from sglang_omni.config.io import ConfigError, config_to_dict
+from sglang_omni.config.placement import build_stage_placement_plan, resolve_stage_gpu_ids
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.strict import did_you_mean
+from sglang_omni.config.topology import ProcessTopologyPlan, build_process_topology_plan
+from sglang_omni.config.validation import validate_pipeline
+
+# What the runtime passes to a factory beside the arguments that the config resolves to.
+_INJECTED = frozenset(
+    {"model_path", "gpu_id", "total_gpu_memory_fraction", "tp_rank", "tp_size", "nccl_port"}
+)
+
+
+def validate_config(config: PipelineConfig) -> None:
+    """Check a config as a whole before any process starts: rules, plans, dotted paths, factory arguments.
+
+    Modules named by the config are not run.
+
+    Raises:
+        ConfigError: one line for each problem, naming the stage, the field and the nearest valid name.
+    """
+    try:
+        validate_pipeline(config)
+        build_process_topology_plan(config, build_stage_placement_plan(config))
+    except (ValueError, ImportError, TypeError) as exc:
+        raise ConfigError(str(exc)) from exc
+    problems = list(_path_problems(config))
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def resolve_config(config: PipelineConfig) -> dict[str, Any]:
+    """The config with everything the runtime derives from it, as plain values. Imports the factories.
+
+    Raises:
+        ConfigError: as ``validate_config``.
+        ImportError: a factory's module fails to import.
+        ValueError: a factory does not take an argument that is set.
+    """
+    validate_config(config)
+    placement = build_stage_placement_plan(config)
+    processes = build_process_topology_plan(config, placement)
+    return {
+        "config": config_to_dict(config),
+        "entry_stage": config.resolved_entry_stage,
+        "terminal_stages": config.terminal_stages,
+        "processes": [
+            {"name": name, "stages": stages, "gpu": gpu}
+            for name, stages, gpu in _processes(config, processes)
+        ],
+        "gpus": {
+            gpu.gpu_id: {
+                "stages": list(gpu.stage_names),
+                "total_gpu_memory_fraction": round(gpu.total_gpu_memory_fraction, 6),
+                "missing_fraction": list(gpu.missing_fraction_stage_names),
+            }
+            for gpu in placement.gpus.values()
+        },
+        "stages": {
+            stage.name: {
+                "factory": stage_factory_path(stage)[0],
+                "factory_args": resolve_stage_factory_args(stage, config),
+                "gpus": resolve_stage_gpu_ids(placement, stage),
+            }
+            for stage in config.stages
+        },
+    }
+
+
+def describe_config(config: PipelineConfig) -> str:
+    """The pipeline at a glance: its stages with their edges, and its processes.
+
+    Raises:
+        ValueError: no placement or no process topology fits the config.
+    """
+    plan = build_process_topology_plan(config, build_stage_placement_plan(config))
+    lines = [
+        f"{config.name} ({config.config_cls})",
+        f"model {config.model_path or '-'}, relay {config.relay_backend}",
+    ]
+    lines.append("stages")
+    width = max(len(stage.name) for stage in config.stages)
+    lines += [f"  {stage.name:<{width}}  {'; '.join(_edges(stage, config))}" for stage in config.stages]
+    lines.append("processes")
+    for name, stages, gpu in _processes(config, plan):
+        where = "cpu" if gpu is None else f"gpu {gpu}"
+        lines.append(f"  {name} ({where}): {', '.join(stages)}")
+    return "\n".join(lines)
+
+
+def _edges(stage: StageConfig, config: PipelineConfig) -> Iterator[str]:
+    if stage.name == config.resolved_entry_stage:
+        yield "entry"
+    if stage.wait_for:
+        yield f"waits for {', '.join(stage.wait_for)}"
+    elif stage.input_handler is not None and stage.input_handler.sources:
+        yield f"waits for {', '.join(stage.input_handler.sources)}"
+    if stage.terminal:
+        yield "terminal"
+    elif stage.get_next is not None:
+        yield f"-> {stage.get_next}"
+    else:
+        chosen = " (some of)" if stage.route_fn is not None else ""
+        yield f"->{chosen} {', '.join(stage.next_stages)}"
+    if stage.stream_to:
+        yield f"streams to {', '.join(stage.stream_to)}"
+
+
+def _processes(
+    config: PipelineConfig, plan: ProcessTopologyPlan
+) -> Iterator[tuple[str, list[str], int | None]]:
+    for group in plan.groups:
+        yield group.name, list(group.stage_names), group.gpu_id
+    for stage in config.stages:
+        names = plan.tp_stage_to_processes.get(stage.name, ())
+        for rank, name in enumerate(names):
+            yield name, [stage.name], stage.gpu_ids[rank] if stage.gpu_ids else None
+
+
+def _path_problems(config: PipelineConfig) -> Iterator[str]:
+    for stage in config.stages:
+        for field, path in _dotted_paths(stage):
+            problem, _ = _inspect(f"stage {stage.name!r}: {field}", path)
+            if problem:
+                yield problem
+        yield from _factory_problems(stage, config)
+    for field in ("terminal_stages_fn", "placement_policy"):
+        path = getattr(config, field)
+        if path is not None:
+            problem, _ = _inspect(field, path)
+            if problem:
+                yield problem
+
+
+def _factory_problems(stage: StageConfig, config: PipelineConfig) -> Iterator[str]:
+    path, field = stage_factory_path(stage)
+    problem, signature = _inspect(f"stage {stage.name!r}: {field}", path)
+    if problem:
+        yield problem
+        return
+    try:
+        args = merge_factory_args(stage, config)
+    except ValueError as exc:
+        yield str(exc)
+        return
+    for name in args:
+        if not signature.accepts(name):
+            yield (
+                f"stage {stage.name!r}: {field} {path} takes no argument {name!r}"
+                f"{did_you_mean(name, signature.names or ())}"
+            )
+    missing = sorted(signature.required - args.keys() - _INJECTED)
+    if missing:
+        yield f"stage {stage.name!r}: {field} {path} needs {missing}, which factory_args does not set"
+
+
+def _dotted_paths(stage: StageConfig) -> Iterator[tuple[str, str]]:
+    for field in ("route_fn", "wait_for_fn", "merge_fn", "stream_done_to_fn", "get_next"):
+        path = getattr(stage, field)
+        if path is not None:
+            yield field, path
+    if stage.input_handler is not None and stage.input_handler.merge_fn is not None:
+        yield "input_handler.merge_fn", stage.input_handler.merge_fn
+    for target, path in stage.project_payload.items():
+        yield f"project_payload[{target!r}]", path
+
+
+def _inspect(where: str, path: str) -> tuple[str | None, Signature]:
+    try:
+        return None, inspect_path(path)
+    except (ImportError, ValueError) as exc:
+        return f"{where}: {exc}", Signature()
