@@ -1,0 +1,116 @@
+"""An executor around an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from sglang_omni.executors.interface import Executor, failed, into_payload
+from sglang_omni.proto import StagePayload
+
+
+class Engine(Protocol):
+    """What ``EngineExecutor`` needs; it also uses ``start``, ``stop`` and ``stream(request_id)`` if there."""
+
+    async def add_request(self, request_id: str, data: Any) -> None: ...
+
+    async def get_result(self, request_id: str) -> Any: ...
+
+    async def abort(self, request_id: str) -> None: ...
+
+
+class EngineExecutor(Executor):
+    """Runs requests on an engine, several at once. Results come in the order in which they are done.
+
+    Args:
+        engine: The engine.
+        request_builder: ``(payload)`` -> what the engine's ``add_request`` takes.
+        result_builder: ``(payload, result)`` -> the payload that goes on, or its data. By default the
+            result is stored in the payload's data as ``"model_output"``.
+        stream_builder: ``(payload, item)`` -> the chunk for the caller, or None for no chunk. By default
+            a dict is passed on, a token id becomes ``{"token_ids": [id]}``, anything else ``{"data": item}``.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        request_builder: Callable[[StagePayload], Any],
+        result_builder: Callable[[StagePayload, Any], Any] | None = None,
+        stream_builder: Callable[[StagePayload | None, Any], Any] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._build_request = request_builder
+        self._build_result = result_builder or _store_model_output
+        self._build_chunk = stream_builder or _default_chunk
+        self._payloads: dict[str, StagePayload] = {}
+        self._tasks: dict[str, asyncio.Task[StagePayload]] = {}
+        self._done: asyncio.Queue[str] = asyncio.Queue()
+
+    async def start(self) -> None:
+        await _call_if_any(self._engine, "start")
+
+    async def stop(self) -> None:
+        await _call_if_any(self._engine, "stop")
+
+    async def add_request(self, payload: StagePayload) -> None:
+        request_id = payload.request_id
+        await self._engine.add_request(request_id, self._build_request(payload))
+        self._payloads[request_id] = payload
+        task = self._tasks[request_id] = asyncio.create_task(self._await_result(payload))
+        task.add_done_callback(lambda _: self._done.put_nowait(request_id))
+
+    async def get_result(self) -> StagePayload:
+        while True:
+            request_id = await self._done.get()
+            task = self._tasks.pop(request_id, None)
+            self._payloads.pop(request_id, None)
+            if task is None or task.cancelled():
+                continue
+            if (error := task.exception()) is not None:
+                raise failed(error, request_id)
+            return task.result()
+
+    async def abort(self, request_id: str) -> None:
+        task = self._tasks.pop(request_id, None)
+        if task is not None:
+            task.cancel()
+        self._payloads.pop(request_id, None)
+        await self._engine.abort(request_id)
+
+    async def stream(self, request_id: str) -> AsyncIterator[Any]:
+        items = getattr(self._engine, "stream", None)
+        if items is None:
+            return
+        async for item in items(request_id):
+            chunk = self._build_chunk(self._payloads.get(request_id), item)
+            if chunk is not None:
+                yield chunk
+        flush = getattr(self._build_chunk, "flush", None)
+        if flush is not None and (chunk := flush(self._payloads.get(request_id))) is not None:
+            yield chunk
+
+    async def _await_result(self, payload: StagePayload) -> StagePayload:
+        result = await self._engine.get_result(payload.request_id)
+        return into_payload(payload, self._build_result(payload, result))
+
+
+async def _call_if_any(engine: Any, name: str) -> None:
+    method = getattr(engine, name, None)
+    if method is not None and inspect.isawaitable(called := method()):
+        await called
+
+
+def _store_model_output(payload: StagePayload, result: Any) -> StagePayload:
+    data = payload.data if isinstance(payload.data, dict) else {}
+    payload.data = {**data, "model_output": result}
+    return payload
+
+
+def _default_chunk(payload: StagePayload | None, item: Any) -> Any:
+    if isinstance(item, dict):
+        return item
+    if isinstance(item, tuple) and item:
+        item = item[0]
+    return {"token_ids": [item]} if isinstance(item, int) else {"data": item}

@@ -1,0 +1,77 @@
+"""An executor that is a chain of others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from sglang_omni.config import import_string
+from sglang_omni.executors.interface import Executor, StreamFn, failed
+from sglang_omni.executors.preprocessing_executor import PreprocessingExecutor
+from sglang_omni.executors.scheduler import ExecutorRun
+from sglang_omni.proto import StagePayload
+
+
+class FusedExecutor(Executor):
+    """Runs each request through several executors, or plain functions, one after the other.
+
+    Different requests may be in different links at once. What the caller sees streamed comes from the
+    last one.
+    """
+
+    def __init__(self, executors: Sequence[Executor | Callable[[StagePayload], Any]]) -> None:
+        if not executors:
+            raise ValueError("FusedExecutor requires at least one executor")
+        self._links = [
+            ExecutorRun(link if isinstance(link, Executor) else PreprocessingExecutor(link))
+            for link in executors
+        ]
+        self._tasks: dict[str, asyncio.Task[StagePayload]] = {}
+        self._done: asyncio.Queue[tuple[str, asyncio.Task[StagePayload]]] = asyncio.Queue()
+
+    async def start(self) -> None:
+        for link in self._links:
+            await link.start()
+
+    async def stop(self) -> None:
+        for link in reversed(self._links):
+            await link.stop()
+
+    async def add_request(self, payload: StagePayload) -> None:
+        request_id = payload.request_id
+        task = self._tasks[request_id] = asyncio.create_task(self._run(payload))
+        task.add_done_callback(lambda task: self._done.put_nowait((request_id, task)))
+
+    async def get_result(self) -> StagePayload:
+        while True:
+            request_id, task = await self._done.get()
+            self._tasks.pop(request_id, None)
+            if task.cancelled():
+                continue
+            if (error := task.exception()) is not None:
+                raise failed(error, request_id)
+            return task.result()
+
+    async def abort(self, request_id: str) -> None:
+        task = self._tasks.pop(request_id, None)
+        if task is not None:
+            task.cancel()
+        for link in self._links:
+            await link.executor.abort(request_id)
+
+    def stream(self, request_id: str) -> AsyncIterator[Any] | None:
+        return self._links[-1].executor.stream(request_id)
+
+    def set_stream_fn(self, emit: StreamFn) -> None:
+        self._links[-1].executor.set_stream_fn(emit)
+
+    async def _run(self, payload: StagePayload) -> StagePayload:
+        for link in self._links:
+            payload = await (await link.submit(payload))
+        return payload
+
+
+def create_fused_executor(*, executors: list[dict[str, Any]]) -> FusedExecutor:
+    """A stage's factory: the chain of what ``[{"factory": dotted path, "args": {...}}, ...]`` builds."""
+    return FusedExecutor([import_string(entry["factory"])(**entry.get("args", {})) for entry in executors])

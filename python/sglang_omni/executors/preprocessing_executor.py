@@ -1,0 +1,46 @@
+"""An executor around one function."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from sglang_omni.executors.interface import Executor, into_payload
+from sglang_omni.proto import StagePayload
+
+
+class PreprocessingExecutor(Executor):
+    """Calls ``processor(payload)`` for each request: an async function in the loop, another in a thread.
+
+    What it returns becomes the ``data`` of the payload that goes on, unless it is a StagePayload.
+    """
+
+    def __init__(self, processor: Callable[[StagePayload], Any]) -> None:
+        self._processor = processor
+        self._is_async = inspect.iscoroutinefunction(processor) or inspect.iscoroutinefunction(
+            getattr(processor, "__call__", None)  # noqa: B004  the method of an object that acts as a function
+        )
+        self._results: asyncio.Queue[StagePayload] = asyncio.Queue()
+        self._running: set[str] = set()
+
+    async def add_request(self, payload: StagePayload) -> None:
+        request_id = payload.request_id
+        self._running.add(request_id)
+        try:
+            if self._is_async:
+                result = await self._processor(payload)
+            else:
+                result = await asyncio.to_thread(self._processor, payload)
+        finally:
+            aborted = request_id not in self._running
+            self._running.discard(request_id)
+        if not aborted:
+            self._results.put_nowait(into_payload(payload, result))
+
+    async def get_result(self) -> StagePayload:
+        return await self._results.get()
+
+    async def abort(self, request_id: str) -> None:
+        self._running.discard(request_id)

@@ -1,0 +1,163 @@
+"""Running an executor, which is asynchronous, behind a stage's queues."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
+
+from sglang_omni.executors.interface import Executor
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
+
+
+class ExecutorRun:
+    """An executor in use: gives each request's result to whoever waits for it."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self._waiting: dict[str, asyncio.Future[StagePayload]] = {}
+        self._collecting: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.executor.start()
+        self._collecting = asyncio.create_task(self._collect())
+
+    async def stop(self) -> None:
+        if self._collecting is not None:
+            self._collecting.cancel()
+            await asyncio.wait({self._collecting})
+        await self.executor.stop()
+
+    async def submit(self, payload: StagePayload) -> asyncio.Future[StagePayload]:
+        """Hand a request in. The future holds its result, or what the executor raised for it."""
+        request_id = payload.request_id
+        result: asyncio.Future[StagePayload] = asyncio.get_running_loop().create_future()
+        self._waiting[request_id] = result
+        result.add_done_callback(lambda _: self._waiting.pop(request_id, None))
+        try:
+            await self.executor.add_request(payload)
+        except BaseException:
+            result.cancel()
+            raise
+        return result
+
+    async def wait_failed(self) -> None:
+        """Raise what ends the executor, once something does."""
+        assert self._collecting is not None
+        await asyncio.shield(self._collecting)
+
+    async def _collect(self) -> None:
+        while True:
+            try:
+                result = await self.executor.get_result()
+            except Exception as exc:
+                request_id = getattr(exc, "request_id", None)
+                if request_id is None:
+                    raise
+                self._finish(request_id, error=exc)
+            else:
+                self._finish(result.request_id, result)
+
+    def _finish(
+        self, request_id: str, result: StagePayload | None = None, error: Exception | None = None
+    ) -> None:
+        # Nobody waits for an aborted request.
+        waiting = self._waiting.get(request_id)
+        if waiting is None or waiting.done():
+            return
+        if error is not None:
+            waiting.set_exception(error)
+        elif result is not None:
+            waiting.set_result(result)
+
+
+class ExecutorScheduler:
+    """The Scheduler that runs an executor in an event loop of its own."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.inbox: Queue[IncomingMessage | None] = Queue()
+        self.outbox: Queue[OutgoingMessage] = Queue()
+        self._run = ExecutorRun(executor)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: dict[str, asyncio.Task[None]] = {}
+        executor.set_stream_fn(self._emit)
+
+    def start(self) -> None:
+        """Serve requests until ``stop``. Raises what ends the executor before that."""
+        asyncio.run(self._serve())
+
+    def stop(self) -> None:
+        self.inbox.put(None)
+
+    def abort(self, request_id: str) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self._abort(request_id), self._loop)
+
+    async def _serve(self) -> None:
+        self._loop = loop = asyncio.get_running_loop()
+        await self._run.start()
+        failure = asyncio.create_task(self._run.wait_failed())
+        reader = ThreadPoolExecutor(1, thread_name_prefix="inbox")
+        try:
+            while True:
+                reading = loop.run_in_executor(reader, self.inbox.get)
+                await asyncio.wait({reading, failure}, return_when=asyncio.FIRST_COMPLETED)
+                if failure.done():
+                    self.inbox.put(None)  # lets the reader's thread go
+                    failure.result()
+                if (message := reading.result()) is None:
+                    return
+                self._accept(message)
+        finally:
+            failure.cancel()
+            for task in self._running.values():
+                task.cancel()
+            await self._run.stop()
+            reader.shutdown()
+
+    def _accept(self, message: IncomingMessage) -> None:
+        request_id = message.request_id
+        if message.type == "new_request":
+            task = self._running[request_id] = asyncio.create_task(self._answer(message.data))
+            task.add_done_callback(lambda _: self._running.pop(request_id, None))
+        elif message.type == "stream_chunk":
+            error = TypeError(
+                "an executor takes whole payloads, but the stage received a stream chunk: remove the stage "
+                "from stream_to, or give it a factory whose scheduler handles stream_chunk messages"
+            )
+            self.outbox.put(OutgoingMessage(request_id, "error", error))
+
+    async def _answer(self, payload: StagePayload) -> None:
+        request_id = payload.request_id
+        streaming: asyncio.Task[None] | None = None
+        try:
+            result = await self._run.submit(payload)
+            streaming = asyncio.create_task(self._forward_stream(request_id))
+            done = await result
+            await streaming
+        except Exception as exc:  # noqa: BLE001  whatever it raises is that request's error
+            self.outbox.put(OutgoingMessage(request_id, "error", exc))
+        else:
+            self.outbox.put(OutgoingMessage(request_id, "result", done))
+        finally:
+            if streaming is not None:
+                streaming.cancel()
+
+    async def _forward_stream(self, request_id: str) -> None:
+        chunks = self._run.executor.stream(request_id)
+        if chunks is None:
+            return
+        async for chunk in chunks:
+            self.outbox.put(OutgoingMessage(request_id, "stream", chunk, target="coordinator"))
+
+    def _emit(
+        self, request_id: str, data: object, target_stage: str, metadata: dict[str, object] | None = None
+    ) -> None:
+        self.outbox.put(OutgoingMessage(request_id, "stream", data, target=target_stage, metadata=metadata))
+
+    async def _abort(self, request_id: str) -> None:
+        task = self._running.get(request_id)
+        if task is not None:
+            task.cancel()
+        await self._run.executor.abort(request_id)

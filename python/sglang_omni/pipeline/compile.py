@@ -1,0 +1,124 @@
+"""A whole pipeline inside the calling process, for notebooks, tests and small programs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from sglang_omni.config import PipelineConfig, build_stage_placement_plan
+from sglang_omni.pipeline.coordinator import Coordinator
+from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
+from sglang_omni.pipeline.runtime_config import build_coordinator
+from sglang_omni.pipeline.stage.runtime import Stage
+from sglang_omni.pipeline.stage_builder import build_stage, plan_stage_launch
+
+_LEAVE_S = 4.0
+
+
+def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
+    """Build a pipeline's coordinator and stages in this process, for a ``PipelineRunner``.
+
+    Both forms of config work. All stages share the process, whatever ``process`` says, so payloads are
+    handed over as objects; a stage on a GPU still gets that GPU. ``env_defaults`` are set in this
+    process, where not set already.
+
+    Raises:
+        ValueError: The config breaks a rule of its placement.
+        ImportError: A dotted path leads nowhere.
+        Exception: Whatever a stage's factory raises.
+    """
+    placement_plan = build_stage_placement_plan(config)
+    for name, value in config.env_defaults.items():
+        os.environ.setdefault(name, value)
+    # Sockets of one process need no files; the name keeps this pipeline apart from others in it.
+    run = f"inproc://{uuid.uuid4().hex}"
+    endpoints = {
+        key: f"{run}/{key}" for key in ("completion", "abort", *(f"stage_{s.name}" for s in config.stages))
+    }
+    coordinator = build_coordinator(config, endpoints)
+    dispatcher = LocalStageDispatcher()
+    together = {stage.name: "" for stage in config.stages}
+    stages = [
+        build_stage(plan_stage_launch(stage, config, endpoints, placement_plan, together), config, dispatcher)
+        for stage in config.stages
+    ]
+    dispatcher.register_many(stages)
+    for stage in stages:
+        coordinator.register_stage(stage.name, endpoints[f"stage_{stage.name}"])
+    return coordinator, stages
+
+
+class PipelineRunner:
+    """Runs what ``compile_pipeline`` built, in the running event loop.
+
+    Also an asynchronous context manager: started on entry, stopped on exit.
+    """
+
+    def __init__(self, coordinator: Coordinator, stages: Iterable[Stage]) -> None:
+        self.coordinator = coordinator
+        self.stages = list(stages)
+        self._running: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start the coordinator and all stages.
+
+        Raises:
+            RuntimeError: It is running already.
+        """
+        if self._running:
+            raise RuntimeError("the pipeline is running already")
+        await self.coordinator.start()
+        for stage in self.stages:
+            await stage.start()
+        self._running = [
+            asyncio.create_task(stage.run(), name=f"stage {stage.name}") for stage in self.stages
+        ]
+
+    async def wait(self) -> None:
+        """Return when all stages have ended. Raises what ends one of them early.
+
+        Raises:
+            RuntimeError: It is not running, or a stage failed.
+        """
+        self._require_running()
+        done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+
+    async def run(self) -> None:
+        """``start``, then ``wait``."""
+        await self.start()
+        await self.wait()
+
+    async def stop(self) -> None:
+        """Have all stages leave and close the coordinator.
+
+        Raises:
+            RuntimeError: It is not running.
+        """
+        self._require_running()
+        running, self._running = self._running, []
+        await self.coordinator.shutdown_stages()
+        _, late = await asyncio.wait(running, timeout=_LEAVE_S)
+        for task in late:
+            task.cancel()
+        # A stage's failure has been reported to its requests, and is `wait`'s to raise.
+        await asyncio.gather(*running, return_exceptions=True)
+        await self.coordinator.stop()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _require_running(self) -> None:
+        if not self._running:
+            raise RuntimeError("the pipeline is not running: await start() first")

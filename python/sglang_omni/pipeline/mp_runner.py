@@ -1,0 +1,247 @@
+"""A pipeline whose stages run in processes of their own, started, watched and restarted by one parent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections import deque
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self
+
+from sglang_omni.config import PipelineConfig
+from sglang_omni.pipeline.coordinator import Coordinator
+from sglang_omni.pipeline.runtime_config import (
+    PipelineRuntimePrep,
+    build_coordinator,
+    prepare_pipeline_runtime,
+)
+from sglang_omni.pipeline.stage_workers import WorkerSpec, plan_workers, worker_environment
+from sglang_omni.pipeline.worker_process import WorkerFailure, WorkerProcess
+
+logger = logging.getLogger(__name__)
+
+# The first restart comes at once; each further one within the window waits twice as long.
+_FIRST_BACKOFF_S = 0.25
+_LONGEST_BACKOFF_S = 10.0
+# Together with the kill that ends them, what a stop may take: less than five seconds.
+_LEAVE_S = 2.5
+_TERMINATE_S = 1.0
+
+
+class _Worker:
+    """A place in the plan and the process that fills it at the moment."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.process = WorkerProcess(spec.process_name, spec, worker_environment(spec, os.environ))
+        self.deaths: deque[float] = deque()
+
+    def respawn(self) -> None:
+        spec = self.spec
+        self.process = WorkerProcess(spec.process_name, spec, worker_environment(spec, os.environ))
+
+    def describe_death(self) -> str:
+        names = self.spec.stage_names
+        stages = f"stage {names[0]!r}" if len(names) == 1 else f"stages {', '.join(map(repr, names))}"
+        return f"{stages}: process {self.spec.process_name!r} {self.process.describe_exit()}"
+
+
+class MultiProcessPipelineRunner:
+    """Runs a pipeline with one process for each process of its plan.
+
+    When a process dies, the requests its stages hold fail at once with the stage's name and how the
+    process ended, the others go on, and a new process takes its place. A process that dies more than
+    ``max_restarts`` times within ``restart_window`` seconds is not started again: the pipeline is lost,
+    every request fails, and ``wait_failed`` returns.
+
+    The processes end with this one, also when it is killed, or with the thread whose event loop
+    ``start`` ran in. A Ctrl-C at the terminal reaches this process alone.
+
+    Args:
+        config: The pipeline.
+        max_restarts: Deaths of one process to make good within the window. 0: the first is final.
+        restart_window: Seconds after which a death is forgotten.
+    """
+
+    def __init__(
+        self, config: PipelineConfig, *, max_restarts: int = 5, restart_window: float = 300.0
+    ) -> None:
+        self.config = config
+        self.max_restarts = max_restarts
+        self.restart_window = restart_window
+        self._prep: PipelineRuntimePrep | None = None
+        self._coordinator: Coordinator | None = None
+        self._workers: list[_Worker] = []
+        self._supervision: list[asyncio.Task[None]] = []
+        self._failed: asyncio.Future[str] | None = None
+        self._start_timeout = 0.0
+        self._stopping: asyncio.Task[None] | None = None
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """Takes requests. There from ``start`` to ``stop``; RuntimeError otherwise."""
+        if self._coordinator is None:
+            raise RuntimeError("the pipeline is not running: await start() first")
+        return self._coordinator
+
+    @property
+    def process_ids(self) -> dict[str, int]:
+        """Process name -> id of the process that fills it now."""
+        return {worker.spec.process_name: worker.process.pid for worker in self._workers}
+
+    async def start(self, timeout: float = 120.0) -> None:
+        """Start every process and return when all stages are up. On an error nothing is left running.
+
+        Args:
+            timeout: Seconds for a process to get its stages up, now and after each restart.
+
+        Raises:
+            RuntimeError: A stage could not be built (the text holds its process's traceback), or the
+                runner is running already.
+            TimeoutError: Some processes were not ready in time; the text names them.
+            ValueError: The config cannot run.
+        """
+        if self._coordinator is not None:
+            raise RuntimeError("the pipeline is running already")
+        prep = self._prep = prepare_pipeline_runtime(self.config)
+        try:
+            specs = plan_workers(self.config, prep)
+            self._coordinator = build_coordinator(self.config, prep.endpoints)
+            for stage in prep.stages_cfg:
+                self._coordinator.register_stage(stage.name, prep.endpoints[f"stage_{stage.name}"])
+            await self._coordinator.start()
+            self._failed = asyncio.get_running_loop().create_future()
+            self._start_timeout = timeout
+            for spec in specs:
+                self._workers.append(_Worker(spec))
+            await self._all_ready(timeout)
+        except BaseException:
+            await self._shut_down(leave_s=0.0)
+            raise
+        self._supervision = [
+            asyncio.create_task(self._supervise(worker), name=f"supervise {worker.spec.process_name}")
+            for worker in self._workers
+        ]
+        logger.info("%d stages are up in %d processes", len(prep.stages_cfg), len(specs))
+
+    async def stop(self) -> None:
+        """Have every stage leave, and see to it that every process is gone. Takes less than five seconds."""
+        if self._stopping is None:
+            if self._coordinator is None:
+                return
+            self._stopping = asyncio.create_task(self._shut_down(leave_s=_LEAVE_S))
+        stopping = self._stopping
+        # A caller that is cancelled, e.g. by a second Ctrl-C, must not leave the work half done.
+        await asyncio.shield(stopping)
+        self._stopping = None
+
+    async def wait_failed(self) -> str:
+        """Return the reason once the pipeline is lost, that is when a process's restart budget is spent."""
+        if self._failed is None:
+            raise RuntimeError("the pipeline is not running: await start() first")
+        return await asyncio.shield(self._failed)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _all_ready(self, timeout: float) -> None:
+        ready = {worker.process.ready: worker for worker in self._workers}
+        done, pending = await asyncio.wait(ready, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+        if pending:
+            late = [ready[future].spec for future in pending]
+            raise TimeoutError(
+                f"not ready after {timeout:g} s: "
+                + ", ".join(f"process {spec.process_name!r} (stages {spec.stage_names})" for spec in late)
+            )
+
+    async def _supervise(self, worker: _Worker) -> None:
+        loop = asyncio.get_running_loop()
+        spec = worker.spec
+        while True:
+            await worker.process.exited
+            reason = worker.describe_death()
+            self.coordinator.stage_down(spec.stage_names, reason)
+            worker.deaths.append(loop.time())
+            while worker.deaths[0] < loop.time() - self.restart_window:
+                worker.deaths.popleft()
+            if len(worker.deaths) > self.max_restarts:
+                self._lose(f"{reason}; it has died {len(worker.deaths)} times and is not restarted again")
+                return
+            backoff = 0.0 if len(worker.deaths) == 1 else _FIRST_BACKOFF_S * 2 ** (len(worker.deaths) - 2)
+            logger.error("%s; restarting it in %g s", reason, min(backoff, _LONGEST_BACKOFF_S))
+            await asyncio.sleep(min(backoff, _LONGEST_BACKOFF_S))
+            try:
+                worker.respawn()
+            except OSError as exc:
+                self._lose(f"{reason}; it could not be started again: {exc}")
+                return
+            try:
+                await asyncio.wait_for(asyncio.shield(worker.process.ready), self._start_timeout)
+            except WorkerFailure:
+                continue
+            except TimeoutError:
+                logger.error("Process %r was not ready after %g s", spec.process_name, self._start_timeout)
+                worker.process.send_signal(signal.SIGKILL)
+                continue
+            self.coordinator.stage_up(spec.stage_names)
+            logger.info("Process %r is up again", spec.process_name)
+
+    def _lose(self, reason: str) -> None:
+        logger.critical("The pipeline is lost: %s", reason)
+        self.coordinator.fail_all(reason)
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_result(reason)
+
+    async def _shut_down(self, leave_s: float) -> None:
+        for task in self._supervision:
+            task.cancel()
+        if self._supervision:
+            await asyncio.wait(self._supervision)
+        processes = [worker.process for worker in self._workers]
+        try:
+            if self._coordinator is not None and leave_s > 0:
+                async with asyncio.timeout(leave_s):
+                    await self._coordinator.shutdown_stages()
+                    await _ended(processes, leave_s)
+        except TimeoutError:
+            pass  # a stage whose queue is full cannot even be told
+        finally:
+            try:
+                await _end(processes)
+            finally:
+                if self._coordinator is not None:
+                    await self._coordinator.stop()
+                if self._prep is not None:
+                    self._prep.runtime_dir.close()
+                self._prep = self._coordinator = None
+                self._workers, self._supervision = [], []
+
+
+async def _ended(processes: Iterable[WorkerProcess], timeout: float) -> list[WorkerProcess]:
+    """Wait for processes to end; returns those still running."""
+    running = [process for process in processes if not process.exited.done()]
+    if running:
+        await asyncio.wait([process.exited for process in running], timeout=timeout)
+    return [process for process in running if not process.exited.done()]
+
+
+async def _end(processes: list[WorkerProcess]) -> None:
+    for number, patience in ((signal.SIGTERM, _TERMINATE_S), (signal.SIGKILL, None)):
+        if not (processes := await _ended(processes, 0)):
+            return
+        for process in processes:
+            process.send_signal(number)
+        if patience:
+            logger.warning("Terminating %s", ", ".join(f"{p.name!r} (pid {p.pid})" for p in processes))
+        await _ended(processes, patience or 60.0)

@@ -1,0 +1,284 @@
+"""From a config to what a run needs: plans, endpoints, relay options, and a folder for its sockets."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import socket
+import stat
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from sglang_omni.config import (
+    EndpointsConfig,
+    PipelineConfig,
+    RelayConfig,
+    StageConfig,
+    build_process_topology_plan,
+    build_stage_placement_plan,
+    import_callable,
+)
+from sglang_omni.config.placement import StagePlacementPlan
+from sglang_omni.config.topology import ProcessTopologyPlan
+from sglang_omni.pipeline.coordinator import Coordinator
+
+logger = logging.getLogger(__name__)
+
+# The path of a Unix socket has to fit into this many bytes.
+_SOCKET_PATH_LIMIT = int(getattr(zmq, "IPC_PATH_MAX_LEN", 107))
+_RANDOM_SUFFIX = 8
+# Marks a run's folder, and is locked as long as the run lives.
+_LOCK = "run.lock"
+
+
+class IpcRuntimeDir:
+    """The folder of one run's sockets, readable by its user alone. Closing it removes it.
+
+    A lock on a file in it tells a folder in use from one whose run was killed; the latter are removed
+    by the next run under the same ``base_path``.
+    """
+
+    def __init__(self, path: Path, *, lock_fd: int | None = None, remove_parent: bool = False) -> None:
+        """Take over ``path``, with the descriptor of its locked file where there is one."""
+        self.path = path
+        self._lock_fd = lock_fd
+        self._remove_parent = remove_parent
+        self._closed = False
+
+    def close(self) -> None:
+        """Remove the folder. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+        if self._remove_parent:
+            try:
+                self.path.parent.rmdir()
+            except OSError:
+                pass  # another run's folder is in it
+
+    def __enter__(self) -> IpcRuntimeDir:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"IpcRuntimeDir({str(self.path)!r})"
+
+
+def create_ipc_runtime_dir(config: PipelineConfig) -> IpcRuntimeDir:
+    """Create a folder of mode 0700 for one run's sockets, and remove those that killed runs left behind.
+
+    Raises:
+        ValueError: Socket paths under ``endpoints.base_path`` would be too long.
+        PermissionError: The default base folder belongs to another user.
+    """
+    base = Path(config.endpoints.base_path)
+    ours = "base_path" not in config.endpoints.model_fields_set
+    slug = re.sub(r"[^0-9a-z]+", "-", Path(config.name or "pipeline").name.lower()).strip("-")
+    room = (
+        _SOCKET_PATH_LIMIT
+        - len(os.fsencode(base))
+        - _longest_socket(config.stages)
+        - _RANDOM_SUFFIX
+        - len("/-/")
+    )
+    prefix = f"{slug[:room]}-" if room > 0 and slug else ""
+    while True:
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if ours:
+            _require_private(base)
+        _sweep(base)
+        try:
+            path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        except FileNotFoundError:
+            continue  # another run, the last one in it, has just removed the base folder
+        break
+    runtime_dir = IpcRuntimeDir(path, lock_fd=_lock(path), remove_parent=ours)
+    try:
+        _require_short(path, config.stages)
+    except ValueError:
+        runtime_dir.close()
+        raise
+    return runtime_dir
+
+
+def _lock(path: Path) -> int:
+    """Create the folder's lock file, which appears under its name already locked."""
+    unnamed = path / f"{_LOCK}.new"
+    fd = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    unnamed.rename(path / _LOCK)
+    return fd
+
+
+def _sweep(base: Path) -> None:
+    for lock in base.glob(f"*/{_LOCK}"):
+        try:
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # somebody else's, or removed this moment
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            logger.info("Removing %s, left behind by a run that was killed", lock.parent)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+        finally:
+            os.close(fd)
+
+
+def _require_private(base: Path) -> None:
+    status = base.stat()
+    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
+        raise PermissionError(
+            f"{base} can be written to by other users, so sockets in it would not be safe. "
+            "Set endpoints.base_path to a folder of your own"
+        )
+
+
+def _longest_socket(stages: Sequence[StageConfig]) -> int:
+    return max(len("completion.sock"), *(len(os.fsencode(f"stage_{stage.name}.sock")) for stage in stages))
+
+
+def _require_short(folder: Path, stages: Sequence[StageConfig]) -> None:
+    length = len(os.fsencode(folder)) + 1 + _longest_socket(stages)
+    if length > _SOCKET_PATH_LIMIT:
+        raise ValueError(
+            f"a socket's path in {folder} would have {length} characters, more than the {_SOCKET_PATH_LIMIT} "
+            "that a Unix socket allows. Shorten endpoints.base_path or the stages' names"
+        )
+
+
+def allocate_endpoints(*, stages: Sequence[StageConfig], ipc_base_dir: Path) -> dict[str, str]:
+    """``ipc://`` endpoints in a run's folder: ``"completion"``, ``"abort"`` and ``"stage_{name}"``.
+
+    Raises:
+        ValueError: A socket's path would be too long.
+    """
+    _require_short(Path(ipc_base_dir), stages)
+    keys = ["completion", "abort", *(f"stage_{stage.name}" for stage in stages)]
+    return {key: f"ipc://{ipc_base_dir}/{key}.sock" for key in keys}
+
+
+def _allocate_tcp_endpoints(stages: Sequence[StageConfig], endpoints: EndpointsConfig) -> dict[str, str]:
+    keys = ["completion", "abort", *(f"stage_{stage.name}" for stage in stages)]
+    if endpoints.base_port is not None:
+        ports = [endpoints.base_port + index for index in range(len(keys))]
+    else:
+        # All are held until all are known, so that none is given out twice.
+        held = [socket.create_server((endpoints.host, 0)) for _ in keys]
+        ports = [server.getsockname()[1] for server in held]
+        for server in held:
+            server.close()
+    return {key: f"tcp://{endpoints.host}:{port}" for key, port in zip(keys, ports, strict=True)}
+
+
+@dataclass(frozen=True)
+class PipelineRuntimePrep:
+    """What a run needs, resolved.
+
+    Attributes:
+        stages_cfg: The stages, in config order.
+        name_map: Stage of the config -> the stage that runs it. Fusing is colocation, so each runs itself.
+        entry_stage: Where requests enter.
+        endpoints: ``"completion"``, ``"abort"`` and ``"stage_{name}"`` -> ZMQ endpoint.
+        placement_plan: Which stage is on which GPUs.
+        process_plan: Which stage is in which process.
+        runtime_dir: The folder of the run's sockets; whoever asked for the preparation closes it.
+    """
+
+    stages_cfg: list[StageConfig]
+    name_map: dict[str, str]
+    entry_stage: str
+    endpoints: dict[str, str]
+    placement_plan: StagePlacementPlan
+    process_plan: ProcessTopologyPlan
+    runtime_dir: IpcRuntimeDir
+
+
+def prepare_pipeline_runtime(
+    config: PipelineConfig, *, ipc_runtime_dir: IpcRuntimeDir | None = None
+) -> PipelineRuntimePrep:
+    """Resolve plans and endpoints of a run. Imports no factory and starts nothing.
+
+    Args:
+        config: The pipeline.
+        ipc_runtime_dir: An existing folder for the sockets; a new one is created when None.
+
+    Raises:
+        ValueError: The plans break one of the config's rules, or a socket's path would be too long.
+    """
+    # The plans first: a config that cannot run leaves nothing on disk.
+    placement_plan = build_stage_placement_plan(config)
+    process_plan = build_process_topology_plan(config, placement_plan)
+    stages = list(config.stages)
+    runtime_dir = ipc_runtime_dir or create_ipc_runtime_dir(config)
+    try:
+        if config.endpoints.scheme == "tcp":
+            endpoints = _allocate_tcp_endpoints(stages, config.endpoints)
+        else:
+            endpoints = allocate_endpoints(stages=stages, ipc_base_dir=runtime_dir.path)
+    except BaseException:
+        if ipc_runtime_dir is None:
+            runtime_dir.close()
+        raise
+    return PipelineRuntimePrep(
+        stages_cfg=stages,
+        name_map={stage.name: stage.name for stage in stages},
+        entry_stage=config.resolved_entry_stage,
+        endpoints=endpoints,
+        placement_plan=placement_plan,
+        process_plan=process_plan,
+        runtime_dir=runtime_dir,
+    )
+
+
+def build_coordinator(config: PipelineConfig, endpoints: dict[str, str]) -> Coordinator:
+    """The pipeline's coordinator, which knows no stage yet.
+
+    Raises:
+        ImportError: ``terminal_stages_fn`` cannot be imported.
+    """
+    resolver = config.terminal_stages_fn
+    return Coordinator(
+        completion_endpoint=endpoints["completion"],
+        abort_endpoint=endpoints["abort"],
+        entry_stage=config.resolved_entry_stage,
+        terminal_stages=config.terminal_stages or None,
+        terminal_stages_resolver=import_callable(resolver, stage=None, field="terminal_stages_fn")
+        if resolver
+        else None,
+    )
+
+
+def build_relay_config(config: PipelineConfig, stage: StageConfig, gpu_id: int | None) -> dict[str, Any]:
+    """``relay_type`` and the options of ``create_relay`` for one stage.
+
+    Where the stage says nothing, tensors of a stage on a GPU travel from that GPU, except through
+    shared memory, which is the CPU's. Ranks of a collective relay are the stages' positions.
+    """
+    relay = stage.relay
+    if relay is None:
+        on_gpu = gpu_id is not None and config.relay_backend != "shm"
+        relay = RelayConfig(device=f"cuda:{gpu_id}" if on_gpu else "cpu")
+    return {
+        "relay_type": config.relay_backend,
+        "slot_size_mb": relay.slot_size_mb,
+        "credits": relay.credits,
+        "rank": [s.name for s in config.stages].index(stage.name) if relay.rank is None else relay.rank,
+        "world_size": len(config.stages) if relay.world_size is None else relay.world_size,
+        "device": relay.device,
+    }

@@ -1,0 +1,240 @@
+"""Building a Stage, its schedulers and its routing from config, in the process that runs it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from sglang_omni.config import PipelineConfig, StageConfig, import_callable
+from sglang_omni.config.factory_args import complete_factory_args, merge_factory_args, stage_factory_path
+from sglang_omni.config.placement import StagePlacementPlan
+from sglang_omni.pipeline.control_plane import StageControlPlane
+from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
+from sglang_omni.pipeline.runtime_config import build_relay_config
+from sglang_omni.pipeline.stage.input import AggregatedInput, DirectInput
+from sglang_omni.pipeline.stage.runtime import Stage
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.messages import Scheduler
+from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
+from sglang_omni.scheduling.worker_pool import WorkerPool
+
+Targets = str | list[str] | None
+
+
+@dataclass(frozen=True)
+class StageLaunchConfig:
+    """What one stage, or one rank of it, needs beside its config to run: picklable and resolved.
+
+    Attributes:
+        gpu_id: The rank's GPU, None on the CPU.
+        factory_args: What the config gives the factory; the rest depends on its signature.
+        endpoints: Stage -> where it receives.
+        relay_config: ``relay_type`` and the options of ``create_relay``.
+        same_process_targets: Targets in the stage's own process; they get the payload object itself.
+        same_gpu_targets: Stream targets in other processes on the stage's own GPU.
+    """
+
+    stage_name: str
+    stage: StageConfig | None = None
+    role: Literal["single", "leader", "follower"] = "single"
+    tp_rank: int = 0
+    tp_size: int = 1
+    gpu_id: int | None = None
+    factory_args: dict[str, Any] = field(default_factory=dict)
+    coordinator_endpoint: str = ""
+    abort_endpoint: str = ""
+    endpoints: dict[str, str] = field(default_factory=dict)
+    relay_config: dict[str, Any] = field(default_factory=dict)
+    same_process_targets: frozenset[str] = frozenset()
+    same_gpu_targets: frozenset[str] = frozenset()
+
+
+def plan_stage_launch(
+    stage: StageConfig,
+    config: PipelineConfig,
+    endpoints: Mapping[str, str],
+    placement_plan: StagePlacementPlan,
+    process_of: Mapping[str, str],
+) -> StageLaunchConfig:
+    """Wire one stage: who is in its process, who is on its GPU, where everybody receives.
+
+    Args:
+        endpoints: ``"completion"``, ``"abort"`` and ``"stage_{name}"`` -> ZMQ endpoint.
+        process_of: Stage -> the process it runs in; TP stages, which nobody can reach in-process, are absent.
+    """
+    placements = placement_plan.stages
+    gpu_id = placements[stage.name].gpu_ids[0] if stage.name in placements else None
+    own_process = process_of.get(stage.name)
+    # With get_next, of the earlier form, any stage may turn out to be the target.
+    targets = {s.name for s in config.stages} if stage.get_next else {*stage.next_stages, *stage.stream_to}
+    near = {target for target in targets if own_process is not None and process_of.get(target) == own_process}
+    return StageLaunchConfig(
+        stage_name=stage.name,
+        stage=stage,
+        gpu_id=gpu_id,
+        factory_args=merge_factory_args(stage, config),
+        coordinator_endpoint=endpoints["completion"],
+        abort_endpoint=endpoints["abort"],
+        endpoints={s.name: endpoints[f"stage_{s.name}"] for s in config.stages},
+        relay_config=build_relay_config(config, stage, gpu_id),
+        same_process_targets=frozenset(near),
+        same_gpu_targets=frozenset(
+            target
+            for target in stage.stream_to
+            if gpu_id is not None
+            and target not in near
+            and target in placements
+            and placements[target].gpu_ids == (gpu_id,)
+        ),
+    )
+
+
+def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: LocalStageDispatcher) -> Stage:
+    """Import the stage's factory and functions, call the factory once a worker, and wire the stage.
+
+    Raises:
+        ImportError: A dotted path of the stage leads nowhere.
+        TypeError: The factory returned something no stage can run.
+        Exception: Whatever the factory raises.
+    """
+    stage = launch.stage
+    assert stage is not None
+    load = partial(import_callable, stage=stage.name)
+    factory_path, factory_field = stage_factory_path(stage)
+    factory = load(factory_path, field=factory_field)
+    arguments = complete_factory_args(factory, launch.factory_args, stage, config, gpu_id=launch.gpu_id)
+    schedulers = [
+        as_scheduler(factory(**arguments), stage=stage.name, factory=factory_path)
+        for _ in range(stage.num_workers)
+    ]
+    done_targets = (
+        load(stage.stream_done_to_fn, field="stream_done_to_fn") if stage.stream_done_to_fn else None
+    )
+    return Stage(
+        name=stage.name,
+        role=launch.role,
+        get_next=_routing(stage, load),
+        gpu_id=launch.gpu_id,
+        endpoints=launch.endpoints,
+        control_plane=StageControlPlane(
+            stage.name, launch.endpoints[stage.name], launch.coordinator_endpoint, launch.abort_endpoint
+        ),
+        input_handler=_input_handler(stage, load),
+        relay_config=launch.relay_config,
+        scheduler=schedulers[0] if len(schedulers) == 1 else WorkerPool(schedulers),
+        project_payload={
+            target: load(path, field=f"project_payload[{target!r}]")
+            for target, path in stage.project_payload.items()
+        },
+        stream_targets=list(stage.stream_to),
+        get_stream_done_targets=done_targets
+        and _within(
+            done_targets, stage.stream_to, stage=stage.name, field="stream_done_to_fn", may_be_empty=True
+        ),
+        same_gpu_targets=set(launch.same_gpu_targets),
+        same_process_targets=set(launch.same_process_targets),
+        local_dispatcher=dispatcher,
+        can_accept_stream_before_payload=stage.can_accept_stream_before_payload,
+        is_terminal=stage.terminal,
+    )
+
+
+def as_scheduler(product: Any, *, stage: str, factory: str) -> Scheduler:
+    """The scheduler in what a stage's factory returned.
+
+    A factory may return a scheduler (anything with ``inbox``, ``outbox``, ``start``, ``stop`` and
+    ``abort``), an executor of the earlier form, or a plain function. The function, async or not, gets
+    the request's ``StagePayload``; what it returns becomes the ``data`` of the payload that goes on,
+    unless it returns a ``StagePayload`` itself.
+
+    Raises:
+        TypeError: It is none of these.
+    """
+    if all(hasattr(product, name) for name in ("inbox", "outbox", "start", "stop", "abort")):
+        return product
+    if hasattr(product, "as_scheduler"):
+        return product.as_scheduler()
+    if callable(product):
+        return SimpleScheduler(returning_payload(product))
+    raise TypeError(
+        f"stage {stage!r}: factory {factory!r} returned a {type(product).__name__}, expected a scheduler, an "
+        "executor, or a function that takes a StagePayload"
+    )
+
+
+def returning_payload(function: Callable[[StagePayload], Any]) -> Callable[[StagePayload], Any]:
+    """``function`` with whatever it returns put into a StagePayload, unless it is one."""
+
+    def wrap(payload: StagePayload, result: Any) -> StagePayload:
+        if isinstance(result, StagePayload):
+            return result
+        return StagePayload(request_id=payload.request_id, request=payload.request, data=result)
+
+    def call(payload: StagePayload) -> Any:
+        result = function(payload)
+        return finish(payload, result) if inspect.isawaitable(result) else wrap(payload, result)
+
+    async def finish(payload: StagePayload, result: Any) -> StagePayload:
+        return wrap(payload, await result)
+
+    return call
+
+
+def _routing(stage: StageConfig, load: Callable[..., Callable[..., Any]]) -> Callable[[str, Any], Targets]:
+    if stage.get_next is not None:
+        return load(stage.get_next, field="get_next")
+    if stage.route_fn is not None:
+        route = load(stage.route_fn, field="route_fn")
+        return _within(route, stage.next_stages, stage=stage.name, field="route_fn")
+    following = None if stage.terminal else stage.next
+    return lambda request_id, output: following
+
+
+def _within(
+    function: Callable[[str, Any], Targets],
+    allowed: Collection[str],
+    *,
+    stage: str,
+    field: str,
+    may_be_empty: bool = False,
+) -> Callable[[str, Any], Targets]:
+    """``function``, held to targets that the config declares."""
+
+    def checked(request_id: str, output: Any) -> Targets:
+        chosen = function(request_id, output)
+        if not chosen:
+            if may_be_empty:
+                return None
+            raise ValueError(
+                f"stage {stage!r}: {field} returned no targets; it must choose from {list(allowed)}, "
+                "and a stage that ends requests is terminal"
+            )
+        names = [chosen] if isinstance(chosen, str) else list(chosen)
+        if outside := [name for name in names if name not in allowed]:
+            raise ValueError(
+                f"stage {stage!r}: {field} returned targets outside the static topology: {outside}; "
+                f"it must choose from {list(allowed)}"
+            )
+        return chosen if isinstance(chosen, str) else names
+
+    return checked
+
+
+def _input_handler(
+    stage: StageConfig, load: Callable[..., Callable[..., Any]]
+) -> DirectInput | AggregatedInput:
+    handler = stage.input_handler
+    if handler is not None and handler.type == "aggregated":
+        return AggregatedInput(
+            set(handler.sources or ()), load(handler.merge_fn, field="input_handler.merge_fn")
+        )
+    if not stage.wait_for:
+        return DirectInput()
+    return AggregatedInput(
+        set(stage.wait_for),
+        load(stage.merge_fn, field="merge_fn"),
+        load(stage.wait_for_fn, field="wait_for_fn") if stage.wait_for_fn else None,
+    )

@@ -1,0 +1,199 @@
+"""A worker process: what it is told, how it starts its stages, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing import spawn
+from typing import BinaryIO
+
+from sglang_omni.config import PipelineConfig
+from sglang_omni.pipeline import worker_process
+from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
+from sglang_omni.pipeline.runtime_config import PipelineRuntimePrep
+from sglang_omni.pipeline.stage_builder import StageLaunchConfig, build_stage, plan_stage_launch
+
+_PR_SET_PDEATHSIG = 1
+# The end of a traceback is what says why; a report must fit into the pipe whoever reads it.
+_LONGEST_TRACEBACK = 32_000
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """All a worker process is told. Picklable.
+
+    Attributes:
+        parent_pid: The process it must not outlive.
+        log_level: The level of its root logger.
+        config: The whole pipeline, for what factories are given of it.
+        stages: Its stages, in config order.
+    """
+
+    process_name: str
+    parent_pid: int
+    log_level: int
+    config: PipelineConfig
+    stages: tuple[StageLaunchConfig, ...]
+
+    @property
+    def stage_names(self) -> list[str]:
+        return [stage.stage_name for stage in self.stages]
+
+
+def plan_workers(config: PipelineConfig, prep: PipelineRuntimePrep) -> list[WorkerSpec]:
+    """One spec for each process of the plan.
+
+    Raises:
+        NotImplementedError: A stage has ``tp_size > 1``.
+    """
+    if prep.process_plan.tp_stage_to_processes:
+        stage = next(iter(prep.process_plan.tp_stage_to_processes))
+        raise NotImplementedError(
+            f"stage {stage!r}: tp_size={config.stage(stage).tp_size}, but running a stage as several ranks "
+            "is not supported yet; set tp_size=1"
+        )
+    process_of = prep.process_plan.stage_to_process
+    stages = {stage.name: stage for stage in prep.stages_cfg}
+    return [
+        WorkerSpec(
+            process_name=group.name,
+            parent_pid=os.getpid(),
+            log_level=logging.getLogger().getEffectiveLevel(),
+            config=config,
+            stages=tuple(
+                plan_stage_launch(stages[name], config, prep.endpoints, prep.placement_plan, process_of)
+                for name in group.stage_names
+            ),
+        )
+        for group in prep.process_plan.groups
+    ]
+
+
+def get_stage_process_env(spec: StageLaunchConfig, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that let a TP rank's process see its own GPU alone; none for other stages.
+
+    Args:
+        spec: The rank. Its ``gpu_id`` counts within what ``CUDA_VISIBLE_DEVICES`` lets through.
+        env: The environment to start from; this process's when None.
+
+    Raises:
+        ValueError: The rank has no GPU, or one that is not visible.
+    """
+    if spec.tp_size <= 1:
+        return {}
+    if spec.gpu_id is None:
+        raise ValueError(
+            f"stage {spec.stage_name!r}: rank {spec.tp_rank} of tp_size={spec.tp_size} has no gpu"
+        )
+    device = str(spec.gpu_id)
+    visible = (os.environ if env is None else env).get("CUDA_VISIBLE_DEVICES")
+    if visible:
+        devices = [item.strip() for item in visible.split(",")]
+        if spec.gpu_id >= len(devices):
+            raise ValueError(
+                f"stage {spec.stage_name!r}: gpu {spec.gpu_id} of rank {spec.tp_rank} is not among "
+                f"CUDA_VISIBLE_DEVICES={visible!r}"
+            )
+        device = devices[spec.gpu_id]
+    return {"CUDA_VISIBLE_DEVICES": device, "SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS": "true"}
+
+
+def worker_environment(spec: WorkerSpec, env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` with the pipeline's defaults under it and what the stages' ranks require over it."""
+    environment = {**spec.config.env_defaults, **env}
+    for stage in spec.stages:
+        environment |= get_stage_process_env(stage, environment)
+    return environment
+
+
+def worker_main(source: BinaryIO, report_fd: int) -> None:
+    """Run a worker process from its first line to its end. ``worker_process`` starts it.
+
+    Args:
+        source: Yields pickles of what ``multiprocessing.spawn.prepare`` needs for ``__main__``, and of a
+            ``WorkerSpec``.
+        report_fd: Takes JSON lines: ``{"ready": true}`` and ``{"failure": traceback}``.
+    """
+    # Blocked since before this process was started; the parent decides when to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    os.set_inheritable(report_fd, False)
+    worker_process.inside_worker = True
+    status = 1
+    try:
+        with source:
+            spawn.prepare(pickle.load(source))
+            spec: WorkerSpec = pickle.load(source)
+        _die_with(spec.parent_pid)
+        multiprocessing.current_process().name = spec.process_name
+        _configure_logging(spec)
+        asyncio.run(_run_stages(spec, report_fd))
+        status = 0
+    except Exception:  # noqa: BLE001  it ends the process, and the parent is told
+        text = traceback.format_exc()
+        logging.getLogger(__name__).error("The process ends with an error\n%s", text)
+        _report(report_fd, failure=text[-_LONGEST_TRACEBACK:])
+    finally:
+        # Ending here and now: a thread that a stage left behind must not hold up a shutdown, and taking
+        # a loaded model apart object by object takes seconds that the kernel does not need.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+async def _run_stages(spec: WorkerSpec, report_fd: int) -> None:
+    """Build and run the stages until each has been told to leave, or one fails."""
+    _use_gpu(spec)
+    dispatcher = LocalStageDispatcher()
+    stages = [build_stage(launch, spec.config, dispatcher) for launch in spec.stages]
+    dispatcher.register_many(stages)
+    for stage in stages:
+        await stage.start()
+    _report(report_fd, ready=True)
+    running = [asyncio.create_task(stage.run(), name=f"stage {stage.name}") for stage in stages]
+    # Stages of one process share its fate: the first failure ends all of them.
+    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+    for task in done:
+        task.result()
+
+
+def _use_gpu(spec: WorkerSpec) -> None:
+    gpu_id = next((stage.gpu_id for stage in spec.stages if stage.gpu_id is not None), None)
+    if gpu_id is None:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(gpu_id)
+
+
+def _die_with(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends, however that ends."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent_pid:
+        os._exit(1)  # it ended before the request above
+
+
+def _configure_logging(spec: WorkerSpec) -> None:
+    logging.basicConfig(
+        level=spec.log_level,
+        format=f"%(asctime)s %(levelname)s [{spec.process_name}] %(name)s: %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+
+
+def _report(report_fd: int, **report: object) -> None:
+    os.write(report_fd, json.dumps(report).encode() + b"\n")

@@ -1,0 +1,176 @@
+"""One worker process as its parent sees it: started, ready, ended.
+
+A worker is started by ``subprocess`` and not by ``multiprocessing``: its environment is its own
+instead of the parent's patched for a moment, no helper process appears beside it, and a parent that
+exits in any way does not wait for it. What ``multiprocessing`` gives a spawned child, the parent's
+``sys.path`` and its ``__main__``, is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from multiprocessing import spawn
+
+# Without sys.path the child cannot import this package, and without that it cannot read the rest.
+_BOOTSTRAP = (
+    "import pickle, sys; source = open({spec}, 'rb'); sys.path[:] = pickle.load(source); "
+    "from sglang_omni.pipeline.stage_workers import worker_main; worker_main(source, {report})"
+)
+_REPORT_CHUNK = 1 << 16
+
+# Set in a worker process. A script that starts its pipeline while it is being imported would, imported
+# by a worker for its functions, start another pipeline there, and that one the next.
+inside_worker = False
+
+
+class WorkerFailure(RuntimeError):
+    """A worker process ended before its stages were ready. The text holds its traceback, if it left one."""
+
+
+class WorkerProcess:
+    """A running child process whose ``stage_workers.worker_main`` has been given ``spec``.
+
+    Created in a running event loop, which then watches it: the kernel makes a process's pidfd
+    readable the moment the process ends, so nothing polls. The child asks to be killed when the
+    *thread* that started it ends, so that thread must live as long as the pipeline.
+
+    Attributes:
+        ready: Done once the child's stages are up; holds a ``WorkerFailure`` if it ends before that.
+        exited: Holds the exit status once the process has ended; -9 stands for signal 9.
+        failure: The traceback the child reported, or None.
+    """
+
+    def __init__(self, name: str, spec: object, environment: Mapping[str, str]) -> None:
+        """Start the process.
+
+        Args:
+            name: The name used in errors.
+            spec: What ``worker_main`` receives; anything picklable.
+            environment: The child's whole environment.
+
+        Raises:
+            ValueError: ``spec`` cannot be pickled.
+            RuntimeError: This is a worker process itself.
+        """
+        if inside_worker:
+            raise RuntimeError(
+                "a stage's process must not start a pipeline of its own. Where it does so by importing the "
+                'script that holds its functions, put the start under `if __name__ == "__main__":`'
+            )
+        loop = asyncio.get_running_loop()
+        self.name = name
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.exited: asyncio.Future[int] = loop.create_future()
+        self.failure: str | None = None
+        self._loop = loop
+        self._unread = b""
+        spec_fd = _spec_file(name, spec)
+        self._report_fd, child_report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            self._process = _start(environment, spec_fd, child_report_fd)
+        except BaseException:
+            os.close(self._report_fd)
+            raise
+        finally:
+            os.close(spec_fd)
+            os.close(child_report_fd)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        loop.add_reader(self._report_fd, self._read_reports)
+        loop.add_reader(self._pidfd, self._on_exit)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Signal the process, unless it has ended; never another one that got its id since."""
+        if not self.exited.done():
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def describe_exit(self) -> str:
+        """How it ended: ``"was killed by SIGKILL (exit status -9)"``, ``"exited with status 1: KeyError: 3"``."""
+        status = self.exited.result()
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name} (exit status {status})"
+        cause = f": {self.failure.strip().splitlines()[-1]}" if self.failure else ""
+        return f"exited with status {status}{cause}"
+
+    def _read_reports(self) -> bool:
+        """Handle what the child has written. Returns False where there was nothing."""
+        try:
+            chunk = os.read(self._report_fd, _REPORT_CHUNK)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._loop.remove_reader(self._report_fd)
+            return False
+        *lines, self._unread = (self._unread + chunk).split(b"\n")
+        for line in lines:
+            report = json.loads(line)
+            self.failure = report.get("failure", self.failure)
+            if report.get("ready") and not self.ready.done():
+                self.ready.set_result(None)
+        return True
+
+    def _on_exit(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self._loop.remove_reader(self._report_fd)
+        while self._read_reports():
+            pass
+        os.close(self._report_fd)
+        os.close(self._pidfd)
+        self.exited.set_result(self._process.wait())
+        if not self.ready.done():
+            traceback = f"\n{self.failure.rstrip()}" if self.failure else ""
+            self.ready.set_exception(
+                WorkerFailure(f"Process {self.name!r} {self.describe_exit()} before it was ready{traceback}")
+            )
+            self.ready.exception()  # counts as retrieved: the exit is acted on even where nobody awaits this
+
+
+def _spec_file(name: str, spec: object) -> int:
+    """A memory file with all the child reads, so that no write to a slow child can block the loop."""
+    try:
+        pickled = pickle.dumps(spec)
+    except (pickle.PicklingError, TypeError, AttributeError) as exc:
+        raise ValueError(
+            f"process {name!r}: its stages' configuration cannot be sent to another process: {exc}. "
+            "factory_args may hold plain data and importable classes, not functions defined inside functions "
+            "or open resources"
+        ) from exc
+    # Importing the script again costs a child what the script imports, e.g. a whole web server, so it is
+    # done only where the spec refers to it.
+    preparation = spawn.get_preparation_data(name) if b"__main__" in pickled else {}
+    main = {
+        key: preparation[key] for key in ("init_main_from_name", "init_main_from_path") if key in preparation
+    }
+    fd = os.memfd_create("sglang-omni-spec", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(fd), "wb") as file:
+        # Separate pickles: each needs what the one before it has set up.
+        pickle.dump(sys.path, file)
+        pickle.dump(main, file)
+        file.write(pickled)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _start(environment: Mapping[str, str], spec_fd: int, report_fd: int) -> subprocess.Popen[bytes]:
+    # A terminal's Ctrl-C reaches the whole process group, while shutting down is the parent's
+    # business. A blocked signal stays blocked across exec until the child can ignore it.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(
+            [spawn.get_executable(), "-c", _BOOTSTRAP.format(spec=spec_fd, report=report_fd)],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(spec_fd, report_fd),
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
