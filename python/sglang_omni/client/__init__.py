@@ -1,0 +1,39 @@
+"""Talk to a pipeline: in this process through its coordinator, or over HTTP through its base URL."""
+
+from sglang_omni.client.client import Client
+from sglang_omni.client.sync import SyncClient
+from sglang_omni.client.types import (
+    AbortResult,
+    ClientError,
+    CompletionAudio,
+    CompletionResult,
+    CompletionStreamChunk,
+    GenerateChunk,
+    GenerateRequest,
+    Message,
+    SamplingParams,
+    SpeechResult,
+    TranscriptionResult,
+    TranscriptionSegment,
+    UsageInfo,
+)
+from sglang_omni.proto import RequestError
+
+__all__ = [
+    "AbortResult",
+    "Client",
+    "ClientError",
+    "CompletionAudio",
+    "CompletionResult",
+    "CompletionStreamChunk",
+    "GenerateChunk",
+    "GenerateRequest",
+    "Message",
+    "RequestError",
+    "SamplingParams",
+    "SpeechResult",
+    "SyncClient",
+    "TranscriptionResult",
+    "TranscriptionSegment",
+    "UsageInfo",
+]

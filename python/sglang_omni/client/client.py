@@ -1,0 +1,165 @@
+"""The client: completions, speech and transcripts of a pipeline, wherever it runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Self
+
+from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, audio_to_base64
+from sglang_omni.client.local import CoordinatorLike, LocalTransport, new_request_id
+from sglang_omni.client.transport import Deltas, Transport
+from sglang_omni.client.types import (
+    AbortResult,
+    CompletionResult,
+    CompletionStreamChunk,
+    GenerateChunk,
+    GenerateRequest,
+    SpeechResult,
+    TranscriptionResult,
+)
+
+
+class Client:
+    """An asynchronous client over a coordinator in this process or a server's base URL.
+
+    Errors are the same either way: ``RequestError`` where the request is at fault, ``RuntimeError`` with
+    the stage's name where the service is, ``TimeoutError`` past the request's own timeout. Cancelling a
+    call, or leaving an iteration early, aborts the request.
+
+        async with Client("http://127.0.0.1:8000") as client:
+            request = GenerateRequest(messages=[{"role": "user", "content": "Hello"}])
+            print((await client.completion(request)).text)
+    """
+
+    def __init__(
+        self,
+        coordinator: CoordinatorLike | str | None = None,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+    ) -> None:
+        target = coordinator if base_url is None else base_url
+        if target is None or (coordinator is not None and base_url is not None):
+            raise TypeError("Client takes either a coordinator or a base URL")
+        self._transport: Transport
+        if isinstance(target, str):
+            from sglang_omni.client.http import HttpTransport
+
+            self._transport = HttpTransport(target, api_key=api_key)
+        else:
+            self._transport = LocalTransport(target)
+
+    async def generate(
+        self, request: GenerateRequest, request_id: str | None = None
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        """The request's chunks as they come; the last one, with ``finish_reason``, is the whole result."""
+        request.check()
+        async with aclosing(self._transport.generate(request, request_id or new_request_id())) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def completion(
+        self, request: GenerateRequest, *, request_id: str | None = None, audio_format: str = "wav"
+    ) -> CompletionResult:
+        """The whole completion, its audio (if asked for) encoded as ``audio_format``."""
+        request.check()
+        return await self._transport.completion(request, request_id or new_request_id(), audio_format)
+
+    async def completion_stream(
+        self, request: GenerateRequest, *, request_id: str | None = None, audio_format: str = "wav"
+    ) -> AsyncGenerator[CompletionStreamChunk, None]:
+        """What is new, as it comes. Each ``audio_b64`` is a file of its own, or raw samples for ``pcm16``."""
+        request = replace(request, stream=True)
+        deltas = Deltas()
+        async with aclosing(self.generate(request, request_id)) as chunks:
+            async for chunk in chunks:
+                text, audio = deltas.new_text(chunk), deltas.new_audio(chunk)
+                rate = chunk.sample_rate or DEFAULT_SAMPLE_RATE
+                yield CompletionStreamChunk(
+                    request_id=chunk.request_id,
+                    text=text,
+                    modality=chunk.modality,
+                    audio_b64=(
+                        audio_to_base64(audio, sample_rate=rate, output_format=audio_format)
+                        if audio is not None
+                        else None
+                    ),
+                    sample_rate=chunk.sample_rate,
+                    finish_reason=chunk.finish_reason,
+                    usage=chunk.usage,
+                    stage_name=chunk.stage_name,
+                    heard=chunk.heard,
+                    timings=chunk.timings,
+                    worker=chunk.worker,
+                )
+
+    async def speech(
+        self,
+        request: GenerateRequest,
+        *,
+        request_id: str | None = None,
+        response_format: str = "wav",
+        speed: float = 1.0,
+    ) -> SpeechResult:
+        """``request.prompt``, spoken; ``speed`` times as fast as the voice's own pace."""
+        extra = {**request.extra_params, "speed": speed} if speed != 1.0 else request.extra_params
+        request = replace(
+            request,
+            stream=False,
+            extra_params=extra,
+            output_modalities=["audio"],
+            metadata={"task": "speech", **request.metadata},
+        )
+        request.check()
+        return await self._transport.speech(request, request_id or new_request_id(), response_format)
+
+    async def transcribe(
+        self,
+        audio: bytes,
+        *,
+        model: str | None = None,
+        language: str | None = None,
+        translate: bool = False,
+        request_id: str | None = None,
+        timeout: float | None = None,
+    ) -> TranscriptionResult:
+        """What was said in an encoded audio file; ``translate`` gives it in English."""
+        request = GenerateRequest(
+            model=model,
+            audio=audio,
+            stream=False,
+            extra_params={} if language is None else {"language": language},
+            metadata={"task": "translation" if translate else "transcription"},
+            timeout=timeout,
+        )
+        collected, last = await self._transport.collect(request, request_id or new_request_id())
+        return TranscriptionResult(
+            collected.text, last.language, last.duration, last.segments, last.timings, last.worker
+        )
+
+    async def abort(self, request_id: str) -> AbortResult:
+        return AbortResult(await self._transport.abort(request_id))
+
+    def health(self) -> dict[str, Any]:
+        """The service's state; ``running``: it takes requests. Blocks for a round trip over HTTP."""
+        return self._transport.health()
+
+    def get_load(self) -> dict[str, int]:
+        """Requests by state; empty where the pipeline does not say. Only over a coordinator."""
+        return self._transport.get_load()
+
+    def stage_load(self) -> dict[str, int]:
+        """How many requests each stage holds. Only over a coordinator."""
+        return self._transport.stage_load()
+
+    async def close(self) -> None:
+        """Close what the client opened; a coordinator it was given goes on."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()

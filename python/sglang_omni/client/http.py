@@ -1,0 +1,363 @@
+"""The way to a pipeline over HTTP: OpenAI's API, with what this package's servers add to it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import numpy as np
+
+from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, decode_wav
+from sglang_omni.client.transport import Transport
+from sglang_omni.client.types import (
+    ClientError,
+    CompletionAudio,
+    CompletionResult,
+    GenerateChunk,
+    GenerateRequest,
+    SpeechResult,
+    TranscriptionSegment,
+    UsageInfo,
+)
+from sglang_omni.proto import RequestError
+
+_WORKER_HEADER = "x-sglang-omni-worker"
+_TRANSCRIPT_PATHS = {
+    "transcription": "/v1/audio/transcriptions",
+    "translation": "/v1/audio/translations",
+}
+_HEALTH_TIMEOUT = 5.0
+
+
+class HttpTransport(Transport):
+    """
+    Args:
+        base_url: Where the server is, with or without a final ``/v1``.
+        api_key: Sent as a bearer token.
+    """
+
+    def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        # No read timeout: how long a request may take is the request's to say.
+        self._http = httpx.AsyncClient(
+            base_url=self.base_url,
+            headers=self._headers,
+            timeout=httpx.Timeout(None, connect=10.0),
+            limits=httpx.Limits(max_connections=None),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def abort(self, request_id: str) -> bool:
+        answer = await self._json("/abort_request", {"request_id": request_id})
+        return bool(answer.get("success"))
+
+    def health(self) -> dict[str, Any]:
+        try:
+            answer = httpx.get(
+                f"{self.base_url}/health", headers=self._headers, timeout=_HEALTH_TIMEOUT, trust_env=False
+            )
+        except httpx.HTTPError as exc:
+            return {"running": False, "status": "unreachable", "error": str(exc) or type(exc).__name__}
+        try:
+            fields = answer.json()
+        except ValueError:
+            fields = {}
+        state = fields if isinstance(fields, dict) else {}
+        return {**state, "running": bool(state.get("running", answer.is_success)) and answer.is_success}
+
+    async def generate(
+        self, request: GenerateRequest, request_id: str
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        request.check()
+        if request.task in _TRANSCRIPT_PATHS:
+            yield await self._transcript(request, request_id)
+        elif request.task == "speech":
+            async for chunk in self._spoken(request, request_id):
+                yield chunk
+        elif request.stream:
+            path, body = _completion_body(request, request_id, audio_format="pcm16")
+            body["stream_options"] = {"include_usage": True}
+            async for chunk in self._streamed(request, request_id, path, body):
+                yield chunk
+        else:
+            path, body = _completion_body(request, request_id, audio_format="wav")
+            answer = await self._post(path, body, request)
+            yield _completion_chunk(request_id, answer.json(), answer.headers.get(_WORKER_HEADER))
+
+    async def completion(
+        self, request: GenerateRequest, request_id: str, audio_format: str
+    ) -> CompletionResult:
+        # The server encodes the audio, so that no codec is needed here.
+        path, body = _completion_body(request, request_id, audio_format=audio_format)
+        answer = await self._post(path, body, request)
+        fields, worker = answer.json(), answer.headers.get(_WORKER_HEADER)
+        chunk = _completion_chunk(request_id, fields, worker, decode_audio=False)
+        spoken = (fields["choices"][0].get("message") or {}).get("audio")
+        audio = CompletionAudio(spoken["id"], spoken["data"], spoken.get("transcript")) if spoken else None
+        return CompletionResult(
+            request_id=request_id,
+            text=chunk.text,
+            audio=audio,
+            finish_reason=chunk.finish_reason or "stop",
+            usage=chunk.usage,
+            heard=chunk.heard,
+            timings=chunk.timings,
+            worker=worker,
+            result=fields,
+        )
+
+    async def speech(self, request: GenerateRequest, request_id: str, response_format: str) -> SpeechResult:
+        body = _speech_body(request, request_id) | {"response_format": response_format}
+        answer = await self._post("/v1/audio/speech", body, request)
+        rate = answer.headers.get("x-sample-rate")
+        return SpeechResult(
+            audio_bytes=answer.content,
+            mime_type=answer.headers.get("content-type", "application/octet-stream"),
+            format=response_format,
+            sample_rate=int(rate) if rate else None,
+            worker=answer.headers.get(_WORKER_HEADER),
+        )
+
+    async def _streamed(
+        self, request: GenerateRequest, request_id: str, path: str, body: dict[str, Any]
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        whole = GenerateChunk(request_id, sample_rate=DEFAULT_SAMPLE_RATE)
+        audio: list[Samples] = []
+        async with self._open(path, body, request) as response:
+            whole.worker = response.headers.get(_WORKER_HEADER)
+            async for event in _events(response):
+                chunk = _delta_chunk(request_id, event)
+                whole.text += chunk.text
+                if chunk.audio_data is not None:
+                    audio.append(chunk.audio_data)
+                    whole.sample_rate = chunk.sample_rate
+                for name in ("finish_reason", "usage", "heard", "timings"):
+                    value = getattr(chunk, name)
+                    if value is not None:
+                        setattr(whole, name, value)
+                # What ends the stream is told once, with the whole result.
+                chunk.finish_reason = None
+                if chunk.text or chunk.audio_data is not None or chunk.heard:
+                    yield chunk
+        if whole.finish_reason is None:
+            raise ClientError(f"request {request_id!r}: the stream from {self.base_url} was cut off")
+        if audio:
+            whole.audio_data = np.concatenate(audio)
+        yield whole
+
+    async def _spoken(self, request: GenerateRequest, request_id: str) -> AsyncGenerator[GenerateChunk, None]:
+        body = _speech_body(request, request_id) | {"response_format": "pcm", "stream": request.stream}
+        whole = GenerateChunk(request_id, modality="audio", finish_reason="stop")
+        audio: list[Samples] = []
+        async with self._open("/v1/audio/speech", body, request) as response:
+            whole.worker = response.headers.get(_WORKER_HEADER)
+            rate = whole.sample_rate = int(response.headers.get("x-sample-rate", DEFAULT_SAMPLE_RATE))
+            rest = b""
+            async for data in response.aiter_bytes():
+                data = rest + data
+                even = len(data) & ~1
+                data, rest = data[:even], data[even:]
+                if data:
+                    audio.append(decode_pcm(data))
+                    if request.stream:
+                        yield GenerateChunk(
+                            request_id, modality="audio", audio_data=audio[-1], sample_rate=rate
+                        )
+        whole.audio_data = np.concatenate(audio) if audio else None
+        yield whole
+
+    async def _transcript(self, request: GenerateRequest, request_id: str) -> GenerateChunk:
+        form = {"response_format": "verbose_json", "request_id": request_id}
+        if request.model:
+            form["model"] = request.model
+        form.update({name: str(value) for name, value in request.extra_params.items()})
+        answer = await self._send(
+            _TRANSCRIPT_PATHS[request.task],
+            request,
+            data=form,
+            files={"file": ("audio", request.audio or b"", "application/octet-stream")},
+        )
+        fields = answer.json()
+        return GenerateChunk(
+            request_id,
+            text=fields["text"],
+            finish_reason="stop",
+            language=fields.get("language"),
+            duration=fields.get("duration"),
+            segments=[
+                TranscriptionSegment(s["start"], s["end"], s["text"]) for s in fields.get("segments") or ()
+            ],
+            timings=fields.get("timings"),
+            worker=answer.headers.get(_WORKER_HEADER),
+            result=fields,
+        )
+
+    async def _post(self, path: str, body: dict[str, Any], request: GenerateRequest) -> httpx.Response:
+        return await self._send(path, request, json=body)
+
+    async def _send(self, path: str, request: GenerateRequest, **content: Any) -> httpx.Response:
+        async with _reported(self.base_url):
+            response = await self._http.post(path, timeout=_timeout(request), **content)
+            if not response.is_success:
+                raise _error(response)
+            return response
+
+    async def _json(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return (await self._send(path, GenerateRequest(), json=body)).json()
+
+    @asynccontextmanager
+    async def _open(
+        self, path: str, body: dict[str, Any], request: GenerateRequest
+    ) -> AsyncIterator[httpx.Response]:
+        async with (
+            _reported(self.base_url),
+            self._http.stream("POST", path, json=body, timeout=_timeout(request)) as response,
+        ):
+            if not response.is_success:
+                await response.aread()
+                raise _error(response)
+            yield response
+
+
+@asynccontextmanager
+async def _reported(base_url: str) -> AsyncIterator[None]:
+    """httpx's failures as the client's own."""
+    try:
+        yield
+    except httpx.TimeoutException as exc:
+        raise TimeoutError(f"no answer from {base_url} in time ({type(exc).__name__})") from exc
+    except httpx.HTTPError as exc:
+        raise ClientError(f"no answer from {base_url}: {str(exc) or type(exc).__name__}") from exc
+
+
+def _timeout(request: GenerateRequest) -> httpx.Timeout:
+    # The server enforces the request's timeout; the margin lets its own answer arrive.
+    return httpx.Timeout(None if request.timeout is None else request.timeout + 5.0, connect=10.0)
+
+
+def _error(response: httpx.Response) -> Exception:
+    try:
+        fields = response.json()["error"]
+        message, param, kind = str(fields["message"]), fields.get("param"), fields.get("type")
+    except (ValueError, KeyError, TypeError):
+        message, param, kind = response.text[:500] or response.reason_phrase, None, None
+    if response.status_code == 504:
+        return TimeoutError(message)
+    if 400 <= response.status_code < 500:
+        return RequestError(
+            message, param=param, code=kind or "invalid_request_error", status=response.status_code
+        )
+    return ClientError(message, status=response.status_code)
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    """The JSON objects of a server-sent event stream.
+
+    Raises:
+        ClientError: The stream carried an error.
+    """
+    async for line in response.aiter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line[5:].strip()
+        if data == "[DONE]":
+            return
+        event = json.loads(data)
+        if "error" in event:
+            error = event["error"]
+            status = error.get("code") if isinstance(error.get("code"), int) else 500
+            if 400 <= status < 500:
+                raise RequestError(str(error["message"]), param=error.get("param"), status=status)
+            raise ClientError(str(error["message"]), status=status)
+        yield event
+
+
+def _completion_body(
+    request: GenerateRequest, request_id: str, *, audio_format: str
+) -> tuple[str, dict[str, Any]]:
+    """Path and JSON body of a chat or text completion."""
+    body: dict[str, Any] = request.sampling.to_dict()
+    most = body.pop("max_new_tokens", None) if request.max_tokens is None else request.max_tokens
+    body.pop("max_new_tokens", None)
+    extra = dict(request.extra_params)
+    body |= _common(request, request_id) | {"timings": True, "stream": request.stream}
+    if most is not None:
+        body["max_tokens"] = most
+    if request.messages is None:
+        body["prompt"] = request.prompt if request.prompt is not None else request.prompt_token_ids
+        return "/v1/completions", body | extra
+    body["messages"] = request.message_dicts
+    if request.output_modalities is not None:
+        body["modalities"] = request.output_modalities
+        if "audio" in request.output_modalities:
+            voice = extra.pop("voice", None)
+            body["audio"] = {"format": audio_format} | ({"voice": voice} if voice else {})
+    return "/v1/chat/completions", body | extra
+
+
+def _speech_body(request: GenerateRequest, request_id: str) -> dict[str, Any]:
+    return _common(request, request_id) | {"input": request.prompt} | request.extra_params
+
+
+def _common(request: GenerateRequest, request_id: str) -> dict[str, Any]:
+    body: dict[str, Any] = {"request_id": request_id}
+    if request.model:
+        body["model"] = request.model
+    if request.timeout is not None:
+        body["timeout"] = request.timeout
+    stages = {stage: s.to_dict() for stage, s in (request.stage_sampling or {}).items()}
+    for stage, own in (request.stage_params or {}).items():
+        stages[stage] = {**stages.get(stage, {}), **own}
+    if stages:
+        body["stage_params"] = stages
+    return body
+
+
+def _completion_chunk(
+    request_id: str, fields: dict[str, Any], worker: str | None, *, decode_audio: bool = True
+) -> GenerateChunk:
+    """A whole chat or text completion as a last chunk."""
+    choice = fields["choices"][0]
+    message = choice.get("message") or {}
+    audio = message.get("audio") or {}
+    chunk = GenerateChunk(
+        request_id,
+        text=choice.get("text") or message.get("content") or audio.get("transcript") or "",
+        finish_reason=choice.get("finish_reason") or "stop",
+        usage=UsageInfo.from_dict(fields.get("usage")),
+        heard=fields.get("heard"),
+        timings=fields.get("timings"),
+        worker=worker,
+        result=fields,
+    )
+    if audio and decode_audio:
+        chunk.audio_data, chunk.sample_rate = decode_wav(base64.b64decode(audio["data"]))
+    return chunk
+
+
+def _delta_chunk(request_id: str, event: dict[str, Any]) -> GenerateChunk:
+    """One event of a chat or text completion's stream."""
+    chunk = GenerateChunk(
+        request_id,
+        usage=UsageInfo.from_dict(event.get("usage")),
+        heard=event.get("heard"),
+        timings=event.get("timings"),
+    )
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        audio = delta.get("audio") or {}
+        chunk.text = choice.get("text") or delta.get("content") or audio.get("transcript") or ""
+        chunk.finish_reason = choice.get("finish_reason")
+        if audio.get("data"):
+            chunk.modality = "audio"
+            chunk.audio_data = decode_pcm(base64.b64decode(audio["data"]))
+            chunk.sample_rate = audio.get("sample_rate") or DEFAULT_SAMPLE_RATE
+    return chunk

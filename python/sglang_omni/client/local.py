@@ -1,0 +1,262 @@
+"""The way to a pipeline in this process: through its coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
+from typing import Any, Protocol
+
+from sglang_omni.client.transport import Transport
+from sglang_omni.client.types import (
+    GenerateChunk,
+    GenerateRequest,
+    TranscriptionSegment,
+    UsageInfo,
+)
+from sglang_omni.proto import OmniRequest, RequestError, StreamMessage
+
+# What a stream that ended without a result gives.
+_END = object()
+
+
+class CoordinatorLike(Protocol):
+    """What a client needs of a coordinator. It may have ``abort``, ``health`` and ``timings`` besides."""
+
+    async def submit(self, request_id: str, request: OmniRequest) -> Any: ...
+
+    def stream(self, request_id: str, request: OmniRequest) -> AsyncIterator[Any]: ...
+
+
+class LocalTransport(Transport):
+    def __init__(self, coordinator: CoordinatorLike) -> None:
+        self.coordinator = coordinator
+        self._aborts: set[asyncio.Task[Any]] = set()
+
+    async def generate(
+        self, request: GenerateRequest, request_id: str
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        omni_request = to_omni_request(request)
+        deadline = None if request.timeout is None else asyncio.get_running_loop().time() + request.timeout
+        stream = self.coordinator.stream(request_id, omni_request) if request.stream else None
+        parts = _Parts(request_id)
+        answered = False
+        try:
+            while not answered:
+                message = await _before(
+                    deadline,
+                    anext(stream, _END) if stream else self.coordinator.submit(request_id, omni_request),
+                )
+                if message is _END:
+                    return
+                if stream is not None and isinstance(message, StreamMessage):
+                    yield parts.chunk(message)
+                    continue
+                answered = True
+                chunk = result_chunk(request_id, message if stream is None else message.result)
+                chunk.timings = self._timings(request_id)
+                yield chunk
+        except _Aborted:
+            answered = True
+            yield GenerateChunk(request_id, text=parts.text, finish_reason="abort")
+        except _Expired:
+            raise TimeoutError(f"request {request_id!r} took longer than {request.timeout:g} s") from None
+        finally:
+            if not answered:
+                self._abort_soon(request_id)
+            close = getattr(stream, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def abort(self, request_id: str) -> bool:
+        return bool(await self.coordinator.abort(request_id))  # type: ignore[attr-defined]
+
+    def health(self) -> dict[str, Any]:
+        return dict(self.coordinator.health())  # type: ignore[attr-defined]
+
+    def get_load(self) -> dict[str, int]:
+        load = getattr(self.coordinator, "get_load", None)
+        return dict(load()) if load is not None else {}
+
+    def stage_load(self) -> dict[str, int]:
+        load = getattr(self.coordinator, "stage_load", None)
+        return dict(load()) if load is not None else {}
+
+    def _timings(self, request_id: str) -> dict[str, float] | None:
+        timings = getattr(self.coordinator, "timings", None)
+        return dict(timings(request_id) or {}) if timings is not None else None
+
+    def _abort_soon(self, request_id: str) -> None:
+        # In a task of its own: the one that runs here may be on its way out, cancelled.
+        abort = getattr(self.coordinator, "abort", None)
+        if abort is not None:
+            task = asyncio.ensure_future(abort(request_id))
+            self._aborts.add(task)
+            task.add_done_callback(self._aborts.discard)
+
+
+class _Aborted(Exception):
+    """Somebody aborted the request."""
+
+
+class _Expired(Exception):
+    """The request's own timeout ran out."""
+
+
+async def _before(deadline: float | None, step: Awaitable[Any]) -> Any:
+    """One step of a coordinator, its failures told apart.
+
+    The deadline guards each step, not the whole iteration: a generator may be driven by several tasks
+    in turn, and a timeout belongs to one.
+    """
+    timeout = asyncio.timeout_at(deadline)
+    try:
+        async with timeout:
+            return await step
+    except TimeoutError:
+        if timeout.expired():
+            raise _Expired from None
+        raise
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise _Aborted from None
+    except RequestError:
+        raise
+    except ValueError as exc:
+        raise RequestError(str(exc), param="request_id", status=409) from exc
+
+
+class _Parts:
+    """Stream messages to chunks, remembering the text for a request that is aborted half way."""
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        self.text = ""
+
+    def chunk(self, message: StreamMessage) -> GenerateChunk:
+        chunk = _chunk(self.request_id, message.chunk)
+        chunk.stage_name = message.stage_name or message.from_stage
+        if message.modality:
+            chunk.modality = message.modality
+        self.text += chunk.text
+        return chunk
+
+
+def new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
+def to_omni_request(request: GenerateRequest) -> OmniRequest:
+    """The request as stages read it.
+
+    Raises:
+        RequestError: Not exactly one input is set.
+    """
+    request.check()
+    task = request.task
+    metadata = {"task": task, **request.metadata}
+    if request.model:
+        metadata.setdefault("model", request.model)
+    if request.output_modalities is not None:
+        metadata["output_modalities"] = list(request.output_modalities)
+    else:
+        metadata.setdefault("output_modalities", ["audio"] if task == "speech" else ["text"])
+    if request.timeout is not None:
+        metadata["timeout"] = request.timeout
+    return OmniRequest(inputs=_inputs(request, task), params=_params(request), metadata=metadata)
+
+
+def _inputs(request: GenerateRequest, task: str) -> dict[str, Any]:
+    if isinstance(request.prompt, dict):
+        return dict(request.prompt)
+    if request.prompt is not None:
+        return {"text" if task == "speech" else "prompt": request.prompt}
+    if request.prompt_token_ids is not None:
+        return {"prompt_token_ids": list(request.prompt_token_ids)}
+    if request.audio is not None:
+        return {"audio": request.audio}
+    return {"messages": request.message_dicts}
+
+
+def _params(request: GenerateRequest) -> dict[str, Any]:
+    params = request.sampling.to_dict()
+    if request.max_tokens is not None:
+        params["max_new_tokens"] = request.max_tokens
+    stages: dict[str, dict[str, Any]] = {
+        stage: sampling.to_dict() for stage, sampling in (request.stage_sampling or {}).items()
+    }
+    for stage, own in (request.stage_params or {}).items():
+        stages[stage] = {**stages.get(stage, {}), **own}
+    if stages:
+        params["stage_params"] = stages
+    params["stream"] = request.stream
+    return {**params, **request.extra_params}
+
+
+def result_chunk(request_id: str, result: Any) -> GenerateChunk:
+    """The last chunk: one terminal stage's result, or ``{stage: result}`` of several put together."""
+    if _is_merged(result):
+        parts = [_chunk(request_id, part) for part in result.values() if part is not None]
+        spoken = next((part for part in parts if part.audio_data is not None), None)
+        chunk = next((part for part in parts if part.audio_data is None), parts[0])
+        if spoken is not None:
+            chunk.audio_data, chunk.sample_rate = spoken.audio_data, spoken.sample_rate
+            chunk.usage = chunk.usage or spoken.usage
+    else:
+        chunk = _chunk(request_id, result)
+    chunk.finish_reason = chunk.finish_reason or "stop"
+    chunk.result = result
+    return chunk
+
+
+def _is_merged(result: Any) -> bool:
+    return (
+        isinstance(result, dict)
+        and len(result) > 1
+        and any(isinstance(part, dict) for part in result.values())
+        and all(part is None or isinstance(part, dict) for part in result.values())
+        and not _RESULT_FIELDS.intersection(result)
+    )
+
+
+_RESULT_FIELDS = {"text", "modality", "audio_data", "audio", "token_ids", "finish_reason"}
+
+
+def _chunk(request_id: str, data: Any) -> GenerateChunk:
+    if isinstance(data, GenerateChunk):
+        data.request_id = request_id
+        return data
+    chunk = GenerateChunk(request_id)
+    if isinstance(data, Mapping):
+        _read_fields(chunk, data)
+    elif isinstance(data, int) and not isinstance(data, bool):
+        chunk.token_ids = [data]
+    elif data is not None:
+        chunk.text = str(data)
+    return chunk
+
+
+def _read_fields(chunk: GenerateChunk, data: Mapping[str, Any]) -> None:
+    text = data.get("text")
+    chunk.text = text if isinstance(text, str) else ""
+    chunk.modality = data.get("modality") or chunk.modality
+    audio = data.get("audio_data")
+    chunk.audio_data = data.get("audio") if audio is None else audio
+    if chunk.audio_data is not None:
+        chunk.modality = "audio"
+    chunk.sample_rate = data.get("sample_rate")
+    chunk.finish_reason = data.get("finish_reason")
+    chunk.usage = UsageInfo.from_dict(data.get("usage"))
+    chunk.stage_name = data.get("stage_name")
+    chunk.heard = data.get("heard")
+    chunk.language = data.get("language")
+    chunk.duration = data.get("duration")
+    chunk.segments = [
+        TranscriptionSegment(float(s["start"]), float(s["end"]), s["text"])
+        for s in data.get("segments") or ()
+    ]
+    token_ids = data.get("token_ids")
+    if token_ids is not None:
+        chunk.token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)

@@ -1,0 +1,159 @@
+"""What a client needs of the way to its pipeline, and what is the same for every way."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+
+from sglang_omni.client.audio import (
+    DEFAULT_SAMPLE_RATE,
+    Samples,
+    audio_to_base64,
+    encode_audio,
+    to_mono,
+)
+from sglang_omni.client.types import (
+    ClientError,
+    CompletionAudio,
+    CompletionResult,
+    GenerateChunk,
+    GenerateRequest,
+    SpeechResult,
+)
+
+
+class Deltas:
+    """Turns chunks into what each one adds: parts pass, the last one gives what no part had.
+
+    A final text that does not begin with the streamed one adds nothing: what was streamed stands.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.samples = 0
+
+    def new_text(self, chunk: GenerateChunk) -> str:
+        text = chunk.text or ""
+        if chunk.finish_reason is not None and self.text:
+            text = text[len(self.text) :] if text.startswith(self.text) else ""
+        self.text += text
+        return text
+
+    def new_audio(self, chunk: GenerateChunk) -> Samples | None:
+        if chunk.audio_data is None:
+            return None
+        samples = to_mono(chunk.audio_data)
+        if chunk.finish_reason is not None:
+            samples = samples[self.samples :]
+        self.samples += len(samples)
+        return samples if len(samples) else None
+
+
+class Collected:
+    """All the chunks of one request, put together."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.last: GenerateChunk | None = None
+        self.heard: str | None = None
+        self.sample_rate = DEFAULT_SAMPLE_RATE
+        self._audio: list[Samples] = []
+        self._deltas = Deltas()
+
+    def add(self, chunk: GenerateChunk) -> None:
+        self.text += self._deltas.new_text(chunk)
+        audio = self._deltas.new_audio(chunk)
+        if audio is not None:
+            self._audio.append(audio)
+        self.sample_rate = chunk.sample_rate or self.sample_rate
+        self.heard = chunk.heard or self.heard
+        self.last = chunk
+
+    @property
+    def audio(self) -> Samples | None:
+        """Shape (samples,), or None where there was no audio at all."""
+        return np.concatenate(self._audio) if self._audio else None
+
+
+class Transport(ABC):
+    """One way to a pipeline. Every method may raise RequestError (the request is at fault), RuntimeError
+    (the service is) and TimeoutError."""
+
+    @abstractmethod
+    def generate(self, request: GenerateRequest, request_id: str) -> AsyncGenerator[GenerateChunk, None]:
+        """The request's chunks. Leaving the iteration early aborts the request."""
+
+    @abstractmethod
+    async def abort(self, request_id: str) -> bool: ...
+
+    @abstractmethod
+    def health(self) -> dict[str, Any]: ...
+
+    def get_load(self) -> dict[str, int]:
+        raise NotImplementedError("load is known only to a client over a coordinator; see /get_load")
+
+    def stage_load(self) -> dict[str, int]:
+        raise NotImplementedError("load is known only to a client over a coordinator; see /metrics")
+
+    async def close(self) -> None:
+        return None
+
+    async def collect(self, request: GenerateRequest, request_id: str) -> tuple[Collected, GenerateChunk]:
+        collected = Collected()
+        async with aclosing(self.generate(request, request_id)) as chunks:
+            async for chunk in chunks:
+                collected.add(chunk)
+        if collected.last is None:
+            raise ClientError(f"request {request_id!r}: the pipeline gave no result")
+        return collected, collected.last
+
+    async def completion(
+        self, request: GenerateRequest, request_id: str, audio_format: str
+    ) -> CompletionResult:
+        collected, last = await self.collect(request, request_id)
+        audio = None
+        if collected.audio is not None:
+            data = await asyncio.to_thread(
+                audio_to_base64,
+                collected.audio,
+                sample_rate=collected.sample_rate,
+                output_format=audio_format,
+            )
+            audio = CompletionAudio(f"audio-{request_id}", data, collected.text or None)
+        return CompletionResult(
+            request_id=request_id,
+            text=collected.text,
+            audio=audio,
+            finish_reason=last.finish_reason or "stop",
+            usage=last.usage,
+            heard=collected.heard,
+            token_ids=last.token_ids,
+            timings=last.timings,
+            worker=last.worker,
+            result=last.result,
+        )
+
+    async def speech(self, request: GenerateRequest, request_id: str, response_format: str) -> SpeechResult:
+        collected, last = await self.collect(request, request_id)
+        if collected.audio is None:
+            raise ClientError(f"request {request_id!r}: the pipeline gave no audio")
+        data, mime = await asyncio.to_thread(
+            encode_audio,
+            collected.audio,
+            response_format=response_format,
+            sample_rate=collected.sample_rate,
+        )
+        return SpeechResult(
+            audio_bytes=data,
+            mime_type=mime,
+            format=response_format,
+            sample_rate=collected.sample_rate,
+            usage=last.usage,
+            timings=last.timings,
+            worker=last.worker,
+        )

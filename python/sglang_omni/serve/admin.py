@@ -1,0 +1,168 @@
+"""Health, models, load and metrics, and what an operator may ask of a running server."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
+from sglang_omni.serve.metrics import CONTENT_TYPE, Labels
+from sglang_omni.serve.protocol import AbortRequest
+from sglang_omni.serve.state import Server
+from sglang_omni.serve.streaming import answer
+
+_PROBE_TIMEOUT = 20.0
+_STATES = ("pending", "running", "completed", "failed", "aborted")
+
+
+def admin_routes(server: Server) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> JSONResponse:
+        """Whether requests are taken."""
+        state = _health(server)
+        running = bool(state.get("running"))
+        return JSONResponse(
+            {"status": "healthy" if running else "unhealthy", **state}, status_code=200 if running else 503
+        )
+
+    @router.get("/health_generate")
+    async def health_generate(request: Request) -> JSONResponse:
+        """Whether a request comes back: one token is generated, or one word said."""
+        await answer(request, _probe(server))
+        return JSONResponse({"status": "healthy"})
+
+    @router.get("/v1/models")
+    async def models() -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [_model(server)]})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> JSONResponse:
+        server.check_model(name)
+        return JSONResponse(_model(server))
+
+    @router.get("/model_info")
+    @router.get("/get_model_info")
+    async def model_info() -> JSONResponse:
+        abilities = server.capabilities
+        return JSONResponse(
+            {
+                "model_path": server.info.get("model_path", server.served_name),
+                "served_model_name": server.served_name,
+                "tasks": _sorted(abilities.tasks),
+                "input_modalities": _sorted(abilities.input_modalities),
+                "output_modalities": _sorted(abilities.output_modalities),
+                "voices": _sorted(abilities.voices),
+                "is_generation": True,
+            }
+        )
+
+    @router.get("/get_server_info")
+    async def server_info() -> JSONResponse:
+        from sglang_omni import __version__
+
+        return JSONResponse(
+            {
+                **server.info,
+                "version": __version__,
+                "served_model_name": server.served_name,
+                "uptime_s": round(time.time() - server.started, 3),
+                "health": _health(server),
+                "load": _load(server),
+            }
+        )
+
+    @router.get("/get_load")
+    async def get_load() -> JSONResponse:
+        """Requests per state; running ones are what a router balances by."""
+        load = _load(server)
+        waiting, running = load.get("pending", 0), load.get("running", 0)
+        return JSONResponse({**load, "num_reqs": waiting + running, "num_waiting_reqs": waiting})
+
+    @router.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse(server.metrics.render(_gauges(server)), media_type=CONTENT_TYPE)
+
+    @router.post("/abort_request")
+    async def abort_request(body: AbortRequest) -> JSONResponse:
+        """Stop a running request and free what it holds."""
+        request_id = body.request_id or body.rid
+        if not request_id:
+            raise RequestError("request_id: which request?", param="request_id")
+        result = await server.client.abort(request_id)
+        return JSONResponse({"success": result.success, "request_id": request_id})
+
+    @router.post("/flush_cache")
+    async def flush_cache() -> Response:
+        """Forget cached prefixes, where the pipeline keeps any."""
+        flush = getattr(server.client, "flush_cache", None)
+        if flush is None:
+            raise RequestError("this pipeline has no cache to flush", code="not_supported", status=404)
+        await flush()
+        return PlainTextResponse("Cache flushed.\n")
+
+    return router
+
+
+async def _probe(server: Server) -> None:
+    tasks = server.capabilities.tasks
+    sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
+    metadata = {"probe": True}
+    if tasks is None or "completion" in tasks:
+        request = GenerateRequest(prompt="Hi", sampling=sampling, metadata=metadata, stream=False)
+    elif "chat" in tasks:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+        request = GenerateRequest(messages=messages, sampling=sampling, metadata=metadata, stream=False)
+    else:
+        request = GenerateRequest(prompt="Hi", metadata={"task": "speech"} | metadata, stream=False)
+    request.timeout = _PROBE_TIMEOUT
+    await server.client.completion(request, request_id=f"health-{time.time_ns()}")
+
+
+def _health(server: Server) -> dict[str, Any]:
+    return server.client.health()
+
+
+def _load(server: Server) -> dict[str, int]:
+    return getattr(server.client, "get_load", dict)()
+
+
+def _gauges(server: Server) -> dict[str, tuple[str, dict[Labels, float]]]:
+    load = _load(server)
+    stages: dict[str, int] = getattr(server.client, "stage_load", dict)()
+    state = _health(server)
+    gauges: dict[str, tuple[str, dict[Labels, float]]] = {
+        "up": ("Whether requests are taken.", {(): float(bool(state.get("running")))}),
+        "pipeline_requests": (
+            "Requests by state: now for pending and running, since the start for the others.",
+            {(("state", name),): float(load[name]) for name in _STATES if name in load},
+        ),
+        "stage_requests": (
+            "Requests each stage holds now.",
+            {(("stage", name),): float(count) for name, count in stages.items()},
+        ),
+        "stages_down": (
+            "Stages that are being restarted.",
+            {(): float(len(state.get("down_stages") or ()))},
+        ),
+    }
+    return {name: family for name, family in gauges.items() if family[1]}
+
+
+def _model(server: Server) -> dict[str, Any]:
+    return {
+        "id": server.served_name,
+        "object": "model",
+        "created": int(server.started),
+        "owned_by": "sglang-omni",
+        "root": server.info.get("model_path", server.served_name),
+        "parent": None,
+    }
+
+
+def _sorted(names: frozenset[str] | None) -> list[str] | None:
+    return None if names is None else sorted(names)

@@ -1,0 +1,74 @@
+"""The web application in front of a pipeline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from sglang_omni import __version__
+from sglang_omni.client import Client
+from sglang_omni.serve import errors
+from sglang_omni.serve.admin import admin_routes
+from sglang_omni.serve.chat import chat_routes
+from sglang_omni.serve.completions import completion_routes
+from sglang_omni.serve.generate import generate_routes
+from sglang_omni.serve.middleware import BodyLimit, Count
+from sglang_omni.serve.page import page_routes
+from sglang_omni.serve.speech import speech_routes
+from sglang_omni.serve.state import Capabilities, Server
+from sglang_omni.serve.transcriptions import transcription_routes
+
+DEFAULT_MAX_BODY_SIZE = 64 * 2**20
+
+
+def create_app(
+    client: Client,
+    *,
+    model_name: str | None = None,
+    capabilities: Capabilities | None = None,
+    max_body_size: int = DEFAULT_MAX_BODY_SIZE,
+    info: dict[str, Any] | None = None,
+    allow_origins: tuple[str, ...] = (),
+) -> FastAPI:
+    """The OpenAI-compatible API over a client.
+
+    Args:
+        client: Usually a ``Client`` over the coordinator of this process.
+        model_name: The one model served, which requests name; None takes any name.
+        capabilities: What the pipeline can do, for refusing the rest with a 400.
+        max_body_size: Bytes; longer bodies are answered with a 413.
+        info: Further fields of ``/get_server_info``.
+        allow_origins: Web origins whose pages may call this server.
+    """
+    server = Server(
+        client=client,
+        model_name=model_name,
+        capabilities=capabilities or Capabilities(),
+        info=info or {},
+    )
+    middleware = [
+        Middleware(Count, metrics=server.metrics),
+        Middleware(BodyLimit, max_bytes=max_body_size),
+    ]
+    if allow_origins:
+        middleware.insert(
+            1,
+            Middleware(CORSMiddleware, allow_origins=allow_origins, allow_methods=["*"], allow_headers=["*"]),
+        )
+    app = FastAPI(title="sglang-omni", version=__version__, middleware=middleware)
+    app.state.server = server
+    for routes in (
+        chat_routes,
+        completion_routes,
+        speech_routes,
+        transcription_routes,
+        generate_routes,
+        admin_routes,
+        page_routes,
+    ):
+        app.include_router(routes(server))
+    errors.install(app)
+    return app

@@ -1,0 +1,138 @@
+"""``/v1/completions``: prompts continued, whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from sglang_omni.client import CompletionResult, GenerateRequest, RequestError, UsageInfo
+from sglang_omni.serve.chat import to_sampling
+from sglang_omni.serve.protocol import CompletionRequest
+from sglang_omni.serve.state import Server, new_request_id
+from sglang_omni.serve.streaming import EventStream, answer
+
+
+def completion_routes(server: Server) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/completions", response_model=None)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue one prompt, or several at once."""
+        model = server.check_model(body.model)
+        server.check_task("completion")
+        server.check_stages(body.stage_params)
+        prompts = _prompts(body)
+        request_id = new_request_id(body.request_id)
+        head = {
+            "id": f"cmpl-{request_id}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        if body.stream:
+            if len(prompts) > 1:
+                raise RequestError("prompt: only one prompt can be streamed at a time", param="prompt")
+            events = _events(server, body, prompts[0], request_id, head)
+            return EventStream(events, request_id=request_id)
+        fields = await answer(request, _completions(server, body, prompts, request_id, head))
+        return JSONResponse(fields, headers={"x-request-id": request_id})
+
+    return router
+
+
+async def _completions(
+    server: Server,
+    body: CompletionRequest,
+    prompts: list[str | list[int]],
+    request_id: str,
+    head: dict[str, Any],
+) -> dict[str, Any]:
+    ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{i}" for i in range(len(prompts))]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(server.client.completion(_request(body, prompt), request_id=each))
+                for each, prompt in zip(ids, prompts, strict=True)
+            ]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    results = [task.result() for task in tasks]
+    for result in results:
+        server.metrics.count_tokens(result.usage)
+    choices = [
+        {"index": i, "text": r.text, "logprobs": None, "finish_reason": r.finish_reason}
+        for i, r in enumerate(results)
+    ]
+    fields = head | {"choices": choices, "usage": _total_usage(results)}
+    if body.timings:
+        fields["timings"] = results[0].timings
+    return fields
+
+
+async def _events(
+    server: Server,
+    body: CompletionRequest,
+    prompt: str | list[int],
+    request_id: str,
+    head: dict[str, Any],
+) -> AsyncGenerator[dict[str, Any], None]:
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
+    if include_usage:
+        head = head | {"usage": None}
+    started: float | None = time.monotonic()
+    chunks = server.client.completion_stream(_request(body, prompt), request_id=request_id)
+    usage: UsageInfo | None = None
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            if started is not None:
+                server.metrics.first_output(time.monotonic() - started)
+                started = None
+            if not chunk.text and chunk.finish_reason is None:
+                continue
+            usage = chunk.usage or usage
+            choice = {
+                "index": 0,
+                "text": chunk.text,
+                "logprobs": None,
+                "finish_reason": chunk.finish_reason,
+            }
+            more = {"timings": chunk.timings} if body.timings and chunk.finish_reason is not None else {}
+            yield head | {"choices": [choice]} | more
+    server.metrics.count_tokens(usage)
+    if include_usage:
+        yield head | {"choices": [], "usage": usage.to_dict() if usage else None}
+
+
+def _prompts(body: CompletionRequest) -> list[str | list[int]]:
+    prompt: Any = body.prompt
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]
+    return prompt
+
+
+def _request(body: CompletionRequest, prompt: str | list[int]) -> GenerateRequest:
+    return GenerateRequest(
+        model=body.model,
+        prompt=prompt if isinstance(prompt, str) else None,
+        prompt_token_ids=None if isinstance(prompt, str) else prompt,
+        sampling=to_sampling(body),
+        stage_params=body.stage_params,
+        stream=body.stream,
+        max_tokens=body.max_tokens,
+        metadata={"task": "completion"},
+        timeout=body.timeout,
+    )
+
+
+def _total_usage(results: list[CompletionResult]) -> dict[str, Any] | None:
+    usages = [result.usage for result in results if result.usage is not None]
+    if not usages:
+        return None
+    names = ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
+    return UsageInfo(**{name: sum(getattr(u, name) or 0 for u in usages) for name in names}).to_dict()

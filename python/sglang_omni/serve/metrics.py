@@ -1,0 +1,120 @@
+"""Counters and histograms in Prometheus' text format; a few dozen lines need no library."""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sglang_omni.client import UsageInfo
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.values: dict[Labels, float] = defaultdict(float)
+
+    def add(self, amount: float = 1, **labels: str) -> None:
+        self.values[tuple(labels.items())] += amount
+
+    def lines(self, name: str) -> Iterable[str]:
+        for labels, value in self.values.items():
+            yield f"{name}{_labelled(labels)} {value:g}"
+
+
+class Histogram:
+    """Observed seconds, counted into buckets."""
+
+    def __init__(self, bounds: Sequence[float] = _SECONDS) -> None:
+        self.bounds = bounds
+        self.counts: dict[Labels, list[int]] = {}
+        self.sums: dict[Labels, float] = defaultdict(float)
+
+    def observe(self, value: float, **labels: str) -> None:
+        key = tuple(labels.items())
+        counts = self.counts.setdefault(key, [0] * (len(self.bounds) + 1))
+        counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.sums[key] += value
+
+    def lines(self, name: str) -> Iterable[str]:
+        for labels, counts in self.counts.items():
+            total = 0
+            for bound, count in zip((*self.bounds, float("inf")), counts, strict=True):
+                total += count
+                le = "+Inf" if bound == float("inf") else f"{bound:g}"
+                yield f"{name}_bucket{_labelled((*labels, ('le', le)))} {total}"
+            yield f"{name}_sum{_labelled(labels)} {self.sums[labels]:g}"
+            yield f"{name}_count{_labelled(labels)} {total}"
+
+
+class Metrics:
+    """What the server counts."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.requests = Counter()
+        self.seconds = Histogram()
+        self.first_output_seconds = Histogram()
+        self.tokens = Counter()
+        for kind in ("prompt", "completion", "cached"):
+            self.tokens.add(0, kind=kind)
+
+    def request_done(self, path: str, status: int, seconds: float) -> None:
+        self.requests.add(path=path, status=str(status))
+        self.seconds.observe(seconds, path=path)
+
+    def first_output(self, seconds: float) -> None:
+        self.first_output_seconds.observe(seconds)
+
+    def count_tokens(self, usage: UsageInfo | None) -> None:
+        if usage is not None:
+            self.tokens.add(usage.prompt_tokens or 0, kind="prompt")
+            self.tokens.add(usage.completion_tokens or 0, kind="completion")
+            self.tokens.add(usage.cached_tokens or 0, kind="cached")
+
+    def render(self, gauges: Mapping[str, tuple[str, Mapping[Labels, float]]]) -> str:
+        """
+        Args:
+            gauges: Name to help text and values by label, for what is read at the time of asking.
+        """
+        out: list[str] = []
+
+        def family(name: str, kind: str, help_text: str, lines: Iterable[str]) -> None:
+            out.extend((f"# HELP {name} {help_text}", f"# TYPE {name} {kind}", *lines))
+
+        prefix = "sglang_omni_"
+        for name, kind, help_text, source in (
+            ("requests_total", "counter", "HTTP requests answered.", self.requests),
+            ("tokens_total", "counter", "Tokens read, generated, and found in the cache.", self.tokens),
+            ("request_seconds", "histogram", "Time until a request was answered.", self.seconds),
+            (
+                "first_output_seconds",
+                "histogram",
+                "Time until a streamed request's first output.",
+                self.first_output_seconds,
+            ),
+        ):
+            family(prefix + name, kind, help_text, source.lines(prefix + name))
+        everything: dict[str, tuple[str, Mapping[Labels, float]]] = {
+            "requests_in_flight": ("HTTP requests being answered.", {(): float(self.in_flight)}),
+            **gauges,
+        }
+        for name, (help_text, values) in everything.items():
+            lines = (f"{prefix}{name}{_labelled(labels)} {value:g}" for labels, value in values.items())
+            family(prefix + name, "gauge", help_text, lines)
+        return "\n".join(out) + "\n"
+
+
+def _labelled(labels: Labels) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels) + "}"
+
+
+def _escaped(value: Any) -> str:
+    return str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,307 @@
+"""Request models of the API: OpenAI's fields, what SGLang's users add to them, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
+
+from sglang_omni.serve.fields import (
+    TAG,
+    ApiModel,
+    Count,
+    ExtensionFields,
+    OnlyEmptyDict,
+    OnlyEmptyList,
+    OnlyEmptyText,
+    OnlyFalse,
+    OnlyNone,
+    OnlyNoTools,
+    OnlyOne,
+    OnlyText,
+    OnlyZero,
+    RepetitionPenalty,
+    RequestId,
+    SamplingFields,
+    Temperature,
+    Timeout,
+    TokenId,
+    TopK,
+    TopP,
+)
+
+
+class TextPart(ApiModel):
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(ApiModel):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class InputAudio(ApiModel):
+    """``data`` is base64, or a ``data:`` or ``http(s):`` URL."""
+
+    data: Annotated[str, Field(min_length=1)]
+    format: str | None = None
+
+
+class InputAudioPart(ApiModel):
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class MediaUrl(ApiModel):
+    url: Annotated[str, Field(min_length=1)]
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class AudioUrlPart(ApiModel):
+    type: Literal["audio_url"]
+    audio_url: MediaUrl
+
+
+class ImageUrlPart(ApiModel):
+    type: Literal["image_url"]
+    image_url: MediaUrl
+
+
+class VideoUrlPart(ApiModel):
+    type: Literal["video_url"]
+    video_url: MediaUrl
+
+
+_PARTS = ("text", "refusal", "input_audio", "audio_url", "image_url", "video_url")
+
+
+def _part_tag(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return TAG + kind if kind in _PARTS else None
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("§text")]
+    | Annotated[RefusalPart, Tag("§refusal")]
+    | Annotated[InputAudioPart, Tag("§input_audio")]
+    | Annotated[AudioUrlPart, Tag("§audio_url")]
+    | Annotated[ImageUrlPart, Tag("§image_url")]
+    | Annotated[VideoUrlPart, Tag("§video_url")],
+    Discriminator(
+        _part_tag,
+        custom_error_type="content_part",
+        custom_error_message=f"must be an object whose type is one of: {', '.join(_PARTS)}",
+    ),
+]
+
+
+def _content_tag(content: Any) -> str | None:
+    if isinstance(content, list):
+        return "§parts"
+    return "§content" if isinstance(content, str) else None
+
+
+Content = Annotated[
+    Annotated[str, Tag("§content")]
+    | Annotated[list[ContentPart], Tag("§parts"), Field(min_length=1, max_length=1024)],
+    Discriminator(
+        _content_tag,
+        custom_error_type="content",
+        custom_error_message="must be a string or a list of content parts",
+    ),
+]
+
+
+class ChatMessage(ApiModel):
+    """One turn. Only an assistant's turn may be without content."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: OnlyEmptyList = None
+    function_call: OnlyNone = None
+    # An earlier spoken answer is not kept: its transcript belongs into content.
+    audio: OnlyNone = None
+    annotations: OnlyEmptyList = None
+
+
+class StreamOptions(ApiModel):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    continuous_usage_stats: OnlyFalse = False
+
+
+class AudioOptions(ApiModel):
+    """How spoken output sounds and is encoded."""
+
+    voice: str | None = None
+    format: Literal["wav", "flac", "mp3", "opus", "pcm16", "pcm"] | None = None
+
+
+class ChatCompletionRequest(SamplingFields, ExtensionFields):
+    model: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=2)] | None = None
+    audio: AudioOptions | None = None
+
+    # Media beside the messages; they join the last user turn.
+    images: list[str] | None = None
+    audios: list[str] | None = None
+    videos: list[str] | None = None
+    use_audio_in_video: bool = False
+    talker_temperature: Temperature | None = None
+    talker_top_p: TopP | None = None
+    talker_top_k: TopK | None = None
+    talker_repetition_penalty: RepetitionPenalty | None = None
+    talker_max_new_tokens: Count | None = None
+
+    # Of no effect on the answer.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    parallel_tool_calls: bool | None = None
+
+    n: OnlyOne = 1
+    logprobs: OnlyFalse = None
+    top_logprobs: OnlyZero = None
+    logit_bias: OnlyEmptyDict = None
+    tools: OnlyEmptyList = None
+    tool_choice: OnlyNoTools = None
+    functions: OnlyEmptyList = None
+    function_call: OnlyNoTools = None
+    response_format: OnlyText = None
+    store: OnlyFalse = None
+    prediction: OnlyNone = None
+    reasoning_effort: OnlyNone = None
+    verbosity: OnlyNone = None
+    web_search_options: OnlyNone = None
+
+
+def _prompt_tag(prompt: Any) -> str | None:
+    if isinstance(prompt, str):
+        return "§text"
+    if not isinstance(prompt, list):
+        return None
+    first = prompt[0] if prompt else 0
+    return "§texts" if isinstance(first, str) else "§lists" if isinstance(first, list) else "§ids"
+
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[str, Tag("§text"), Field(min_length=1)]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Tag("§texts"), Field(min_length=1, max_length=128)]
+    | Annotated[TokenIds, Tag("§ids")]
+    | Annotated[
+        list[Annotated[list[TokenId], Field(min_length=1)]],
+        Tag("§lists"),
+        Field(min_length=1, max_length=128),
+    ],
+    Discriminator(
+        _prompt_tag,
+        custom_error_type="prompt",
+        custom_error_message="must be a string, a list of strings, token ids, or a list of token id lists",
+    ),
+]
+
+
+class CompletionRequest(SamplingFields, ExtensionFields):
+    model: str | None = None
+    prompt: Prompt
+    max_tokens: Count | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    n: OnlyOne = 1
+    best_of: OnlyOne = None
+    echo: OnlyFalse = None
+    logprobs: OnlyNone = None
+    suffix: OnlyEmptyText = None
+    logit_bias: OnlyEmptyDict = None
+
+
+SPEECH_FORMATS = ("wav", "pcm", "flac", "mp3", "opus")
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be blank")
+    return text
+
+
+class SpeechRequest(ExtensionFields):
+    model: str | None = None
+    input: Annotated[str, Field(min_length=1, max_length=16_384), AfterValidator(_not_blank)]
+    voice: str | None = None
+    response_format: Literal["wav", "pcm", "flac", "mp3", "opus"] | None = None
+    speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
+    stream: bool = False
+    stream_format: Literal["audio", "sse"] | None = None
+    language: str | None = None
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    user: str | None = None
+    instructions: OnlyEmptyText = None
+
+
+# The name this model has in code written for such servers.
+CreateSpeechRequest = SpeechRequest
+
+
+class TranscriptionForm(ApiModel):
+    """The fields beside ``file`` of a transcription's multipart form, where every value is text."""
+
+    model_config = ConfigDict(strict=False)
+
+    model: str | None = None
+    language: Annotated[str, Field(min_length=2, max_length=16)] | None = None
+    prompt: OnlyEmptyText = None
+    response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
+    # Only the most likely transcript, and only at once.
+    temperature: Annotated[float, Field(ge=0, le=0)] | None = None
+    stream: Literal["false", "False", "0"] | None = None
+    timestamp_granularities: list[Literal["segment"]] | None = None
+    timeout: Timeout | None = None
+    request_id: RequestId | None = None
+
+
+class GenerateSampling(SamplingFields):
+    """SGLang's ``sampling_params``."""
+
+    max_new_tokens: Count | None = None
+    n: OnlyOne = 1
+    min_new_tokens: OnlyZero = None
+    skip_special_tokens: Literal[True] = True
+    spaces_between_special_tokens: Literal[True] = True
+    no_stop_trim: OnlyFalse = None
+    regex: OnlyNone = None
+    json_schema: OnlyNone = None
+    ebnf: OnlyNone = None
+
+
+class NativeRequest(ExtensionFields):
+    """SGLang's own ``/generate``: one text or one list of token ids."""
+
+    text: Annotated[str, Field(min_length=1)] | None = None
+    input_ids: TokenIds | None = None
+    sampling_params: GenerateSampling = Field(default_factory=GenerateSampling)
+    rid: RequestId | None = None
+    stream: bool = False
+    return_logprob: OnlyFalse = False
+
+
+class AbortRequest(ApiModel):
+    """``rid`` is SGLang's name for ``request_id``."""
+
+    request_id: str | None = None
+    rid: str | None = None
+    abort_all: OnlyFalse = False

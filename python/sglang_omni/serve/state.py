@@ -1,0 +1,116 @@
+"""What every route shares: the client, the model's name and abilities, and the metrics."""
+
+from __future__ import annotations
+
+import difflib
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_omni.client import Client, RequestError
+from sglang_omni.serve.metrics import Metrics
+
+DEFAULT_MODEL_NAME = "sglang-omni"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a pipeline can do. None means that it does not say, and that nothing is refused for it.
+
+    A pipeline's config class says so in class attributes of these names.
+    """
+
+    tasks: frozenset[str] | None = None
+    input_modalities: frozenset[str] | None = None
+    output_modalities: frozenset[str] | None = None
+    voices: frozenset[str] | None = None
+    stages: frozenset[str] | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> Capabilities:
+        """Those a PipelineConfig declares, and its stages' names."""
+
+        def declared(name: str) -> frozenset[str] | None:
+            values: Iterable[str] | None = getattr(config, name, None)
+            return None if values is None else frozenset(values)
+
+        return cls(
+            tasks=declared("tasks"),
+            input_modalities=declared("input_modalities"),
+            output_modalities=declared("output_modalities"),
+            voices=declared("voices"),
+            stages=frozenset(stage.name for stage in config.stages),
+        )
+
+
+@dataclass
+class Server:
+    client: Client
+    model_name: str | None = None
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    info: dict[str, Any] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=Metrics)
+    started: float = field(default_factory=time.time)
+
+    @property
+    def served_name(self) -> str:
+        return self.model_name or DEFAULT_MODEL_NAME
+
+    def check_model(self, model: str | None) -> str:
+        """The model's name to answer with."""
+        if model is None or model == self.model_name:
+            return self.served_name
+        if self.model_name is None:
+            return model
+        raise RequestError(
+            f"model {model!r} is not served here; this server has {self.model_name!r}",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+
+    def check_task(self, task: str) -> None:
+        tasks = self.capabilities.tasks
+        if tasks is not None and task not in tasks:
+            raise RequestError(
+                f"the model {self.served_name!r} does not do {task}; it does {_listed(tasks)}",
+                code="unsupported_task",
+            )
+
+    def check_input(self, modality: str, param: str) -> None:
+        self._check(
+            self.capabilities.input_modalities, modality, param, f"takes no {modality} input; it takes"
+        )
+
+    def check_output(self, modality: str, param: str) -> None:
+        self._check(
+            self.capabilities.output_modalities, modality, param, f"gives no {modality} output; it gives"
+        )
+
+    def check_voice(self, voice: str | None, param: str) -> None:
+        if voice is not None:
+            self._check(self.capabilities.voices, voice, param, f"has no voice {voice!r}; it has")
+
+    def _check(self, allowed: frozenset[str] | None, value: str, param: str, text: str) -> None:
+        if allowed is not None and value not in allowed:
+            raise RequestError(
+                f"{param}: the model {self.served_name!r} {text} {_listed(allowed)}", param=param
+            )
+
+    def check_stages(self, stage_params: dict[str, Any] | None) -> None:
+        stages = self.capabilities.stages
+        for stage in stage_params or {}:
+            if stages is not None and stage not in stages:
+                near = difflib.get_close_matches(stage, stages, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"the stages are {_listed(stages)}"
+                raise RequestError(f"stage_params: no stage {stage!r}; {hint}", param=f"stage_params.{stage}")
+
+
+def new_request_id(given: str | None) -> str:
+    return given or uuid.uuid4().hex
+
+
+def _listed(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

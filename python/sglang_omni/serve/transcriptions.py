@@ -1,0 +1,129 @@
+"""``/v1/audio/transcriptions`` and ``/v1/audio/translations``: recordings to text and subtitles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic import ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+
+from sglang_omni.client import RequestError, TranscriptionResult, TranscriptionSegment
+from sglang_omni.serve.errors import validation_error
+from sglang_omni.serve.protocol import TranscriptionForm
+from sglang_omni.serve.state import Server, new_request_id
+from sglang_omni.serve.streaming import answer
+
+_GRANULARITIES = "timestamp_granularities[]"
+
+
+def transcription_routes(server: Server) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/audio/transcriptions", response_model=None)
+    async def transcriptions(request: Request) -> Response:
+        """Write down what was said."""
+        return await _transcribe(server, request, "transcription")
+
+    @router.post("/v1/audio/translations", response_model=None)
+    async def translations(request: Request) -> Response:
+        """Write down in English what was said."""
+        return await _transcribe(server, request, "translation")
+
+    return router
+
+
+async def _transcribe(server: Server, request: Request, task: str) -> Response:
+    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+        raise RequestError("the body must be multipart/form-data with the recording as 'file'", param="file")
+    try:
+        async with request.form() as form:
+            fields = _fields(form)
+            audio = await _file(form)
+    except HTTPException as exc:
+        raise RequestError(f"the body is not a valid multipart form: {exc.detail}") from exc
+    server.check_model(fields.model)
+    server.check_task(task)
+    request_id = new_request_id(fields.request_id)
+    result = await answer(
+        request,
+        server.client.transcribe(
+            audio,
+            model=fields.model,
+            language=fields.language,
+            translate=task == "translation",
+            request_id=request_id,
+            timeout=fields.timeout,
+        ),
+    )
+    response = _response(fields.response_format, result, task)
+    response.headers["x-request-id"] = request_id
+    return response
+
+
+def _fields(form: FormData) -> TranscriptionForm:
+    values: dict[str, Any] = {
+        name: value for name, value in form.multi_items() if name not in ("file", _GRANULARITIES)
+    }
+    if _GRANULARITIES in form:
+        values["timestamp_granularities"] = form.getlist(_GRANULARITIES)
+    for name, value in values.items():
+        if isinstance(value, UploadFile):
+            raise RequestError(f"{name}: must be a text field, not a file", param=name)
+    try:
+        return TranscriptionForm.model_validate(values)
+    except ValidationError as exc:
+        raise validation_error(exc.errors(include_url=False), TranscriptionForm) from exc
+
+
+async def _file(form: FormData) -> bytes:
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise RequestError("file: the recording is missing", param="file")
+    audio = await file.read()
+    if not audio:
+        raise RequestError("file: the recording is empty", param="file")
+    return audio
+
+
+def _response(kind: str, result: TranscriptionResult, task: str) -> Response:
+    if kind == "text":
+        return PlainTextResponse(result.text + "\n")
+    if kind == "srt":
+        return PlainTextResponse(_srt(_segments(result)))
+    if kind == "vtt":
+        return PlainTextResponse(_vtt(_segments(result)), media_type="text/vtt")
+    fields: dict[str, Any] = {"text": result.text}
+    if kind == "verbose_json":
+        verb = "translate" if task == "translation" else "transcribe"
+        fields |= {"task": verb, "language": result.language, "duration": result.duration}
+        fields["segments"] = [
+            {"id": i, "start": s.start, "end": s.end, "text": s.text} for i, s in enumerate(result.segments)
+        ]
+        fields["timings"] = result.timings
+    return JSONResponse(fields)
+
+
+def _segments(result: TranscriptionResult) -> list[TranscriptionSegment]:
+    if result.segments or not result.text:
+        return result.segments
+    return [TranscriptionSegment(0.0, result.duration or 0.0, result.text)]
+
+
+def _srt(segments: list[TranscriptionSegment]) -> str:
+    return "".join(
+        f"{i}\n{_clock(s.start, ',')} --> {_clock(s.end, ',')}\n{s.text.strip()}\n\n"
+        for i, s in enumerate(segments, 1)
+    )
+
+
+def _vtt(segments: list[TranscriptionSegment]) -> str:
+    cues = (f"{_clock(s.start, '.')} --> {_clock(s.end, '.')}\n{s.text.strip()}\n\n" for s in segments)
+    return "WEBVTT\n\n" + "".join(cues)
+
+
+def _clock(seconds: float, point: str) -> str:
+    ms = round(seconds * 1000)
+    return f"{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}{point}{ms % 1000:03}"
