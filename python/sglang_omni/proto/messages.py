@@ -175,16 +175,20 @@ class StreamMessage(_Message):
 class ProgressMessage(_Message):
     """Stage -> coordinator: which stages answer for which requests, as differences.
 
-    ``changes`` holds ``[request_id, stage, +1 | -1]`` entries, sent in batches. Differences commute,
+    ``changes`` holds ``[request_id, stage, difference]`` entries, sent in batches. Differences commute,
     so messages of several stages may arrive in any order. When a process dies, the requests whose
     count is positive for one of its stages are the ones it took with it.
+
+    ``spans`` holds a ``[request_id, seconds]`` entry for each request that ``from_stage`` has let go of:
+    how long it was there. Nothing of that request comes from this stage after it.
     """
 
     type: ClassVar[str] = "progress"
-    _accepted: ClassVar = {"from_stage": (str,), "changes": (list,)}
+    _accepted: ClassVar = {"from_stage": (str,), "changes": (list,), "spans": (list,)}
 
     from_stage: str
     changes: list[list[Any]]
+    spans: list[list[Any]] = field(default_factory=list)
 
     @classmethod
     def from_dict(cls, wire: Mapping[str, Any]) -> Self:
@@ -194,6 +198,11 @@ class ProgressMessage(_Message):
                 case [str(), str(), int()]:
                     continue
             raise ValueError(f"progress message: not a [request_id, stage, difference] entry: {change!r}")
+        for span in message.spans:
+            match span:
+                case [str(), float()]:
+                    continue
+            raise ValueError(f"progress message: not a [request_id, seconds] entry: {span!r}")
         return message
 
 

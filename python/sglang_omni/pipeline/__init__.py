@@ -1,0 +1,1 @@
+"""Stages, the coordinator in front of them, and what connects the two."""

@@ -1,0 +1,481 @@
+"""The coordinator: takes requests in, follows them through the stages, and answers their callers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sglang_omni.pipeline.control_plane import ControlPlaneClosed, CoordinatorControlPlane
+from sglang_omni.pipeline.progress import ProgressCounters
+from sglang_omni.proto import (
+    AbortMessage,
+    CompleteMessage,
+    Message,
+    OmniRequest,
+    ProgressMessage,
+    RequestError,
+    RequestState,
+    StagePayload,
+    StreamMessage,
+    SubmitMessage,
+)
+from sglang_omni.scheduling.recent_ids import RecentIds
+
+logger = logging.getLogger(__name__)
+
+# Twice what a stage remembers of ids it must not serve again: an id is free here only when it is there.
+_REMEMBERED_IDS = 20_000
+_REMEMBERED_TIMINGS = 1024
+# A finished request whose stages have not all let go of it by then is aborted there.
+_SETTLE_S = 1.0
+_MAX_STREAM_BACKLOG = 10_000
+
+TerminalStagesResolver = Callable[[OmniRequest], Sequence[str] | None]
+
+
+@dataclass(slots=True, eq=False)
+class _Tracked:
+    """One request from its submission until its caller is answered.
+
+    ``wire_id`` is what stages know it by: the caller's id, or one derived from it where stages may
+    still remember an earlier request of that id as gone. ``streaming`` holds the stages that have
+    streamed to the caller and not yet said that they are done.
+    """
+
+    request_id: str
+    wire_id: str
+    terminals: frozenset[str]
+    outcome: asyncio.Future[Any]
+    chunks: asyncio.Queue[StreamMessage | None] | None
+    state: RequestState = RequestState.PENDING
+    results: dict[str, Any] = field(default_factory=dict)
+    streaming: set[str] = field(default_factory=set)
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+class Coordinator:
+    """Submits requests to the entry stage and resolves them from what the terminal stages send.
+
+    All methods belong to the thread of one event loop.
+
+    Args:
+        completion_endpoint: Where stages send results; bound by ``start``.
+        abort_endpoint: Where aborts are published; bound by ``start``.
+        entry_stage: Name of the stage that receives new requests.
+        terminal_stages: Names of the stages whose results make up a request's result. Without any, the
+            first result completes the request.
+        terminal_stages_resolver: Names the terminal stages of one request, a non-empty subset of
+            ``terminal_stages``, or None for all of them.
+        stage_down_timeout: Seconds a new request waits for a stage that is being restarted.
+    """
+
+    def __init__(
+        self,
+        completion_endpoint: str,
+        abort_endpoint: str,
+        entry_stage: str,
+        terminal_stages: Sequence[str] | None = None,
+        terminal_stages_resolver: TerminalStagesResolver | None = None,
+        *,
+        stage_down_timeout: float = 60.0,
+    ) -> None:
+        self.entry_stage = entry_stage
+        self.terminal_stages = frozenset(terminal_stages or ())
+        self.terminal_stages_resolver = terminal_stages_resolver
+        self.stage_down_timeout = stage_down_timeout
+        self.control_plane = CoordinatorControlPlane(completion_endpoint, abort_endpoint)
+        self._endpoints: dict[str, str] = {}
+        self._requests: dict[str, _Tracked] = {}
+        self._by_wire_id: dict[str, _Tracked] = {}
+        self._counters = ProgressCounters()
+        # Finished requests whose hand-offs have not all been answered for, oldest first.
+        self._settling: OrderedDict[str, tuple[_Tracked, float]] = OrderedDict()
+        self._reporting: set[str] = set()
+        self._recent = RecentIds(_REMEMBERED_IDS)
+        self._reused = 0
+        self._timings: OrderedDict[str, dict[str, float]] = OrderedDict()
+        self._totals: Counter[str] = Counter()
+        self._down: dict[str, str] = {}
+        self._all_up: asyncio.Future[None] | None = None
+        self._lost: str | None = None
+        self._receiving: asyncio.Task[None] | None = None
+
+    def register_stage(self, name: str, endpoint: str) -> None:
+        """Makes a stage known by the endpoint it receives work on."""
+        self._endpoints[name] = endpoint
+
+    async def start(self) -> None:
+        """Binds the endpoints and begins to follow requests."""
+        if self._receiving is not None:
+            return
+        await self.control_plane.start()
+        self._receiving = asyncio.create_task(self._receive(), name="coordinator")
+
+    async def stop(self) -> None:
+        """Fails what is still running and closes the endpoints. Stages are left to their owner."""
+        self.fail_all("the pipeline was stopped")
+        if self._receiving is not None:
+            self._receiving.cancel()
+            await asyncio.wait({self._receiving})
+            self._receiving = None
+        self.control_plane.close()
+
+    async def shutdown_stages(self) -> None:
+        """Asks every registered stage to finish and leave."""
+        for name, endpoint in self._endpoints.items():
+            await self.control_plane.send_shutdown(name, endpoint)
+
+    async def submit(self, request_id: str, request: OmniRequest | Any) -> Any:
+        """Runs a request and returns its result: the one terminal stage's, or ``{stage: result}`` of several.
+
+        Args:
+            request_id: Unique among the requests that are running.
+            request: An OmniRequest, or bare inputs for one.
+
+        Raises:
+            ValueError: The id is in use, or the entry stage is unknown.
+            RequestError: A stage found the request itself at fault.
+            RuntimeError: A stage failed; the text names it and says how.
+            asyncio.CancelledError: The request was aborted.
+        """
+        tracked = self._admit(request_id, request, chunks=None)
+        try:
+            await self._send_in(tracked, request)
+            return await tracked.outcome
+        finally:
+            self._leave(tracked)
+
+    async def stream(
+        self, request_id: str, request: OmniRequest | Any
+    ) -> AsyncIterator[StreamMessage | CompleteMessage]:
+        """Runs a request and yields its chunks as they come, last a CompleteMessage with the whole result.
+
+        Raises what ``submit`` raises. Closing the iterator early aborts the request.
+        """
+        chunks: asyncio.Queue[StreamMessage | None] = asyncio.Queue()
+        tracked = self._admit(request_id, request, chunks)
+        try:
+            await self._send_in(tracked, request)
+            while (chunk := await chunks.get()) is not None:
+                yield chunk
+            result = await tracked.outcome
+            source = next(iter(tracked.results)) if len(tracked.results) == 1 else "coordinator"
+            yield CompleteMessage(request_id=request_id, from_stage=source, success=True, result=result)
+        finally:
+            self._leave(tracked)
+
+    async def abort(self, request_id: str) -> bool:
+        """Stops a request in every stage. False where it is not running, or not any more."""
+        tracked = self._requests.get(request_id)
+        if tracked is None:
+            return False
+        self._end(tracked, RequestState.ABORTED)
+        return True
+
+    def stage_down(self, stage_names: Iterable[str], reason: str) -> None:
+        """Fails the requests these stages hold, and those handed to them until ``stage_up``.
+
+        Requests elsewhere go on. New ones wait until every stage is up again.
+        """
+        names = list(stage_names)
+        self._down.update(dict.fromkeys(names, reason))
+        for wire_id in self._counters.held_by(names):
+            if (tracked := self._by_wire_id.get(wire_id)) is not None:
+                self._end(tracked, RequestState.FAILED, error=RuntimeError(reason))
+
+    def stage_up(self, stage_names: Iterable[str]) -> None:
+        """These stages take work again."""
+        for name in stage_names:
+            self._down.pop(name, None)
+        if not self._down:
+            self._release_waiting()
+
+    def fail_all(self, reason: str) -> None:
+        """The pipeline is lost: fails every request, and every later one at once, with this reason."""
+        self._lost = reason
+        for tracked in list(self._requests.values()):
+            self._end(tracked, RequestState.FAILED, error=RuntimeError(reason))
+        self._release_waiting()
+
+    def health(self) -> dict[str, Any]:
+        """Whether requests can be served, and what is running."""
+        return {
+            "running": self._receiving is not None and self._lost is None,
+            "error": self._lost,
+            "stages": list(self._endpoints),
+            "down_stages": dict(self._down),
+            "entry_stage": self.entry_stage,
+            "total_requests": len(self._requests),
+            "pending_completions": len(self._requests),
+            "request_states": dict(Counter(t.state.value for t in self._requests.values())),
+        }
+
+    def get_load(self) -> dict[str, int]:
+        """Requests per state: now for pending and running, since the start for the final states."""
+        states = Counter(t.state.value for t in self._requests.values())
+        return {state.value: states[state.value] or self._totals[state.value] for state in RequestState}
+
+    def stage_load(self) -> dict[str, int]:
+        """How many requests each stage answers for now."""
+        load = dict.fromkeys(self._endpoints, 0)
+        for wire_id in self._by_wire_id:
+            for stage in self._counters.holders(wire_id):
+                load[stage] = load.get(stage, 0) + 1
+        return load
+
+    def timings(self, request_id: str) -> dict[str, float]:
+        """Seconds the request spent in each stage so far; empty where it is unknown or long ago."""
+        return dict(self._timings.get(request_id, {}))
+
+    def request_state(self, request_id: str) -> RequestState | None:
+        """The state of a running request; None where it is not running."""
+        tracked = self._requests.get(request_id)
+        return tracked.state if tracked is not None else None
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def _admit(
+        self,
+        request_id: str,
+        request: OmniRequest | Any,
+        chunks: asyncio.Queue[StreamMessage | None] | None,
+    ) -> _Tracked:
+        if request_id in self._requests:
+            raise ValueError(f"request {request_id!r} already exists: use another id, or none")
+        if self._lost is not None:
+            raise RuntimeError(self._lost)
+        if self._receiving is None:
+            raise RuntimeError("the coordinator is not running: await start() first")
+        if self.entry_stage not in self._endpoints:
+            raise ValueError(f"entry stage {self.entry_stage!r} is not registered")
+        wire_id = request_id
+        if request_id in self._recent:
+            self._reused += 1
+            wire_id = f"{request_id}~{self._reused}"
+        tracked = _Tracked(
+            request_id=request_id,
+            wire_id=wire_id,
+            terminals=self._terminals_of(request),
+            outcome=asyncio.get_running_loop().create_future(),
+            chunks=chunks,
+        )
+        self._requests[request_id] = tracked
+        self._by_wire_id[wire_id] = tracked
+        self._counters.track(wire_id)
+        self._timings[request_id] = tracked.timings
+        if len(self._timings) > _REMEMBERED_TIMINGS:
+            self._timings.popitem(last=False)
+        return tracked
+
+    def _terminals_of(self, request: OmniRequest | Any) -> frozenset[str]:
+        if self.terminal_stages_resolver is None:
+            return self.terminal_stages
+        if not isinstance(request, OmniRequest):
+            request = OmniRequest(inputs=request)
+        names = self.terminal_stages_resolver(request)
+        if names is None:
+            return self.terminal_stages
+        if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(
+                f"terminal_stages_resolver must return a non-empty sequence of terminal stage names, or None "
+                f"for all of them; got {names!r}"
+            )
+        unknown = sorted(set(names) - self.terminal_stages)
+        if unknown:
+            raise ValueError(
+                f"terminal_stages_resolver returned stages outside the static terminal stages: {unknown}; "
+                f"allowed: {sorted(self.terminal_stages)}"
+            )
+        return frozenset(names)
+
+    async def _send_in(self, tracked: _Tracked, request: OmniRequest | Any) -> None:
+        if self._down:
+            await self._wait_until_up(tracked)
+        if tracked.outcome.done():
+            return
+        if not isinstance(request, OmniRequest):
+            request = OmniRequest(inputs=request)
+        payload = StagePayload(tracked.wire_id, request, {"raw_inputs": request.inputs})
+        self._counters.add(tracked.wire_id, self.entry_stage, 1)
+        tracked.state = RequestState.RUNNING
+        await self.control_plane.send_to_stage(
+            self.entry_stage, self._endpoints[self.entry_stage], SubmitMessage(tracked.wire_id, payload)
+        )
+
+    async def _wait_until_up(self, tracked: _Tracked) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.stage_down_timeout
+        while self._down and not tracked.outcome.done():
+            if (left := deadline - loop.time()) <= 0:
+                stages = ", ".join(repr(name) for name in self._down)
+                reason = next(iter(self._down.values()))
+                message = f"stage {stages} still down after {self.stage_down_timeout:g} s: {reason}"
+                self._end(tracked, RequestState.FAILED, error=RuntimeError(message))
+                return
+            if self._all_up is None:
+                self._all_up = loop.create_future()
+            await asyncio.wait(
+                {self._all_up, tracked.outcome}, timeout=left, return_when=asyncio.FIRST_COMPLETED
+            )
+
+    def _release_waiting(self) -> None:
+        if self._all_up is not None and not self._all_up.done():
+            self._all_up.set_result(None)
+        self._all_up = None
+
+    def _leave(self, tracked: _Tracked) -> None:
+        """The caller is gone; what it left unfinished is aborted."""
+        if not tracked.state.is_final:
+            self._end(tracked, RequestState.ABORTED)
+        elif tracked.outcome.done() and not tracked.outcome.cancelled():
+            tracked.outcome.exception()  # Marks it as seen where the caller was cancelled meanwhile.
+
+    def _end(
+        self, tracked: _Tracked, state: RequestState, *, result: Any = None, error: Exception | None = None
+    ) -> None:
+        if tracked.state.is_final:
+            return
+        tracked.state = state
+        self._totals[state.value] += 1
+        del self._requests[tracked.request_id]
+        del self._by_wire_id[tracked.wire_id]
+        self._recent.add(tracked.request_id)
+        if state is RequestState.COMPLETED:
+            if self._counters.is_settled(tracked.wire_id):
+                self._counters.forget(tracked.wire_id)
+            else:
+                self._settle_later(tracked)
+        else:
+            self._counters.forget(tracked.wire_id)
+            self.control_plane.broadcast_abort(AbortMessage(tracked.wire_id))
+        if not tracked.outcome.done():
+            if error is not None:
+                tracked.outcome.set_exception(error)
+            elif state is RequestState.ABORTED:
+                tracked.outcome.cancel(f"request {tracked.request_id!r} was aborted")
+            else:
+                tracked.outcome.set_result(result)
+        if tracked.chunks is not None:
+            tracked.chunks.put_nowait(None)
+
+    # --- after the end: hand-offs still to be answered for ---------------------------------------
+
+    def _settle_later(self, tracked: _Tracked) -> None:
+        loop = asyncio.get_running_loop()
+        if not self._settling:
+            loop.call_later(_SETTLE_S, self._sweep)
+        self._settling[tracked.wire_id] = (tracked, loop.time() + _SETTLE_S)
+
+    def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._settling:
+            wire_id, (_, deadline) = next(iter(self._settling.items()))
+            if deadline > loop.time():
+                loop.call_at(deadline, self._sweep)
+                return
+            del self._settling[wire_id]
+            holders = self._counters.holders(wire_id)
+            self._counters.forget(wire_id)
+            # A stage that never reports is not one that forgot this request.
+            if any(stage in self._reporting for stage in holders):
+                logger.debug("Request %s is finished, but %s still hold it", wire_id, holders)
+                self.control_plane.broadcast_abort(AbortMessage(wire_id))
+
+    # --- messages of stages -----------------------------------------------------------------------
+
+    async def _receive(self) -> None:
+        while True:
+            try:
+                message = await self.control_plane.recv()
+            except ControlPlaneClosed:
+                return
+            try:
+                self._handle(message)
+            except Exception:
+                logger.exception("Could not handle a %s message", message.type)
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case StreamMessage():
+                self._on_stream(message)
+            case CompleteMessage():
+                self._on_complete(message)
+            case ProgressMessage():
+                self._on_progress(message)
+            case _:
+                logger.warning("Ignored a %s message: the coordinator does not take it", message.type)
+
+    def _on_stream(self, message: StreamMessage) -> None:
+        tracked = self._by_wire_id.get(message.request_id)
+        if tracked is None or tracked.chunks is None:
+            return
+        if tracked.chunks.qsize() >= _MAX_STREAM_BACKLOG:
+            error = RuntimeError(f"the reader of the stream fell {_MAX_STREAM_BACKLOG} chunks behind")
+            self._end(tracked, RequestState.FAILED, error=error)
+            return
+        if message.from_stage not in tracked.terminals:
+            tracked.streaming.add(message.from_stage)
+        if message.request_id != tracked.request_id:
+            message = replace(message, request_id=tracked.request_id)
+        tracked.chunks.put_nowait(message)
+
+    def _on_complete(self, message: CompleteMessage) -> None:
+        tracked = self._by_wire_id.get(message.request_id)
+        if tracked is None:
+            return
+        if not message.success:
+            self._end(tracked, RequestState.FAILED, error=_error_of(message))
+            return
+        if tracked.terminals and message.from_stage not in tracked.terminals:
+            logger.debug("Request %s: no result expected from %s", message.request_id, message.from_stage)
+            return
+        self._counters.add(tracked.wire_id, message.from_stage, -1)
+        tracked.results[message.from_stage] = message.result
+        self._complete_if_ready(tracked)
+
+    def _complete_if_ready(self, tracked: _Tracked) -> None:
+        if not tracked.results or not tracked.results.keys() >= tracked.terminals:
+            return
+        if tracked.chunks is not None and tracked.streaming:
+            # Their chunks come on connections of their own and may be behind the last result.
+            asyncio.get_running_loop().call_later(_SETTLE_S, self._complete, tracked)
+            return
+        self._complete(tracked)
+
+    def _complete(self, tracked: _Tracked) -> None:
+        results = tracked.results
+        result = next(iter(results.values())) if len(results) == 1 else dict(results)
+        self._end(tracked, RequestState.COMPLETED, result=result)
+
+    def _on_progress(self, message: ProgressMessage) -> None:
+        self._reporting.add(message.from_stage)
+        for wire_id, stage, difference in message.changes:
+            total = self._counters.add(wire_id, stage, difference)
+            if total > 0 and stage in self._down and (tracked := self._by_wire_id.get(wire_id)) is not None:
+                self._end(tracked, RequestState.FAILED, error=RuntimeError(self._down[stage]))
+        for wire_id, seconds in message.spans:
+            tracked = self._by_wire_id.get(wire_id)
+            if tracked is None:
+                if wire_id not in self._settling:
+                    continue
+                tracked = self._settling[wire_id][0]
+            stage = message.from_stage
+            tracked.timings[stage] = tracked.timings.get(stage, 0.0) + seconds
+            if stage in tracked.streaming:
+                tracked.streaming.discard(stage)
+                self._complete_if_ready(tracked)
+        if self._settling:
+            for wire_id, _, _ in message.changes:
+                if wire_id in self._settling and self._counters.is_settled(wire_id):
+                    del self._settling[wire_id]
+                    self._counters.forget(wire_id)
+
+
+def _error_of(message: CompleteMessage) -> Exception:
+    if message.error_info is not None and "message" in message.error_info:
+        return RequestError.from_dict(message.error_info)
+    return RuntimeError(f"stage {message.from_stage!r}: {message.error or 'unknown error'}")

@@ -1,0 +1,133 @@
+"""Who answers for a request: counted by the coordinator, reported by stages as differences.
+
+Sums of differences do not depend on the order they arrive in, so fan-out, fan-in and streams need no
+agreement between stages. A request is lost with a stage's process where its sum is positive for it:
+
+- who hands a request on books +1 for the receiver, which may die with the message unread,
+  and +1 for itself, since it may die with the message unsent;
+- who receives it books -1 for the sender, and +1 for itself, should the sender's report be lost with it;
+- who is done with a request books -2 for itself for each time it received it.
+
+The coordinator books in the same way what it hands to the entry stage and what it receives as results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from sglang_omni.proto import ProgressMessage
+
+# Under load one report covers what happened in this time; a stage that was quiet reports at once.
+_REPORT_INTERVAL_S = 0.01
+
+
+class ProgressCounters:
+    """The coordinator's sums, per request and stage, for the requests it tracks."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[str, int]] = {}
+
+    def track(self, request_id: str) -> None:
+        self._counts[request_id] = {}
+
+    def forget(self, request_id: str) -> None:
+        self._counts.pop(request_id, None)
+
+    def add(self, request_id: str, stage: str, difference: int) -> int:
+        """Returns the new sum; 0 for a request that is not tracked."""
+        counts = self._counts.get(request_id)
+        if counts is None:
+            return 0
+        total = counts.get(stage, 0) + difference
+        if total:
+            counts[stage] = total
+        else:
+            counts.pop(stage, None)
+        return total
+
+    def is_settled(self, request_id: str) -> bool:
+        """Whether every hand-off that was booked has been answered for."""
+        return not self._counts.get(request_id)
+
+    def holders(self, request_id: str) -> list[str]:
+        """The stages that answer for the request now."""
+        return [stage for stage, total in self._counts.get(request_id, {}).items() if total > 0]
+
+    def held_by(self, stages: Iterable[str]) -> list[str]:
+        """The requests that at least one of these stages answers for."""
+        names = set(stages)
+        return [
+            request_id
+            for request_id, counts in self._counts.items()
+            if any(total > 0 and stage in names for stage, total in counts.items())
+        ]
+
+
+class ProgressReporter:
+    """A stage's side: collects differences and hands them over in batches.
+
+    Args:
+        stage: The reporting stage's name.
+        send: Takes a finished report; called in the event loop's thread.
+    """
+
+    def __init__(self, stage: str, send: Callable[[ProgressMessage], None]) -> None:
+        self._stage = stage
+        self._send = send
+        self._changes: dict[tuple[str, str], int] = {}
+        self._spans: list[list[str | float]] = []
+        self._last_report = -_REPORT_INTERVAL_S
+        self._timer: asyncio.TimerHandle | None = None
+
+    def handed_on(self, request_id: str, target: str | None) -> None:
+        """The request, or a stream of it, goes to ``target``; to the coordinator where that is None."""
+        self._change(request_id, self._stage, 1)
+        if target is not None:
+            self._change(request_id, target, 1)
+        self._schedule()
+
+    def received(self, request_id: str, source: str | None) -> None:
+        """The request, or a stream of it, came from ``source``; from the coordinator where that is None."""
+        self._change(request_id, self._stage, 1)
+        if source is not None:
+            self._change(request_id, source, -1)
+        self._schedule()
+
+    def finished(self, request_id: str, times_received: int, seconds: float | None = None) -> None:
+        """This stage is done with what it received, after ``seconds``; None where it did no work for it."""
+        self._change(request_id, self._stage, -2 * times_received)
+        if seconds is not None:
+            self._spans.append([request_id, seconds])
+        self._schedule()
+
+    def flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._changes and not self._spans:
+            return
+        message = ProgressMessage(
+            from_stage=self._stage,
+            changes=[[request_id, stage, total] for (request_id, stage), total in self._changes.items()],
+            spans=self._spans,
+        )
+        self._changes = {}
+        self._spans = []
+        self._last_report = time.monotonic()
+        self._send(message)
+
+    def _change(self, request_id: str, stage: str, difference: int) -> None:
+        key = (request_id, stage)
+        total = self._changes.get(key, 0) + difference
+        if total:
+            self._changes[key] = total
+        else:
+            del self._changes[key]
+
+    def _schedule(self) -> None:
+        if self._timer is None:
+            wait = self._last_report + _REPORT_INTERVAL_S - time.monotonic()
+            # Quiet until now: report as soon as the changes that belong together are all in.
+            self._timer = asyncio.get_running_loop().call_later(max(wait, 0.0), self.flush)

@@ -1,0 +1,1 @@
+"""A stage: the I/O shell around a scheduler."""

@@ -1,0 +1,355 @@
+"""Where a stage's output goes: routing, projection, and one lane for each target."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+from sglang_omni.pipeline import relay_io
+from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
+from sglang_omni.pipeline.progress import ProgressReporter
+from sglang_omni.pipeline.stage.isolation import has_own_container
+from sglang_omni.pipeline.stage.lane import Lane
+from sglang_omni.pipeline.stage.requests import RequestRecord, RequestTable
+from sglang_omni.pipeline.stage.routes import checked_targets
+from sglang_omni.proto import (
+    CompleteMessage,
+    DataReadyMessage,
+    Message,
+    ProgressMessage,
+    StagePayload,
+    StreamMessage,
+)
+from sglang_omni.relay.base import Relay
+from sglang_omni.scheduling.messages import OutgoingMessage
+
+GetNextFn = Callable[[str, Any], str | list[str] | None]
+GetStreamDoneTargetsFn = Callable[[str, Any], str | list[str] | None]
+ProjectFn = Callable[[StagePayload], StagePayload]
+
+COORDINATOR = "coordinator"
+
+
+class StageLink(Protocol):
+    """What a stage needs of its control plane; ``send_progress`` where liveness is to be tracked."""
+
+    recv_endpoint: str
+
+    async def start(self) -> None: ...
+    async def recv(self) -> Message: ...
+    async def recv_abort(self) -> Any: ...
+    async def send_to_stage(self, target: str, endpoint: str, message: Any, /) -> None: ...
+    async def send_complete(self, message: CompleteMessage, /) -> None: ...
+    async def send_stream(self, message: StreamMessage, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class Outgoing:
+    """Routes what the scheduler emits and sends it, in order on each edge.
+
+    Args:
+        stage: The sending stage's name.
+        fail: ``fail(request_id, text)``, called where sending failed.
+        The others are those of ``Stage``.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        *,
+        control_plane: StageLink,
+        relay: Relay | None,
+        get_next: GetNextFn,
+        endpoints: Mapping[str, str],
+        project_payload: Mapping[str, ProjectFn],
+        stream_targets: Collection[str],
+        get_stream_done_targets: GetStreamDoneTargetsFn | None,
+        same_gpu_targets: Collection[str],
+        same_process_targets: Collection[str],
+        local_dispatcher: LocalStageDispatcher | None,
+        fail: Callable[[str, str], None],
+    ) -> None:
+        self._stage = stage
+        self._control_plane = control_plane
+        self._relay = relay
+        self._get_next = get_next
+        self._endpoints = endpoints
+        self._project_payload = project_payload
+        self._stream_targets = list(stream_targets)
+        self._get_stream_done_targets = get_stream_done_targets
+        self._same_gpu_targets = set(same_gpu_targets)
+        self._same_process_targets = set(same_process_targets) if local_dispatcher is not None else set()
+        self._dispatcher = local_dispatcher
+        self._fail = fail
+        self._topology = {*endpoints, *same_process_targets}
+        self._lanes: dict[str, Lane] = {}
+        self._to_coordinator = Lane(f"{stage}->{COORDINATOR}")
+        self._puts: set[asyncio.Task[None]] = set()
+        self._send_progress = getattr(control_plane, "send_progress", None)
+        self.progress = ProgressReporter(stage, self._report)
+        self.requests = RequestTable(self.progress)
+
+    @property
+    def backlog(self) -> int:
+        """Messages routed and not yet sent."""
+        return len(self._to_coordinator) + sum(len(lane) for lane in self._lanes.values())
+
+    def result(self, request_id: str, output: Any) -> None:
+        """Sends a result on to the next stages, or to the coordinator, and the end of its streams.
+
+        Raises:
+            ValueError: The route leaves the static topology.
+            TypeError: The output cannot go to another stage.
+            Exception: What a hook of the stage's configuration raised.
+        """
+        record = self.requests.active[request_id]
+        returned = self._get_next(request_id, output)
+        ended = self._ended_streams(request_id, output)
+        payloads: list[tuple[str, StagePayload, bool]] = []
+        if returned is not None:
+            targets = checked_targets(returned, self._topology, stage=self._stage, hook="get_next")
+            payloads = self._payloads(output, targets)
+        for target in ended:
+            self._open_stream(request_id, record, target)
+            self._lane(target).put(self._send_done, request_id, target)
+        for target, payload, is_local in payloads:
+            self.progress.handed_on(request_id, target)
+            self._lane(target).put(self._send_payload, request_id, target, payload, is_local)
+        if returned is None:
+            result = output.data if isinstance(output, StagePayload) else output
+            self.progress.handed_on(request_id, None)
+            self.complete(CompleteMessage(request_id, self._stage, success=True, result=result))
+        record.running -= 1
+        if record.running <= 0:
+            self.requests.finish(request_id)
+
+    def stream(self, request_id: str, out: OutgoingMessage) -> None:
+        """Sends a chunk to its target, to all stream targets, or to the caller.
+
+        Raises ValueError for a target that is not one of the stage's stream targets.
+        """
+        record = self.requests.active[request_id]
+        if out.target is None:
+            targets = self._stream_targets or [COORDINATOR]
+        elif out.target == COORDINATOR or out.target in self._stream_targets:
+            targets = [out.target]
+        else:
+            raise ValueError(
+                f"stream target {out.target!r} is outside the static topology: stream_to is "
+                f"{self._stream_targets}"
+            )
+        for target in targets:
+            if target == COORDINATOR:
+                chunk_id = record.chunks_sent.get(None, 0)
+                record.chunks_sent[None] = chunk_id + 1
+                self._to_coordinator.put(self._send_stream, self._stream_message(out, chunk_id))
+            else:
+                self._open_stream(request_id, record, target)
+                chunk_id = record.chunks_sent[target]
+                record.chunks_sent[target] = chunk_id + 1
+                self._lane(target).put(self._send_chunk, request_id, target, chunk_id, out.data, out.metadata)
+
+    def complete(self, message: CompleteMessage) -> None:
+        self._to_coordinator.put(self._send_complete, message)
+
+    async def drain(self) -> None:
+        """Returns once all that was routed is sent."""
+        self.progress.flush()
+        for lane in (*self._lanes.values(), self._to_coordinator):
+            await lane.drain()
+
+    async def close(self) -> None:
+        for lane in (*self._lanes.values(), self._to_coordinator):
+            await lane.close()
+        for task in self._puts:
+            task.cancel()
+
+    # --- routing ----------------------------------------------------------------------------------
+
+    def _ended_streams(self, request_id: str, output: Any) -> list[str]:
+        if self._get_stream_done_targets is None:
+            return self._stream_targets
+        returned = self._get_stream_done_targets(request_id, output)
+        if returned is None:
+            return []
+        return checked_targets(
+            returned, self._stream_targets, stage=self._stage, hook="stream_done_to_fn", empty_ok=True
+        )
+
+    def _payloads(self, output: Any, targets: list[str]) -> list[tuple[str, StagePayload, bool]]:
+        """``(target, payload, whether to hand over the object itself)`` for each target."""
+        projected = []
+        for target in targets:
+            project = self._project_payload.get(target)
+            payload = project(output) if project is not None else output
+            if not isinstance(payload, StagePayload):
+                source = "its scheduler" if project is None else "project_payload"
+                raise TypeError(
+                    f"stage {self._stage!r} cannot send to {target!r}: {source} returned a "
+                    f"{type(payload).__name__}, expected a StagePayload"
+                )
+            projected.append(payload)
+        if not self._same_process_targets:
+            return [(target, payload, False) for target, payload in zip(targets, projected, strict=True)]
+        return [
+            (target, payload, target in self._same_process_targets and self._is_alone(i, projected, output))
+            for i, (target, payload) in enumerate(zip(targets, projected, strict=True))
+        ]
+
+    @staticmethod
+    def _is_alone(index: int, projected: list[StagePayload], output: Any) -> bool:
+        """Whether no other target of the fan-out can see what this one does to its payload."""
+        if len(projected) == 1:
+            return True
+        others = [*projected[:index], *projected[index + 1 :], output]
+        return projected[index] is not output and has_own_container(projected[index], others)
+
+    def _open_stream(self, request_id: str, record: RequestRecord, target: str) -> None:
+        if target not in record.chunks_sent:
+            record.chunks_sent[target] = 0
+            self.progress.handed_on(request_id, target)
+
+    def _stream_message(self, out: OutgoingMessage, chunk_id: int) -> StreamMessage:
+        modality = out.metadata.get("modality") if out.metadata else None
+        if modality is None and isinstance(out.data, dict):
+            modality = out.data.get("modality")
+        return StreamMessage(
+            request_id=out.request_id,
+            from_stage=self._stage,
+            chunk=out.data,
+            stage_name=self._stage,
+            modality=modality if isinstance(modality, str) else None,
+            chunk_id=chunk_id,
+        )
+
+    def _lane(self, target: str) -> Lane:
+        lane = self._lanes.get(target)
+        if lane is None:
+            lane = self._lanes[target] = Lane(f"{self._stage}->{target}")
+        return lane
+
+    # --- sending, inside the target's lane --------------------------------------------------------
+
+    async def _send_payload(
+        self, request_id: str, target: str, payload: StagePayload, is_local: bool
+    ) -> None:
+        if self.requests.is_dropped(request_id):
+            return
+        try:
+            if is_local:
+                assert self._dispatcher is not None
+                await self._dispatcher.send_payload(
+                    from_stage=self._stage, to_stage=target, request_id=request_id, payload=payload
+                )
+                return
+            metadata, put = await relay_io.write_payload(self._needed_relay(target), request_id, payload)
+            # The message leaves before the put is waited for: reading is what completes it.
+            await self._control_plane.send_to_stage(
+                target,
+                self._endpoint(target),
+                DataReadyMessage(request_id, self._stage, target, metadata),
+            )
+            self._watch_put(request_id, target, put)
+        except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
+            self._fail_sending(request_id, target, exc)
+
+    async def _send_chunk(
+        self, request_id: str, target: str, chunk_id: int, data: Any, metadata: dict[str, Any] | None
+    ) -> None:
+        if self.requests.is_dropped(request_id):
+            return
+        try:
+            if target in self._same_process_targets:
+                assert self._dispatcher is not None
+                await self._dispatcher.send_stream_chunk(
+                    from_stage=self._stage,
+                    to_stage=target,
+                    request_id=request_id,
+                    chunk_id=chunk_id,
+                    data=data,
+                    metadata=metadata,
+                )
+                return
+            await relay_io.send_stream_chunk(
+                self._needed_relay(target),
+                self._control_plane,
+                request_id=request_id,
+                data=data,
+                target_stage=target,
+                target_endpoint=self._endpoint(target),
+                from_stage=self._stage,
+                chunk_id=chunk_id,
+                metadata=metadata,
+                same_gpu_targets=self._same_gpu_targets,
+            )
+        except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
+            self._fail_sending(request_id, target, exc)
+
+    async def _send_done(self, request_id: str, target: str) -> None:
+        if self.requests.is_dropped(request_id):
+            return
+        try:
+            if target in self._same_process_targets:
+                assert self._dispatcher is not None
+                await self._dispatcher.send_stream_signal(
+                    from_stage=self._stage, to_stage=target, request_id=request_id, is_done=True
+                )
+                return
+            await relay_io.send_stream_signal(
+                self._control_plane,
+                request_id=request_id,
+                target_stage=target,
+                target_endpoint=self._endpoint(target),
+                from_stage=self._stage,
+                is_done=True,
+            )
+        except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
+            self._fail_sending(request_id, target, exc)
+
+    async def _send_stream(self, message: StreamMessage) -> None:
+        if self.requests.is_dropped(message.request_id):
+            return
+        try:
+            await self._control_plane.send_stream(message)
+        except (TypeError, ValueError) as exc:
+            self._fail_sending(message.request_id, COORDINATOR, exc)
+
+    async def _send_complete(self, message: CompleteMessage) -> None:
+        try:
+            await self._control_plane.send_complete(message)
+        except (TypeError, ValueError) as exc:
+            self._fail_sending(message.request_id, COORDINATOR, exc)
+
+    def _report(self, message: ProgressMessage) -> None:
+        if self._send_progress is not None:
+            self._to_coordinator.put(self._send_progress, message)
+
+    def _fail_sending(self, request_id: str, target: str, exc: Exception) -> None:
+        self._fail(request_id, f"sending to {target!r} failed: {type(exc).__name__}: {exc}")
+
+    def _endpoint(self, target: str) -> str:
+        try:
+            return self._endpoints[target]
+        except KeyError:
+            raise RuntimeError(f"no endpoint is known for stage {target!r}") from None
+
+    def _needed_relay(self, target: str) -> Relay:
+        if self._relay is None:
+            raise RuntimeError(f"stage {self._stage!r} has no relay to send to {target!r} with")
+        return self._relay
+
+    def _watch_put(self, request_id: str, target: str, put: Any) -> None:
+        """Waits for a put beside the lane, so that one unread payload does not hold up the next."""
+        if put is None or getattr(put, "is_complete", False):
+            return
+        task = asyncio.get_running_loop().create_task(self._wait_for_put(request_id, target, put))
+        self._puts.add(task)
+        task.add_done_callback(self._puts.discard)
+
+    async def _wait_for_put(self, request_id: str, target: str, put: Any) -> None:
+        try:
+            await put.wait_for_completion()
+        except Exception as exc:  # noqa: BLE001  reported as the request's failure
+            if not self.requests.is_dropped(request_id):
+                self._fail_sending(request_id, target, exc)

@@ -1,0 +1,102 @@
+"""What a stage knows of the requests it works on, and of those it no longer does."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from sglang_omni.pipeline.progress import ProgressReporter
+from sglang_omni.scheduling.messages import IncomingMessage
+from sglang_omni.scheduling.recent_ids import RecentIds
+
+# Half of what the coordinator remembers, so that it never gives out an id that is still refused here.
+_REMEMBERED_IDS = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """One request, from the first message of it until its last result is routed.
+
+    Attributes:
+        since: When it came, in seconds of the monotonic clock.
+        times_received: Payloads and streams that were handed to this stage for it.
+        has_payload: Whether a payload of it has come.
+        started: Whether the scheduler has it.
+        running: Payloads the scheduler has and has not answered.
+        sources: The stages that stream to this one for it.
+        held: Stream messages that wait until the scheduler has the payload.
+        chunks_sent: How many chunks went to each stream target; the coordinator's is None.
+    """
+
+    since: float = field(default_factory=time.monotonic)
+    times_received: int = 0
+    has_payload: bool = False
+    started: bool = False
+    running: int = 0
+    sources: set[str] = field(default_factory=set)
+    held: list[IncomingMessage] = field(default_factory=list)
+    chunks_sent: dict[str | None, int] = field(default_factory=dict)
+
+
+class RequestTable:
+    """The requests of one stage; bounded whatever arrives late.
+
+    Args:
+        progress: Told of every request that comes and goes.
+    """
+
+    def __init__(self, progress: ProgressReporter) -> None:
+        self.active: dict[str, RequestRecord] = {}
+        self._progress = progress
+        self._dropped = RecentIds(_REMEMBERED_IDS)
+        # Finished requests, each with the streams that were counted for it.
+        self._finished: OrderedDict[str, set[str]] = OrderedDict()
+
+    def is_dropped(self, request_id: str) -> bool:
+        """Whether the request was aborted, or has failed here."""
+        return request_id in self._dropped
+
+    def open(self, request_id: str) -> RequestRecord:
+        """The request's record, a new one where it is new here."""
+        record = self.active.get(request_id)
+        if record is None:
+            record = self.active[request_id] = RequestRecord()
+            self._finished.pop(request_id, None)
+        return record
+
+    def receive_payload(self, request_id: str, source: str | None) -> RequestRecord:
+        """Counts a payload that came from a stage, or from the coordinator where ``source`` is None."""
+        record = self.open(request_id)
+        record.times_received += 1
+        record.has_payload = True
+        self._progress.received(request_id, source)
+        return record
+
+    def receive_stream(self, request_id: str, source: str) -> RequestRecord | None:
+        """Counts the first message of a stream. None where the request is already finished here."""
+        if request_id not in self.active and (counted := self._finished.get(request_id)) is not None:
+            if source not in counted:
+                counted.add(source)
+                self._progress.received(request_id, source)
+                self._progress.finished(request_id, 1)
+            return None
+        record = self.open(request_id)
+        if source not in record.sources:
+            record.sources.add(source)
+            record.times_received += 1
+            self._progress.received(request_id, source)
+        return record
+
+    def finish(self, request_id: str) -> None:
+        """The request's last result is routed."""
+        record = self.active.pop(request_id)
+        self._finished[request_id] = record.sources
+        if len(self._finished) > _REMEMBERED_IDS:
+            self._finished.popitem(last=False)
+        self._progress.finished(request_id, record.times_received, time.monotonic() - record.since)
+
+    def drop(self, request_id: str) -> None:
+        """The request is aborted, or has failed: what still comes of it is refused."""
+        self.active.pop(request_id, None)
+        self._dropped.add(request_id)

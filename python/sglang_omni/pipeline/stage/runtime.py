@@ -1,0 +1,434 @@
+"""Stage: the I/O shell around a scheduler.
+
+    control plane -> a lane per source -> input handler -> scheduler.inbox
+    scheduler.outbox -> drain thread -> routing -> a lane per target -> control plane, relay, local dispatch
+
+Everything but the scheduler and the outbox's drain thread runs in the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from queue import Empty
+from typing import Any, Literal
+
+from sglang_omni.pipeline import relay_io
+from sglang_omni.pipeline.control_plane import ControlPlaneClosed
+from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
+from sglang_omni.pipeline.stage.input import DirectInput, InputHandler
+from sglang_omni.pipeline.stage.lane import Lane
+from sglang_omni.pipeline.stage.outgoing import (
+    GetNextFn,
+    GetStreamDoneTargetsFn,
+    Outgoing,
+    ProjectFn,
+    StageLink,
+)
+from sglang_omni.pipeline.stage.requests import RequestRecord
+from sglang_omni.pipeline.stage.stream_queue import StreamItem
+from sglang_omni.proto import (
+    CompleteMessage,
+    DataReadyMessage,
+    Message,
+    RequestError,
+    ShutdownMessage,
+    StagePayload,
+    SubmitMessage,
+)
+from sglang_omni.relay.base import Relay, create_relay
+from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage, Scheduler
+
+logger = logging.getLogger(__name__)
+
+_OUTBOX_BATCH = 256
+# Messages routed but not sent, at which the outbox is left to fill up, and at which draining goes on.
+_BACKLOG_HIGH = 4096
+_BACKLOG_LOW = 1024
+_STOP_TIMEOUT_S = 3.0
+
+
+class Stage:
+    """One stage: receives, aggregates, feeds its scheduler, routes what comes out, streams and aborts.
+
+    A failure of one request, message, payload or route is that request's error; the stage goes on.
+
+    Args:
+        name: The stage's name.
+        role: ``single``, or ``leader`` or ``follower`` in a tensor-parallel group. A follower computes
+            what its control plane hands it and sends nothing: the leader owns all I/O.
+        get_next: ``get_next(request_id, output)`` names the next stage or stages; None completes the request.
+        gpu_id: The device the stage computes on, if any.
+        endpoints: ``{stage: endpoint}`` of the stages this one may send to.
+        control_plane: Sockets, or anything with their methods.
+        input_handler: DirectInput unless given.
+        relay: Carries payloads to other processes; made from ``relay_config`` where that is given instead:
+            ``relay_type`` and the options of ``create_relay``.
+        scheduler: Runs the work.
+        project_payload: ``{target: function}`` that reduces a payload to what the target needs.
+        stream_targets: Where untargeted stream chunks go; to the caller where there are none.
+        get_stream_done_targets: ``f(request_id, output)`` names the stream targets whose stream ends with
+            the result, None for none; all of them without it.
+        same_gpu_targets: Stream targets on the same GPU, in other processes.
+        same_process_targets: Targets in this process, reached through ``local_dispatcher``.
+        can_accept_stream_before_payload: Whether chunks may come before the payload of their request.
+        is_terminal: Whether the stage completes requests.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        role: Literal["single", "leader", "follower"] = "single",
+        *,
+        get_next: GetNextFn,
+        control_plane: StageLink,
+        gpu_id: int | None = None,
+        endpoints: Mapping[str, str] | None = None,
+        input_handler: InputHandler | None = None,
+        relay: Relay | None = None,
+        relay_config: Mapping[str, Any] | None = None,
+        scheduler: Scheduler,
+        project_payload: Mapping[str, ProjectFn] | None = None,
+        stream_targets: Collection[str] | None = None,
+        get_stream_done_targets: GetStreamDoneTargetsFn | None = None,
+        same_gpu_targets: Collection[str] | None = None,
+        same_process_targets: Collection[str] | None = None,
+        local_dispatcher: LocalStageDispatcher | None = None,
+        can_accept_stream_before_payload: bool = False,
+        is_terminal: bool = False,
+    ) -> None:
+        self.name = name
+        self.role = role
+        self.gpu_id = gpu_id
+        self.control_plane = control_plane
+        self.input_handler = input_handler or DirectInput()
+        self.relay = relay if relay is not None else _make_relay(name, relay_config)
+        self.scheduler = scheduler
+        self.can_accept_stream_before_payload = can_accept_stream_before_payload
+        self.is_terminal = is_terminal
+        self._outgoing = Outgoing(
+            name,
+            control_plane=control_plane,
+            relay=self.relay,
+            get_next=get_next,
+            endpoints=endpoints or {},
+            project_payload=project_payload or {},
+            stream_targets=stream_targets or [],
+            get_stream_done_targets=get_stream_done_targets,
+            same_gpu_targets=same_gpu_targets or (),
+            same_process_targets=same_process_targets or (),
+            local_dispatcher=local_dispatcher,
+            fail=self._fail,
+        )
+        self._requests = self._outgoing.requests
+        self._receive_lanes: dict[str, Lane] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads: list[threading.Thread] = []
+        self._may_drain = threading.Event()
+        self._may_drain.set()
+        self._crash: asyncio.Future[BaseException] | None = None
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Opens the control plane and starts the scheduler in a thread of its own."""
+        if self._loop is not None:
+            return
+        await self.control_plane.start()
+        self._loop = asyncio.get_running_loop()
+        self._crash = self._loop.create_future()
+        for work, label in ((self._run_scheduler, "scheduler"), (self._drain_outbox, "outbox")):
+            thread = threading.Thread(target=work, name=f"{self.name}-{label}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    async def run(self) -> None:
+        """Serves until a ShutdownMessage arrives or the task is cancelled.
+
+        Raises:
+            RuntimeError: The scheduler's ``start`` raised. The stage's requests have failed by then, and
+                the scheduler was stopped; what to do about it is the supervisor's matter.
+        """
+        await self.start()
+        assert self._crash is not None
+        aborts = asyncio.create_task(self._receive_aborts(), name=f"{self.name}-aborts")
+        work = asyncio.create_task(self._receive_work(), name=f"{self.name}-work")
+        try:
+            await asyncio.wait({work, self._crash}, return_when=asyncio.FIRST_COMPLETED)
+            if self._crash.done():
+                crash = self._crash.result()
+                self._fail_all(f"the scheduler crashed: {_text(crash)}")
+                raise RuntimeError(f"Scheduler thread of {self.name!r} crashed: {_text(crash)}") from crash
+            work.result()
+        finally:
+            for task in (aborts, work):
+                task.cancel()
+            await asyncio.gather(aborts, work, return_exceptions=True)
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Stops the scheduler, sends what is already routed, and closes everything. Idempotent."""
+        if self._loop is None:
+            return
+        self.scheduler.stop()
+        self._may_drain.set()
+        scheduler_thread, outbox_thread = self._threads
+        await asyncio.to_thread(scheduler_thread.join, _STOP_TIMEOUT_S)
+        if scheduler_thread.is_alive():
+            logger.warning("Stage %s: the scheduler is still busy after %g s", self.name, _STOP_TIMEOUT_S)
+        self.scheduler.outbox.put(_STOP)
+        await asyncio.to_thread(outbox_thread.join, _STOP_TIMEOUT_S)
+        # The drain thread's last batch is on its way through the loop: let it be routed.
+        await asyncio.sleep(0)
+        try:
+            await asyncio.wait_for(self._outgoing.drain(), _STOP_TIMEOUT_S)
+        except TimeoutError:
+            logger.warning("Stage %s: dropped %d unsent messages", self.name, self._outgoing.backlog)
+        self._loop = None
+        for lane in self._receive_lanes.values():
+            await lane.close()
+        await self._outgoing.close()
+        self.control_plane.close()
+        if self.relay is not None:
+            self.relay.close()
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    async def _receive_work(self) -> None:
+        while True:
+            message = await self.control_plane.recv()
+            if isinstance(message, ShutdownMessage):
+                return
+            self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case DataReadyMessage():
+                lane = self._receive_lanes.get(message.from_stage)
+                if lane is None:
+                    lane = Lane(f"{message.from_stage}->{self.name}")
+                    self._receive_lanes[message.from_stage] = lane
+                lane.put(self._receive, message)
+            case SubmitMessage():
+                self._accept_payload(message.request_id, None, message.data)
+            case _:
+                logger.warning("Stage %s ignored a %s message", self.name, message.type)
+
+    async def _receive_aborts(self) -> None:
+        while True:
+            try:
+                message = await self.control_plane.recv_abort()
+            except ControlPlaneClosed:
+                return
+            except Exception:
+                logger.exception("Stage %s takes no aborts any more", self.name)
+                return
+            self.abort(message.request_id)
+
+    async def _receive(self, message: DataReadyMessage) -> None:
+        """One message of another stage, in the lane of that stage."""
+        request_id, source = message.request_id, message.from_stage
+        if message.error is not None:
+            self._fail(request_id, f"stream from {source!r} failed: {message.error}")
+        elif message.is_done:
+            self._accept_stream(request_id, source, IncomingMessage(request_id, "stream_done", source))
+        elif message.chunk_id is not None:
+            read = await self._read(message, relay_io.read_stream_chunk)
+            if read is not None:
+                data, metadata = read
+                item = StreamItem(message.chunk_id, data, source, metadata)
+                self._accept_stream(request_id, source, IncomingMessage(request_id, "stream_chunk", item))
+        else:
+            payload = await self._read(message, relay_io.read_payload)
+            if payload is not None:
+                self._accept_payload(request_id, source, payload)
+
+    async def _read(self, message: DataReadyMessage, read: Any) -> Any:
+        """What ``read`` returns; None where the request is not wanted any more, or could not be read."""
+        request_id = message.request_id
+        try:
+            if self.relay is None:
+                raise RuntimeError(f"stage {self.name!r} has no relay")
+            value = await read(self.relay, request_id, message.shm_metadata)
+        except Exception as exc:  # noqa: BLE001  whatever the bytes hold, it is that request's failure
+            if self.relay is not None:
+                self.relay.cleanup(request_id)
+            self._fail(request_id, f"relay read failed: {_text(exc)}")
+            return None
+        # A dropped request's data was read all the same: that is what gives its slot back.
+        return None if self._requests.is_dropped(request_id) else value
+
+    async def receive_local_payload(self, request_id: str, from_stage: str, payload: StagePayload) -> None:
+        """A payload of a stage in this process, as the object itself."""
+        self._accept_payload(request_id, from_stage, payload)
+
+    async def receive_local_stream_chunk(
+        self, request_id: str, from_stage: str, chunk_id: int, data: Any, metadata: dict[str, Any] | None
+    ) -> None:
+        """A stream chunk of a stage in this process, as the object itself."""
+        item = StreamItem(chunk_id, data, from_stage, metadata)
+        self._accept_stream(request_id, from_stage, IncomingMessage(request_id, "stream_chunk", item))
+
+    async def receive_local_stream_signal(
+        self, request_id: str, from_stage: str, *, is_done: bool = False, error: str | None = None
+    ) -> None:
+        """The end of a stream of a stage in this process, or its failure."""
+        if error is not None:
+            self._fail(request_id, f"stream from {from_stage!r} failed: {error}")
+        elif is_done:
+            message = IncomingMessage(request_id, "stream_done", from_stage)
+            self._accept_stream(request_id, from_stage, message)
+
+    def _accept_payload(self, request_id: str, source: str | None, payload: Any) -> None:
+        if self._requests.is_dropped(request_id):
+            return
+        record = self._requests.receive_payload(request_id, source)
+        try:
+            if not isinstance(payload, StagePayload):
+                raise TypeError(f"expected a StagePayload, got a {type(payload).__name__}")
+            merged = self.input_handler.receive(request_id, source or "coordinator", payload)
+        except Exception as exc:  # noqa: BLE001  a merge function may raise anything
+            self._fail_with(request_id, exc)
+            return
+        if merged is None:
+            return
+        record.started = True
+        record.running += 1
+        self.scheduler.inbox.put(IncomingMessage(request_id, "new_request", merged))
+        for held in record.held:
+            self.scheduler.inbox.put(held)
+        record.held.clear()
+
+    def _accept_stream(self, request_id: str, source: str, message: IncomingMessage) -> None:
+        if self._requests.is_dropped(request_id):
+            return
+        record = self._requests.receive_stream(request_id, source)
+        if record is None:
+            return
+        if record.started or self.can_accept_stream_before_payload:
+            self.scheduler.inbox.put(message)
+        elif record.has_payload or message.type == "stream_done":
+            record.held.append(message)
+        else:
+            self._fail(
+                request_id,
+                f"a stream chunk from {source!r} arrived before the request's payload; a stage that can "
+                "start from a stream sets can_accept_stream_before_payload",
+            )
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def _run_scheduler(self) -> None:
+        try:
+            self.scheduler.start()
+        except BaseException as exc:
+            logger.exception("Scheduler thread of stage %s crashed", self.name)
+            loop = self._loop
+            if loop is not None and not loop.is_closed():
+                loop.call_soon_threadsafe(self._on_crash, exc)
+
+    def _on_crash(self, exc: BaseException) -> None:
+        if self._crash is not None and not self._crash.done():
+            self._crash.set_result(exc)
+
+    def _drain_outbox(self) -> None:
+        """Hands what the scheduler emits to the event loop, in batches."""
+        outbox = self.scheduler.outbox
+        loop = self._loop
+        assert loop is not None
+        while True:
+            batch = [outbox.get()]
+            try:
+                while len(batch) < _OUTBOX_BATCH:
+                    batch.append(outbox.get_nowait())
+            except Empty:
+                pass
+            stopping = _STOP in batch
+            loop.call_soon_threadsafe(self._route, [out for out in batch if out is not _STOP])
+            if stopping:
+                return
+            self._may_drain.wait()
+
+    def _route(self, batch: list[OutgoingMessage]) -> None:
+        for out in batch:
+            record = self._requests.active.get(out.request_id)
+            if record is None:
+                continue  # Aborted, failed or finished meanwhile.
+            if self.role == "follower":
+                self._follow(out, record)
+                continue
+            try:
+                if out.type == "result":
+                    self._outgoing.result(out.request_id, out.data)
+                elif out.type == "stream":
+                    self._outgoing.stream(out.request_id, out)
+                elif isinstance(out.data, BaseException):
+                    self._fail_with(out.request_id, out.data)
+                else:
+                    self._fail(out.request_id, str(out.data))
+            except Exception as exc:  # noqa: BLE001  hooks and routes are the request's own failure
+                self._fail_with(out.request_id, exc)
+        if self._outgoing.backlog > _BACKLOG_HIGH and self._may_drain.is_set():
+            self._may_drain.clear()
+            self._resume_draining()
+
+    def _resume_draining(self) -> None:
+        if self._loop is None or self._outgoing.backlog < _BACKLOG_LOW:
+            self._may_drain.set()
+        else:
+            self._loop.call_later(0.005, self._resume_draining)
+
+    def _follow(self, out: OutgoingMessage, record: RequestRecord) -> None:
+        """A follower's results and errors are the leader's to send; only its books are kept."""
+        if out.type != "stream":
+            record.running -= 1
+            if record.running <= 0:
+                self._requests.finish(out.request_id)
+
+    # --- ends -------------------------------------------------------------------------------------
+
+    def abort(self, request_id: str) -> None:
+        """Forgets a request, here and in the scheduler, and frees what it holds."""
+        self._requests.drop(request_id)
+        self.input_handler.cancel(request_id)
+        if self.relay is not None:
+            self.relay.cleanup(request_id)
+        self.scheduler.abort(request_id)
+
+    def _fail_all(self, error: str) -> None:
+        for request_id in list(self._requests.active):
+            self._fail(request_id, error)
+
+    def _fail_with(self, request_id: str, exc: BaseException) -> None:
+        if isinstance(exc, RequestError):
+            self._fail(request_id, str(exc), exc.to_dict())
+            return
+        logger.error("Stage %s: request %s failed", self.name, request_id, exc_info=exc)
+        self._fail(request_id, _text(exc))
+
+    def _fail(self, request_id: str, error: str, error_info: dict[str, Any] | None = None) -> None:
+        """Ends the request here and tells the coordinator, which ends it everywhere."""
+        if self._requests.is_dropped(request_id):
+            return
+        self.abort(request_id)
+        self._outgoing.complete(
+            CompleteMessage(request_id, self.name, success=False, error=error, error_info=error_info)
+        )
+
+
+def _text(exc: BaseException) -> str:
+    return f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
+
+
+def _make_relay(stage: str, config: Mapping[str, Any] | None) -> Relay | None:
+    if config is None:
+        return None
+    options = dict(config)
+    options.setdefault("engine_id", stage)
+    return create_relay(options.pop("relay_type", "shm"), **options)
+
+
+# Wakes the drain thread for good.
+_STOP: Any = None

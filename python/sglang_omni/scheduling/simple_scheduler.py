@@ -1,0 +1,224 @@
+"""SimpleScheduler: a stage that calls a function for each request, or for a batch of them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, Queue
+from typing import Any
+
+from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
+from sglang_omni.scheduling.recent_ids import RecentIds
+
+logger = logging.getLogger(__name__)
+
+
+class SimpleScheduler:
+    """Calls ``compute_fn(payload)`` for each request and hands its result on.
+
+    An exception is that request's error. Both functions may be async or return awaitables. For a stage
+    that consumes a stream, write a scheduler of its own: this one takes whole payloads.
+
+    Args:
+        compute_fn: Called with one payload, returns its result.
+        batch_compute_fn: Called with a list of payloads where several are waiting, returns as many
+            results in order; an exception in a result's place is the error of that request alone.
+        max_batch_size: The most requests in a batch.
+        max_batch_wait_ms: How long a batch waits for more requests after its first.
+        request_cost_fn: A payload's cost, for ``max_batch_cost``.
+        max_batch_cost: The most a batch may cost together; a request that costs more runs alone.
+        max_concurrency: How many requests run at once, each in a thread; ``compute_fn`` must allow it.
+        abort_callback: Called with the id of each aborted request, in the aborting thread.
+
+    Raises:
+        ValueError: ``max_concurrency > 1`` with ``batch_compute_fn``, or a limit below its least value.
+    """
+
+    def __init__(
+        self,
+        compute_fn: Callable[[Any], Any],
+        *,
+        batch_compute_fn: Callable[[list[Any]], Any] | None = None,
+        max_batch_size: int = 1,
+        max_batch_wait_ms: float = 0,
+        request_cost_fn: Callable[[Any], float] | None = None,
+        max_batch_cost: float | None = None,
+        max_concurrency: int = 1,
+        abort_callback: Callable[[str], None] | None = None,
+    ) -> None:
+        if max_concurrency > 1 and batch_compute_fn is not None:
+            raise ValueError("max_concurrency > 1 and batch_compute_fn are mutually exclusive: set one")
+        for name, value, least in (
+            ("max_batch_size", max_batch_size, 1),
+            ("max_batch_wait_ms", max_batch_wait_ms, 0),
+            ("max_concurrency", max_concurrency, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        self.inbox: Queue[IncomingMessage] = Queue()
+        self.outbox: Queue[OutgoingMessage] = Queue()
+        self._compute = compute_fn
+        self._compute_batch = batch_compute_fn
+        self._max_batch_size = max_batch_size if batch_compute_fn is not None else 1
+        self._max_batch_wait_s = max_batch_wait_ms / 1000
+        self._cost_of = request_cost_fn
+        self._max_batch_cost = max_batch_cost
+        self._max_concurrency = max_concurrency
+        self._abort_callback = abort_callback
+        self._stopped = threading.Event()
+        # Guards what `abort` shares with the working threads.
+        self._lock = threading.Lock()
+        self._aborted = RecentIds()
+        self._awaiting: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = {}
+
+    def start(self) -> None:
+        """Works until ``stop``."""
+        if self._max_concurrency == 1:
+            self._work()
+            return
+        with ThreadPoolExecutor(self._max_concurrency, thread_name_prefix="compute") as pool:
+            for future in [pool.submit(self._work) for _ in range(self._max_concurrency)]:
+                future.result()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        for _ in range(self._max_concurrency):
+            self.inbox.put(_WAKE)
+
+    def abort(self, request_id: str) -> None:
+        """Drops the request where it is waiting; a running async ``compute_fn`` is cancelled."""
+        with self._lock:
+            self._aborted.add(request_id)
+            if (awaiting := self._awaiting.get(request_id)) is not None:
+                loop, task = awaiting
+                loop.call_soon_threadsafe(task.cancel)
+        if self._abort_callback is not None:
+            try:
+                self._abort_callback(request_id)
+            except Exception:
+                logger.exception("abort_callback failed for request %s", request_id)
+
+    def _work(self) -> None:
+        """One thread's loop: take a batch, compute it, hand the results on."""
+        with asyncio.Runner() as runner:
+            left_over: IncomingMessage | None = None
+            while not self._stopped.is_set():
+                batch, left_over = self._next_batch(left_over or self.inbox.get())
+                if len(batch) == 1:
+                    self._run_one(batch[0], runner)
+                elif batch:
+                    self._run_batch(batch, runner)
+
+    def _next_batch(self, first: IncomingMessage) -> tuple[list[IncomingMessage], IncomingMessage | None]:
+        """The requests to run together, and one taken from the inbox that must wait for the next batch."""
+        batch: list[IncomingMessage] = []
+        total = 0.0
+        deadline = time.monotonic() + self._max_batch_wait_s
+        message: IncomingMessage | None = first
+        while message is not None:
+            if self._accepts(message):
+                if self._max_batch_size == 1:
+                    return [message], None
+                try:
+                    cost = float(self._cost_of(message.data)) if self._cost_of is not None else 0.0
+                except Exception as exc:  # noqa: BLE001  whatever it raises is that request's error
+                    self._fail(message.request_id, exc)
+                else:
+                    if batch and self._max_batch_cost is not None and total + cost > self._max_batch_cost:
+                        return batch, message
+                    batch.append(message)
+                    total += cost
+            if len(batch) == self._max_batch_size:
+                break
+            message = self._take(deadline if batch else None)
+        return batch, None
+
+    def _take(self, deadline: float | None) -> IncomingMessage | None:
+        """The next message before ``deadline``; of those already there where there is none."""
+        try:
+            wait = deadline - time.monotonic() if deadline is not None else 0.0
+            return self.inbox.get(timeout=wait) if wait > 0 else self.inbox.get_nowait()
+        except Empty:
+            return None
+
+    def _accepts(self, message: IncomingMessage) -> bool:
+        if message is _WAKE or self._is_aborted(message.request_id):
+            return False
+        if message.type == "stream_chunk":
+            error = TypeError(
+                "SimpleScheduler takes whole payloads, but the stage received a stream chunk: remove the "
+                "stage from stream_to, or give it a scheduler that handles stream_chunk messages"
+            )
+            self._fail(message.request_id, error)
+        return message.type == "new_request"
+
+    def _run_one(self, message: IncomingMessage, runner: asyncio.Runner) -> None:
+        try:
+            result = self._compute(message.data)
+            if inspect.isawaitable(result):
+                result = runner.run(self._awaited(message.request_id, result))
+        except asyncio.CancelledError:
+            self._fail(message.request_id, RuntimeError("compute_fn was cancelled"))
+        except Exception as exc:  # noqa: BLE001  whatever it raises is that request's error
+            self._fail(message.request_id, exc)
+        else:
+            self._answer(message.request_id, result)
+
+    def _run_batch(self, batch: list[IncomingMessage], runner: asyncio.Runner) -> None:
+        assert self._compute_batch is not None
+        try:
+            results = self._compute_batch([message.data for message in batch])
+            if inspect.isawaitable(results):
+                results = runner.run(_as_coroutine(results))
+            results = self._checked(results, len(batch))
+        except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001  the error of each request in it
+            for message in batch:
+                self._fail(message.request_id, exc)
+            return
+        for message, result in zip(batch, results, strict=True):
+            self._answer(message.request_id, result)
+
+    @staticmethod
+    def _checked(results: Sequence[Any], expected: int) -> Sequence[Any]:
+        if len(results) != expected:
+            raise ValueError(f"batch_compute_fn returned {len(results)} results for {expected} requests")
+        return results
+
+    async def _awaited(self, request_id: str, result: Any) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        with self._lock:
+            if request_id in self._aborted:
+                task.cancel()
+            self._awaiting[request_id] = (asyncio.get_running_loop(), task)
+        try:
+            return await result
+        finally:
+            with self._lock:
+                del self._awaiting[request_id]
+
+    def _answer(self, request_id: str, result: Any) -> None:
+        if isinstance(result, BaseException):
+            self._fail(request_id, result)
+        elif not self._is_aborted(request_id):
+            self.outbox.put(OutgoingMessage(request_id, "result", result))
+
+    def _fail(self, request_id: str, error: BaseException) -> None:
+        if not self._is_aborted(request_id):
+            self.outbox.put(OutgoingMessage(request_id, "error", error))
+
+    def _is_aborted(self, request_id: str) -> bool:
+        with self._lock:
+            return request_id in self._aborted
+
+
+async def _as_coroutine(awaitable: Any) -> Any:
+    return await awaitable
+
+
+_WAKE = IncomingMessage("", "new_request")
