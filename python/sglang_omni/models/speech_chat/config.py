@@ -1,0 +1,70 @@
+"""The default pipeline's stages, and where they run."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+
+_PACKAGE = "sglang_omni.models.speech_chat"
+
+# The model_path that stands for the language model which comes inside a Python package.
+BUNDLED = "speech-chat"
+
+
+def default_stages() -> list[StageConfig]:
+    """Four processes: what imports little and waits much together, and each model by itself."""
+    return [
+        StageConfig(
+            name="preprocess",
+            factory=f"{_PACKAGE}.stages.create_preprocess",
+            process="io",
+            next=["transcribe", "thinker", "speak"],
+            route_fn=f"{_PACKAGE}.routing.after_preprocess",
+            project_payload={"speak": f"{_PACKAGE}.routing.to_speak"},
+        ),
+        StageConfig(
+            name="transcribe",
+            factory=f"{_PACKAGE}.stages.create_transcribe",
+            process="transcribe",
+            next=["thinker", "decode"],
+            route_fn=f"{_PACKAGE}.routing.after_transcribe",
+        ),
+        StageConfig(
+            name="thinker",
+            factory=f"{_PACKAGE}.stages.create_thinker",
+            process="thinker",
+            next="decode",
+            stream_to=["speak"],
+            stream_done_to_fn=f"{_PACKAGE}.routing.thinker_stream_ends",
+        ),
+        StageConfig(
+            name="decode",
+            factory=f"{_PACKAGE}.stages.create_decode",
+            process="io",
+            terminal=True,
+        ),
+        StageConfig(
+            name="speak",
+            factory=f"{_PACKAGE}.stages.create_speak",
+            process="speak",
+            terminal=True,
+            can_accept_stream_before_payload=True,
+        ),
+    ]
+
+
+class SpeechChatPipelineConfig(PipelineConfig):
+    """Text or speech in, text and speech out.
+
+    ``model_path`` is ``"speech-chat"`` for the bundled language model, or the directory of a Llama or
+    Qwen checkpoint to put in its place.
+    """
+
+    model_path: str = BUNDLED
+    name: str | None = "speech-chat"
+    stages: list[StageConfig] = Field(default_factory=default_stages)
+    entry_stage: str | None = "preprocess"
+    terminal_stages_fn: str | None = f"{_PACKAGE}.routing.terminal_stages"
+    # Several processes share few cores: idle worker threads must sleep instead of spinning.
+    env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})

@@ -1,0 +1,138 @@
+"""The first stage: a request's inputs, checked, decoded and tokenized as far as that goes without models."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_omni.models.speech_chat.components.voice import check_speed, check_voice
+from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, check_language
+from sglang_omni.models.speech_chat.conversation import AudioPart, parse_messages, plain_text
+from sglang_omni.models.speech_chat.request import answers_in_speech, stage_params, task_of
+from sglang_omni.preprocessing.audio import AudioClip, decode_audio
+from sglang_omni.preprocessing.media import media_bytes
+from sglang_omni.preprocessing.text import PromptEncoder
+from sglang_omni.proto import OmniRequest, RequestError, StagePayload
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a request may bring.
+
+    Attributes:
+        audio_seconds: Length of one clip.
+        total_audio_seconds: Length of a conversation's clips together.
+        audio_bytes: Encoded size of one clip.
+        speech_chars: Length of a text to be spoken.
+    """
+
+    audio_seconds: float = 300.0
+    total_audio_seconds: float = 1200.0
+    audio_bytes: int = 64_000_000
+    speech_chars: int = 20_000
+
+
+class Preprocessor:
+    """Called with the entry payload; gives the payload of the next stage, by task:
+
+    - chat without audio, completion: ``{"prompt_token_ids": [int]}``
+    - chat with audio: ``{"messages": [...], "clips": [float32 (n,), 16 kHz]}``
+    - transcription, translation: ``{"clips": [float32 (n,), 16 kHz]}``
+    - speech: ``{"text": str}``
+
+    The inputs themselves stay behind: later stages carry no encoded audio around.
+    """
+
+    def __init__(
+        self, prompts: PromptEncoder, limits: Limits, allowed_media_hosts: Collection[str] = ()
+    ) -> None:
+        self._prompts = prompts
+        self._limits = limits
+        self._allowed_media_hosts = frozenset(allowed_media_hosts)
+
+    def __call__(self, payload: StagePayload) -> StagePayload:
+        """
+        Raises:
+            RequestError: Something in the request is not acceptable.
+        """
+        request = payload.request
+        task = task_of(request)
+        if task == "speech" or answers_in_speech(request):
+            speak = stage_params(request, "speak")
+            check_voice(speak.get("voice"), param="voice")
+            check_speed(speak.get("speed"), param="speed")
+        inputs = request.inputs
+        if isinstance(inputs, str):
+            inputs = {"messages": [{"role": "user", "content": inputs}]}
+        if not isinstance(inputs, dict):
+            raise RequestError(f"inputs must be an object or text, got {type(inputs).__name__}")
+        for unsupported in ("images", "videos"):
+            if inputs.get(unsupported):
+                raise RequestError(f"this model takes text and audio, no {unsupported}", param=unsupported)
+        match task:
+            case "chat":
+                data = self._chat(inputs, request.params)
+            case "completion":
+                data = {"prompt_token_ids": self._completion(inputs)}
+            case "speech":
+                data = {"text": self._speech(inputs)}
+            case "transcription" | "translation":
+                check_language(stage_params(request, "transcribe").get("language"), param="language")
+                data = {"clips": self._clips([AudioPart(_given(inputs, "audio", "file"), "file")])}
+        slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
+        return StagePayload(payload.request_id, slim, data)
+
+    def _chat(self, inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+        messages, audio = parse_messages(inputs.get("messages"), inputs.get("audios") or ())
+        if audio:
+            return {"messages": messages, "clips": self._clips(audio)}
+        options = params.get("chat_template_kwargs")
+        return {"prompt_token_ids": self._prompts.encode_messages(plain_text(messages), options)}
+
+    def _completion(self, inputs: dict[str, Any]) -> list[int]:
+        if (token_ids := inputs.get("prompt_token_ids")) is not None:
+            return self._prompts.check_token_ids(token_ids)
+        return self._prompts.encode_prompt(_given(inputs, "prompt", "prompt"))
+
+    def _speech(self, inputs: dict[str, Any]) -> str:
+        text = _given(inputs, "text", "input")
+        if not isinstance(text, str) or not any(character.isalnum() for character in text):
+            raise RequestError("input holds nothing that can be spoken", param="input")
+        if len(text) > self._limits.speech_chars:
+            raise RequestError(
+                f"input is {len(text)} characters long; the limit is {self._limits.speech_chars}",
+                param="input",
+            )
+        return text
+
+    def _clips(self, parts: list[AudioPart]) -> list[Any]:
+        limits = self._limits
+        clips: list[AudioClip] = []
+        for part in parts:
+            data = media_bytes(
+                part.source,
+                param=part.param,
+                max_bytes=limits.audio_bytes,
+                allowed_hosts=self._allowed_media_hosts,
+            )
+            clips.append(
+                decode_audio(
+                    data, param=part.param, sample_rate=SAMPLE_RATE, max_seconds=limits.audio_seconds
+                )
+            )
+            total = sum(clip.duration for clip in clips)
+            if total > limits.total_audio_seconds:
+                raise RequestError(
+                    f"{part.param} brings the conversation's audio to {total:.1f} s; "
+                    f"the limit is {limits.total_audio_seconds:g} s in all",
+                    param=part.param,
+                    code="audio_too_long",
+                )
+        return [clip.samples for clip in clips]
+
+
+def _given(inputs: dict[str, Any], name: str, param: str) -> Any:
+    if inputs.get(name) is None:
+        raise RequestError(f"{param} is missing", param=param)
+    return inputs[name]

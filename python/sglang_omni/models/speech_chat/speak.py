@@ -1,0 +1,56 @@
+"""Text, whole or as it is written -> speech, sentence by sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_omni.models.speech_chat.components.voice import SAMPLE_RATE, Voice, check_speed
+from sglang_omni.models.speech_chat.request import stage_params
+from sglang_omni.preprocessing.sentences import SentenceSplitter
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.stream_scheduler import StreamSession
+
+
+class SpeakSession(StreamSession):
+    """One request: ``{"text": str}`` in its payload, or in each item of its stream.
+
+    Chunks are a sentence each; the result is all of them together and the text that was said.
+    """
+
+    def __init__(self, voice: Voice) -> None:
+        self._voice = voice
+        self._speed = 1.0
+        self._sentences = SentenceSplitter()
+        self._text: list[str] = []
+        self._audio: list[NDArray[np.float32]] = []
+
+    def begin(self, payload: StagePayload) -> Iterator[Any]:
+        self._speed = check_speed(stage_params(payload.request, "speak").get("speed"), param="speed")
+        text = payload.data.get("text")
+        return iter(()) if text is None else self.feed({"text": text})
+
+    def feed(self, data: Any) -> Iterator[Any]:
+        self._text.append(data["text"])
+        return self._speak(self._sentences.feed(data["text"]))
+
+    def end(self) -> Iterator[Any]:
+        return self._speak(self._sentences.flush())
+
+    def result(self) -> dict[str, Any]:
+        audio = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
+        return {**_audio_chunk(audio), "text": "".join(self._text).strip()}
+
+    def _speak(self, sentences: list[str]) -> Iterator[dict[str, Any]]:
+        for sentence in sentences:
+            audio = self._voice.speak(sentence, self._speed)
+            if len(audio):
+                self._audio.append(audio)
+                yield _audio_chunk(audio)
+
+
+def _audio_chunk(audio: NDArray[np.float32]) -> dict[str, Any]:
+    return {"modality": "audio", "audio_data": audio, "sample_rate": SAMPLE_RATE}

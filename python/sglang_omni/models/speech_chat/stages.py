@@ -1,0 +1,129 @@
+"""The factories of the pipeline's stages. Each loads what its stage needs, in that stage's process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sglang_omni.models.speech_chat.config import BUNDLED
+from sglang_omni.models.speech_chat.request import task_of, wants_stream
+from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
+from sglang_omni.scheduling.stream_scheduler import StreamScheduler
+
+if TYPE_CHECKING:
+    from sglang_omni.preprocessing.text import PromptEncoder
+
+
+def create_preprocess(
+    model_path: str,
+    *,
+    max_audio_seconds: float = 300.0,
+    max_total_audio_seconds: float = 1200.0,
+    max_audio_bytes: int = 64_000_000,
+    max_speech_chars: int = 20_000,
+    allowed_media_hosts: Sequence[str] = (),
+    context_length: int | None = None,
+) -> SimpleScheduler:
+    """Inputs -> token ids, audio samples or text to speak.
+
+    Args:
+        model_path: The thinker's checkpoint, whose tokenizer and chat template are used.
+        max_audio_seconds: Longest audio clip.
+        max_total_audio_seconds: Longest audio of one conversation.
+        max_audio_bytes: Largest encoded audio clip.
+        max_speech_chars: Longest text to speak.
+        allowed_media_hosts: Hosts from which audio may be fetched by URL; ``"*"`` allows all.
+        context_length: A context shorter than the checkpoint's.
+    """
+    from sglang_omni.models.speech_chat.preprocess import Limits, Preprocessor
+
+    limits = Limits(max_audio_seconds, max_total_audio_seconds, max_audio_bytes, max_speech_chars)
+    prompts = _prompt_encoder(model_path, context_length)
+    # Decoding and tokenizing release the interpreter lock; a long clip does not hold up a short prompt.
+    return SimpleScheduler(Preprocessor(prompts, limits, allowed_media_hosts), max_concurrency=4)
+
+
+def create_transcribe(
+    model_path: str,
+    *,
+    num_threads: int | None = None,
+    beam_size: int = 5,
+    cache_size: int = 256,
+    context_length: int | None = None,
+) -> StreamScheduler:
+    """Audio samples -> transcripts, and in a chat on to token ids.
+
+    Args:
+        model_path: The thinker's checkpoint.
+        num_threads: CPU threads; all cores by default.
+        beam_size: Width of the beam search; 1 is greedy.
+        cache_size: How many clips' transcripts are remembered.
+        context_length: A context shorter than the checkpoint's.
+    """
+    from sglang_omni.models.speech_chat.components.whisper import Whisper
+    from sglang_omni.models.speech_chat.transcribe import Recognizer, TranscribeSession
+
+    whisper = Whisper(num_threads=num_threads or available_cores(), beam_size=beam_size)
+    recognizer = Recognizer(whisper, cache_size)
+    prompts = _prompt_encoder(model_path, context_length)
+    return StreamScheduler(
+        lambda: TranscribeSession(recognizer, prompts),
+        expects_stream=lambda payload: False,
+        wants_chunks=lambda payload: wants_stream(payload.request),
+    )
+
+
+def create_decode() -> SimpleScheduler:
+    """The thinker's output -> the answer in text."""
+    from sglang_omni.models.speech_chat.decode import decode
+
+    return SimpleScheduler(decode)
+
+
+def create_speak(*, num_threads: int = 1) -> StreamScheduler:
+    """Text -> speech, sentence by sentence.
+
+    Args:
+        num_threads: CPU threads; one is enough for a hundred times real time.
+    """
+    from sglang_omni.models.speech_chat.components.voice import Voice
+    from sglang_omni.models.speech_chat.speak import SpeakSession
+
+    voice = Voice(num_threads=num_threads)
+    return StreamScheduler(
+        lambda: SpeakSession(voice),
+        expects_stream=lambda payload: task_of(payload.request) != "speech",
+        wants_chunks=lambda payload: wants_stream(payload.request),
+    )
+
+
+def available_cores() -> int:
+    """CPU cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def checkpoint_directory(model_path: str) -> Path:
+    """The thinker's checkpoint, prepared first where it is the bundled one.
+
+    Raises:
+        FileNotFoundError: ``model_path`` is neither ``"speech-chat"`` nor a directory.
+    """
+    if model_path == BUNDLED:
+        from sglang_omni.models.speech_chat.components.smollm2 import ensure_checkpoint
+
+        return ensure_checkpoint()
+    directory = Path(model_path).expanduser()
+    if not directory.is_dir():
+        raise FileNotFoundError(
+            f"model_path {model_path!r} is no directory: give a Llama or Qwen checkpoint's directory, "
+            f"or {BUNDLED!r} for the bundled model"
+        )
+    return directory
+
+
+def _prompt_encoder(model_path: str, context_length: int | None) -> PromptEncoder:
+    from sglang_omni.preprocessing.text import PromptEncoder
+
+    return PromptEncoder(checkpoint_directory(model_path), context_length=context_length)

@@ -1,0 +1,90 @@
+"""Spoken input -> text: the whole result of a transcription, part of a prompt in a chat."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, Segment, Whisper
+from sglang_omni.models.speech_chat.conversation import with_transcripts
+from sglang_omni.models.speech_chat.request import answers_in_text, stage_params, task_of
+from sglang_omni.preprocessing.text import PromptEncoder
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.stream_scheduler import StreamSession
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Recognizer:
+    """Whisper with a memory: a conversation sends its earlier clips again with every turn."""
+
+    def __init__(self, whisper: Whisper, cache_size: int = 256) -> None:
+        self._whisper = whisper
+        self._cache_size = cache_size
+        self._cache: OrderedDict[bytes, tuple[Segment, ...]] = OrderedDict()
+
+    def segments(self, samples: NDArray[np.float32], prompt: str | None = None) -> Iterator[Segment]:
+        """As ``Whisper.segments``; a clip that was heard to its end before is not decoded again."""
+        key = hashlib.blake2b(samples.data, key=hashlib.blake2b((prompt or "").encode()).digest()).digest()
+        known = self._cache.get(key)
+        if known is not None:
+            self._cache.move_to_end(key)
+            yield from known
+            return
+        heard = []
+        for segment in self._whisper.segments(samples, prompt):
+            heard.append(segment)
+            yield segment
+        self._cache[key] = tuple(heard)
+        if len(self._cache) > self._cache_size:
+            self._cache.popitem(last=False)
+
+
+class TranscribeSession(StreamSession):
+    """One request. Chats leave with ``{"prompt_token_ids", "heard"}``, transcriptions with their result."""
+
+    def __init__(self, recognizer: Recognizer, prompts: PromptEncoder) -> None:
+        self._recognizer = recognizer
+        self._prompts = prompts
+        self._result: dict[str, Any] = {}
+
+    def begin(self, payload: StagePayload) -> Iterator[Any]:
+        if task_of(payload.request) == "chat":
+            return self._chat(payload)
+        return self._transcription(payload)
+
+    def result(self) -> dict[str, Any]:
+        return self._result
+
+    def _chat(self, payload: StagePayload) -> Iterator[dict[str, Any] | None]:
+        transcripts = []
+        for clip in payload.data["clips"]:
+            texts = []
+            for segment in self._recognizer.segments(clip):
+                texts.append(segment.text)
+                yield None
+            transcripts.append(" ".join(texts))
+        messages, heard = with_transcripts(payload.data["messages"], transcripts)
+        options = payload.request.params.get("chat_template_kwargs")
+        token_ids = self._prompts.encode_messages(messages, options)
+        self._result = {"prompt_token_ids": token_ids, "heard": heard}
+        if heard is not None and answers_in_text(payload.request):
+            yield {"modality": "text", "heard": heard}
+
+    def _transcription(self, payload: StagePayload) -> Iterator[dict[str, Any]]:
+        (clip,) = payload.data["clips"]
+        prompt = stage_params(payload.request, "transcribe").get("prompt")
+        segments: list[dict[str, Any]] = []
+        for segment in self._recognizer.segments(clip, prompt):
+            yield {"modality": "text", "text": f" {segment.text}" if segments else segment.text}
+            segments.append({"start": segment.start, "end": segment.end, "text": segment.text})
+        self._result = {
+            "text": " ".join(segment["text"] for segment in segments),
+            "language": "en",
+            "duration": len(clip) / SAMPLE_RATE,
+            "segments": segments,
+        }

@@ -1,0 +1,1 @@
+"""Turning what users send (encoded media, messages, text) into what models read."""

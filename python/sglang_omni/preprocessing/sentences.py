@@ -1,0 +1,90 @@
+"""Cutting text that arrives in pieces into sentences, each as soon as its end is certain."""
+
+from __future__ import annotations
+
+import re
+
+# Words whose period is part of them; in lower case, without that period.
+_ABBREVIATION_LIST = """
+    mr mrs ms dr prof st mt ft jr sr rev hon gen col maj capt lt sgt cmdr gov sen rep pres
+    jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri
+    e.g i.e cf viz vs al approx ca fig figs eq no nos vol vols ch pp ed eds trans dept univ assn
+    inc ltd co corp bros ave blvd rd hwy ph.d b.c a.d
+"""
+_ABBREVIATIONS = frozenset(_ABBREVIATION_LIST.split())
+_TERMINATOR = re.compile(r"[.!?…]+[\"'”’)\]*_]*(?=\s)|[。！？]+[”’」』）]*(?=[^。！？”’」』）])|\n+")
+_LAST_WORD = re.compile(r"[\w.'’-]*\Z")
+_CLAUSE_END = re.compile(r"[,;:—–](?=\s)")
+
+
+class SentenceSplitter:
+    """Takes text deltas, gives back whole sentences.
+
+    A sentence longer than ``max_chars`` is cut after its last clause mark before that, else at a space,
+    so that speech never waits for a period that does not come.
+    """
+
+    def __init__(self, max_chars: int = 280) -> None:
+        self._max_chars = max_chars
+        self._pending = ""
+
+    def feed(self, delta: str) -> list[str]:
+        """Sentences that ``delta`` completed, stripped of surrounding white space."""
+        self._pending = (self._pending + delta).lstrip(" \t")
+        sentences = []
+        while (end := self._next_end()) is not None:
+            sentence = self._pending[:end].strip()
+            self._pending = self._pending[end:].lstrip(" \t")
+            if sentence:
+                sentences.append(sentence)
+        return sentences
+
+    def flush(self) -> list[str]:
+        """What is left when the text is complete."""
+        rest, self._pending = self._pending.strip(), ""
+        return [rest] if rest else []
+
+    def _next_end(self) -> int | None:
+        for mark in _TERMINATOR.finditer(self._pending):
+            if mark.end() > self._max_chars:
+                break
+            if mark[0][0] in "\n。！？":
+                return mark.end()
+            following = self._pending[mark.end() :].lstrip(" \t")
+            if not following:
+                return None  # the next character decides
+            if not _continues(self._pending[: mark.start()], mark[0], following[0]):
+                return mark.end()
+        if len(self._pending) <= self._max_chars:
+            return None
+        return self._forced_end()
+
+    def _forced_end(self) -> int:
+        head = self._pending[: self._max_chars]
+        clauses = [mark.end() for mark in _CLAUSE_END.finditer(self._pending, 0, self._max_chars + 1)]
+        if clauses:
+            return clauses[-1]
+        space = head.rfind(" ")
+        return space + 1 if space > 0 else self._max_chars
+
+
+def split_sentences(text: str, max_chars: int = 280) -> list[str]:
+    """The sentences of a complete text; the same cuts however the text would have arrived."""
+    splitter = SentenceSplitter(max_chars)
+    return splitter.feed(text) + splitter.flush()
+
+
+def _continues(before: str, mark: str, following: str) -> bool:
+    """Whether the sentence goes on after ``mark``: an abbreviation, an initial, a list number."""
+    if following.islower():
+        return True
+    if not mark.startswith(".") or mark.startswith(".."):
+        return False
+    match = _LAST_WORD.search(before)
+    word = match[0] if match else ""
+    if word.lower() in _ABBREVIATIONS:
+        return True
+    if len(word) == 1 and word.isalpha() and word.isupper() and word != "I":
+        return True
+    # "1. Paris": a number alone before its period numbers an item; "in 1999." ends a sentence.
+    return word.isdigit() and not before[: len(before) - len(word)].strip()

@@ -1,0 +1,200 @@
+"""Messages and prompts -> token ids, with a checkpoint's own tokenizer and chat template.
+
+Built on ``tokenizers`` and ``jinja2`` alone: importing transformers takes longer than loading the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from sglang_omni.proto import RequestError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from tokenizers import Tokenizer
+
+
+class PromptEncoder:
+    """The tokenizer and chat template of one checkpoint directory.
+
+    Reads ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``, as transformers
+    writes them.
+
+    Attributes:
+        tokenizer: The ``tokenizers.Tokenizer``.
+        context_length: Longest prompt and answer together, in tokens.
+    """
+
+    def __init__(self, checkpoint: str | Path, *, context_length: int | None = None) -> None:
+        """
+        Args:
+            checkpoint: Directory of the checkpoint.
+            context_length: A limit below the checkpoint's ``max_position_embeddings``.
+
+        Raises:
+            FileNotFoundError: The directory holds no ``tokenizer.json`` or no ``config.json``.
+        """
+        from tokenizers import Tokenizer
+
+        directory = Path(checkpoint)
+        self.tokenizer: Tokenizer = Tokenizer.from_file(str(_required(directory / "tokenizer.json")))
+        config = read_json(_required(directory / "config.json"))
+        config = config.get("text_config", config)
+        limits = [limit for limit in (config.get("max_position_embeddings"), context_length) if limit]
+        if not limits:
+            raise ValueError(
+                f"{directory / 'config.json'} has no max_position_embeddings: pass context_length"
+            )
+        self.context_length = int(min(limits))
+        self.vocab_size = int(config.get("vocab_size") or self.tokenizer.get_vocab_size())
+        settings = read_json(directory / "tokenizer_config.json")
+        self._special_tokens = _special_tokens(settings)
+        self._template = _chat_template(directory, settings)
+
+    def encode_messages(
+        self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's next turn.
+
+        Args:
+            messages: ``{"role", "content"}`` with the content as one string.
+            template_options: Further variables of the template, such as ``enable_thinking``.
+
+        Raises:
+            RequestError: The template refuses the conversation, or it is longer than the context.
+        """
+        return self._encode(self.render(messages, template_options), False, param="messages")
+
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Token ids of a plain prompt, with the tokenizer's own start tokens.
+
+        Raises:
+            RequestError: The prompt is empty or longer than the context.
+        """
+        if not prompt:
+            raise RequestError("prompt is empty", param="prompt")
+        return self._encode(prompt, True, param="prompt")
+
+    def check_token_ids(self, token_ids: Sequence[int]) -> list[int]:
+        """``token_ids``, once each is known to be in the vocabulary and all to fit the context.
+
+        Raises:
+            RequestError: They are not.
+        """
+        param = "prompt_token_ids"
+        if not token_ids:
+            raise RequestError("prompt_token_ids is empty", param=param)
+        for index, token_id in enumerate(token_ids):
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                raise RequestError(f"{param}[{index}] must be an integer, got {token_id!r}", param=param)
+            if not 0 <= token_id < self.vocab_size:
+                raise RequestError(
+                    f"{param}[{index}] is {token_id}; the vocabulary has the ids 0 to {self.vocab_size - 1}",
+                    param=param,
+                )
+        self._check_length(len(token_ids), param)
+        return list(token_ids)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any] | None = None
+    ) -> str:
+        """The conversation as the text that is tokenized.
+
+        Raises:
+            RequestError: The checkpoint has no chat template, or its template refuses the conversation.
+        """
+        from jinja2 import TemplateError
+
+        if self._template is None:
+            raise RequestError(
+                "this model has no chat template: use the completions API with a prompt", param="messages"
+            )
+        try:
+            # The request's options come first: it cannot replace what the template is given here.
+            return self._template.render(
+                {
+                    **(template_options or {}),
+                    **self._special_tokens,
+                    "messages": messages,
+                    "add_generation_prompt": True,
+                }
+            )
+        except TemplateError as exc:
+            raise RequestError(f"the chat template refuses the messages: {exc}", param="messages") from exc
+
+    def _encode(self, text: str, add_special_tokens: bool, *, param: str) -> list[int]:
+        token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        self._check_length(len(token_ids), param)
+        return token_ids
+
+    def _check_length(self, length: int, param: str) -> None:
+        # One position is left for the answer.
+        if length >= self.context_length:
+            raise RequestError(
+                f"the prompt is {length} tokens long, but the model's context holds {self.context_length} "
+                "tokens, prompt and answer together",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an empty one where there is no such file."""
+    if not path.exists():
+        return {}
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _required(path: Path) -> Path:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} not found: a checkpoint needs config.json, tokenizer.json and safetensors"
+        )
+    return path
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """``bos_token`` and the like, which templates refer to; stored as text or as ``{"content": text}``."""
+    tokens = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = settings.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[name] = value
+    return tokens
+
+
+def _chat_template(directory: Path, settings: Mapping[str, Any]) -> Template | None:
+    file = directory / "chat_template.jinja"
+    if file.exists():
+        return compile_chat_template(file.read_text(encoding="utf-8"))
+    source = settings.get("chat_template") or read_json(directory / "chat_template.json").get("chat_template")
+    if isinstance(source, list):
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    return compile_chat_template(source) if source else None
+
+
+def compile_chat_template(source: str) -> Template:
+    """A chat template with the names and white-space rules that templates are written for."""
+    from jinja2 import TemplateError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def tojson(value: Any, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment.from_string(source)

@@ -1,0 +1,135 @@
+"""The streaming vocoder: codec codes in, frame by frame; audio out, chunk by chunk, without seams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.stream_scheduler import StreamScheduler, StreamSession
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Vocoder(Protocol):
+    """A causal decoder of codec codes.
+
+    Called with codes (1, groups, frames) int64; returns a waveform (1, 1, samples) of up to
+    ``frames * total_upsample`` samples that begins where its first frame does.
+    """
+
+    total_upsample: int
+
+    def __call__(self, codes: torch.Tensor) -> torch.Tensor: ...
+
+
+class Code2WavScheduler(StreamScheduler):
+    """Turns a request's stream of codes into audio while the codes still come.
+
+    Stream items hold codes as int tensors: (groups,) one frame, (frames, groups), or (1, groups, frames).
+    A frame that begins with ``codec_eos_token_id`` is no audio and is left out. Chunks and the result are
+    ``{"modality": "audio", "audio_data": float32 (samples,), "sample_rate": int}``; the result holds the
+    whole waveform, which is the chunks put together, sample for sample.
+    """
+
+    def __init__(
+        self,
+        model: Vocoder,
+        device: str | torch.device,
+        stream_chunk_size: int = 10,
+        left_context_size: int = 25,
+        sample_rate: int = 24000,
+        codec_eos_token_id: int | None = None,
+    ) -> None:
+        """
+        Args:
+            model: The decoder, on ``device``.
+            device: Where codes are decoded.
+            stream_chunk_size: Frames a chunk; fewer mean an earlier first sound and more work in all.
+            left_context_size: Frames before a chunk that are decoded again with it, for a chunk to sound
+                as it does in the whole.
+            sample_rate: Of the waveform, Hz.
+            codec_eos_token_id: First code of the frame that ends a stream.
+        """
+        if stream_chunk_size < 1 or left_context_size < 0:
+            raise ValueError(
+                "stream_chunk_size must be at least 1 and left_context_size at least 0, "
+                f"got {stream_chunk_size} and {left_context_size}"
+            )
+        self.model = model
+        self.device = torch.device(device)
+        self.stream_chunk_size = stream_chunk_size
+        self.left_context_size = left_context_size
+        self.sample_rate = sample_rate
+        self.codec_eos_token_id = codec_eos_token_id
+        super().__init__(
+            lambda: _Code2WavSession(self),
+            expects_stream=lambda payload: True,
+            wants_chunks=lambda payload: bool(payload.request.params.get("stream", True)),
+        )
+
+
+class _Code2WavSession(StreamSession):
+    def __init__(self, vocoder: Code2WavScheduler) -> None:
+        self._vocoder = vocoder
+        self._frames: list[torch.Tensor] = []  # each (groups,)
+        self._decoded_frames = 0
+        self._samples = 0
+        self._audio: list[NDArray[np.float32]] = []
+
+    def begin(self, payload: StagePayload) -> Iterator[Any]:
+        return iter(())
+
+    def feed(self, data: Any) -> Iterator[Any]:
+        eos = self._vocoder.codec_eos_token_id
+        for frame in _as_frames(data):
+            if eos is None or int(frame[0]) != eos:
+                self._frames.append(frame)
+        while len(self._frames) - self._decoded_frames >= self._vocoder.stream_chunk_size:
+            yield from self._decode(self._decoded_frames + self._vocoder.stream_chunk_size)
+
+    def end(self) -> Iterator[Any]:
+        if self._decoded_frames < len(self._frames):
+            yield from self._decode(len(self._frames))
+
+    def result(self) -> dict[str, Any]:
+        return self._chunk(np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32))
+
+    def _decode(self, end: int) -> Iterator[dict[str, Any]]:
+        """Decode the frames up to ``end`` and give out the samples not given out before."""
+        vocoder = self._vocoder
+        start = max(0, self._decoded_frames - vocoder.left_context_size)
+        codes = torch.stack(self._frames[start:end], dim=1).unsqueeze(0)
+        with torch.inference_mode():
+            wave = vocoder.model(codes.to(vocoder.device)).reshape(-1).float().cpu().numpy()
+        # A decoder may give fewer samples than frames * upsample, the last frame being cut short. The cut
+        # is therefore where the audio given out so far ends, not where the last chunk's frames did.
+        given = max(0, self._samples - start * vocoder.model.total_upsample)
+        new = wave[given:].astype(np.float32)
+        self._decoded_frames = end
+        self._samples += len(new)
+        if len(new):
+            self._audio.append(new)
+            yield self._chunk(new)
+
+    def _chunk(self, audio: NDArray[np.float32]) -> dict[str, Any]:
+        return {"modality": "audio", "audio_data": audio, "sample_rate": self._vocoder.sample_rate}
+
+
+def _as_frames(codes: Any) -> tuple[torch.Tensor, ...]:
+    """Single frames, each (groups,) int64."""
+    codes = torch.as_tensor(codes).long()
+    if codes.ndim == 3 and codes.shape[0] == 1:
+        codes = codes[0].transpose(0, 1)
+    elif codes.ndim == 1:
+        codes = codes.unsqueeze(0)
+    if codes.ndim != 2 or not codes.shape[1]:
+        raise ValueError(
+            "a stream item must hold codes of the shape (groups,), (frames, groups) or (1, groups, frames), "
+            f"got {tuple(codes.shape)}"
+        )
+    return codes.unbind(0)

@@ -1,0 +1,179 @@
+"""A scheduler for stages whose work comes or goes in pieces: vocoders, sentence-wise speech, recognition."""
+
+from __future__ import annotations
+
+import queue
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
+from sglang_omni.scheduling.recent_ids import RecentIds
+
+
+class StreamSession(ABC):
+    """One request's work. Its methods yield chunks, or None to let other requests run before going on."""
+
+    @abstractmethod
+    def begin(self, payload: StagePayload) -> Iterator[Any]:
+        """Start on the request. Always called first."""
+
+    def feed(self, data: Any) -> Iterator[Any]:
+        """Take one piece of the incoming stream."""
+        raise TypeError(f"{type(self).__name__} takes no stream")
+
+    def end(self) -> Iterator[Any]:
+        """Finish what is pending, the incoming stream (if any) being over."""
+        return iter(())
+
+    @abstractmethod
+    def result(self) -> Any:
+        """The ``data`` of the resulting payload. Called once, last."""
+
+
+@dataclass
+class _Request:
+    session: StreamSession
+    payload: StagePayload | None = None
+    # Stream items that came before the payload, then what is left to run, in order.
+    early: deque[Callable[[], Iterator[Any]]] = field(default_factory=deque)
+    steps: deque[Callable[[], Iterator[Any]]] = field(default_factory=deque)
+    running: Iterator[Any] | None = None
+    ending: bool = False
+
+
+class StreamScheduler:
+    """Runs one session a request and interleaves them step by step.
+
+    A request is over when its payload has come and, where ``expects_stream(payload)`` holds, its stream
+    has ended. Chunks go out at once where ``wants_chunks(payload)`` holds; a session's result is complete
+    in either case.
+    """
+
+    def __init__(
+        self,
+        open_session: Callable[[], StreamSession],
+        *,
+        expects_stream: Callable[[StagePayload], bool],
+        wants_chunks: Callable[[StagePayload], bool],
+    ) -> None:
+        self.inbox: queue.Queue[IncomingMessage] = queue.Queue()
+        self.outbox: queue.Queue[OutgoingMessage] = queue.Queue()
+        self._open_session = open_session
+        self._expects_stream = expects_stream
+        self._wants_chunks = wants_chunks
+        self._requests: dict[str, _Request] = {}
+        self._ready: deque[str] = deque()
+        self._commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        # Chunks of an aborted or failed request may still be on their way when it is forgotten here.
+        self._dropped = RecentIds()
+
+    def start(self) -> None:
+        """Serve until ``stop``; blocks."""
+        while True:
+            message = self._next_message(wait=not self._ready)
+            while message is not None:
+                if message is _WAKE:
+                    if self._run_commands():
+                        return
+                else:
+                    self._receive(message)
+                message = self._next_message(wait=False)
+            if self._ready:
+                self._step(self._ready.popleft())
+
+    def stop(self) -> None:
+        self._commands.put(None)
+        self.inbox.put(_WAKE)
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request, once the step that is running now has come to its next chunk."""
+        self._commands.put(request_id)
+        self.inbox.put(_WAKE)
+
+    def _next_message(self, *, wait: bool) -> IncomingMessage | None:
+        try:
+            return self.inbox.get(block=wait)
+        except queue.Empty:
+            return None
+
+    def _run_commands(self) -> bool:
+        """Whether to stop."""
+        while not self._commands.empty():
+            request_id = self._commands.get()
+            if request_id is None:
+                return True
+            self._drop(request_id)
+        return False
+
+    def _drop(self, request_id: str) -> None:
+        self._requests.pop(request_id, None)
+        self._dropped.add(request_id)
+
+    def _receive(self, message: IncomingMessage) -> None:
+        request_id = message.request_id
+        if message.type == "new_request":
+            self._dropped.discard(request_id)
+        elif request_id in self._dropped:
+            return
+        request = self._requests.get(request_id)
+        if request is None:
+            request = self._requests[request_id] = _Request(self._open_session())
+        session = request.session
+        waiting = request.early if request.payload is None else request.steps
+        match message.type:
+            case "new_request":
+                request.payload = message.data
+                request.steps.append(partial(session.begin, message.data))
+                request.steps.extend(request.early)
+                request.early.clear()
+                if request.ending or not self._expects_stream(message.data):
+                    request.ending = True
+                    request.steps.append(session.end)
+            case "stream_chunk":
+                waiting.append(partial(session.feed, message.data.data))
+            case "stream_done":
+                request.ending = True
+                if request.payload is not None:
+                    request.steps.append(session.end)
+        if request.running is None and request.steps and request_id not in self._ready:
+            self._ready.append(request_id)
+
+    def _step(self, request_id: str) -> None:
+        """Run a request to its next chunk, or through one of its steps."""
+        request = self._requests.get(request_id)
+        if request is None or request.payload is None:
+            return
+        try:
+            if request.running is None:
+                request.running = request.steps.popleft()()
+            chunk = next(request.running, _END)
+            if chunk is not _END and chunk is not None and self._wants_chunks(request.payload):
+                self.outbox.put(OutgoingMessage(request_id, "stream", chunk))
+            if chunk is _END:
+                request.running = None
+                if request.ending and not request.steps:
+                    payload = request.payload
+                    data = request.session.result()
+                    del self._requests[request_id]
+                    self.outbox.put(
+                        OutgoingMessage(
+                            request_id, "result", StagePayload(payload.request_id, payload.request, data)
+                        )
+                    )
+                    return
+        except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
+            self._drop(request_id)
+            self.outbox.put(OutgoingMessage(request_id, "error", exc))
+            return
+        if request.running is not None or request.steps:
+            self._ready.append(request_id)
+
+
+_END = object()
+# Put into the inbox to interrupt a wait for messages.
+_WAKE = IncomingMessage("", "stream_done")

@@ -1,0 +1,81 @@
+"""Where sentences end, whatever pieces they arrive in."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_omni.preprocessing.sentences import SentenceSplitter, split_sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("", []),
+        ("   \n ", []),
+        ("Paris", ["Paris"]),
+        ("It is Paris. It is big!", ["It is Paris.", "It is big!"]),
+        ("Really?! Yes.", ["Really?!", "Yes."]),
+        ("Wait... What?", ["Wait...", "What?"]),
+        ("Wait... and see.", ["Wait... and see."]),
+        ("Pi is 3.14 or so. Next.", ["Pi is 3.14 or so.", "Next."]),
+        ("It costs $1,250.50. Buy it.", ["It costs $1,250.50.", "Buy it."]),
+        ("Dr. Smith met Mrs. Jones. They spoke.", ["Dr. Smith met Mrs. Jones.", "They spoke."]),
+        ("J. K. Rowling wrote it. I did.", ["J. K. Rowling wrote it.", "I did."]),
+        ("So do I. You too.", ["So do I.", "You too."]),
+        ("Fruit, e.g. Apples, is good. Yes.", ["Fruit, e.g. Apples, is good.", "Yes."]),
+        ("It was 1999. Then came 2000.", ["It was 1999.", "Then came 2000."]),
+        ("Two:\n1. Paris\n2. Rome. Both.", ["Two:", "1. Paris", "2. Rome.", "Both."]),
+        ('He said "Go." Then he left.', ['He said "Go."', "Then he left."]),
+        ("(It is.) Good.", ["(It is.)", "Good."]),
+        ("See example.com for more. Done.", ["See example.com for more.", "Done."]),
+        ("First line\n\nSecond line", ["First line", "Second line"]),
+        ("你好。再见！好", ["你好。", "再见！", "好"]),
+    ],
+)
+def test_sentence_ends(text: str, sentences: list[str]) -> None:
+    assert split_sentences(text) == sentences
+
+
+def test_a_sentence_is_given_out_before_the_next_one_is_complete() -> None:
+    splitter = SentenceSplitter()
+
+    assert splitter.feed("It is Paris.") == []  # "3." may become "3.14"
+    assert splitter.feed(" It") == ["It is Paris."]
+    assert splitter.flush() == ["It"]
+    assert splitter.flush() == []
+
+
+def test_a_long_sentence_is_cut_at_its_last_clause() -> None:
+    text = "one two, three four, " + "five " * 30
+
+    pieces = split_sentences(text, max_chars=60)
+
+    assert pieces[0] == "one two, three four,"
+    assert all(len(piece) <= 60 for piece in pieces)
+    assert " ".join(pieces).split() == text.split()
+
+
+def test_a_word_without_end_is_cut() -> None:
+    assert [len(piece) for piece in split_sentences("x" * 250, max_chars=100)] == [100, 100, 50]
+
+
+PIECES = st.lists(
+    st.sampled_from([*"aA1 .,!?\n'\")", "Dr.", "。", "Hello", " the", "3.14", "...", "  "]), max_size=60
+)
+
+
+@given(PIECES)
+def test_the_pieces_that_text_arrives_in_make_no_difference(pieces: list[str]) -> None:
+    splitter = SentenceSplitter(max_chars=40)
+    incremental = [sentence for piece in pieces for sentence in splitter.feed(piece)] + splitter.flush()
+
+    assert incremental == split_sentences("".join(pieces), max_chars=40)
+
+
+@given(PIECES)
+def test_nothing_but_white_space_is_lost(pieces: list[str]) -> None:
+    text = "".join(pieces)
+
+    assert "".join("".join(split_sentences(text, max_chars=40)).split()) == "".join(text.split())

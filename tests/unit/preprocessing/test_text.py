@@ -1,0 +1,160 @@
+"""Prompts from a checkpoint's tokenizer and chat template."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from sglang_omni.preprocessing.text import PromptEncoder
+from sglang_omni.proto import RequestError
+
+WORDS = ["<s>", "hello", "world", "user", "assistant", ":", "system"]
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }} : {{ message.content }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant :{% endif %}"
+)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    tokenizer = Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<s>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 16, "vocab_size": 8}))
+    configure(tmp_path, chat_template=TEMPLATE)
+    return tmp_path
+
+
+def configure(checkpoint: Path, **settings: object) -> None:
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def user(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_messages_go_through_the_template(checkpoint: Path) -> None:
+    # No second start token: the template writes what the model is to see.
+    assert PromptEncoder(checkpoint).encode_messages(user("hello world")) == [3, 5, 1, 2, 4, 5]
+
+
+def test_a_plain_prompt_gets_the_tokenizers_start_token(checkpoint: Path) -> None:
+    assert PromptEncoder(checkpoint).encode_prompt("hello world") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("place", ["jinja", "json", "named"])
+def test_other_places_of_the_template(checkpoint: Path, place: str) -> None:
+    source = "system : {{ messages[0].content }}"
+    configure(checkpoint)
+    if place == "jinja":
+        (checkpoint / "chat_template.jinja").write_text(source)
+    elif place == "json":
+        (checkpoint / "chat_template.json").write_text(json.dumps({"chat_template": source}))
+    else:
+        entries = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": source}]
+        configure(checkpoint, chat_template=entries)
+
+    assert PromptEncoder(checkpoint).render(user("hello")) == "system : hello"
+
+
+def test_what_templates_rely_on(checkpoint: Path) -> None:
+    source = """
+{% for message in messages %}
+    {% if loop.index0 == 1 %}{% break %}{% endif %}
+{{ bos_token }} {{ eos_token }} {{ message | tojson }} {{ strftime_now('%Y') | length }}
+{% endfor %}
+"""
+    configure(checkpoint, chat_template=source, bos_token="<s>", eos_token={"content": "</s>"})
+
+    text = PromptEncoder(checkpoint).render([*user("é<b>"), *user("two")])
+
+    assert text.strip() == '<s> </s> {"role": "user", "content": "é<b>"} 4'
+
+
+def test_template_options_reach_the_template_but_replace_nothing(checkpoint: Path) -> None:
+    configure(checkpoint, chat_template="{{ enable_thinking }} {{ messages | length }}")
+
+    options = {"enable_thinking": False, "messages": []}
+
+    assert PromptEncoder(checkpoint).render(user("hello"), options) == "False 1"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('Roles must alternate') }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ undefined.field }}",
+    ],
+)
+def test_a_template_that_refuses_is_the_requests_error(checkpoint: Path, source: str) -> None:
+    configure(checkpoint, chat_template=source)
+
+    with pytest.raises(RequestError, match="chat template refuses") as refused:
+        PromptEncoder(checkpoint).encode_messages(user("hello"))
+    assert refused.value.param == "messages"
+
+
+def test_without_a_template_chats_are_refused(checkpoint: Path) -> None:
+    configure(checkpoint)
+
+    with pytest.raises(RequestError, match="no chat template"):
+        PromptEncoder(checkpoint).encode_messages(user("hello"))
+
+
+def test_a_prompt_over_the_context_is_refused_with_both_lengths(checkpoint: Path) -> None:
+    prompts = PromptEncoder(checkpoint)
+
+    with pytest.raises(RequestError, match=r"20 tokens long.* holds 16 tokens") as refused:
+        prompts.encode_messages(user("hello " * 16))
+    assert refused.value.code == "context_length_exceeded"
+    assert refused.value.param == "messages"
+    assert len(prompts.encode_prompt("hello " * 14)) == 15
+
+
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(RequestError, match="16 tokens long"):
+        PromptEncoder(checkpoint).encode_prompt("hello " * 15)
+
+
+def test_the_context_can_be_made_shorter_only(checkpoint: Path) -> None:
+    assert PromptEncoder(checkpoint, context_length=4).context_length == 4
+    assert PromptEncoder(checkpoint, context_length=64).context_length == 16
+
+
+def test_an_empty_prompt_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(RequestError, match="prompt is empty"):
+        PromptEncoder(checkpoint).encode_prompt("")
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "text"),
+    [
+        ([], "is empty"),
+        ([1, 8], r"\[1\] is 8; the vocabulary has the ids 0 to 7"),
+        ([-1], r"\[0\] is -1"),
+        ([1, "2"], r"\[1\] must be an integer"),
+        ([True], r"\[0\] must be an integer"),
+        ([1] * 16, "16 tokens long"),
+    ],
+)
+def test_unacceptable_token_ids_are_refused(checkpoint: Path, token_ids: list, text: str) -> None:
+    with pytest.raises(RequestError, match=text) as refused:
+        PromptEncoder(checkpoint).check_token_ids(token_ids)
+    assert refused.value.param == "prompt_token_ids"
+
+
+def test_acceptable_token_ids_pass(checkpoint: Path) -> None:
+    assert PromptEncoder(checkpoint).check_token_ids((7, 0)) == [7, 0]
+
+
+def test_a_directory_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"tokenizer\.json not found"):
+        PromptEncoder(tmp_path)

@@ -1,0 +1,186 @@
+"""The streaming vocoder: its chunks are the whole waveform, without a seam."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sglang_omni.proto import OmniRequest, StagePayload
+from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
+from sglang_omni.scheduling.messages import IncomingMessage
+
+GROUPS, UPSAMPLE, RECEPTIVE_FRAMES = 3, 8, 5
+EOS = 77
+
+
+class CausalVocoder(torch.nn.Module):
+    """Each sample depends on the last few frames; the end is cut short, as transposed convolutions do."""
+
+    total_upsample = UPSAMPLE
+
+    def __init__(self, lost_samples: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.embed = torch.randn(128, UPSAMPLE, generator=generator)
+        self.kernel = torch.randn(1, 1, (RECEPTIVE_FRAMES - 1) * UPSAMPLE, generator=generator) / 20
+        self.lost_samples = lost_samples
+
+    def forward(self, codes: torch.Tensor) -> torch.Tensor:
+        assert codes.dtype == torch.int64
+        assert codes.shape[:2] == (1, GROUPS)
+        impulses = self.embed[codes].sum(1).reshape(1, 1, -1)
+        padded = torch.nn.functional.pad(impulses, (self.kernel.shape[-1] - 1, 0))
+        wave = torch.nn.functional.conv1d(padded, self.kernel)
+        return wave[..., : wave.shape[-1] - self.lost_samples]
+
+
+@dataclass
+class Item:
+    data: Any
+
+
+class Driver:
+    def __init__(self, **options: Any) -> None:
+        self.model = CausalVocoder(options.pop("lost_samples", 0))
+        self.scheduler = Code2WavScheduler(self.model, "cpu", **options)
+        self.thread = threading.Thread(target=self.scheduler.start)
+        self.thread.start()
+
+    def run(self, items: list[torch.Tensor], stream: bool = True) -> tuple[list[np.ndarray], dict[str, Any]]:
+        inbox, outbox = self.scheduler.inbox, self.scheduler.outbox
+        payload = StagePayload("r", OmniRequest(None, {"stream": stream}), None)
+        inbox.put(IncomingMessage("r", "new_request", payload))
+        for item in items:
+            inbox.put(IncomingMessage("r", "stream_chunk", Item(item)))
+        inbox.put(IncomingMessage("r", "stream_done"))
+        chunks = []
+        while (message := outbox.get(timeout=10)).type == "stream":
+            assert message.data["modality"] == "audio"
+            assert message.data["sample_rate"] == self.scheduler.sample_rate
+            chunks.append(message.data["audio_data"])
+        if message.type == "error":
+            raise message.data
+        return chunks, message.data.data
+
+
+@pytest.fixture
+def drive() -> Iterator[Any]:
+    drivers: list[Driver] = []
+
+    def make(**options: Any) -> Driver:
+        drivers.append(Driver(**options))
+        return drivers[-1]
+
+    yield make
+    for driver in drivers:
+        driver.scheduler.stop()
+        driver.thread.join(10)
+        assert not driver.thread.is_alive()
+
+
+def frames(count: int) -> torch.Tensor:
+    """(frames, groups)"""
+    return torch.randint(0, 64, (count, GROUPS), generator=torch.Generator().manual_seed(count))
+
+
+def whole(driver: Driver, codes: torch.Tensor) -> np.ndarray:
+    return driver.model(codes.T.unsqueeze(0)).reshape(-1).numpy()
+
+
+@pytest.mark.parametrize("lost_samples", [0, 3, UPSAMPLE - 1])
+@pytest.mark.parametrize("count", [1, 9, 10, 11, 30, 47])
+def test_chunks_together_are_the_whole_waveform(drive: Any, count: int, lost_samples: int) -> None:
+    driver = drive(lost_samples=lost_samples)
+    codes = frames(count)
+
+    chunks, result = driver.run(list(codes))
+
+    assert len(chunks) == -(-count // 10)
+    np.testing.assert_array_equal(np.concatenate(chunks), result["audio_data"])
+    np.testing.assert_allclose(result["audio_data"], whole(driver, codes), atol=1e-6)
+
+
+def test_the_first_chunk_comes_before_the_stream_ends(drive: Any) -> None:
+    driver = drive(stream_chunk_size=2)
+    driver.scheduler.inbox.put(
+        IncomingMessage("r", "new_request", StagePayload("r", OmniRequest(None), None))
+    )
+    driver.scheduler.inbox.put(IncomingMessage("r", "stream_chunk", Item(frames(2))))
+
+    chunk = driver.scheduler.outbox.get(timeout=10)
+
+    assert chunk.type == "stream"
+    assert len(chunk.data["audio_data"]) == 2 * UPSAMPLE
+
+
+def test_less_context_than_the_model_needs_is_heard(drive: Any) -> None:
+    codes = frames(30)
+    enough = drive(left_context_size=RECEPTIVE_FRAMES)
+    short = drive(left_context_size=1)
+
+    np.testing.assert_allclose(enough.run(list(codes))[1]["audio_data"], whole(enough, codes), atol=1e-6)
+    audio = short.run(list(codes))[1]["audio_data"]
+    assert audio.shape == whole(short, codes).shape
+    assert np.abs(audio - whole(short, codes)).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        [frames(23)],
+        list(frames(23)),
+        [frames(23).T.unsqueeze(0)],
+        [frames(23)[:12], frames(23)[12:]],
+        [row.numpy() for row in frames(23)],
+        [row.to(torch.int32) for row in frames(23)],
+    ],
+)
+def test_shapes_that_codes_may_come_in(drive: Any, items: list[Any]) -> None:
+    driver = drive()
+
+    _, result = driver.run(items)
+
+    np.testing.assert_allclose(result["audio_data"], whole(driver, frames(23)), atol=1e-6)
+
+
+def test_the_frame_that_ends_the_stream_is_no_audio(drive: Any) -> None:
+    driver = drive(codec_eos_token_id=EOS)
+
+    _, result = driver.run([*frames(4), torch.tensor([EOS, 0, 0])])
+
+    assert len(result["audio_data"]) == 4 * UPSAMPLE
+
+
+def test_without_streaming_there_is_only_the_result(drive: Any) -> None:
+    driver = drive()
+
+    chunks, result = driver.run(list(frames(25)), stream=False)
+
+    assert chunks == []
+    np.testing.assert_allclose(result["audio_data"], whole(driver, frames(25)), atol=1e-6)
+
+
+def test_no_codes_give_no_audio(drive: Any) -> None:
+    chunks, result = drive().run([])
+
+    assert chunks == []
+    assert result["audio_data"].shape == (0,)
+    assert result["audio_data"].dtype == np.float32
+
+
+@pytest.mark.parametrize("shape", [(), (2, GROUPS, 4), (1, 2, 3, 4), (0,)])
+def test_other_shapes_are_the_requests_error(drive: Any, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="a stream item must hold codes"):
+        drive().run([torch.zeros(shape, dtype=torch.long)])
+
+
+@pytest.mark.parametrize("options", [{"stream_chunk_size": 0}, {"left_context_size": -1}])
+def test_sizes_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="stream_chunk_size must be at least 1"):
+        Code2WavScheduler(CausalVocoder(0), "cpu", **options)
