@@ -4,7 +4,7 @@
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_omni.config.factory_args import apply_env_defaults, resolve_stage_factory_args
 from sglang_omni.config.imports import import_callable, import_string
@@ -33,6 +33,9 @@ from sglang_omni.config.schema import (
 )
 from sglang_omni.config.topology import ProcessGroup, ProcessTopologyPlan, build_process_topology_plan
 from sglang_omni.config.validation import validate_pipeline
+
+if TYPE_CHECKING:
+    from sglang_omni.pipeline.compile import PipelineRunner, compile_pipeline
 
 __all__ = [
     "ConfigError",
