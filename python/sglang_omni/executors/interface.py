@@ -49,7 +49,7 @@ class Executor(ABC):
         return None
 
     def set_stream_fn(self, emit: StreamFn) -> None:
-        """Receive ``emit(request_id, data, target_stage, metadata=None)``, which sends other stages chunks."""
+        """Receive ``emit(request_id, data, target_stage, metadata=None)``, which sends a stage chunks."""
         return
 
     def as_scheduler(self) -> ExecutorScheduler:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
+from typing import Any
 
 from sglang_omni.executors.interface import Executor
 from sglang_omni.proto import StagePayload
@@ -102,7 +103,8 @@ class ExecutorScheduler:
         try:
             while True:
                 reading = loop.run_in_executor(reader, self.inbox.get)
-                await asyncio.wait({reading, failure}, return_when=asyncio.FIRST_COMPLETED)
+                either: set[asyncio.Future[Any]] = {reading, failure}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if failure.done():
                     self.inbox.put(None)  # lets the reader's thread go
                     failure.result()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from sglang_omni.config import PipelineConfig, build_stage_placement_plan
+from sglang_omni.config import PipelineConfig, apply_env_defaults, build_stage_placement_plan
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.runtime_config import build_coordinator
@@ -32,8 +31,7 @@ def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
         Exception: Whatever a stage's factory raises.
     """
     placement_plan = build_stage_placement_plan(config)
-    for name, value in config.env_defaults.items():
-        os.environ.setdefault(name, value)
+    apply_env_defaults(config.env_defaults)
     # Sockets of one process need no files; the name keeps this pipeline apart from others in it.
     run = f"inproc://{uuid.uuid4().hex}"
     endpoints = {

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from sglang_omni.config import PipelineConfig
+from sglang_omni.config import PipelineConfig, validate_config
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.runtime_config import (
     PipelineRuntimePrep,
@@ -19,7 +19,7 @@ from sglang_omni.pipeline.runtime_config import (
     prepare_pipeline_runtime,
 )
 from sglang_omni.pipeline.stage_workers import WorkerSpec, plan_workers, worker_environment
-from sglang_omni.pipeline.worker_process import WorkerFailure, WorkerProcess
+from sglang_omni.pipeline.worker_process import WorkerFailure, WorkerProcess, refuse_inside_worker
 
 logger = logging.getLogger(__name__)
 
@@ -102,10 +102,12 @@ class MultiProcessPipelineRunner:
             RuntimeError: A stage could not be built (the text holds its process's traceback), or the
                 runner is running already.
             TimeoutError: Some processes were not ready in time; the text names them.
-            ValueError: The config cannot run.
+            ConfigError: The config cannot run; nothing has been started.
         """
         if self._coordinator is not None:
             raise RuntimeError("the pipeline is running already")
+        refuse_inside_worker()
+        validate_config(self.config)
         prep = self._prep = prepare_pipeline_runtime(self.config)
         try:
             specs = plan_workers(self.config, prep)
@@ -169,7 +171,7 @@ class MultiProcessPipelineRunner:
         loop = asyncio.get_running_loop()
         spec = worker.spec
         while True:
-            await worker.process.exited
+            await asyncio.shield(worker.process.exited)
             reason = worker.describe_death()
             self.coordinator.stage_down(spec.stage_names, reason)
             worker.deaths.append(loop.time())

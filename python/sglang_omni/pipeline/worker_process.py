@@ -25,9 +25,21 @@ _BOOTSTRAP = (
 )
 _REPORT_CHUNK = 1 << 16
 
-# Set in a worker process. A script that starts its pipeline while it is being imported would, imported
-# by a worker for its functions, start another pipeline there, and that one the next.
+# Set in a worker process.
 inside_worker = False
+
+
+def refuse_inside_worker() -> None:
+    """Raise RuntimeError in a worker process.
+
+    A script that starts its pipeline while it is imported would, imported by a worker for its
+    functions, start another pipeline there, whose workers start the next.
+    """
+    if inside_worker:
+        raise RuntimeError(
+            "a stage's process must not start a pipeline of its own. Where it does so by importing the "
+            'script that holds its functions, put the start under `if __name__ == "__main__":`'
+        )
 
 
 class WorkerFailure(RuntimeError):
@@ -57,13 +69,7 @@ class WorkerProcess:
 
         Raises:
             ValueError: ``spec`` cannot be pickled.
-            RuntimeError: This is a worker process itself.
         """
-        if inside_worker:
-            raise RuntimeError(
-                "a stage's process must not start a pipeline of its own. Where it does so by importing the "
-                'script that holds its functions, put the start under `if __name__ == "__main__":`'
-            )
         loop = asyncio.get_running_loop()
         self.name = name
         self.ready: asyncio.Future[None] = loop.create_future()
@@ -95,7 +101,7 @@ class WorkerProcess:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def describe_exit(self) -> str:
-        """How it ended: ``"was killed by SIGKILL (exit status -9)"``, ``"exited with status 1: KeyError: 3"``."""
+        """How it ended, such as ``was killed by SIGKILL (exit status -9)`` or ``exited with status 1: ...``."""
         status = self.exited.result()
         if status < 0:
             return f"was killed by {signal.Signals(-status).name} (exit status {status})"
