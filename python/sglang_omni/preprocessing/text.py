@@ -127,6 +127,10 @@ class PromptEncoder:
             raise RequestError(f"the chat template refuses the messages: {exc}", param="messages") from exc
 
     def _encode(self, text: str, add_special_tokens: bool, *, param: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise RequestError(f"{param} holds text that is no valid Unicode: {exc}", param=param) from exc
         token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         self._check_length(len(token_ids), param)
         return token_ids

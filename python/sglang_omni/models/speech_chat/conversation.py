@@ -103,7 +103,7 @@ def _said_before(message: Mapping[str, Any], param: str) -> str:
     if message.get("tool_calls"):
         return ""
     raise RequestError(
-        f"{param} has no content: send the earlier answer's text as content, or its audio.transcript",
+        f"{param}.content is missing: send the earlier answer's text, or its audio.transcript",
         param=f"{param}.content",
     )
 

@@ -71,6 +71,9 @@ def ensure_checkpoint(cache: Path | None = None) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with _exclusive(cache / f"{_CHECKPOINT_NAME}.lock"):
         if not target.exists():
+            # Left by a process that was killed: whoever holds the lock is the only one at work.
+            for abandoned in cache.glob(f".{_CHECKPOINT_NAME}.*"):
+                shutil.rmtree(abandoned)
             staging = Path(tempfile.mkdtemp(prefix=f".{_CHECKPOINT_NAME}.", dir=cache))
             try:
                 convert(bundled_gguf(), staging)

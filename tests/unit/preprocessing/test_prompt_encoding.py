@@ -134,6 +134,11 @@ def test_an_empty_prompt_is_refused(checkpoint: Path) -> None:
         PromptEncoder(checkpoint).encode_prompt("")
 
 
+def test_half_a_character_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(RequestError, match="no valid Unicode"):
+        PromptEncoder(checkpoint).encode_prompt("hello \ud800")
+
+
 @pytest.mark.parametrize(
     ("token_ids", "text"),
     [

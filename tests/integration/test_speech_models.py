@@ -1,0 +1,236 @@
+"""The real voice and the real ear, each in its scheduler: what one says, the other hears."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sglang_omni.models.speech_chat.components.voice import Voice, speakable
+from sglang_omni.models.speech_chat.components.whisper import Segment, Whisper
+from sglang_omni.models.speech_chat.speak import SpeakSession
+from sglang_omni.models.speech_chat.transcribe import Recognizer, TranscribeSession
+from sglang_omni.preprocessing.audio import resample
+from sglang_omni.proto import OmniRequest, RequestError, StagePayload
+from sglang_omni.scheduling.messages import IncomingMessage
+from sglang_omni.scheduling.stream_scheduler import StreamScheduler
+
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def voice() -> Voice:
+    return Voice(num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def whisper() -> Whisper:
+    return Whisper(num_threads=2)
+
+
+def spoken(voice: Voice, text: str) -> np.ndarray:
+    return resample(voice.speak(text), 24_000, 16_000)
+
+
+@dataclass
+class Item:
+    data: Any
+
+
+class Prompts:
+    """Stands in for the tokenizer: a prompt is its messages."""
+
+    def encode_messages(self, messages: list[dict[str, Any]], options: object = None) -> list[Any]:
+        return messages
+
+
+class CountingWhisper:
+    def __init__(self, whisper: Whisper) -> None:
+        self.whisper = whisper
+        self.calls = 0
+
+    def segments(self, samples: np.ndarray, prompt: str | None = None) -> Iterator[Segment]:
+        self.calls += 1
+        return self.whisper.segments(samples, prompt)
+
+
+def run(
+    open_session: Any, payload: StagePayload, stream: list[str] | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The chunks and the result of one request."""
+    scheduler = StreamScheduler(
+        open_session, expects_stream=lambda _: stream is not None, wants_chunks=lambda _: True
+    )
+    thread = threading.Thread(target=scheduler.start)
+    thread.start()
+    try:
+        scheduler.inbox.put(IncomingMessage("r", "new_request", payload))
+        if stream is not None:
+            for delta in stream:
+                scheduler.inbox.put(IncomingMessage("r", "stream_chunk", Item({"text": delta})))
+            scheduler.inbox.put(IncomingMessage("r", "stream_done"))
+        chunks = []
+        while (message := scheduler.outbox.get(timeout=60)).type == "stream":
+            chunks.append(message.data)
+        if message.type == "error":
+            raise message.data
+        return chunks, message.data.data
+    finally:
+        scheduler.stop()
+        thread.join(10)
+
+
+def payload(task: str, data: dict[str, Any], **params: Any) -> StagePayload:
+    return StagePayload("r", OmniRequest(None, params, {"task": task}), data)
+
+
+def test_what_is_said_is_heard(voice: Voice, whisper: Whisper) -> None:
+    (segment,) = whisper.segments(spoken(voice, QUESTION))
+
+    assert segment.text == QUESTION
+    assert 0 <= segment.start < segment.end <= 3
+
+
+def test_the_same_text_always_sounds_the_same(voice: Voice) -> None:
+    np.testing.assert_array_equal(voice.speak(QUESTION), voice.speak(QUESTION))
+
+
+def test_speed_changes_the_length(voice: Voice) -> None:
+    normal, fast = len(voice.speak(QUESTION)), len(voice.speak(QUESTION, speed=2.0))
+
+    assert 0.4 < fast / normal < 0.7
+
+
+@pytest.mark.parametrize("kind", ["silence", "tone"])
+def test_nothing_is_made_up_where_nobody_speaks(whisper: Whisper, kind: str) -> None:
+    samples = np.zeros(48_000, np.float32)
+    if kind == "tone":
+        samples += 0.3 * np.sin(np.arange(48_000) * 2 * np.pi * 440 / 16_000).astype(np.float32)
+
+    assert list(whisper.segments(samples)) == []
+
+
+def test_a_text_is_spoken_sentence_by_sentence(voice: Voice) -> None:
+    text = "It is Paris. It has 2.1 million people! Ask me more."
+
+    chunks, result = run(lambda: SpeakSession(voice), payload("speech", {"text": text}))
+
+    assert len(chunks) == 3
+    assert {chunk["modality"] for chunk in chunks} == {"audio"}
+    np.testing.assert_array_equal(np.concatenate([c["audio_data"] for c in chunks]), result["audio_data"])
+    assert result["audio_data"].dtype == np.float32
+    assert np.abs(result["audio_data"]).max() <= 1
+    assert result["sample_rate"] == 24_000
+    assert result["text"] == text
+
+
+def test_an_answer_is_spoken_as_it_is_written(voice: Voice) -> None:
+    deltas = ["The capital", " of France is", " Paris", ".", " It is", " big", "."]
+
+    chunks, streamed = run(lambda: SpeakSession(voice), payload("chat", {}), deltas)
+    _, whole = run(lambda: SpeakSession(voice), payload("speech", {"text": "".join(deltas)}))
+
+    assert len(chunks) == 2
+    np.testing.assert_array_equal(streamed["audio_data"], whole["audio_data"])
+    assert streamed["text"] == "The capital of France is Paris. It is big."
+
+
+def test_an_answer_with_nothing_to_say_is_silence(voice: Voice) -> None:
+    chunks, result = run(lambda: SpeakSession(voice), payload("chat", {}), ["🙂", " **"])
+
+    assert chunks == []
+    assert result["audio_data"].shape == (0,)
+
+
+def test_a_speed_for_this_stage_alone(voice: Voice) -> None:
+    request = payload("speech", {"text": QUESTION}, stage_params={"speak": {"speed": 2.0}})
+
+    _, result = run(lambda: SpeakSession(voice), request)
+
+    np.testing.assert_array_equal(result["audio_data"], voice.speak(QUESTION, 2.0))
+
+
+def test_a_transcription(voice: Voice, whisper: Whisper) -> None:
+    clip = np.concatenate([spoken(voice, QUESTION), spoken(voice, "I would like to know it today.")])
+
+    chunks, result = run(
+        lambda: TranscribeSession(Recognizer(whisper), Prompts()), payload("transcription", {"clips": [clip]})
+    )
+
+    assert QUESTION in result["text"]
+    assert "I would like to know it today." in result["text"]
+    assert "".join(chunk["text"] for chunk in chunks) == result["text"]
+    assert result["language"] == "en"
+    assert result["duration"] == pytest.approx(len(clip) / 16_000)
+    assert [segment["text"] for segment in result["segments"]] == [chunk["text"].strip() for chunk in chunks]
+
+
+def test_a_chat_of_several_clips_hears_each_once(voice: Voice, whisper: Whisper) -> None:
+    counting = CountingWhisper(whisper)
+    recognizer = Recognizer(counting)
+    first, second = spoken(voice, QUESTION), spoken(voice, "Why is that?")
+    messages = [
+        {"role": "user", "content": [0]},
+        {"role": "assistant", "content": ["Paris."]},
+        {"role": "user", "content": ["Tell me:", 1]},
+    ]
+
+    run(
+        lambda: TranscribeSession(recognizer, Prompts()),
+        payload("chat", {"messages": messages[:1], "clips": [first]}),
+    )
+    assert counting.calls == 1
+    chunks, result = run(
+        lambda: TranscribeSession(recognizer, Prompts()),
+        payload("chat", {"messages": messages, "clips": [first, second]}),
+    )
+
+    assert counting.calls == 2
+    assert chunks == [{"modality": "text", "heard": "Why is that?"}]
+    assert result["heard"] == "Why is that?"
+    assert [message["content"] for message in result["prompt_token_ids"]] == [
+        QUESTION,
+        "Paris.",
+        "Tell me:\nWhy is that?",
+    ]
+
+
+def test_the_memory_of_clips_is_bounded(voice: Voice, whisper: Whisper) -> None:
+    counting = CountingWhisper(whisper)
+    recognizer = Recognizer(counting, cache_size=1)
+    first, second = np.zeros(16_000, np.float32), np.full(16_000, 0.001, np.float32)
+
+    for clip in (first, first, second, first):
+        list(recognizer.segments(clip))
+
+    assert counting.calls == 3
+
+
+def test_a_conversation_that_grew_too_long_by_hearing_is_refused(voice: Voice, whisper: Whisper) -> None:
+    class Full(Prompts):
+        def encode_messages(self, messages: list[dict[str, Any]], options: object = None) -> list[Any]:
+            raise RequestError("too long", param="messages")
+
+    data = {"messages": [{"role": "user", "content": [0]}], "clips": [spoken(voice, QUESTION)]}
+    with pytest.raises(RequestError, match="too long"):
+        run(lambda: TranscribeSession(Recognizer(whisper), Full()), payload("chat", data))
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("The answer is **Paris**.", "The answer is Paris."),
+        ("## Heading", "Heading"),
+        ("- item `code`", "item code"),
+        ("> quoted _word_ snake_case", "quoted word snake_case"),
+        ("See [the site](https://example.com/a).", "See the site."),
+        ("2 + 2 = 4, 5% of $3", "2 + 2 = 4, 5% of $3"),
+        ("Hello 🙂!", "Hello !"),
+    ],
+)
+def test_markup_is_not_read_out(written: str, said: str) -> None:
+    assert speakable(written) == said
