@@ -37,12 +37,20 @@ class RequestError(ValueError):
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> RequestError:
-        return cls(
-            str(fields["message"]),
-            param=fields.get("param"),
-            code=str(fields.get("code", "invalid_request_error")),
-            status=int(fields.get("status", 400)),
-        )
+        """The error that ``to_dict`` described; ``message`` is the one field it must have.
+
+        Raises:
+            ValueError: ``message`` is missing, or a field is of the wrong type.
+        """
+        match {"param": None, "code": "invalid_request_error", "status": 400, **fields}:
+            case {
+                "message": str() as message,
+                "param": str() | None as param,
+                "code": str() as code,
+                "status": int() as status,
+            }:
+                return cls(message, param=param, code=code, status=status)
+        raise ValueError(f"not the fields of a RequestError: {fields!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (RequestError.from_dict, (self.to_dict(),))

@@ -11,16 +11,24 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
+from sglang_omni.proto.errors import RequestError
 from sglang_omni.proto.request import StagePayload
 
-_ANY: tuple[type, ...] = (object,)
+# Spelled out here, because "type" means something else inside the messages.
+_Types = tuple[type, ...]
+_ANY: _Types = (object,)
+_NONE = type(None)
+
+
+def _type_name(value: Any) -> str:
+    return type(value).__name__
 
 
 @dataclass
 class _Message:
     type: ClassVar[str]
-    # Field name -> types accepted from the wire; filled in by __init_subclass__ of each message.
-    _accepted: ClassVar[dict[str, tuple[type, ...]]] = {}
+    # Field name -> types accepted from the wire. Each message states its own.
+    _accepted: ClassVar[dict[str, _Types]] = {}
 
     def to_dict(self) -> dict[str, Any]:
         wire: dict[str, Any] = {"type": self.type}
@@ -46,13 +54,11 @@ class _Message:
             ):
                 raise ValueError(
                     f"{cls.type} message: {item.name} must be "
-                    f"{' or '.join(t.__name__ for t in accepted)}, got {type(value).__name__}"
+                    f"{' or '.join('None' if t is _NONE else t.__name__ for t in accepted)}, "
+                    f"got {_type_name(value)}"
                 )
             values[item.name] = value
         return cls(**values)
-
-
-_NONE = type(None)
 
 
 @dataclass
@@ -76,7 +82,10 @@ class SubmitMessage(_Message):
         message = super().from_dict(wire)
         data = message.data
         if isinstance(data, dict) and data.keys() == {"stage_payload"}:
-            message.data = StagePayload.from_dict(data["stage_payload"])
+            payload = data["stage_payload"]
+            if not isinstance(payload, Mapping):
+                raise ValueError(f"submit message: stage_payload must be a map, got {_type_name(payload)}")
+            message.data = StagePayload.from_dict(payload)
         return message
 
 
@@ -146,6 +155,13 @@ class CompleteMessage(_Message):
             wire["error_info"] = self.error_info
         return wire
 
+    @classmethod
+    def from_dict(cls, wire: Mapping[str, Any]) -> Self:
+        message = super().from_dict(wire)
+        if message.error_info is not None:
+            RequestError.from_dict(message.error_info)  # refuses what cannot be raised again
+        return message
+
 
 @dataclass
 class StreamMessage(_Message):
@@ -195,14 +211,14 @@ class ProgressMessage(_Message):
         message = super().from_dict(wire)
         for change in message.changes:
             match change:
-                case [str(), str(), int()]:
+                case [str(), str(), int() as difference] if not isinstance(difference, bool):
                     continue
-            raise ValueError(f"progress message: not a [request_id, stage, difference] entry: {change!r}")
+            raise ValueError(f"progress message: changes: not [request_id, stage, difference]: {change!r}")
         for span in message.spans:
             match span:
                 case [str(), float()]:
                     continue
-            raise ValueError(f"progress message: not a [request_id, seconds] entry: {span!r}")
+            raise ValueError(f"progress message: spans: not [request_id, seconds]: {span!r}")
         return message
 
 
@@ -280,7 +296,7 @@ def parse_message(wire: Any) -> Message:
         ValueError: ``wire`` is no map, its ``type`` is unknown, or a field is missing or mistyped.
     """
     if not isinstance(wire, Mapping):
-        raise ValueError(f"a message must be a map, got {type(wire).__name__}")
+        raise ValueError(f"a message must be a map, got {_type_name(wire)}")
     kind = wire.get("type")
     message = _BY_TYPE.get(kind) if isinstance(kind, str) else None
     if message is None:
