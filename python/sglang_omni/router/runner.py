@@ -1,0 +1,48 @@
+"""Runs the router for the life of a process."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+from sglang_omni._core import RouterServer
+from sglang_omni.router.config import RouterConfig
+
+# How often the wait returns to the interpreter, which runs signal handlers only then.
+_SIGNAL_CHECK_S = 0.1
+
+
+def run_router(config: RouterConfig) -> int:
+    """Serves until SIGTERM (finishes what is in flight) or SIGINT (ends at once); a second SIGTERM also
+    ends at once. Call it from the main thread of a process of its own.
+
+    Returns:
+        The exit status, 0 after either signal.
+
+    Raises:
+        ValueError: A field of `config` is wrong; the text names it.
+        OSError: The port cannot be listened on.
+    """
+    server = RouterServer(**vars(config))
+
+    def on_terminate(_signum: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, on_interrupt)
+        server.drain()
+
+    def on_interrupt(_signum: int, _frame: FrameType | None) -> None:
+        server.stop()
+
+    before = {
+        signal.SIGTERM: signal.signal(signal.SIGTERM, on_terminate),
+        signal.SIGINT: signal.signal(signal.SIGINT, on_interrupt),
+    }
+    try:
+        print(f"sglang-omni-router: listening on {server.url}", file=sys.stderr, flush=True)
+        while not server.wait(_SIGNAL_CHECK_S):
+            pass
+    finally:
+        server.stop()
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    return 0

@@ -1,0 +1,331 @@
+//! Bodies in both directions.
+
+use std::cell::Cell;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+
+use crate::client_io::Phase;
+use crate::upstream::{Pool, Upstream};
+use crate::worker::LoadGuard;
+
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A request's body as far as it was read before forwarding, and the rest.
+pub struct Upload {
+    pub read: Bytes,
+    /// What still has to come from the client; a request with a rest can be sent only once.
+    pub rest: Option<Rest>,
+    is_whole: bool,
+}
+
+/// The part of a body that goes straight from the client to the worker, up to a limit.
+pub struct Rest {
+    incoming: Incoming,
+    budget: u64,
+    too_large: Rc<Cell<bool>>,
+}
+
+pub enum ReadError {
+    TooLarge,
+    Client(hyper::Error),
+}
+
+impl Upload {
+    /// Reads up to `window` bytes of a body that may have `limit` at most.
+    pub async fn read(
+        mut incoming: Incoming,
+        window: usize,
+        limit: u64,
+    ) -> Result<Upload, ReadError> {
+        let mut read = Pieces::default();
+        let expected = incoming
+            .size_hint()
+            .upper()
+            .map_or(window, |upper| upper.min(window as u64) as usize);
+        while !incoming.is_end_stream() && read.len() < window {
+            let frame = std::future::poll_fn(|cx| Pin::new(&mut incoming).poll_frame(cx)).await;
+            match frame {
+                None => {
+                    return Ok(Upload {
+                        read: read.join(),
+                        rest: None,
+                        is_whole: true,
+                    });
+                }
+                Some(Err(error)) => return Err(ReadError::Client(error)),
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        read.push(data, expected);
+                    }
+                }
+            }
+            if read.len() as u64 > limit {
+                return Err(ReadError::TooLarge);
+            }
+        }
+        let budget = limit - read.len() as u64;
+        let rest = (!incoming.is_end_stream()).then(|| Rest {
+            incoming,
+            budget,
+            too_large: Rc::default(),
+        });
+        Ok(Upload {
+            read: read.join(),
+            is_whole: rest.is_none(),
+            rest,
+        })
+    }
+
+    /// A flag that is set once the rest has turned out to be over the limit.
+    pub fn too_large(&self) -> Rc<Cell<bool>> {
+        self.rest
+            .as_ref()
+            .map_or_else(Rc::default, |rest| rest.too_large.clone())
+    }
+
+    /// Whether the whole body is at hand, to be sent again if need be.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// The body for one attempt. It takes the rest with it.
+    pub fn take(&mut self) -> RequestBody {
+        RequestBody {
+            read: Some(self.read.clone()).filter(|read| !read.is_empty()),
+            rest: self.rest.take(),
+        }
+    }
+}
+
+/// Chunks collected without copying where there is only one.
+#[derive(Default)]
+struct Pieces {
+    first: Bytes,
+    joined: BytesMut,
+}
+
+impl Pieces {
+    fn len(&self) -> usize {
+        self.first.len() + self.joined.len()
+    }
+
+    fn push(&mut self, data: Bytes, expected: usize) {
+        if self.len() == 0 {
+            self.first = data;
+            return;
+        }
+        if self.joined.is_empty() {
+            self.joined
+                .reserve(expected.max(self.first.len() + data.len()));
+            self.joined
+                .extend_from_slice(&std::mem::take(&mut self.first));
+        }
+        self.joined.extend_from_slice(&data);
+    }
+
+    fn join(self) -> Bytes {
+        if self.joined.is_empty() {
+            self.first
+        } else {
+            self.joined.freeze()
+        }
+    }
+}
+
+/// What is sent to a worker: bytes at hand, then the rest as it comes.
+pub struct RequestBody {
+    read: Option<Bytes>,
+    rest: Option<Rest>,
+}
+
+impl RequestBody {
+    pub fn empty() -> Self {
+        RequestBody {
+            read: None,
+            rest: None,
+        }
+    }
+
+    pub fn into_rest(self) -> Option<Rest> {
+        self.rest
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(read) = self.read.take() {
+            return Poll::Ready(Some(Ok(Frame::data(read))));
+        }
+        let Some(rest) = &mut self.rest else {
+            return Poll::Ready(None);
+        };
+        let frame = std::task::ready!(Pin::new(&mut rest.incoming).poll_frame(cx));
+        if let Some(Ok(frame)) = &frame
+            && let Some(data) = frame.data_ref()
+        {
+            match rest.budget.checked_sub(data.len() as u64) {
+                Some(left) => rest.budget = left,
+                None => {
+                    rest.too_large.set(true);
+                    return Poll::Ready(Some(Err("the request body is over the limit".into())));
+                }
+            }
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.read.is_none()
+            && self
+                .rest
+                .as_ref()
+                .is_none_or(|rest| rest.incoming.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let read = self.read.as_ref().map_or(0, |read| read.len() as u64);
+        let rest = self
+            .rest
+            .as_ref()
+            .map_or_else(|| SizeHint::with_exact(0), |rest| rest.incoming.size_hint());
+        let mut hint = SizeHint::new();
+        hint.set_lower(read + rest.lower());
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(read + upper);
+        }
+        hint
+    }
+}
+
+/// A worker's answer on its way to the client. It owns the connection it comes from: reading the body
+/// drives that connection in the same task, everything already received leaves in one write, and a client
+/// that goes away closes it, which is how the worker learns of it.
+pub struct ResponseBody {
+    incoming: Incoming,
+    upstream: Option<Box<Upstream>>,
+    pool: Rc<Pool>,
+    finished: bool,
+    _load: LoadGuard,
+}
+
+impl ResponseBody {
+    /// `upstream` is None where something else drives the connection.
+    pub fn new(
+        incoming: Incoming,
+        upstream: Option<Box<Upstream>>,
+        pool: Rc<Pool>,
+        load: LoadGuard,
+    ) -> Self {
+        ResponseBody {
+            incoming,
+            upstream,
+            pool,
+            finished: false,
+            _load: load,
+        }
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        let mut frame = Pin::new(&mut this.incoming).poll_frame(cx);
+        if frame.is_pending()
+            && let Some(upstream) = &mut this.upstream
+        {
+            upstream.drive(cx);
+            frame = Pin::new(&mut this.incoming).poll_frame(cx);
+        }
+        this.finished |= matches!(frame, Poll::Ready(None));
+        frame.map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+impl Drop for ResponseBody {
+    fn drop(&mut self) {
+        if (self.finished || self.incoming.is_end_stream())
+            && let Some(upstream) = self.upstream.take()
+        {
+            self.pool.put_back(upstream);
+        }
+    }
+}
+
+pub enum Payload {
+    Local(Option<Bytes>),
+    Upstream(ResponseBody),
+}
+
+/// The body of every answer. Its end is the end of the exchange on the client's connection.
+pub struct ReplyBody {
+    payload: Payload,
+    phase: Arc<Phase>,
+}
+
+impl ReplyBody {
+    pub fn new(payload: Payload, phase: Arc<Phase>) -> Self {
+        ReplyBody { payload, phase }
+    }
+}
+
+impl Drop for ReplyBody {
+    fn drop(&mut self) {
+        self.phase.set(Phase::IDLE);
+    }
+}
+
+impl Body for ReplyBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match &mut self.payload {
+            Payload::Local(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Payload::Upstream(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.payload {
+            Payload::Local(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            Payload::Upstream(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.payload {
+            Payload::Local(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+            Payload::Upstream(body) => body.size_hint(),
+        }
+    }
+}

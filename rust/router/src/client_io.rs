@@ -1,0 +1,143 @@
+//! The client's side of a connection: says where an exchange stands, and gives OpenAI's shape to the
+//! refusals that hyper writes by itself.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::task::{Context, Poll};
+
+use hyper::StatusCode;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::reply::error_body;
+
+/// Where the exchange on a connection stands.
+pub struct Phase(AtomicU8);
+
+impl Phase {
+    /// Between two requests.
+    pub const IDLE: u8 = 0;
+    /// Waiting for the rest of a request's head; a new connection starts here.
+    pub const HEAD: u8 = 1;
+    /// A request is being answered.
+    pub const BUSY: u8 = 2;
+    /// The head did not come in time.
+    pub const EXPIRED: u8 = 3;
+
+    pub fn new() -> Arc<Phase> {
+        Arc::new(Phase(AtomicU8::new(Phase::HEAD)))
+    }
+
+    pub fn get(&self) -> u8 {
+        self.0.load(Relaxed)
+    }
+
+    pub fn set(&self, phase: u8) {
+        self.0.store(phase, Relaxed);
+    }
+}
+
+pub struct ClientIo {
+    stream: TcpStream,
+    phase: Arc<Phase>,
+}
+
+impl ClientIo {
+    pub fn new(stream: TcpStream, phase: Arc<Phase>) -> Self {
+        ClientIo { stream, phase }
+    }
+}
+
+/// A whole HTTP response that closes the connection.
+fn refusal(status: StatusCode, message: &str) -> String {
+    let body = error_body(status, message);
+    format!(
+        "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// The same refusal with a body, if these bytes are hyper's answer to a head it could not parse.
+fn with_body(head: &[u8]) -> Option<String> {
+    let code = head
+        .strip_prefix(b"HTTP/1.1 4")
+        .filter(|_| head.len() < 160 && head.ends_with(b"\r\n\r\n"))?;
+    let (status, message) = match code.get(..2)? {
+        b"14" => (StatusCode::URI_TOO_LONG, "the request target is too long"),
+        b"31" => (
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            "the request's headers are too many or too large",
+        ),
+        b"00" => (StatusCode::BAD_REQUEST, "the request is not valid HTTP/1.1"),
+        _ => return None,
+    };
+    Some(refusal(status, message))
+}
+
+impl AsyncRead for ClientIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let outcome = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if buf.filled().len() > before && self.phase.get() == Phase::IDLE {
+            self.phase.set(Phase::HEAD);
+        }
+        outcome
+    }
+}
+
+impl AsyncWrite for ClientIo {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        // No request reached the router in this phase, so what is written can only be hyper's own.
+        if self.phase.get() == Phase::HEAD
+            && let Some(refusal) = with_body(buf)
+        {
+            std::task::ready!(self.stream.poll_write_ready(cx))?;
+            // The first write on a connection's free buffer: a few hundred bytes always fit.
+            return Poll::Ready(self.stream.try_write(refusal.as_bytes()).map(|_| buf.len()));
+        }
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+impl Drop for ClientIo {
+    fn drop(&mut self) {
+        if self.phase.get() == Phase::EXPIRED {
+            let text = refusal(
+                StatusCode::REQUEST_TIMEOUT,
+                "the request's headers did not arrive in time",
+            );
+            // Nobody is left to tell if the client does not take even this.
+            let _ = self.stream.try_write(text.as_bytes());
+        }
+    }
+}

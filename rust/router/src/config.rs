@@ -1,0 +1,147 @@
+use std::fmt;
+use std::time::Duration;
+
+use crate::policy::PolicyKind;
+use crate::worker::Worker;
+
+/// Everything the router can be told. `Default` is what the command line defaults to.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub host: String,
+    /// 0 takes a free port; `Router::addr` says which.
+    pub port: u16,
+    /// `http://host:port` of each replica. May be empty: `POST /workers` adds more.
+    pub worker_urls: Vec<String>,
+    pub policy: PolicyKind,
+    /// Share of a prompt, 0 to 1, that must be known to a worker for `cache_aware` to follow it there.
+    pub cache_threshold: f64,
+    /// `cache_aware` takes the shortest queue where the longest exceeds it by more than this many
+    /// requests and by more than `balance_rel_threshold` times.
+    pub balance_abs_threshold: usize,
+    pub balance_rel_threshold: f64,
+    /// How often the prefix tree is trimmed.
+    pub eviction_interval: Duration,
+    /// Bytes of prompt text the prefix tree remembers for each worker.
+    pub max_tree_size: usize,
+    /// 0 takes one thread for each core this process may use.
+    pub threads: usize,
+    /// Larger request bodies are refused with 413.
+    pub max_body_bytes: u64,
+    /// A request head that is not complete after this long is refused with 408.
+    pub header_timeout: Duration,
+    /// How long requests in flight may take to finish once a drain was asked for.
+    pub drain_timeout: Duration,
+    pub probe_interval: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            host: "127.0.0.1".to_owned(),
+            port: 30000,
+            worker_urls: Vec::new(),
+            policy: PolicyKind::CacheAware,
+            cache_threshold: 0.5,
+            balance_abs_threshold: 32,
+            balance_rel_threshold: 1.0001,
+            eviction_interval: Duration::from_secs(60),
+            max_tree_size: 16 << 20,
+            threads: 0,
+            max_body_bytes: 256 << 20,
+            header_timeout: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(30),
+            probe_interval: Duration::from_secs(1),
+        }
+    }
+}
+
+/// What is wrong with a configuration, and what would be right.
+#[derive(Debug)]
+pub struct ConfigError(pub String);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl Config {
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let fail = |text: String| Err(ConfigError(text));
+        for (index, url) in self.worker_urls.iter().enumerate() {
+            let worker = Worker::parse(url)?;
+            let before = &self.worker_urls[..index];
+            if before
+                .iter()
+                .any(|other| Worker::parse(other).is_ok_and(|other| other.url == worker.url))
+            {
+                return fail(format!(
+                    "worker_urls: {url:?} is given twice; name each worker once"
+                ));
+            }
+        }
+        if !(0.0..=1.0).contains(&self.cache_threshold) {
+            return fail(format!(
+                "cache_threshold: {} is not between 0 and 1; it is a share of the prompt",
+                self.cache_threshold
+            ));
+        }
+        if !(self.balance_rel_threshold >= 1.0 && self.balance_rel_threshold.is_finite()) {
+            return fail(format!(
+                "balance_rel_threshold: {} is not a number of at least 1; it multiplies the shortest queue",
+                self.balance_rel_threshold
+            ));
+        }
+        if self.max_tree_size == 0 {
+            return fail(
+                "max_tree_size: 0 leaves no room for a prompt; give bytes of text per worker"
+                    .to_owned(),
+            );
+        }
+        if self.threads > 1024 {
+            return fail(format!(
+                "threads: {} is more than 1024; 0 means one a core",
+                self.threads
+            ));
+        }
+        for (name, value) in [
+            ("eviction_interval", self.eviction_interval),
+            ("header_timeout", self.header_timeout),
+            ("probe_interval", self.probe_interval),
+        ] {
+            if value.is_zero() {
+                return fail(format!("{name}: must be more than 0 seconds"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(change: impl FnOnce(&mut Config)) -> String {
+        let mut config = Config::default();
+        change(&mut config);
+        config.validate().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn defaults_are_valid() {
+        Config::default().validate().unwrap();
+    }
+
+    #[test]
+    fn errors_name_the_field() {
+        assert!(error(|c| c.cache_threshold = 1.5).contains("cache_threshold: 1.5"));
+        assert!(error(|c| c.cache_threshold = f64::NAN).contains("cache_threshold"));
+        assert!(error(|c| c.balance_rel_threshold = 0.5).contains("balance_rel_threshold"));
+        assert!(error(|c| c.max_tree_size = 0).contains("max_tree_size"));
+        assert!(error(|c| c.eviction_interval = Duration::ZERO).contains("eviction_interval"));
+        let twice = vec!["http://a:1".to_owned(), "http://a:1/".to_owned()];
+        assert!(error(|c| c.worker_urls = twice).contains("given twice"));
+    }
+}

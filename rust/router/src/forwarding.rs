@@ -1,0 +1,137 @@
+//! Which headers stop at a proxy.
+
+use hyper::HeaderMap;
+use hyper::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+
+const HOP_BY_HOP: [HeaderName; 8] = [
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// Whether the message asks to change protocols (`Connection: upgrade` and an `Upgrade` header).
+pub fn wants_upgrade(headers: &HeaderMap) -> bool {
+    headers.contains_key(UPGRADE)
+        && connection_names(headers).any(|name| name.eq_ignore_ascii_case("upgrade"))
+}
+
+fn connection_names(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+}
+
+/// A request's headers as the next hop gets them. `Expect` goes too: the router itself asks for the body.
+pub fn request_headers(headers: HeaderMap) -> HeaderMap {
+    end_to_end(headers, &EXPECT)
+}
+
+/// An answer's headers as the client gets them.
+pub fn response_headers(headers: HeaderMap) -> HeaderMap {
+    end_to_end(headers, &CONNECTION)
+}
+
+/// Leaves out what belongs to one connection only (RFC 9110 7.6.1's list, and what `Connection` names)
+/// and `also`; the others keep their order.
+fn end_to_end(headers: HeaderMap, also: &HeaderName) -> HeaderMap {
+    let is_hop =
+        |name: &HeaderName| name == CONNECTION || name == also || HOP_BY_HOP.contains(name);
+    if !headers.keys().any(is_hop) {
+        return headers;
+    }
+    let is_named = |name: &HeaderName| {
+        connection_names(&headers).any(|named| name.as_str().eq_ignore_ascii_case(named))
+    };
+    // A message with chunks and a length is framed by its chunks; passing the length on would let the two
+    // hops disagree about where it ends. For the same reason `Connection` cannot strike the length out.
+    let is_chunked = headers.contains_key(TRANSFER_ENCODING);
+    let goes = |name: &HeaderName| {
+        if name == CONTENT_LENGTH {
+            is_chunked
+        } else {
+            is_hop(name) || is_named(name)
+        }
+    };
+    let mut kept = HeaderMap::with_capacity(headers.keys_len());
+    for (name, value) in &headers {
+        if !goes(name) {
+            kept.append(name.clone(), value.clone());
+        }
+    }
+    kept
+}
+
+/// Bytes of a head, as the limit counts them.
+pub fn size(headers: &HeaderMap) -> usize {
+    headers
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len() + 4)
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        lines
+            .iter()
+            .map(|(name, value)| (name.parse::<HeaderName>().unwrap(), value.parse().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn hop_by_hop_headers_and_those_named_by_connection_go() {
+        let map = request_headers(headers(&[
+            ("x-first", "0"),
+            ("connection", "close, X-Secret"),
+            ("keep-alive", "timeout=5"),
+            ("x-secret", "1"),
+            ("te", "trailers"),
+            ("x-kept", "2"),
+            ("content-length", "3"),
+            ("expect", "100-continue"),
+        ]));
+        let left: Vec<&str> = map.keys().map(HeaderName::as_str).collect();
+        assert_eq!(left, ["x-first", "x-kept", "content-length"]);
+    }
+
+    #[test]
+    fn a_length_beside_chunks_goes() {
+        let map = response_headers(headers(&[
+            ("transfer-encoding", "chunked"),
+            ("content-length", "3"),
+        ]));
+        assert!(map.is_empty());
+    }
+
+    #[test]
+    fn connection_cannot_strike_out_the_length() {
+        let map = response_headers(headers(&[
+            ("connection", "content-length"),
+            ("content-length", "3"),
+        ]));
+        assert_eq!(map["content-length"], "3");
+    }
+
+    #[test]
+    fn upgrades_need_both_headers() {
+        assert!(wants_upgrade(&headers(&[
+            ("connection", "keep-alive, Upgrade"),
+            ("upgrade", "websocket")
+        ])));
+        assert!(!wants_upgrade(&headers(&[("upgrade", "websocket")])));
+        assert!(!wants_upgrade(&headers(&[("connection", "upgrade")])));
+    }
+}

@@ -1,0 +1,122 @@
+//! Probes: each worker is asked for `/health` every interval, and put aside or taken back accordingly.
+
+use std::future::pending;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::header::HOST;
+use hyper::{Request, StatusCode};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use crate::body::RequestBody;
+use crate::lane::Shared;
+use crate::upstream::Pool;
+use crate::worker::{Health, Worker};
+
+/// A busy replica may answer late; only this long, this many times in a row, is a hung one.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+const SLOW_PROBES: u32 = 3;
+
+/// Puts a worker aside. Returns whether it was not aside already.
+pub fn mark_down(worker: &Worker, why: &str) -> bool {
+    let changed = worker.set_health(Health::Down) != Health::Down;
+    if changed {
+        eprintln!("sglang-omni-router: worker {} is down: {why}", worker.url);
+    }
+    changed
+}
+
+/// Starts a prober for every worker in the fleet, now and later, until the runtime ends.
+pub async fn watch(shared: Arc<Shared>) {
+    let mut watched: Vec<u32> = Vec::new();
+    // Short enough that a worker just added is known before its first second is over.
+    let mut tick = interval(Duration::from_millis(100));
+    loop {
+        tick.tick().await;
+        let fleet = shared.fleet.read().clone();
+        watched.retain(|id| fleet.iter().any(|worker| worker.id == *id));
+        for worker in fleet.iter() {
+            if !watched.contains(&worker.id) {
+                watched.push(worker.id);
+                tokio::task::spawn_local(probe_forever(shared.clone(), worker.clone()));
+            }
+        }
+    }
+}
+
+async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
+    let pool = Rc::new(Pool::default());
+    let mut tick = interval(shared.config.probe_interval);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut slow = 0;
+    loop {
+        tick.tick().await;
+        if !shared
+            .fleet
+            .read()
+            .iter()
+            .any(|known| known.id == worker.id)
+        {
+            return;
+        }
+        match timeout(PROBE_TIMEOUT, probe(&pool, &worker)).await {
+            Ok(Ok(status)) if status.is_server_error() => {
+                slow = 0;
+                mark_down(&worker, &format!("/health answered {status}"));
+            }
+            // Any other answer is one: not every replica has a /health.
+            Ok(Ok(_)) => {
+                slow = 0;
+                if worker.set_health(Health::Up) != Health::Up {
+                    eprintln!("sglang-omni-router: worker {} is up", worker.url);
+                }
+            }
+            Ok(Err(error)) => {
+                slow = 0;
+                mark_down(&worker, &error);
+            }
+            Err(_) => {
+                slow += 1;
+                if slow >= SLOW_PROBES {
+                    mark_down(
+                        &worker,
+                        &format!("{slow} health checks in a row took over 2 s"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Asks on a new connection each time: what counts is whether the worker takes one.
+async fn probe(pool: &Pool, worker: &Worker) -> Result<StatusCode, String> {
+    let mut upstream = pool
+        .open(worker)
+        .await
+        .map_err(|error: io::Error| error.to_string())?;
+    let request = Request::get("/health")
+        .header(HOST, worker.authority.clone())
+        .header("connection", "close")
+        .body(RequestBody::empty())
+        .expect("a constant request is valid");
+    let response = upstream
+        .send(request)
+        .await
+        .map_err(|error| error.into_error().to_string())?;
+    Ok(response.status())
+}
+
+/// Has the policy tidy up at every eviction interval.
+pub async fn maintain(shared: Arc<Shared>) {
+    let every = shared.config.eviction_interval;
+    let Some(first) = Instant::now().checked_add(every) else {
+        return pending().await;
+    };
+    let mut tick = tokio::time::interval_at(first, every);
+    loop {
+        tick.tick().await;
+        shared.policy.maintain(&shared.fleet.read());
+    }
+}

@@ -1,0 +1,27 @@
+use std::sync::Arc;
+
+use super::{Candidates, Policy, RequestKey};
+use crate::worker::Worker;
+
+/// The worker with the fewest requests in flight.
+pub struct LeastLoad;
+
+impl Policy for LeastLoad {
+    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> &'a Arc<Worker> {
+        candidates.best_by_key(Worker::load)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{fleet, picks};
+    use super::*;
+    use crate::worker::LoadGuard;
+
+    #[test]
+    fn avoids_busy_workers() {
+        let fleet = fleet(3);
+        let _busy = [0, 0, 2].map(|worker: usize| LoadGuard::new(fleet[worker].clone()));
+        assert_eq!(picks(&LeastLoad, &fleet, ["", "", ""]), [1, 1, 1]);
+    }
+}

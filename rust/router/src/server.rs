@@ -1,0 +1,341 @@
+//! Threads, listeners and client connections, and how all of it ends.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::body::ReplyBody;
+use crate::client_io::{ClientIo, Phase};
+use crate::config::{Config, ConfigError};
+use crate::lane::{Lane, Open, Shared, Stopping};
+use crate::metrics::Metrics;
+use crate::upstream::SWEEP_INTERVAL;
+use crate::worker::{Fleet, Worker};
+use crate::{admin, forwarding, health, policy, proxy, reply, upgrade};
+
+/// Bytes of headers in one request; more is refused with 431.
+const MAX_HEADER_BYTES: usize = 64 << 10;
+
+const BACKLOG: i32 = 4096;
+
+#[derive(Debug)]
+pub enum StartError {
+    Config(ConfigError),
+    Listen {
+        host: String,
+        port: u16,
+        error: io::Error,
+    },
+    Runtime(io::Error),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StartError::Config(error) => error.fmt(f),
+            StartError::Listen { host, port, error }
+                if error.kind() == io::ErrorKind::AddrInUse =>
+            {
+                write!(
+                    f,
+                    "port {port} of {host} is in use; give another --port, or 0 for a free one"
+                )
+            }
+            StartError::Listen { host, port, error } => {
+                write!(f, "cannot listen on {host}:{port}: {error}")
+            }
+            StartError::Runtime(error) => write!(f, "cannot start the router's threads: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+/// A running router. Dropping it stops it at once.
+pub struct Router {
+    addr: SocketAddr,
+    stopping: watch::Sender<Stopping>,
+    threads: Vec<JoinHandle<()>>,
+    running: Arc<Running>,
+}
+
+/// How many threads have not ended yet.
+struct Running {
+    count: Mutex<usize>,
+    ended: Condvar,
+}
+
+impl Router {
+    /// Binds the port and starts serving.
+    pub fn start(config: Config) -> Result<Router, StartError> {
+        config.validate().map_err(StartError::Config)?;
+        let workers: Result<Vec<Worker>, ConfigError> = config
+            .worker_urls
+            .iter()
+            .map(|url| Worker::parse(url))
+            .collect();
+        let workers = workers.map_err(StartError::Config)?;
+        let lanes = match config.threads {
+            0 => thread::available_parallelism().map_or(1, |count| count.get()),
+            count => count,
+        };
+        let listeners =
+            listen(&config.host, config.port, lanes).map_err(|error| StartError::Listen {
+                host: config.host.clone(),
+                port: config.port,
+                error,
+            })?;
+        let addr = listeners[0].local_addr().map_err(StartError::Runtime)?;
+        let (stopping, stopped) = watch::channel(Stopping::No);
+        let shared = Arc::new(Shared {
+            policy: policy::build(&config),
+            fleet: Fleet::new(workers),
+            metrics: Metrics::default(),
+            stopping: stopped,
+            config,
+        });
+        let running = Arc::new(Running {
+            count: Mutex::new(0),
+            ended: Condvar::new(),
+        });
+        let mut router = Router {
+            addr,
+            stopping,
+            threads: Vec::new(),
+            running,
+        };
+        for (index, listener) in listeners.into_iter().enumerate() {
+            let shared = shared.clone();
+            router.spawn(format!("router-{index}"), move |runtime| {
+                runtime.block_on(serve(shared, listener))
+            })?;
+        }
+        router.spawn("router-health".to_owned(), move |runtime| {
+            runtime.block_on(async {
+                let mut stopping = shared.stopping.clone();
+                tokio::task::spawn_local(health::watch(shared.clone()));
+                tokio::task::spawn_local(health::maintain(shared.clone()));
+                let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
+            });
+        })?;
+        Ok(router)
+    }
+
+    fn spawn(
+        &mut self,
+        name: String,
+        body: impl FnOnce(&LocalRuntime) + Send + 'static,
+    ) -> Result<(), StartError> {
+        let running = self.running.clone();
+        *running.count.lock().unwrap() += 1;
+        let run = move || {
+            // Counts down even when the thread panics.
+            struct Ended(Arc<Running>);
+            impl Drop for Ended {
+                fn drop(&mut self) {
+                    *self.0.count.lock().unwrap() -= 1;
+                    self.0.ended.notify_all();
+                }
+            }
+            let _ended = Ended(running);
+            let runtime = Builder::new_current_thread()
+                .enable_all()
+                .build_local(LocalOptions::default())
+                .expect("a runtime needs only an epoll instance");
+            body(&runtime);
+            // A name being looked up must not hold the end up.
+            runtime.shutdown_background();
+        };
+        self.threads.push(
+            thread::Builder::new()
+                .name(name)
+                .spawn(run)
+                .map_err(StartError::Runtime)?,
+        );
+        Ok(())
+    }
+
+    /// Where it listens; the port is the real one where 0 was asked for.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Takes no more connections and ends when what is in flight is done, or after `drain_timeout`.
+    pub fn drain(&self) {
+        self.stopping.send_if_modified(|now| {
+            std::mem::replace(now, Stopping::Drain.max(*now)) == Stopping::No
+        });
+    }
+
+    /// Ends now, whatever is in flight.
+    pub fn stop(&self) {
+        self.stopping.send_replace(Stopping::Now);
+    }
+
+    /// Waits for the end for at most `limit`; returns whether it has come.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let count = self.running.count.lock().unwrap();
+        let (count, _) = self
+            .running
+            .ended
+            .wait_timeout_while(count, limit, |count| *count > 0)
+            .unwrap();
+        *count == 0
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        self.stop();
+        for thread in self.threads.drain(..) {
+            // A panic was printed where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// One listener a lane on the same port; the kernel spreads connections over them.
+fn listen(host: &str, port: u16, lanes: usize) -> io::Result<Vec<StdListener>> {
+    let addr = (host, port)
+        .to_socket_addrs()?
+        .next()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address"))?;
+    // A shared port would be shared with another router too, silently. This one is not shared and fails.
+    let exclusive = socket(addr)?;
+    exclusive.bind(&addr.into())?;
+    exclusive.listen(1)?;
+    let addr = exclusive
+        .local_addr()?
+        .as_socket()
+        .expect("bound to an IP address");
+    drop(exclusive);
+    (0..lanes)
+        .map(|_| {
+            let socket = socket(addr)?;
+            socket.set_reuse_port(true)?;
+            socket.bind(&addr.into())?;
+            socket.listen(BACKLOG)?;
+            socket.set_nonblocking(true)?;
+            Ok(socket.into())
+        })
+        .collect()
+}
+
+fn socket(addr: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    Ok(socket)
+}
+
+/// One lane from its start to its end.
+async fn serve(shared: Arc<Shared>, listener: StdListener) {
+    let lane = Lane::new(shared.clone());
+    let listener =
+        TcpListener::from_std(listener).expect("the listener is a non-blocking TCP socket");
+    let mut stopping = shared.stopping.clone();
+    let mut sweep = interval(SWEEP_INTERVAL);
+    sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    tokio::task::spawn_local(connection(lane.clone(), stream));
+                }
+                // Out of descriptors, most likely: some must be closed first.
+                Err(_) => sleep(Duration::from_millis(50)).await,
+            },
+            _ = sweep.tick() => {
+                let fleet = shared.fleet.read();
+                lane.pool.sweep(|id| fleet.iter().any(|worker| worker.id == id));
+            }
+            _ = stopping.changed() => break,
+        }
+    }
+    drop(listener);
+    let deadline = Instant::now() + shared.config.drain_timeout;
+    while *stopping.borrow() < Stopping::Now && lane.open.get() > 0 && Instant::now() < deadline {
+        tokio::select! {
+            _ = stopping.changed() => {}
+            () = sleep(Duration::from_millis(20)) => {}
+        }
+    }
+}
+
+/// One client's connection.
+async fn connection(lane: Rc<Lane>, stream: TcpStream) {
+    if stream.set_nodelay(true).is_err() {
+        return; // Already closed by the client.
+    }
+    let _open = Open::new(lane.clone());
+    let phase = Phase::new();
+    let service = service_fn(|request| respond(&lane, &phase, request));
+    let io = TokioIo::new(ClientIo::new(stream, phase.clone()));
+    let mut http = http1::Builder::new();
+    http.auto_date_header(false).preserve_header_case(true);
+    let mut http = pin!(http.serve_connection(io, service).with_upgrades());
+
+    // The deadline for heads is looked at four times within itself, so that requests need no timer.
+    let mut checks = interval(lane.shared.config.header_timeout / 4);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut waited = 0;
+    let mut stopping = lane.shared.stopping.clone();
+    loop {
+        tokio::select! {
+            biased;
+            // Errors are the client's: it left, or sent what is not HTTP and was told so.
+            _ = http.as_mut() => return,
+            _ = stopping.changed() => http.as_mut().graceful_shutdown(),
+            _ = checks.tick() => {
+                waited = if phase.get() == Phase::HEAD { waited + 1 } else { 0 };
+                if waited > 4 {
+                    phase.set(Phase::EXPIRED);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+async fn respond(
+    lane: &Rc<Lane>,
+    phase: &Arc<Phase>,
+    request: Request<Incoming>,
+) -> Result<Response<ReplyBody>, Infallible> {
+    phase.set(Phase::BUSY);
+    let reply = route(lane, request).await;
+    lane.shared.metrics.count(reply.status());
+    Ok(reply.map(|payload| ReplyBody::new(payload, phase.clone())))
+}
+
+async fn route(lane: &Rc<Lane>, request: Request<Incoming>) -> reply::Reply {
+    let size = forwarding::size(request.headers());
+    if size > MAX_HEADER_BYTES {
+        let message =
+            format!("the request's headers take {size} bytes; the limit is {MAX_HEADER_BYTES}");
+        return reply::error(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, &message);
+    }
+    match admin::answer(lane, request).await {
+        Ok(reply) => reply,
+        Err(request) if forwarding::wants_upgrade(request.headers()) => {
+            upgrade::forward(lane, request).await
+        }
+        Err(request) => proxy::forward(lane, request).await,
+    }
+}

@@ -1,0 +1,508 @@
+//! A radix tree over the prompts each worker has seen, with the workers' least recently used text
+//! forgotten first.
+//!
+//! Who owns a node owns every node above it. Each worker's nodes are also linked from newest to oldest
+//! use, a node always newer than what hangs below it, so the oldest one is a leaf for that worker and
+//! eviction takes it without a search or a clock.
+
+const NONE: u32 = u32::MAX;
+const ROOT: u32 = 0;
+
+#[derive(Default)]
+struct Node {
+    parent: u32,
+    text: Box<[u8]>,
+    /// Sorted by the first character of the child's text.
+    children: Vec<(u32, u32)>,
+    /// (worker, link), in order of arrival.
+    owners: Vec<(u32, u32)>,
+}
+
+/// One worker's hold on one node.
+#[derive(Clone, Copy)]
+struct Link {
+    node: u32,
+    worker: u32,
+    newer: u32,
+    older: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Tenant {
+    newest: u32,
+    oldest: u32,
+    bytes: usize,
+}
+
+const NO_TENANT: Tenant = Tenant {
+    newest: NONE,
+    oldest: NONE,
+    bytes: 0,
+};
+
+/// Worker ids are small and dense: they index a table.
+pub struct PrefixTree {
+    nodes: Vec<Node>,
+    free_nodes: Vec<u32>,
+    links: Vec<Link>,
+    free_links: Vec<u32>,
+    tenants: Vec<Tenant>,
+    path: Vec<u32>,
+}
+
+/// How far a text is known: each node passed, with the bytes matched when leaving it.
+pub type Path = Vec<(u32, usize)>;
+
+impl Default for PrefixTree {
+    fn default() -> Self {
+        let root = Node {
+            parent: NONE,
+            ..Node::default()
+        };
+        PrefixTree {
+            nodes: vec![root],
+            free_nodes: Vec::new(),
+            links: Vec::new(),
+            free_links: Vec::new(),
+            tenants: Vec::new(),
+            path: Vec::new(),
+        }
+    }
+}
+
+/// Whether a character may begin at `at`: in UTF-8 that is where no continuation byte stands. Text that
+/// is not UTF-8 may have no such place nearby; there any byte will do.
+fn is_boundary(text: &[u8], at: usize) -> bool {
+    let continues = |at: usize| text.get(at).is_some_and(|byte| byte & 0xc0 == 0x80);
+    !continues(at) || (at >= 3 && continues(at - 1) && continues(at - 2) && continues(at - 3))
+}
+
+/// The first character's bytes as a number; what children are told apart by.
+fn first_char(text: &[u8]) -> u32 {
+    let mut key = u32::from(text[0]);
+    for &byte in text[1..]
+        .iter()
+        .take(3)
+        .take_while(|&&byte| byte & 0xc0 == 0x80)
+    {
+        key = key << 8 | u32::from(byte);
+    }
+    key
+}
+
+/// Bytes that both begin with, ending between characters.
+fn common_prefix(a: &[u8], b: &[u8]) -> usize {
+    let shorter = a.len().min(b.len());
+    let mut at = 0;
+    // Eight bytes at a time: prompts are long and mostly equal.
+    while at + 8 <= shorter {
+        let word =
+            |text: &[u8]| u64::from_le_bytes(text[at..at + 8].try_into().expect("eight bytes"));
+        let different = word(a) ^ word(b);
+        if different != 0 {
+            at += (different.trailing_zeros() / 8) as usize;
+            return back_to_boundary(a, b, at);
+        }
+        at += 8;
+    }
+    while at < shorter && a[at] == b[at] {
+        at += 1;
+    }
+    back_to_boundary(a, b, at)
+}
+
+fn back_to_boundary(a: &[u8], b: &[u8], at: usize) -> usize {
+    (at.saturating_sub(3).max(1)..=at)
+        .rev()
+        .find(|&at| is_boundary(a, at) && is_boundary(b, at))
+        .unwrap_or(at)
+}
+
+impl PrefixTree {
+    /// Bytes of text remembered for a worker.
+    pub fn bytes(&self, worker: u32) -> usize {
+        self.tenants
+            .get(worker as usize)
+            .map_or(0, |tenant| tenant.bytes)
+    }
+
+    /// Nodes in use, the root aside.
+    pub fn nodes(&self) -> usize {
+        self.nodes.len() - self.free_nodes.len() - 1
+    }
+
+    /// Workers that have seen the text up to and including this node.
+    pub fn owners(&self, node: u32) -> impl Iterator<Item = u32> {
+        self.nodes[node as usize]
+            .owners
+            .iter()
+            .map(|&(worker, _)| worker)
+    }
+
+    /// Follows `text` as far as it is known, and leaves in `path` the nodes passed, shallow to deep.
+    pub fn follow(&self, text: &[u8], path: &mut Path) {
+        path.clear();
+        let (mut node, mut at) = (ROOT, 0);
+        while at < text.len() {
+            let Some(child) = self.child(node, &text[at..]) else {
+                return;
+            };
+            let edge = &self.nodes[child as usize].text;
+            let shared = common_prefix(edge, &text[at..]);
+            at += shared;
+            path.push((child, at));
+            if shared < edge.len() {
+                return;
+            }
+            node = child;
+        }
+    }
+
+    /// Remembers that `worker` has seen `text`, then forgets its oldest text down to `limit` bytes.
+    pub fn insert(&mut self, text: &[u8], worker: u32, limit: usize) {
+        if self.tenants.len() <= worker as usize {
+            self.tenants.resize(worker as usize + 1, NO_TENANT);
+        }
+        let mut path = std::mem::take(&mut self.path);
+        path.clear();
+        let (mut node, mut at) = (ROOT, 0);
+        while at < text.len() {
+            node = match self.child(node, &text[at..]) {
+                None => self.add_leaf(node, &text[at..]),
+                Some(child) => {
+                    let edge = &self.nodes[child as usize].text;
+                    let shared = common_prefix(edge, &text[at..]);
+                    if shared < edge.len() {
+                        self.split(child, shared)
+                    } else {
+                        child
+                    }
+                }
+            };
+            at += self.nodes[node as usize].text.len();
+            path.push(node);
+        }
+        // Deepest first: every node ends up newer than what hangs below it.
+        for &node in path.iter().rev() {
+            self.touch(node, worker);
+        }
+        self.path = path;
+        self.shrink(worker, limit);
+    }
+
+    /// Forgets a worker's least recently used text until at most `limit` bytes are left.
+    pub fn shrink(&mut self, worker: u32, limit: usize) {
+        while let Some(&Tenant { bytes, oldest, .. }) = self.tenants.get(worker as usize)
+            && bytes > limit
+        {
+            self.disown(oldest);
+        }
+    }
+
+    /// Ids of workers that hold any text.
+    pub fn workers(&self) -> impl Iterator<Item = u32> {
+        let holds =
+            |(worker, tenant): (usize, &Tenant)| (tenant.bytes > 0).then_some(worker as u32);
+        self.tenants.iter().enumerate().filter_map(holds)
+    }
+
+    fn child(&self, node: u32, text: &[u8]) -> Option<u32> {
+        let children = &self.nodes[node as usize].children;
+        let found = children
+            .binary_search_by_key(&first_char(text), |&(key, _)| key)
+            .ok()?;
+        Some(children[found].1)
+    }
+
+    fn add_node(&mut self, node: Node) -> u32 {
+        if let Some(index) = self.free_nodes.pop() {
+            self.nodes[index as usize] = node;
+            return index;
+        }
+        self.nodes.push(node);
+        (self.nodes.len() - 1) as u32
+    }
+
+    fn add_leaf(&mut self, parent: u32, text: &[u8]) -> u32 {
+        let leaf = self.add_node(Node {
+            parent,
+            text: text.into(),
+            ..Node::default()
+        });
+        let children = &mut self.nodes[parent as usize].children;
+        let key = first_char(text);
+        let place = children.partition_point(|&(other, _)| other < key);
+        children.insert(place, (key, leaf));
+        leaf
+    }
+
+    /// Puts a node for the first `at` bytes above this one and returns it.
+    fn split(&mut self, lower: u32, at: usize) -> u32 {
+        let (parent, text) = {
+            let node = &mut self.nodes[lower as usize];
+            (node.parent, std::mem::take(&mut node.text))
+        };
+        let key = first_char(&text);
+        let children = vec![(first_char(&text[at..]), lower)];
+        let upper = self.add_node(Node {
+            parent,
+            text: text[..at].into(),
+            children,
+            owners: Vec::new(),
+        });
+        let siblings = &mut self.nodes[parent as usize].children;
+        let place = siblings
+            .binary_search_by_key(&key, |&(key, _)| key)
+            .expect("a child is listed at its parent");
+        siblings[place].1 = upper;
+        let node = &mut self.nodes[lower as usize];
+        node.text = text[at..].into();
+        node.parent = upper;
+        for index in 0..self.nodes[lower as usize].owners.len() {
+            let (worker, below) = self.nodes[lower as usize].owners[index];
+            let newer = self.links[below as usize].newer;
+            let link = self.add_link(Link {
+                node: upper,
+                worker,
+                newer,
+                older: below,
+            });
+            self.join(worker, newer, link);
+            self.join(worker, link, below);
+            self.nodes[upper as usize].owners.push((worker, link));
+        }
+        upper
+    }
+
+    fn add_link(&mut self, link: Link) -> u32 {
+        if let Some(index) = self.free_links.pop() {
+            self.links[index as usize] = link;
+            return index;
+        }
+        self.links.push(link);
+        (self.links.len() - 1) as u32
+    }
+
+    /// Makes two links neighbours; `NONE` stands for the end of the worker's list on that side.
+    fn join(&mut self, worker: u32, newer: u32, older: u32) {
+        match newer {
+            NONE => self.tenants[worker as usize].newest = older,
+            link => self.links[link as usize].older = older,
+        }
+        match older {
+            NONE => self.tenants[worker as usize].oldest = newer,
+            link => self.links[link as usize].newer = newer,
+        }
+    }
+
+    /// Makes a node the worker's newest, owning it if it does not yet.
+    fn touch(&mut self, node: u32, worker: u32) {
+        let owned = self.nodes[node as usize]
+            .owners
+            .iter()
+            .find(|&&(owner, _)| owner == worker);
+        let link = match owned.copied() {
+            Some((_, link)) => {
+                let Link { newer, older, .. } = self.links[link as usize];
+                self.join(worker, newer, older);
+                link
+            }
+            None => {
+                let link = self.add_link(Link {
+                    node,
+                    worker,
+                    newer: NONE,
+                    older: NONE,
+                });
+                self.nodes[node as usize].owners.push((worker, link));
+                self.tenants[worker as usize].bytes += self.nodes[node as usize].text.len();
+                link
+            }
+        };
+        let newest = self.tenants[worker as usize].newest;
+        self.links[link as usize].newer = NONE;
+        self.join(worker, link, newest);
+        self.tenants[worker as usize].newest = link;
+    }
+
+    /// Ends one worker's hold on a leaf of its own; a node without owners goes.
+    fn disown(&mut self, link: u32) {
+        let Link {
+            node,
+            worker,
+            newer,
+            older,
+        } = self.links[link as usize];
+        self.join(worker, newer, older);
+        self.free_links.push(link);
+        let held = &mut self.nodes[node as usize];
+        held.owners.retain(|&(_, other)| other != link);
+        self.tenants[worker as usize].bytes -= held.text.len();
+        if held.owners.is_empty() {
+            debug_assert!(
+                held.children.is_empty(),
+                "who owns a node owns every node above it"
+            );
+            let Node { parent, text, .. } = std::mem::take(held);
+            let siblings = &mut self.nodes[parent as usize].children;
+            let key = first_char(&text);
+            let place = siblings
+                .binary_search_by_key(&key, |&(key, _)| key)
+                .expect("a child is listed at its parent");
+            siblings.remove(place);
+            self.free_nodes.push(node);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: usize = usize::MAX;
+
+    fn matched(tree: &PrefixTree, text: &str) -> (usize, Vec<u32>) {
+        let mut path = Path::new();
+        tree.follow(text.as_bytes(), &mut path);
+        path.last().map_or((0, vec![]), |&(node, len)| {
+            (len, tree.owners(node).collect())
+        })
+    }
+
+    /// Everything the module's comment promises.
+    fn check(tree: &PrefixTree) {
+        let mut bytes = vec![0; tree.tenants.len()];
+        let mut stack = vec![ROOT];
+        let mut seen = 0;
+        while let Some(index) = stack.pop() {
+            let node = &tree.nodes[index as usize];
+            assert!(node.children.is_sorted_by(|a, b| a.0 < b.0));
+            for &(key, child) in &node.children {
+                let below = &tree.nodes[child as usize];
+                assert_eq!((key, below.parent), (first_char(&below.text), index));
+                assert!(!below.owners.is_empty());
+                for (worker, _) in &below.owners {
+                    bytes[*worker as usize] += below.text.len();
+                    assert!(index == ROOT || node.owners.iter().any(|(owner, _)| owner == worker));
+                }
+                stack.push(child);
+                seen += 1;
+            }
+        }
+        assert_eq!(seen, tree.nodes());
+        for (worker, tenant) in tree.tenants.iter().enumerate() {
+            assert_eq!(tenant.bytes, bytes[worker]);
+            let (mut link, mut newer, mut passed) =
+                (tenant.newest, NONE, std::collections::HashSet::from([ROOT]));
+            while link != NONE {
+                let here = tree.links[link as usize];
+                assert_eq!((here.newer, here.worker), (newer, worker as u32));
+                assert!(
+                    passed.contains(&tree.nodes[here.node as usize].parent),
+                    "a parent is newer"
+                );
+                passed.insert(here.node);
+                (newer, link) = (link, here.older);
+            }
+            assert_eq!(tenant.oldest, newer);
+        }
+    }
+
+    #[test]
+    fn follows_to_the_longest_known_prefix() {
+        let mut tree = PrefixTree::default();
+        tree.insert(b"hello world", 0, ALL);
+        tree.insert(b"hello there", 1, ALL);
+        tree.insert(b"hello", 2, ALL);
+        check(&tree);
+        assert_eq!(matched(&tree, "hello world!"), (11, vec![0]));
+        assert_eq!(matched(&tree, "hello thing"), (8, vec![1]));
+        assert_eq!(matched(&tree, "hell"), (4, vec![0, 1, 2]));
+        assert_eq!(matched(&tree, "help"), (3, vec![0, 1, 2]));
+        assert_eq!(matched(&tree, "other"), (0, vec![]));
+        assert_eq!((tree.bytes(0), tree.bytes(1), tree.bytes(2)), (11, 11, 5));
+    }
+
+    #[test]
+    fn cuts_only_between_characters() {
+        let mut tree = PrefixTree::default();
+        tree.insert("caf\u{e9}".as_bytes(), 0, ALL);
+        tree.insert("caf\u{e8}".as_bytes(), 1, ALL);
+        tree.insert("\u{1f600}".as_bytes(), 0, ALL);
+        tree.insert("\u{1f601}".as_bytes(), 0, ALL);
+        check(&tree);
+        for node in &tree.nodes {
+            std::str::from_utf8(&node.text).unwrap();
+        }
+        assert_eq!(matched(&tree, "caf\u{ea}"), (3, vec![0, 1]));
+        assert_eq!(matched(&tree, "\u{1f602}"), (0, vec![]));
+    }
+
+    #[test]
+    fn insertion_forgets_the_least_recently_used() {
+        let mut tree = PrefixTree::default();
+        tree.insert(b"aaaa", 0, 10);
+        tree.insert(b"bbbb", 0, 10);
+        tree.insert(b"aaaa", 0, 10);
+        tree.insert(b"cccc", 0, 10);
+        check(&tree);
+        assert_eq!(matched(&tree, "bbbb").0, 0);
+        assert_eq!(
+            (
+                matched(&tree, "aaaa").0,
+                matched(&tree, "cccc").0,
+                tree.bytes(0)
+            ),
+            (4, 4, 8)
+        );
+        tree.insert(&[b'x'; 100], 0, 10);
+        assert_eq!((tree.bytes(0), tree.nodes()), (0, 0));
+    }
+
+    #[test]
+    fn one_workers_eviction_leaves_the_others() {
+        let mut tree = PrefixTree::default();
+        tree.insert(b"shared and long", 0, ALL);
+        tree.insert(b"shared and short", 1, ALL);
+        tree.shrink(0, 0);
+        check(&tree);
+        assert_eq!(matched(&tree, "shared and short"), (16, vec![1]));
+        assert_eq!(tree.workers().collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn random_texts_keep_every_promise() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut tree = PrefixTree::default();
+        let mut latest = Vec::new();
+        for step in 0..3000 {
+            // Few letters make many shared prefixes; some texts are not UTF-8 at all.
+            let alphabet: &[u8] = if rng.bool() {
+                b"ab"
+            } else {
+                &[b'a', 0x80, 0xc3, 0xa9, 0xf0]
+            };
+            let text: Vec<u8> = (0..rng.usize(0..24))
+                .map(|_| *rng.choice(alphabet).unwrap())
+                .collect();
+            let worker = rng.u32(0..4);
+            tree.insert(&text, worker, 400);
+            assert!(tree.bytes(worker) <= 400);
+            let mut path = Path::new();
+            tree.follow(&text, &mut path);
+            let (node, len) = path.last().copied().unwrap_or((ROOT, 0));
+            assert_eq!(len, text.len());
+            assert!(text.is_empty() || tree.owners(node).any(|owner| owner == worker));
+            if step % 50 == 0 {
+                check(&tree);
+            }
+            latest = text;
+        }
+        assert!(!latest.is_empty());
+        for worker in 0..4 {
+            tree.shrink(worker, 0);
+        }
+        check(&tree);
+        assert_eq!(tree.nodes(), 0);
+    }
+}

@@ -1,0 +1,93 @@
+//! Requests that change protocols (WebSocket): once the worker agrees, bytes go both ways untouched.
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use hyper::body::Incoming;
+use hyper::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
+use hyper::upgrade::OnUpgrade;
+use hyper::{Request, StatusCode};
+use hyper_util::rt::TokioIo;
+
+use crate::body::{RequestBody, ResponseBody};
+use crate::forwarding;
+use crate::lane::{Lane, Open};
+use crate::proxy::{WORKER_HEADER, answer, choose, no_worker};
+use crate::reply::{self, Reply};
+use crate::upstream::connect;
+use crate::worker::LoadGuard;
+
+const UPGRADE_TOKEN: HeaderValue = HeaderValue::from_static("upgrade");
+
+pub async fn forward(lane: &Rc<Lane>, mut request: Request<Incoming>) -> Reply {
+    let client = hyper::upgrade::on(&mut request);
+    let (mut parts, _) = request.into_parts();
+    parts.headers = with_upgrade(parts.headers);
+
+    let mut tried = Vec::new();
+    let mut failure = String::new();
+    let (worker, mut sender) = loop {
+        let Some(worker) = choose(lane, &parts, b"", &tried) else {
+            return no_worker(lane, &failure);
+        };
+        match connect(&worker).await {
+            Ok((sender, connection)) => {
+                // It ends with the exchange, or hands its stream over.
+                tokio::task::spawn_local(connection.with_upgrades());
+                break (worker, sender);
+            }
+            Err(error) => {
+                crate::health::mark_down(&worker, &error.to_string());
+                failure = format!("{}: {error}", worker.url);
+                tried.push(worker.id);
+            }
+        }
+    };
+    let load = LoadGuard::new(worker.clone());
+    let mut response = match sender
+        .send_request(Request::from_parts(parts, RequestBody::empty()))
+        .await
+    {
+        Ok(response) => response,
+        Err(error) => {
+            return reply::error(
+                StatusCode::BAD_GATEWAY,
+                &format!("worker {}: {error}", worker.url),
+            );
+        }
+    };
+    worker.requests.fetch_add(1, Relaxed);
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return answer(response, &worker, |incoming| {
+            ResponseBody::new(incoming, None, lane.pool.clone(), load)
+        });
+    }
+    let server = hyper::upgrade::on(&mut response);
+    tokio::task::spawn_local(relay(client, server, load, Open::new(lane.clone())));
+    let (parts, _) = response.into_parts();
+    let mut reply = reply::text(StatusCode::SWITCHING_PROTOCOLS, "", String::new());
+    *reply.headers_mut() = with_upgrade(parts.headers);
+    reply
+        .headers_mut()
+        .insert(WORKER_HEADER, worker.url_header.clone());
+    reply
+}
+
+/// The headers that pass a proxy, and the wish to upgrade, or the consent to, which this one hands on.
+fn with_upgrade(headers: HeaderMap) -> HeaderMap {
+    let upgrade = headers.get(UPGRADE).cloned();
+    let mut kept = forwarding::request_headers(headers);
+    kept.insert(CONNECTION, UPGRADE_TOKEN);
+    kept.extend(upgrade.map(|value| (UPGRADE, value)));
+    kept
+}
+
+/// Copies until both sides have ended; either may end first.
+async fn relay(client: OnUpgrade, server: OnUpgrade, _load: LoadGuard, _open: Open) {
+    let (Ok(client), Ok(server)) = tokio::join!(client, server) else {
+        return;
+    };
+    let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
+    // An error is one side's reset: dropping both ends passes it on.
+    let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+}

@@ -1,0 +1,256 @@
+//! The replicas behind the router, and what is known about each of them right now.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
+};
+use std::sync::{Arc, Mutex};
+
+use arc_swap::ArcSwap;
+use hyper::Uri;
+use hyper::header::HeaderValue;
+
+use crate::config::ConfigError;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Health {
+    /// Not probed yet: takes requests, but does not count as healthy.
+    Unknown = 0,
+    Up = 1,
+    Down = 2,
+}
+
+/// One replica. Counters are relaxed atomics: each is right by itself, no two are a snapshot.
+pub struct Worker {
+    /// Grows with every worker ever added, so a fleet in its order is sorted by it.
+    pub id: u32,
+    /// `http://host:port`, as shown to users.
+    pub url: String,
+    pub url_header: HeaderValue,
+    pub authority: HeaderValue,
+    pub host: String,
+    pub port: u16,
+    /// Where the host is an address, so that no name has to be looked up.
+    pub addr: Option<SocketAddr>,
+    health: AtomicU8,
+    draining: AtomicBool,
+    load: AtomicUsize,
+    pub requests: AtomicU64,
+    pub failures: AtomicU64,
+}
+
+static NEXT_ID: AtomicU32 = AtomicU32::new(0);
+
+impl Worker {
+    pub fn parse(url: &str) -> Result<Worker, ConfigError> {
+        let wrong = |what: &str| {
+            ConfigError(format!(
+                "worker url {url:?}: {what}; the right form is http://host:port"
+            ))
+        };
+        let uri: Uri = url.trim().parse().map_err(|_| wrong("is not a URL"))?;
+        match uri.scheme_str() {
+            Some("http") => {}
+            Some(other) => return Err(wrong(&format!("scheme {other:?} is not supported"))),
+            None => return Err(wrong("has no scheme")),
+        }
+        if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+            return Err(wrong(
+                "must not have a path, paths of requests are passed through as they are",
+            ));
+        }
+        let authority = uri.authority().ok_or_else(|| wrong("has no host"))?;
+        if authority.as_str().contains('@') {
+            return Err(wrong("must not hold a user name"));
+        }
+        let host = authority.host().trim_matches(['[', ']']).to_owned();
+        if host.is_empty() {
+            return Err(wrong("has no host"));
+        }
+        let port = match authority.port() {
+            Some(port) => port.as_u16(),
+            None if authority.as_str().ends_with(':')
+                || authority.as_str().len() > authority.host().len() =>
+            {
+                return Err(wrong("has a port outside 1..65535"));
+            }
+            None => 80,
+        };
+        let url = format!("http://{authority}");
+        let header = |text: &str| HeaderValue::from_str(text).map_err(|_| wrong("is not a URL"));
+        Ok(Worker {
+            id: NEXT_ID.fetch_add(1, Relaxed),
+            url_header: header(&url)?,
+            authority: header(authority.as_str())?,
+            addr: host
+                .parse::<IpAddr>()
+                .ok()
+                .map(|ip| SocketAddr::new(ip, port)),
+            url,
+            host,
+            port,
+            health: AtomicU8::new(Health::Unknown as u8),
+            draining: AtomicBool::new(false),
+            load: AtomicUsize::new(0),
+            requests: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+        })
+    }
+
+    pub fn health(&self) -> Health {
+        match self.health.load(Relaxed) {
+            0 => Health::Unknown,
+            1 => Health::Up,
+            _ => Health::Down,
+        }
+    }
+
+    /// Returns what it was before.
+    pub fn set_health(&self, health: Health) -> Health {
+        match self.health.swap(health as u8, Relaxed) {
+            0 => Health::Unknown,
+            1 => Health::Up,
+            _ => Health::Down,
+        }
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed)
+    }
+
+    pub fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Relaxed);
+    }
+
+    /// Requests in flight.
+    pub fn load(&self) -> usize {
+        self.load.load(Relaxed)
+    }
+}
+
+/// Counts one request as in flight for as long as it lives.
+pub struct LoadGuard(Arc<Worker>);
+
+impl LoadGuard {
+    pub fn new(worker: Arc<Worker>) -> Self {
+        worker.load.fetch_add(1, Relaxed);
+        LoadGuard(worker)
+    }
+}
+
+impl Drop for LoadGuard {
+    fn drop(&mut self) {
+        self.0.load.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The set of workers: read on every request without a lock, replaced whole on a change.
+pub struct Fleet {
+    workers: ArcSwap<Vec<Arc<Worker>>>,
+    changing: Mutex<()>,
+}
+
+impl Fleet {
+    pub fn new(workers: Vec<Worker>) -> Self {
+        Fleet {
+            workers: ArcSwap::from_pointee(workers.into_iter().map(Arc::new).collect()),
+            changing: Mutex::new(()),
+        }
+    }
+
+    pub fn read(&self) -> arc_swap::Guard<Arc<Vec<Arc<Worker>>>> {
+        self.workers.load()
+    }
+
+    pub fn find(&self, url: &str) -> Option<Arc<Worker>> {
+        self.read().iter().find(|worker| worker.url == url).cloned()
+    }
+
+    /// Adds a worker, or returns the one of that URL to service. The bool says whether it is new.
+    pub fn add(&self, worker: Worker) -> (Arc<Worker>, bool) {
+        let _changing = self.changing.lock().unwrap();
+        if let Some(known) = self.find(&worker.url) {
+            known.set_draining(false);
+            return (known, false);
+        }
+        let worker = Arc::new(worker);
+        let mut workers = Vec::clone(&self.read());
+        workers.push(worker.clone());
+        self.workers.store(Arc::new(workers));
+        (worker, true)
+    }
+
+    /// Takes a worker out. Requests it is serving keep it alive until they end.
+    pub fn remove(&self, url: &str) -> Option<Arc<Worker>> {
+        let _changing = self.changing.lock().unwrap();
+        let removed = self.find(url)?;
+        let workers = self
+            .read()
+            .iter()
+            .filter(|worker| worker.id != removed.id)
+            .cloned()
+            .collect();
+        self.workers.store(Arc::new(workers));
+        Some(removed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_normalised() {
+        for (given, url, port) in [
+            ("http://10.0.0.1:8000/", "http://10.0.0.1:8000", 8000),
+            (" http://replica ", "http://replica", 80),
+            ("http://[::1]:9", "http://[::1]:9", 9),
+        ] {
+            let worker = Worker::parse(given).unwrap();
+            assert_eq!((worker.url.as_str(), worker.port), (url, port));
+        }
+        assert_eq!(
+            Worker::parse("http://[::1]:9")
+                .unwrap()
+                .addr
+                .unwrap()
+                .to_string(),
+            "[::1]:9"
+        );
+        assert!(Worker::parse("http://replica:1").unwrap().addr.is_none());
+    }
+
+    #[test]
+    fn wrong_urls_say_what_is_right() {
+        for url in [
+            "10.0.0.1:8000",
+            "localhost",
+            "https://a:1",
+            "http://",
+            "http://a:1/v1",
+            "http://a:99999",
+            "http://u@a:1",
+            "",
+        ] {
+            let text = Worker::parse(url)
+                .err()
+                .unwrap_or_else(|| panic!("{url:?} was taken"))
+                .to_string();
+            assert!(text.contains("http://host:port"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_removed_worker_leaves_the_fleet_but_not_its_requests() {
+        let fleet = Fleet::new(vec![Worker::parse("http://a:1").unwrap()]);
+        let guard = LoadGuard::new(fleet.find("http://a:1").unwrap());
+        let removed = fleet.remove("http://a:1").unwrap();
+        assert!(fleet.read().is_empty());
+        assert_eq!(removed.load(), 1);
+        drop(guard);
+        assert_eq!(removed.load(), 0);
+        let (again, new) = fleet.add(Worker::parse("http://a:1").unwrap());
+        assert!(new && again.id > removed.id);
+    }
+}
