@@ -8,8 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 
-from sglang_omni.proto import RequestError, StagePayload
+from sglang_omni.proto import OmniRequest, RequestError, StagePayload
+from sglang_omni.scheduling.messages import OutgoingMessage
 
 logger = logging.getLogger(__name__)
 
@@ -86,9 +88,112 @@ def logs_a_line() -> Callable[[StagePayload], str]:
     return run
 
 
-def after_first(request_id: str, output: StagePayload) -> str | None:
-    return output.request.inputs.get("route")
+def leaves() -> None:
+    sys.exit("gone before it began")
 
 
-def main_module_path() -> Callable[[StagePayload], str]:
-    return lambda payload: str(sys.path)
+class Crashing:
+    """A scheduler whose ``start`` raises at the first request."""
+
+    def __init__(self) -> None:
+        self.inbox: Queue = Queue()
+        self.outbox: Queue = Queue()
+        self._stopped = False
+
+    def start(self) -> None:
+        self.inbox.get()
+        if not self._stopped:
+            raise MemoryError("out of KV cache")
+
+    def stop(self) -> None:
+        self._stopped = True
+        self.inbox.put(None)
+
+    def abort(self, request_id: str) -> None:
+        pass
+
+
+def crashing() -> Crashing:
+    return Crashing()
+
+
+class WordSource:
+    """A scheduler that streams a request's words to where its stage streams to, then gives their number."""
+
+    def __init__(self) -> None:
+        self.inbox: Queue = Queue()
+        self.outbox: Queue = Queue()
+
+    def start(self) -> None:
+        while (message := self.inbox.get()) is not None:
+            words = message.data.data["raw_inputs"].split()
+            for word in words:
+                self.outbox.put(OutgoingMessage(message.request_id, "stream", word))
+            result = StagePayload(message.request_id, message.data.request, len(words))
+            self.outbox.put(OutgoingMessage(message.request_id, "result", result))
+
+    def stop(self) -> None:
+        self.inbox.put(None)
+
+    def abort(self, request_id: str) -> None:
+        pass
+
+
+def word_source() -> WordSource:
+    return WordSource()
+
+
+class WordSink(WordSource):
+    """A scheduler that joins a stream's words when both the payload and the stream's end are there."""
+
+    def start(self) -> None:
+        words: dict[str, list[str]] = {}
+        payloads: dict[str, StagePayload] = {}
+        ended: set[str] = set()
+        while (message := self.inbox.get()) is not None:
+            request_id = message.request_id
+            if message.type == "stream_chunk":
+                words.setdefault(request_id, []).append(message.data.data)
+            elif message.type == "stream_done":
+                ended.add(request_id)
+            else:
+                payloads[request_id] = message.data
+            if request_id in ended and request_id in payloads:
+                payload = payloads.pop(request_id)
+                payload.data = {"count": payload.data, "words": "+".join(words.pop(request_id))}
+                self.outbox.put(OutgoingMessage(request_id, "result", payload))
+
+
+def word_sink() -> WordSink:
+    return WordSink()
+
+
+def merge(payloads: dict[str, StagePayload]) -> StagePayload:
+    first = next(iter(payloads.values()))
+    return StagePayload(
+        first.request_id, first.request, {name: p.data for name, p in sorted(payloads.items())}
+    )
+
+
+def give(value: str) -> Callable[[StagePayload], str]:
+    return lambda payload: value
+
+
+def collect() -> Callable[[StagePayload], object]:
+    return lambda payload: payload.data
+
+
+def route_by_request(request_id: str, output: StagePayload) -> object:
+    return output.request.params["route"]
+
+
+def expected_by_request(request_id: str, from_stage: str, payload: StagePayload) -> list[str]:
+    return payload.request.params["route"]
+
+
+def terminals_by_request(request: OmniRequest) -> list[str] | None:
+    return request.params.get("terminals")
+
+
+def only_number(payload: StagePayload) -> StagePayload:
+    return StagePayload(payload.request_id, payload.request, {"number": payload.data["number"]})

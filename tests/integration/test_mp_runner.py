@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_omni.config import ConfigError, EndpointsConfig, PipelineConfig, StageConfig
+from sglang_omni.config import ConfigError, EndpointsConfig, ExecutorConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
-from sglang_omni.proto import RequestError
+from sglang_omni.proto import OmniRequest, RequestError
 
 HERE = Path(__file__).parent
 # Bounds a wait for what must happen; what is tested is that it happens.
@@ -164,6 +164,12 @@ async def test_what_cannot_be_sent_to_a_process_is_said_before_one_starts(tmp_pa
         await MultiProcessPipelineRunner(config).start()
 
 
+async def test_a_factory_that_exits_is_reported(tmp_path: Path) -> None:
+    runner = MultiProcessPipelineRunner(pipeline(tmp_path, stage("a", "leaves", terminal=True)))
+    with pytest.raises(RuntimeError, match="SystemExit: gone before it began"):
+        await runner.start(timeout=60)
+
+
 async def test_errors_of_a_stages_function_name_the_stage_and_stop_nothing(tmp_path: Path) -> None:
     async with running(chain(tmp_path, "a", "b")) as runner:
         with pytest.raises(RuntimeError, match=r"stage 'b'.*the stage's own error"):
@@ -197,6 +203,16 @@ async def test_a_killed_process_fails_its_requests_alone_and_is_restarted(tmp_pa
         after = (await asyncio.wait_for(runner.coordinator.submit("next", {}), PATIENCE))["seen"]
         assert after["b"] != before["b"]
         assert (after["a"], after["c"]) == (before["a"], before["c"])
+
+
+async def test_a_crashed_scheduler_ends_its_process_which_is_restarted(tmp_path: Path) -> None:
+    async with running(pipeline(tmp_path, stage("a", "crashing", terminal=True))) as runner:
+        before = runner.process_ids
+        with pytest.raises(RuntimeError, match=r"stage 'a'.*out of KV cache"):
+            await asyncio.wait_for(runner.coordinator.submit("one", {}), PATIENCE)
+        with pytest.raises(RuntimeError, match=r"stage 'a'.*out of KV cache"):
+            await asyncio.wait_for(runner.coordinator.submit("two", {}), PATIENCE)
+        assert runner.process_ids != before
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])
@@ -256,8 +272,6 @@ async def test_env_defaults_are_there_before_factories_and_existing_values_win(
 
 
 async def test_workers_of_a_stage_take_turns_and_keep_their_sessions(tmp_path: Path) -> None:
-    from sglang_omni.proto import OmniRequest
-
     config = pipeline(tmp_path, stage("many", "worker_of_request", num_workers=3, terminal=True))
     async with running(config) as runner:
         free = [await runner.coordinator.submit(f"r{i}", {}) for i in range(6)]
@@ -272,6 +286,89 @@ async def test_runtime_overrides_reach_the_factory(tmp_path: Path) -> None:
     config.runtime_overrides = {"a": {"name": "overridden"}}
     async with running(config) as runner:
         assert (await runner.coordinator.submit("r", {}))["seen"].keys() == {"overridden"}
+
+
+async def test_routes_merges_and_projections_come_from_the_config(tmp_path: Path) -> None:
+    paths = {
+        name: f"process_factories.{name}" for name in ("route_by_request", "merge", "expected_by_request")
+    }
+    config = pipeline(
+        tmp_path,
+        stage("in", "collect", next=["left", "right"], route_fn=paths["route_by_request"]),
+        stage("left", "give", factory_args={"value": "l"}, next="join"),
+        stage("right", "give", factory_args={"value": "r"}, next="join"),
+        stage(
+            "join",
+            "collect",
+            wait_for=["left", "right"],
+            wait_for_fn=paths["expected_by_request"],
+            merge_fn=paths["merge"],
+            terminal=True,
+        ),
+    )
+    async with running(config) as runner:
+        submit = runner.coordinator.submit
+        assert await submit("both", OmniRequest({}, {"route": ["left", "right"]})) == {
+            "left": "l",
+            "right": "r",
+        }
+        assert await submit("one", OmniRequest({}, {"route": ["right"]})) == {"right": "r"}
+        with pytest.raises(
+            RuntimeError, match=r"stage 'in'.*route_fn.*outside the static topology: \['join'\]"
+        ):
+            await submit("outside", OmniRequest({}, {"route": "join"}))
+        with pytest.raises(RuntimeError, match=r"stage 'in'.*route_fn returned no targets"):
+            await submit("nowhere", OmniRequest({}, {"route": None}))
+
+
+async def test_terminal_stages_are_chosen_by_the_request(tmp_path: Path) -> None:
+    config = pipeline(
+        tmp_path,
+        stage("in", "collect", next=["text", "audio"]),
+        stage("text", "give", factory_args={"value": "t"}, terminal=True),
+        stage("audio", "give", factory_args={"value": "a"}, terminal=True),
+        terminal_stages_fn="process_factories.terminals_by_request",
+    )
+    async with running(config) as runner:
+        assert await runner.coordinator.submit("both", {}) == {"text": "t", "audio": "a"}
+        assert await runner.coordinator.submit("one", OmniRequest({}, {"terminals": ["audio"]})) == "a"
+
+
+@pytest.mark.parametrize("process", ["", "shared"])
+async def test_streams_follow_stream_to_between_processes_and_within_one(
+    tmp_path: Path, process: str
+) -> None:
+    config = pipeline(
+        tmp_path,
+        stage("source", "word_source", process=process, next="sink", stream_to=["sink"]),
+        stage("sink", "word_sink", process=process, can_accept_stream_before_payload=True, terminal=True),
+    )
+    async with running(config) as runner:
+        assert await runner.coordinator.submit("r", "a stream of words") == {
+            "count": 4,
+            "words": "a+stream+of+words",
+        }
+
+
+async def test_the_earlier_form_runs_in_processes_too(tmp_path: Path) -> None:
+    def earlier(name: str, factory: str, get_next: str) -> StageConfig:
+        executor = ExecutorConfig(factory=f"executor_factories.{factory}")
+        return StageConfig(name=name, executor=executor, get_next=f"executor_factories.{get_next}")
+
+    config = pipeline(
+        tmp_path, earlier("first", "upper", "to_second_if_long"), earlier("second", "exclaim", "end")
+    )
+    async with running(config) as runner:
+        assert runner.process_ids.keys() == {"first", "second"}
+        assert await runner.coordinator.submit("long", "abcdef") == "ABCDEF!"
+        assert await runner.coordinator.submit("short", "ab") == "AB"
+
+
+async def test_sockets_over_tcp(tmp_path: Path) -> None:
+    config = chain(tmp_path, "a", "b")
+    config.endpoints = EndpointsConfig(scheme="tcp", base_path=str(tmp_path / "run"))
+    async with running(config) as runner:
+        assert (await runner.coordinator.submit("r", {}))["seen"] == runner.process_ids
 
 
 async def test_log_lines_name_their_process(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -15,8 +15,6 @@ from sglang_omni.pipeline.runtime_config import build_coordinator
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.pipeline.stage_builder import build_stage, plan_stage_launch
 
-_LEAVE_S = 4.0
-
 
 def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
     """Build a pipeline's coordinator and stages in this process, for a ``PipelineRunner``.
@@ -53,6 +51,7 @@ def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
 class PipelineRunner:
     """Runs what ``compile_pipeline`` built, in the running event loop.
 
+    A stage that crashes fails every request, as nobody restarts it: ``wait`` raises the reason.
     Also an asynchronous context manager: started on entry, stopped on exit.
     """
 
@@ -70,11 +69,18 @@ class PipelineRunner:
         if self._running:
             raise RuntimeError("the pipeline is running already")
         await self.coordinator.start()
+        try:
+            for stage in self.stages:
+                await stage.start()
+        except BaseException:
+            for stage in self.stages:
+                await stage.stop()
+            await self.coordinator.stop()
+            raise
         for stage in self.stages:
-            await stage.start()
-        self._running = [
-            asyncio.create_task(stage.run(), name=f"stage {stage.name}") for stage in self.stages
-        ]
+            running = asyncio.create_task(stage.run(), name=f"stage {stage.name}")
+            running.add_done_callback(self._fail_with)
+            self._running.append(running)
 
     async def wait(self) -> None:
         """Return when all stages have ended. Raises what ends one of them early.
@@ -100,9 +106,7 @@ class PipelineRunner:
         """
         self._require_running()
         running, self._running = self._running, []
-        await self.coordinator.shutdown_stages()
-        _, late = await asyncio.wait(running, timeout=_LEAVE_S)
-        for task in late:
+        for task in running:
             task.cancel()
         # A stage's failure has been reported to its requests, and is `wait`'s to raise.
         await asyncio.gather(*running, return_exceptions=True)
@@ -116,6 +120,11 @@ class PipelineRunner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    def _fail_with(self, stage: asyncio.Task[None]) -> None:
+        # Nobody restarts a stage here, and a pipeline without one of its stages answers no request.
+        if not stage.cancelled() and (error := stage.exception()) is not None:
+            self.coordinator.fail_all(f"{stage.get_name()} ended: {error}")
 
     def _require_running(self) -> None:
         if not self._running:

@@ -141,7 +141,11 @@ class MultiProcessPipelineRunner:
         self._stopping = None
 
     async def wait_failed(self) -> str:
-        """Return the reason once the pipeline is lost, that is when a process's restart budget is spent."""
+        """Return the reason once the pipeline is lost, that is when a process's restart budget is spent.
+
+        Raises:
+            asyncio.CancelledError: The runner was stopped before.
+        """
         if self._failed is None:
             raise RuntimeError("the pipeline is not running: await start() first")
         return await asyncio.shield(self._failed)
@@ -219,6 +223,11 @@ class MultiProcessPipelineRunner:
         except TimeoutError:
             pass  # a stage whose queue is full cannot even be told
         finally:
+            late = [process for process in processes if not process.exited.done()]
+            if leave_s > 0 and late:
+                logger.warning(
+                    "Still there, ending them: %s", ", ".join(f"{p.name!r} (pid {p.pid})" for p in late)
+                )
             try:
                 await _end(processes)
             finally:
@@ -226,7 +235,9 @@ class MultiProcessPipelineRunner:
                     await self._coordinator.stop()
                 if self._prep is not None:
                     self._prep.runtime_dir.close()
-                self._prep = self._coordinator = None
+                if self._failed is not None:
+                    self._failed.cancel()
+                self._prep = self._coordinator = self._failed = None
                 self._workers, self._supervision = [], []
 
 
@@ -244,6 +255,4 @@ async def _end(processes: list[WorkerProcess]) -> None:
             return
         for process in processes:
             process.send_signal(number)
-        if patience:
-            logger.warning("Terminating %s", ", ".join(f"{p.name!r} (pid {p.pid})" for p in processes))
         await _ended(processes, patience or 60.0)

@@ -139,7 +139,7 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
         _configure_logging(spec)
         asyncio.run(_run_stages(spec, report_fd))
         status = 0
-    except Exception:  # noqa: BLE001  it ends the process, and the parent is told
+    except BaseException:  # noqa: BLE001  whatever it is, sys.exit() included, the parent is told
         text = traceback.format_exc()
         logging.getLogger(__name__).error("The process ends with an error\n%s", text)
         _report(report_fd, failure=text[-_LONGEST_TRACEBACK:])

@@ -101,10 +101,12 @@ class WorkerProcess:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def describe_exit(self) -> str:
-        """How it ended, such as ``was killed by SIGKILL (exit status -9)`` or ``exited with status 1: ...``."""
+        """How it ended: ``was killed by SIGKILL (exit status -9)``, ``exited with status 1: KeyError: 3``."""
         status = self.exited.result()
         if status < 0:
-            return f"was killed by {signal.Signals(-status).name} (exit status {status})"
+            known = -status in signal.Signals._value2member_map_
+            name = signal.Signals(-status).name if known else f"signal {-status}"
+            return f"was killed by {name} (exit status {status})"
         cause = f": {self.failure.strip().splitlines()[-1]}" if self.failure else ""
         return f"exited with status {status}{cause}"
 
