@@ -27,6 +27,7 @@ from sglang_omni.config import (
     save_config,
     validate_config,
 )
+from sglang_omni.config.io import config_class
 
 HERE = __name__
 
@@ -190,6 +191,45 @@ def test_from_dict_of_a_subclass() -> None:
     assert type(Shipped.from_dict({"config_cls": f"{HERE}.WithOptions"})) is WithOptions
     with pytest.raises(TypeError, match="is not a WithOptions"):
         WithOptions.from_dict({"config_cls": f"{HERE}.Unrelated"})
+
+
+def test_a_bare_name_is_looked_for_among_the_bundled_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from sglang_omni.config import PipelineConfig\nclass BundledConfig(PipelineConfig):\n    pass\n"
+    for path in (
+        "bundled/__init__.py",
+        "bundled/loose.py",
+        "bundled/bare/__init__.py",
+        "bundled/fam/__init__.py",
+    ):
+        (tmp_path / path).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / path).write_text("")
+    (tmp_path / "bundled/fam/config.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sglang_omni.config.io._MODELS", "bundled")
+    found = config_class({"config_cls": "BundledConfig"})
+    assert (found.__module__, found.__name__) == ("bundled.fam.config", "BundledConfig")
+
+
+def test_a_bare_name_of_two_classes_is_refused() -> None:
+    kept = [type("Twice", (PipelineConfig,), {"__module__": module}) for module in ("one", "two")]
+    with pytest.raises(
+        ImportError, match=r"could be any of \['one.Twice', 'two.Twice'\]; give the dotted path"
+    ):
+        config_class({"config_cls": "Twice"})
+    assert config_class({"config_cls": "two.Twice"}) is kept[1]
+
+
+def test_arguments_become_plain_values(tmp_path: Path) -> None:
+    config = Shipped()
+    config.stages[0].factory_args = {"size": (1, 2), "depth": Path("/x")}
+    assert resolve_config(config)["stages"]["only"]["factory_args"]["size"] == [1, 2]
+    save_config(config, tmp_path / "c.yaml")
+    assert load_config(tmp_path / "c.yaml").stages[0].factory_args == {"size": [1, 2], "depth": "/x"}
+    config.stages[0].factory_args = {"size": object()}
+    with pytest.raises(ConfigError, match="shipped/model: cannot be written as plain values"):
+        save_config(config, tmp_path / "c.yaml")
 
 
 class Unrelated(PipelineConfig):

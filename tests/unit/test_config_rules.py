@@ -159,6 +159,11 @@ BROKEN: dict[str, tuple[list[StageConfig], dict[str, Any], str]] = {
         {},
         "stage 'b': input_handler.sources has unknown stages: \\['aa'\\]; did you mean 'a'",
     ),
+    "two inputs": (
+        [earlier("a"), earlier("b", wait_for=["a"], merge_fn="pkg.m", input_handler={"type": "direct"})],
+        {},
+        "stage 'b': set either wait_for or input_handler",
+    ),
     "fused alone": ([stage("a", **END)], {"fused_stages": [["a"]]}, "group \\['a'\\] needs at least two"),
     "fused out of order": (
         [stage("a", next="b"), stage("b", **END)],

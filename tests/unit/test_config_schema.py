@@ -143,6 +143,7 @@ def test_config_cls_is_filled_in_by_itself() -> None:
         ),
         (lambda: InputHandlerConfig(type="aggregated", sources=["a"]), "needs both 'sources' and 'merge_fn'"),
         (lambda: InputHandlerConfig(type="merged"), "type"),
+        (lambda: ExecutorConfig(factory=""), "factory"),
     ],
 )
 def test_a_bad_field_is_refused_by_name(make, text: str) -> None:

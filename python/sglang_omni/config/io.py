@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from sglang_omni.config.imports import import_string
 from sglang_omni.config.schema import PipelineConfig
@@ -51,7 +52,8 @@ def save_config(config: PipelineConfig, path: str | Path) -> None:
     """Write a config as YAML or JSON, by the file's suffix. Fields at their defaults are left out.
 
     Raises:
-        ConfigError: the suffix is neither ``.yaml``, ``.yml`` nor ``.json``.
+        ConfigError: the suffix is neither ``.yaml``, ``.yml`` nor ``.json``, or an argument of a factory
+            is an object that no file can hold.
     """
     path = Path(path)
     _check_suffix(path)
@@ -64,8 +66,15 @@ def save_config(config: PipelineConfig, path: str | Path) -> None:
 
 
 def config_to_dict(config: PipelineConfig) -> dict[str, Any]:
-    """The config as plain values without fields at their defaults; ``PipelineConfig.from_dict`` reads it."""
-    data = _without_defaults(config, config.model_dump(mode="json"))
+    """The config as plain values without fields at their defaults; ``PipelineConfig.from_dict`` reads it.
+
+    Raises:
+        ConfigError: an argument of a factory is an object that no file can hold.
+    """
+    try:
+        data = _without_defaults(config, config.model_dump(mode="json"))
+    except PydanticSerializationError as exc:
+        raise ConfigError(f"{config.name}: cannot be written as plain values: {exc}") from exc
     # The class goes first: it decides how the rest is read.
     return {"config_cls": config.config_cls, "model_path": config.model_path, **data}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from sglang_omni.config.factory_args import (
     merge_factory_args,
     resolve_stage_factory_args,
@@ -72,7 +74,7 @@ def resolve_config(config: PipelineConfig) -> dict[str, Any]:
         "stages": {
             stage.name: {
                 "factory": stage_factory_path(stage)[0],
-                "factory_args": resolve_stage_factory_args(stage, config),
+                "factory_args": to_jsonable_python(resolve_stage_factory_args(stage, config)),
                 "gpus": resolve_stage_gpu_ids(placement, stage),
             }
             for stage in config.stages

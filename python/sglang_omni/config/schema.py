@@ -24,7 +24,7 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 class ExecutorConfig(StrictModel):
     """A stage's factory in the earlier form. ``factory`` is a dotted path, ``args`` its arguments."""
 
-    factory: str
+    factory: str = Field(min_length=1)
     args: dict[str, Any] = Field(default_factory=dict)
 
 

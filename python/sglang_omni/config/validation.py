@@ -96,8 +96,6 @@ def _check_form(stage: StageConfig) -> None:
         return
     if stage.factory is not None or stage.factory_args:
         raise ValueError(f"stage {stage.name!r}: set either executor or factory, not both")
-    if not stage.executor.factory:
-        raise ValueError(f"stage {stage.name!r}: executor.factory is missing")
     if stage.get_next is None and stage.next is None and not stage.terminal:
         raise ValueError(f"stage {stage.name!r}: a stage with executor needs get_next (or next, or terminal)")
     if stage.get_next is not None and (stage.next is not None or stage.route_fn is not None):
@@ -189,7 +187,7 @@ def _check_fusion(config: PipelineConfig, names: list[str]) -> None:
         if len(gpus) > 1:
             raise ValueError(f"fused_stages: group {group} spans multiple GPUs {gpus}; it must fit on one")
         for stage, successor in zip(members, group[1:], strict=False):
-            if stage.is_earlier_form and stage.get_next is not None:
+            if stage.get_next is not None:
                 continue  # where it routes is known only when it runs
             if stage.next_stages != [successor] or stage.route_fn is not None:
                 raise ValueError(

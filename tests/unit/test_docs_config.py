@@ -1,0 +1,64 @@
+"""The reference of the config says what is so: its example runs, and its tables list the fields there are."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sglang_omni.config import PipelineConfig, StageConfig
+
+TEXT = (Path(__file__).parents[2] / "docs" / "config.md").read_text()
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.M | re.S)
+
+
+def block(kind: str, index: int = 0) -> str:
+    return [text for name, text in BLOCKS if name == kind][index]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "my_pipeline.py").write_text(block("python"))
+    (tmp_path / "pipeline.yaml").write_text(block("yaml"))
+    return tmp_path
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True)
+
+
+def test_the_commands_print_what_is_shown(folder: Path) -> None:
+    shown = re.findall(r"^\$ python (.*)\n((?:[^$].*\n)+)", block("console"), re.M)
+    assert len(shown) == 2
+    for command, output in shown:
+        done = run(folder, *command.split())
+        assert (done.stdout, done.stderr) == (output, "")
+
+
+def test_the_errors_read_as_shown(folder: Path) -> None:
+    source = (folder / "my_pipeline.py").read_text()
+    source = source.replace('"my_pipeline.route"', '"my_pipeline.rout"')
+    (folder / "my_pipeline.py").write_text(source)
+    (folder / "pipeline.yaml").write_text(block("yaml").replace("volume", "volum"))
+    done = run(folder, "-m", "sglang_omni.cli", "config", "validate", "pipeline.yaml")
+    assert done.returncode == 1
+    for line in block("text").splitlines():
+        assert line in done.stderr.splitlines()
+
+
+def test_the_earlier_form_is_accepted() -> None:
+    config = PipelineConfig.from_dict(yaml.safe_load(block("yaml", 1)))
+    assert config.is_earlier_form
+
+
+@pytest.mark.parametrize("model", [PipelineConfig, StageConfig])
+def test_every_field_is_listed(model: type) -> None:
+    section = TEXT.split(f"## `{model.__name__}`")[1].split("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    fields = set(model.model_fields) - {"parallelism"}  # named with tp_size
+    assert listed == fields
