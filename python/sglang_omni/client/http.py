@@ -97,7 +97,7 @@ class HttpTransport(Transport):
     ) -> CompletionResult:
         # The server encodes the audio, so that no codec is needed here.
         path, body = _completion_body(request, request_id, audio_format=audio_format)
-        answer = await self._post(path, body, request)
+        answer = await self._post(path, body | {"stream": False}, request)
         fields, worker = answer.json(), answer.headers.get(_WORKER_HEADER)
         chunk = _completion_chunk(request_id, fields, worker, decode_audio=False)
         spoken = (fields["choices"][0].get("message") or {}).get("audio")

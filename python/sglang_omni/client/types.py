@@ -83,7 +83,11 @@ class SamplingParams:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are set."""
-        return {name: value for name, value in vars(self).items() if value not in (None, [], False)}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if not (value is None or value is False or value == [])  # 0 is a temperature
+        }
 
 
 @dataclass

@@ -51,7 +51,7 @@ def admin_routes(server: Server) -> APIRouter:
         abilities = server.capabilities
         return JSONResponse(
             {
-                "model_path": server.info.get("model_path", server.served_name),
+                "model_path": _model_path(server),
                 "served_model_name": server.served_name,
                 "tasks": _sorted(abilities.tasks),
                 "input_modalities": _sorted(abilities.input_modalities),
@@ -67,7 +67,7 @@ def admin_routes(server: Server) -> APIRouter:
 
         return JSONResponse(
             {
-                **server.info,
+                **server.info(),
                 "version": __version__,
                 "served_model_name": server.served_name,
                 "uptime_s": round(time.time() - server.started, 3),
@@ -159,9 +159,13 @@ def _model(server: Server) -> dict[str, Any]:
         "object": "model",
         "created": int(server.started),
         "owned_by": "sglang-omni",
-        "root": server.info.get("model_path", server.served_name),
+        "root": _model_path(server),
         "parent": None,
     }
+
+
+def _model_path(server: Server) -> str:
+    return server.info().get("model_path") or server.served_name
 
 
 def _sorted(names: frozenset[str] | None) -> list[str] | None:

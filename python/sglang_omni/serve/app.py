@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -30,7 +31,7 @@ def create_app(
     model_name: str | None = None,
     capabilities: Capabilities | None = None,
     max_body_size: int = DEFAULT_MAX_BODY_SIZE,
-    info: dict[str, Any] | None = None,
+    info: Callable[[], dict[str, Any]] = dict,
     allow_origins: tuple[str, ...] = (),
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
@@ -40,14 +41,14 @@ def create_app(
         model_name: The one model served, which requests name; None takes any name.
         capabilities: What the pipeline can do, for refusing the rest with a 400.
         max_body_size: Bytes; longer bodies are answered with a 413.
-        info: Further fields of ``/get_server_info``.
+        info: Gives further fields of ``/get_server_info``, when asked.
         allow_origins: Web origins whose pages may call this server.
     """
     server = Server(
         client=client,
         model_name=model_name,
         capabilities=capabilities or Capabilities(),
-        info=info or {},
+        info=info,
     )
     middleware = [
         Middleware(Count, metrics=server.metrics),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,9 +12,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sglang_omni.serve.errors import CLIENT_CLOSED_REQUEST, error_body
 from sglang_omni.serve.metrics import Metrics
 
-
-class _TooLarge(Exception):
-    pass
+# Of a body that is refused, this much is read and dropped: callers look for the answer only after they
+# have sent everything.
+_MOST_DROPPED = 2**30
 
 
 class BodyLimit:
@@ -22,6 +23,7 @@ class BodyLimit:
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self.app = app
         self.max_bytes = max_bytes
+        self._refusal = f"the body is over the limit of {max_bytes} bytes (--max-body-size)"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -29,41 +31,38 @@ class BodyLimit:
             return
         length = Request(scope).headers.get("content-length", "")
         if length.isdigit() and int(length) > self.max_bytes:
-            await self._refuse(scope, receive, send)
+            await _drop_body(receive)
+            body = error_body(self._refusal, 413)
+            await JSONResponse(body, status_code=413)(scope, receive, send)
             return
         received = 0
-        started = False
+        unread = True
 
         async def counted() -> Message:
-            nonlocal received
+            nonlocal received, unread
             message = await receive()
             if message["type"] == "http.request":
                 received += len(message.get("body", b""))
+                unread = message.get("more_body", False)
                 if received > self.max_bytes:
-                    raise _TooLarge
+                    raise HTTPException(413, self._refusal)
             return message
 
         async def watched(message: Message) -> None:
-            nonlocal started
-            started = True
+            if received > self.max_bytes and unread and message["type"] == "http.response.start":
+                await _drop_body(receive)
             await send(message)
 
-        try:
-            await self.app(scope, counted, watched)
-        except _TooLarge:
-            if started:
-                raise
-            await self._refuse(scope, receive, send)
+        await self.app(scope, counted, watched)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message = f"the body is over the limit of {self.max_bytes} bytes (--max-body-size)"
-        # The rest of the body is not read, so the connection cannot be used again.
-        response = JSONResponse(
-            error_body(message, 413, kind="request_too_large"),
-            status_code=413,
-            headers={"connection": "close"},
-        )
-        await response(scope, receive, send)
+
+async def _drop_body(receive: Receive) -> None:
+    dropped = 0
+    while dropped < _MOST_DROPPED:
+        message = await receive()
+        if message["type"] != "http.request" or not message.get("more_body", False):
+            return
+        dropped += len(message.get("body", b""))
 
 
 class Count:
@@ -92,6 +91,5 @@ class Count:
         finally:
             self.metrics.in_flight -= 1
             # Labels are routes, never what callers make up.
-            route = scope.get("route")
-            path = getattr(route, "path", "other")
+            path = getattr(scope.get("route"), "path", "other")
             self.metrics.request_done(path, status, time.monotonic() - started)

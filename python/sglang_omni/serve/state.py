@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,7 @@ class Server:
     client: Client
     model_name: str | None = None
     capabilities: Capabilities = field(default_factory=Capabilities)
-    info: dict[str, Any] = field(default_factory=dict)
+    info: Callable[[], dict[str, Any]] = dict
     metrics: Metrics = field(default_factory=Metrics)
     started: float = field(default_factory=time.time)
 

@@ -43,6 +43,8 @@ async def _transcribe(server: Server, request: Request, task: str) -> Response:
             fields = _fields(form)
             audio = await _file(form)
     except HTTPException as exc:
+        if exc.status_code == 413:
+            raise
         raise RequestError(f"the body is not a valid multipart form: {exc.detail}") from exc
     server.check_model(fields.model)
     server.check_task(task)

@@ -1,0 +1,64 @@
+"""``sgl-omni serve | config {view,resolve,validate} | route``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = list(sys.argv[1:] if argv is None else argv)
+    # The launchers parse their own flags: `sgl-omni serve --help` is theirs.
+    if args[:1] == ["serve"]:
+        from sglang_omni.launch_server import main as serve
+
+        return serve(args[1:], prog="sgl-omni serve")
+    if args[:1] == ["route"]:
+        from sglang_omni.launch_router import main as route
+
+        return route(args[1:])
+    parser = argparse.ArgumentParser(
+        prog="sgl-omni", description="Serve omni models as pipelines of stages, behind a cache-aware router."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands.add_parser("serve", help="serve a model (sgl-omni serve --help)", add_help=False)
+    commands.add_parser("route", help="route requests to replicas (sgl-omni route --help)", add_help=False)
+    config = commands.add_parser("config", help="look at a pipeline's config")
+    actions = config.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, text in (
+        ("view", "the stages and their edges at a glance"),
+        ("resolve", "everything the runtime derives from the config, as YAML"),
+        ("validate", "check every rule; exit status 1 where one is broken"),
+    ):
+        action = actions.add_parser(name, help=text, description=text)
+        action.add_argument("file", nargs="?", type=Path, help="YAML or JSON; default: speech-chat")
+        action.add_argument("--model-path", help="as in sgl-omni serve")
+    chosen = parser.parse_args(args)
+    return _config(chosen)
+
+
+def _config(args: argparse.Namespace) -> int:
+    from sglang_omni.config import ConfigError, describe_config, resolve_config, validate_config
+    from sglang_omni.launch_server import LaunchError, load_pipeline
+
+    try:
+        config = load_pipeline(args.model_path, args.file)
+        if args.action == "view":
+            print(describe_config(config))
+        elif args.action == "validate":
+            validate_config(config)
+            print(f"{config.name}: {len(config.stages)} stages, no problem found")
+        else:
+            import yaml
+
+            print(yaml.safe_dump(resolve_config(config), sort_keys=False, allow_unicode=True), end="")
+    except (ConfigError, LaunchError, ImportError, ValueError) as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

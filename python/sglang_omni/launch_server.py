@@ -1,0 +1,189 @@
+"""Serve a model: ``python -m sglang_omni.launch_server [--model-path ...] [--port 8000] [--dp-size N]``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang_omni.config import PipelineConfig
+
+DEFAULT_MODEL = "speech-chat"
+_SPEECH_CHAT = "sglang_omni.models.speech_chat.config.SpeechChatPipelineConfig"
+# model_type of a checkpoint's config.json -> the pipeline that serves it.
+_PIPELINES = {"llama": _SPEECH_CHAT, "qwen2": _SPEECH_CHAT, "qwen3": _SPEECH_CHAT}
+POLICIES = ("cache_aware", "round_robin", "random", "least_load", "power_of_two", "consistent_hash")
+
+
+class LaunchError(Exception):
+    """Why nothing can be served, for the person at the terminal."""
+
+
+def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog, description="Serve an omni model with an OpenAI-compatible API."
+    )
+    parser.add_argument(
+        "--model-path",
+        help=f"directory of a Llama or Qwen checkpoint, or {DEFAULT_MODEL!r} for the bundled one (default)",
+    )
+    parser.add_argument("--config", type=Path, help="the pipeline as a YAML or JSON file")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="0 picks a free one (default: %(default)s)")
+    parser.add_argument("--dp-size", type=int, default=1, help="replicas behind a router (default: 1)")
+    parser.add_argument(
+        "--policy", choices=POLICIES, default="cache_aware", help="the router's policy, with --dp-size"
+    )
+    parser.add_argument("--served-model-name", help="the name requests give the model")
+    parser.add_argument(
+        "--max-body-size", type=int, default=64 * 2**20, help="bytes a request may have (default: 64 MiB)"
+    )
+    parser.add_argument(
+        "--start-timeout", type=float, default=600.0, help="seconds to come up in (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: info"
+    )
+    parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omni.launch_server") -> int:
+    parser = build_parser(prog)
+    args = parser.parse_args(argv)
+    if args.dp_size < 1:
+        parser.error("--dp-size must be at least 1")
+    if args.max_body_size < 1:
+        parser.error("--max-body-size must be at least 1")
+    if args.parent_pid is not None:
+        from sglang_omni.serve.processes import end_with_parent
+
+        end_with_parent(args.parent_pid)
+    logging.basicConfig(
+        level=args.log_level.upper(),
+        format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        return _serve(args)
+    except LaunchError as exc:
+        print(f"{parser.prog}: {exc}", file=sys.stderr)
+        return 1
+
+
+def _serve(args: argparse.Namespace) -> int:
+    # Imported here, so that --help is there at once.
+    from sglang_omni.config import ConfigError, validate_config
+
+    try:
+        config = load_pipeline(args.model_path, args.config)
+        _check_installed(config)
+        validate_config(config)
+        if args.dp_size > 1:
+            return asyncio.run(_fleet(args))
+        return asyncio.run(_replica(config, args))
+    except ConfigError as exc:
+        raise LaunchError(f"the config cannot be used:\n{exc}") from exc
+    except (OSError, RuntimeError) as exc:
+        raise LaunchError(str(exc)) from exc
+
+
+async def _replica(config: PipelineConfig, args: argparse.Namespace) -> int:
+    from sglang_omni.serve.replica import ReplicaOptions, run_replica
+
+    return await run_replica(
+        config,
+        ReplicaOptions(
+            host=args.host,
+            port=args.port,
+            model_name=args.served_model_name,
+            max_body_size=args.max_body_size,
+            start_timeout=args.start_timeout,
+            log_level=args.log_level,
+        ),
+    )
+
+
+async def _fleet(args: argparse.Namespace) -> int:
+    from sglang_omni.serve.fleet import FleetOptions, run_fleet
+
+    replica_args = ["--max-body-size", str(args.max_body_size), "--log-level", args.log_level]
+    replica_args += ["--start-timeout", str(args.start_timeout)]
+    for flag, value in (
+        ("--model-path", args.model_path),
+        ("--config", args.config),
+        ("--served-model-name", args.served_model_name),
+    ):
+        if value is not None:
+            replica_args += [flag, str(value)]
+    return await run_fleet(
+        FleetOptions(
+            size=args.dp_size,
+            host=args.host,
+            port=args.port,
+            replica_args=replica_args,
+            router_args=["--policy", args.policy],
+            start_timeout=args.start_timeout + 30.0,
+        )
+    )
+
+
+def load_pipeline(model_path: str | None, config_file: Path | None) -> PipelineConfig:
+    """The pipeline to serve: a config file's, or the one that fits the checkpoint.
+
+    Raises:
+        ConfigError: The config breaks a rule.
+        LaunchError: There is no such checkpoint, or no pipeline for it.
+    """
+    from sglang_omni.config import import_string, load_config
+
+    if config_file is not None:
+        config = load_config(config_file)
+        if model_path is not None:
+            config.model_path = model_path
+        return config
+    path = model_path or DEFAULT_MODEL
+    dotted = _SPEECH_CHAT if path == DEFAULT_MODEL else _pipeline_of(Path(path))
+    return import_string(dotted)(model_path=path)
+
+
+def _pipeline_of(checkpoint: Path) -> str:
+    try:
+        kind = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except FileNotFoundError:
+        raise LaunchError(
+            f"--model-path {str(checkpoint)!r}: no checkpoint there (no config.json); give the directory of "
+            f"one, or {DEFAULT_MODEL!r}"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise LaunchError(f"--model-path {str(checkpoint)!r}: unreadable config.json: {exc!r}") from exc
+    if kind not in _PIPELINES:
+        raise LaunchError(
+            f"--model-path {str(checkpoint)!r}: no pipeline for model_type {kind!r}; there is one for "
+            f"{', '.join(_PIPELINES)}; others need a --config"
+        )
+    return _PIPELINES[kind]
+
+
+def _check_installed(config: PipelineConfig) -> None:
+    """A pipeline's class may say in ``required_packages`` which modules it needs, by extra."""
+    required: dict[str, Sequence[str]] = getattr(config, "required_packages", {})
+    for extra, modules in required.items():
+        missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        if missing:
+            raise LaunchError(
+                f"{config.name} needs {', '.join(missing)}, not installed here:\n"
+                f"  pip install 'sglang-omni[{extra}]'"
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

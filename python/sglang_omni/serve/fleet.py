@@ -1,0 +1,207 @@
+"""Several replicas and the router in front of them: started, watched, restarted and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+
+from sglang_omni.serve.processes import bind
+
+logger = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.5
+_LONGEST_BACKOFF_S = 30.0
+# Who has been up this long starts again without waiting.
+_SETTLED_S = 60.0
+_POLL_S = 0.1
+# What members may take to leave before they are killed; theirs must leave with them.
+_LEAVE_S = 4.5
+
+
+class MemberFailed(RuntimeError):
+    """A member ended before it was ever healthy: starting it again would not help."""
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """
+    Attributes:
+        replica_args: Arguments of ``launch_server`` common to all replicas.
+        router_args: Arguments of ``launch_router`` beside the workers and where to listen.
+    """
+
+    size: int
+    host: str
+    port: int
+    replica_args: Sequence[str]
+    router_args: Sequence[str]
+    start_timeout: float
+
+
+class Member:
+    """One process of the fleet, and those that take its place when it ends."""
+
+    def __init__(self, name: str, command: Sequence[str], base_url: str) -> None:
+        self.name = name
+        self.command = command
+        self.base_url = base_url
+        self.healthy = asyncio.Event()
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def keep_running(self, start_timeout: float) -> None:
+        """Runs until it is cancelled.
+
+        Raises:
+            MemberFailed: The first process ended, or was not healthy in time.
+        """
+        loop = asyncio.get_running_loop()
+        backoff = _FIRST_BACKOFF_S
+        while True:
+            began = loop.time()
+            # A session of its own: Ctrl-C reaches the fleet, which stops its members in order.
+            process = self.process = await asyncio.create_subprocess_exec(
+                *self.command, start_new_session=True, stdin=asyncio.subprocess.DEVNULL
+            )
+            ended = asyncio.ensure_future(process.wait())
+            try:
+                in_time = await self._until_healthy(ended, start_timeout)
+                if not in_time and process.returncode is None:
+                    process.kill()
+                await ended
+            finally:
+                ended.cancel()
+            reason = f"{self.name} (pid {process.pid}) {_describe_exit(await process.wait())}"
+            if not self.healthy.is_set():
+                raise MemberFailed(reason if in_time else f"{reason}: not healthy after {start_timeout:g} s")
+            if loop.time() - began > _SETTLED_S:
+                backoff = _FIRST_BACKOFF_S
+            logger.error("%s; starting it again in %g s", reason, backoff)
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
+
+    async def _until_healthy(self, ended: asyncio.Future[int], timeout: float) -> bool:
+        """Whether it was healthy, or ended, in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout), httpx.AsyncClient(trust_env=False, timeout=2.0) as http:
+                while not ended.done():
+                    with contextlib.suppress(httpx.TransportError):
+                        answer = await http.get(f"{self.base_url}/health")
+                        if answer.status_code == 200:
+                            self.healthy.set()
+                            logger.info("%s is up at %s", self.name, self.base_url)
+                            return True
+                    await asyncio.sleep(_POLL_S)
+                return True
+        return False
+
+
+async def run_fleet(options: FleetOptions) -> int:
+    """Serve until SIGINT or SIGTERM. Returns an exit status."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    # A port in use is better known before the models are loaded.
+    options = replace(options, port=_free_port(options.host, options.port))
+    members = [_replica(index, options) for index in range(options.size)]
+    tasks = [asyncio.ensure_future(m.keep_running(options.start_timeout)) for m in members]
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        if not await _either(_all_healthy(members), stopped, tasks):
+            return 0
+        router = _router([m.base_url for m in members], options)
+        members.append(router)
+        tasks.append(asyncio.ensure_future(router.keep_running(60.0)))
+        if not await _either(router.healthy.wait(), stopped, tasks):
+            return 0
+        logger.info("%d replicas are served on %s", options.size, router.base_url)
+        await _either(None, stopped, tasks)
+        return 0
+    except MemberFailed as exc:
+        logger.critical("%s", exc)
+        return 1
+    finally:
+        stopped.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end([m.process for m in members if m.process is not None])
+
+
+async def _all_healthy(members: Sequence[Member]) -> None:
+    for member in members:
+        await member.healthy.wait()
+
+
+async def _either(
+    goal: Awaitable[Any] | None, stopped: asyncio.Future[Any], tasks: Sequence[asyncio.Future[None]]
+) -> bool:
+    """Whether ``goal`` was reached before the fleet was stopped.
+
+    Raises:
+        MemberFailed: One of the members failed first.
+    """
+    waiting: set[asyncio.Future[Any]] = {stopped, *tasks}
+    reached = asyncio.ensure_future(goal) if goal is not None else None
+    if reached is not None:
+        waiting.add(reached)
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    if reached is not None and not reached.done():
+        reached.cancel()
+    for task in tasks:
+        if task.done():
+            task.result()
+    return reached is not None and reached.done() and not reached.cancelled() and not stopped.done()
+
+
+async def _end(processes: Sequence[asyncio.subprocess.Process]) -> None:
+    running = [process for process in processes if process.returncode is None]
+    for process in running:
+        process.send_signal(signal.SIGTERM)
+    if running:
+        waits = [asyncio.ensure_future(process.wait()) for process in running]
+        await asyncio.wait(waits, timeout=_LEAVE_S)
+        for process in running:
+            if process.returncode is None:
+                logger.warning("killing pid %d: still there after %g s", process.pid, _LEAVE_S)
+                process.kill()
+        await asyncio.gather(*waits)
+
+
+def _free_port(host: str, port: int = 0) -> int:
+    with bind(host, port) as probe:
+        return probe.getsockname()[1]
+
+
+def _replica(index: int, options: FleetOptions) -> Member:
+    port = _free_port("127.0.0.1")
+    command = [
+        *(sys.executable, "-m", "sglang_omni.launch_server"),
+        *("--host", "127.0.0.1", "--port", str(port), "--parent-pid", str(os.getpid())),
+        *options.replica_args,
+    ]
+    return Member(f"replica {index}", command, f"http://127.0.0.1:{port}")
+
+
+def _router(worker_urls: Sequence[str], options: FleetOptions) -> Member:
+    command = [
+        *(sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid())),
+        *("--host", options.host, "--port", str(options.port), *options.router_args),
+        *("--worker-urls", *worker_urls),
+    ]
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
+    return Member("router", command, f"http://{host}:{options.port}")
+
+
+def _describe_exit(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    return f"was killed by {signal.Signals(-status).name}"

@@ -1,0 +1,55 @@
+"""What a server's processes share: they end with their parent and in time, and listen somewhere."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
+    """Have the kernel send ``number`` to this process when its parent dies, however it dies.
+
+    Args:
+        parent_pid: Who is meant; where that process is gone already, this one exits at once.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        raise SystemExit("the process that started this one is gone")
+
+
+def exit_after(seconds: float) -> None:
+    """The last resort of a shutdown: end this process, finished or not."""
+
+    def end() -> None:
+        print(f"still not shut down after {seconds:g} s: exiting", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound TCP socket that does not listen yet.
+
+    Raises:
+        OSError: The address cannot be used; the text names it.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as exc:
+        listener.close()
+        raise OSError(exc.errno, f"cannot listen on {host}:{port}: {exc.strerror}") from exc
+    return listener

@@ -1,0 +1,146 @@
+"""One replica: a pipeline's processes and the web server in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from sglang_omni.client import Client
+from sglang_omni.config import (
+    PipelineConfig,
+    build_process_topology_plan,
+    build_stage_placement_plan,
+)
+from sglang_omni.config.io import config_to_dict
+from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.serve.app import create_app
+from sglang_omni.serve.processes import bind, exit_after
+from sglang_omni.serve.state import Capabilities
+
+logger = logging.getLogger(__name__)
+
+# What a shutdown may take: requests that end by themselves, then the pipeline's own stop, then force.
+_DRAIN_S = 1
+_SHUTDOWN_S = 8.0
+
+
+@dataclass(frozen=True)
+class ReplicaOptions:
+    """
+    Attributes:
+        port: 0 picks a free one.
+        start_timeout: Seconds for the pipeline's processes to come up.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    model_name: str | None = None
+    max_body_size: int = 64 * 2**20
+    start_timeout: float = 600.0
+    log_level: str = "info"
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to whoever runs it: the pipeline is to be stopped after the server, not instead."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def run_replica(config: PipelineConfig, options: ReplicaOptions) -> int:
+    """Serve ``config`` until SIGINT, SIGTERM or the loss of the pipeline. Returns an exit status."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    # Bound before anything is loaded, so that a port in use is known at once; listened on when all is up.
+    with bind(options.host, options.port) as listener:
+        runner = MultiProcessPipelineRunner(config)
+        stopped = asyncio.ensure_future(stop.wait())
+        try:
+            if not await _start(runner, options, stopped):
+                return 0
+            return await _serve(runner, options, listener, stopped)
+        finally:
+            stopped.cancel()
+            exit_after(_SHUTDOWN_S)
+            await runner.stop()
+
+
+async def _start(
+    runner: MultiProcessPipelineRunner, options: ReplicaOptions, stopped: asyncio.Future[Any]
+) -> bool:
+    """Whether the pipeline is up; False where somebody stopped it before it was."""
+    starting = asyncio.ensure_future(runner.start(options.start_timeout))
+    await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait({starting})
+        return False
+    starting.result()
+    return True
+
+
+async def _serve(
+    runner: MultiProcessPipelineRunner,
+    options: ReplicaOptions,
+    listener: socket.socket,
+    stopped: asyncio.Future[Any],
+) -> int:
+    config = runner.config
+    app = create_app(
+        Client(runner.coordinator),
+        model_name=options.model_name or config.name,
+        capabilities=Capabilities.of(config),
+        max_body_size=options.max_body_size,
+        info=lambda: _info(runner),
+    )
+    server = _Server(
+        uvicorn.Config(
+            app,
+            access_log=False,
+            log_config=None,
+            log_level=options.log_level,
+            timeout_graceful_shutdown=_DRAIN_S,
+        )
+    )
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    lost = asyncio.ensure_future(runner.wait_failed())
+    host, port = listener.getsockname()[:2]
+    logger.info("%s is served on http://%s:%d", config.name, host, port)
+    try:
+        await asyncio.wait({serving, lost, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if lost.done():
+            logger.critical("%s", lost.result())
+            return 1
+        return 0
+    finally:
+        lost.cancel()
+        server.should_exit = True
+        await serving
+
+
+def _info(runner: MultiProcessPipelineRunner) -> dict[str, Any]:
+    """What ``/get_server_info`` tells: the config, and which process runs which stages."""
+    config = runner.config
+    plan = build_process_topology_plan(config, build_stage_placement_plan(config))
+    stages = {group.name: list(group.stage_names) for group in plan.groups}
+    for stage, processes in plan.tp_stage_to_processes.items():
+        stages |= {name: [stage] for name in processes}
+    return {
+        "model_path": config.model_path,
+        "config": config_to_dict(config),
+        "processes": [
+            {"name": name, "pid": pid, "stages": stages.get(name, [])}
+            for name, pid in runner.process_ids.items()
+        ],
+    }

@@ -1,0 +1,182 @@
+"""The API over real sockets, in front of a pipeline whose answers and faults the tests script."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import uvicorn
+
+from sglang_omni.client import Client
+from sglang_omni.proto import CompleteMessage, OmniRequest, StreamMessage
+from sglang_omni.serve import create_app
+from sglang_omni.serve.state import Capabilities
+
+RATE = 24_000
+USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+
+
+class ScriptedPipeline:
+    """A coordinator that answers as it is told, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.requests: list[tuple[str, OmniRequest]] = []
+        self.aborted: list[str] = []
+        self.words = ["Hel", "lo", "."]
+        self.samples = np.linspace(-1, 1, 480, dtype=np.float32)
+        self.error: Exception | None = None
+        self.error_after: int | None = None
+        self.hangs_after: int | None = None
+        self.running: dict[str, _Running] = {}
+        self.heard: str | None = None
+        self.up = True
+
+    @property
+    def last(self) -> OmniRequest:
+        return self.requests[-1][1]
+
+    async def submit(self, request_id: str, request: OmniRequest) -> Any:
+        self._enter(request_id, request)
+        try:
+            await self._fault(0)
+            return self._result(request)
+        finally:
+            del self.running[request_id]
+
+    async def stream(self, request_id: str, request: OmniRequest) -> AsyncIterator[Any]:
+        self._enter(request_id, request)
+        try:
+            spoken = "audio" in request.metadata["output_modalities"]
+            texts = [] if request.metadata["task"] == "speech" else self.words
+            if self.heard is not None:
+                yield StreamMessage(request_id, "transcribe", {"modality": "text", "heard": self.heard})
+            for index, word in enumerate(texts):
+                await self._fault(index)
+                yield StreamMessage(request_id, "thinker", {"modality": "text", "text": word})
+            for index, part in enumerate(np.split(self.samples, 3) if spoken else ()):
+                await self._fault(len(texts) + index)
+                chunk = {"modality": "audio", "audio_data": part, "sample_rate": RATE}
+                yield StreamMessage(request_id, "speak", chunk, modality="audio")
+            yield CompleteMessage(request_id, "decode", True, self._result(request))
+        finally:
+            del self.running[request_id]
+
+    async def abort(self, request_id: str) -> bool:
+        self.aborted.append(request_id)
+        running = self.running.get(request_id)
+        if running is not None and running.waiter is not None:
+            running.waiter.cancel()
+        return running is not None
+
+    def health(self) -> dict[str, Any]:
+        return {"running": self.up}
+
+    def get_load(self) -> dict[str, int]:
+        return {"pending": 0, "running": len(self.running), "completed": 5, "failed": 0, "aborted": 0}
+
+    def stage_load(self) -> dict[str, int]:
+        return {"thinker": len(self.running)}
+
+    def timings(self, request_id: str) -> dict[str, float]:
+        return {"thinker": 0.25}
+
+    def _enter(self, request_id: str, request: OmniRequest) -> None:
+        if request_id in self.running:
+            raise ValueError(f"request {request_id!r} already exists")
+        self.requests.append((request_id, request))
+        self.running[request_id] = _Running()
+
+    async def _fault(self, index: int) -> None:
+        if self.hangs_after == index:
+            running = next(reversed(self.running.values()))
+            running.waiter = asyncio.get_running_loop().create_future()
+            await running.waiter
+        if self.error is not None and self.error_after in (None, index):
+            raise self.error
+
+    def _result(self, request: OmniRequest) -> Any:
+        text = {
+            "modality": "text",
+            "text": "".join(self.words),
+            "finish_reason": "length",
+            "token_ids": [1, 2, 3],
+            "usage": USAGE,
+            "heard": self.heard,
+            "language": "en",
+            "duration": 1.5,
+            "segments": [
+                {"start": 0.0, "end": 0.5, "text": "Hello"},
+                {"start": 0.5, "end": 3661.25, "text": " there"},
+            ],
+        }
+        audio = {"modality": "audio", "audio_data": self.samples, "sample_rate": RATE, "text": text["text"]}
+        if request.metadata["task"] == "speech":
+            return audio
+        if "audio" in request.metadata["output_modalities"]:
+            return {"decode": text, "speak": audio}
+        return text
+
+
+class _Running:
+    waiter: asyncio.Future[None] | None = None
+
+
+CAPABILITIES = Capabilities(
+    tasks=frozenset({"chat", "completion", "speech", "transcription"}),
+    input_modalities=frozenset({"text", "audio"}),
+    output_modalities=frozenset({"text", "audio"}),
+    voices=frozenset({"default"}),
+    stages=frozenset({"thinker", "speak"}),
+)
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[tuple[ScriptedPipeline, str]]:
+    scripted = ScriptedPipeline()
+    app = create_app(
+        Client(scripted), model_name="scripted", capabilities=CAPABILITIES, max_body_size=1 << 20
+    )
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield scripted, f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def pipeline(served: tuple[ScriptedPipeline, str]) -> ScriptedPipeline:
+    served[0].reset()
+    return served[0]
+
+
+@pytest.fixture
+def base_url(served: tuple[ScriptedPipeline, str], pipeline: ScriptedPipeline) -> str:
+    return served[1]
+
+
+@pytest.fixture
+def http(base_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=base_url, trust_env=False) as client:
+        yield client
+
+
+@pytest.fixture
+def api(base_url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client

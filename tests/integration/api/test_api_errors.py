@@ -1,0 +1,274 @@
+"""Bad requests, failing stages, callers that leave: what each is answered with, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+from sglang_omni.proto import RequestError
+
+HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def part(**fields):
+    return {"messages": [{"role": "user", "content": [fields]}]}
+
+
+def post(http, body, path="/v1/chat/completions"):
+    # httpx refuses to write NaN, and callers do not.
+    answer = http.post(path, content=json.dumps(body), headers={"content-type": "application/json"})
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == answer.status_code
+    return answer.status_code, error["param"], error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        (part(type="smell"), "messages[0].content[0]"),
+        (part(type="text"), "messages[0].content[0].text"),
+        (part(type="input_audio", input_audio={"data": ""}), "messages[0].content[0].input_audio.data"),
+        (part(type="image_url", image_url={"url": "data:,"}), "messages[0].content[0]"),
+        ({"images": ["data:,"]}, "images[0]"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": 0}, "top_k"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": 5}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"usage": True}}, "stream_options.usage"),
+        ({"modalities": ["smell"]}, "modalities[0]"),
+        ({"audio": {"voice": "default"}}, "audio"),
+        ({"modalities": ["audio"], "audio": {"voice": "nobody"}}, "audio.voice"),
+        ({"modalities": ["audio"], "audio": {"format": "aac"}}, "audio.format"),
+        ({"modalities": ["audio"], "audio": {"format": "mp3"}, "stream": True}, "audio.format"),
+        ({"stage_params": {"thinkr": {}}}, "stage_params.thinkr"),
+        ({"timeout": 0}, "timeout"),
+        ({"request_id": "has space"}, "request_id"),
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"no_such_field": 1}, "no_such_field"),
+    ],
+)
+def test_bad_chat_field_is_named(http, pipeline, fields, param):
+    status, named, message = post(http, HELLO | fields)
+    assert (status, named) == (400, param)
+    assert param.split("[")[0].split(".")[0] in message
+    assert pipeline.requests == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {}, "prompt"),
+        ("/v1/completions", {"prompt": ""}, "prompt"),
+        ("/v1/completions", {"prompt": []}, "prompt"),
+        ("/v1/completions", {"prompt": ["a", ""]}, "prompt[1]"),
+        ("/v1/completions", {"prompt": ["a", "b"], "stream": True}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "echo": True}, "echo"),
+        ("/v1/audio/speech", {}, "input"),
+        ("/v1/audio/speech", {"input": "  "}, "input"),
+        ("/v1/audio/speech", {"input": "a" * 20_000}, "input"),
+        ("/v1/audio/speech", {"input": "a", "speed": 9}, "speed"),
+        ("/v1/audio/speech", {"input": "a", "voice": "nobody"}, "voice"),
+        ("/v1/audio/speech", {"input": "a", "response_format": "aac"}, "response_format"),
+        ("/v1/audio/speech", {"input": "a", "response_format": "wav", "stream": True}, "response_format"),
+        ("/generate", {}, "text"),
+        ("/generate", {"text": "a", "input_ids": [1]}, "text"),
+        ("/generate", {"text": "a", "sampling_params": {"top_p": 2}}, "sampling_params.top_p"),
+        ("/abort_request", {}, "request_id"),
+    ],
+)
+def test_bad_field_of_other_routes_is_named(http, path, body, param):
+    assert post(http, body, path)[:2] == (400, param)
+
+
+def test_accepts_fields_at_their_harmless_defaults(http):
+    harmless = {
+        "n": 1,
+        "logprobs": False,
+        "tools": [],
+        "tool_choice": "auto",
+        "response_format": {"type": "text"},
+        "logit_bias": {},
+        "top_logprobs": None,
+        "store": False,
+        "user": "me",
+        "parallel_tool_calls": True,
+    }
+    answer = http.post("/v1/chat/completions", json=HELLO | harmless)
+    assert answer.status_code == 200, answer.text
+
+
+def test_unknown_field_suggests_the_nearest(http):
+    _, _, message = post(http, HELLO | {"max_token": 5})
+    assert "did you mean 'max_tokens'?" in message
+
+
+def test_unknown_model_is_404(http, pipeline):
+    status, param, message = post(http, HELLO | {"model": "gpt-9"})
+    assert (status, param) == (404, "model")
+    assert "'scripted'" in message
+    assert post(http, {"model": "gpt-9", "input": "x"}, "/v1/audio/speech")[0] == 404
+    assert pipeline.requests == []
+
+
+@pytest.mark.parametrize("body", [b"{", b"", b"[1]", b'"text"', b"\xff\xfe"])
+def test_body_that_is_no_json_object(http, body):
+    answer = http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert "JSON" in answer.json()["error"]["message"]
+
+
+def test_task_the_model_does_not_do(http):
+    answer = http.post("/v1/audio/translations", files={"file": b"RIFF"})
+    assert answer.status_code == 400
+    assert "translation" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("files", "data", "param"),
+    [
+        ({}, {"model": "scripted"}, "file"),
+        ({"file": b""}, {}, "file"),
+        ({"file": b"RIFF"}, {"response_format": "xml"}, "response_format"),
+        ({"file": b"RIFF"}, {"temperature": "0.7"}, "temperature"),
+        ({"file": b"RIFF"}, {"languag": "en"}, "languag"),
+        ({"file": b"RIFF", "model": b"x"}, {}, "model"),
+    ],
+)
+def test_bad_form(http, files, data, param):
+    answer = http.post("/v1/audio/transcriptions", files=files or {"x": b"1"}, data=data)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] in (param, "x")
+
+
+def test_body_over_the_limit(http, pipeline):
+    answer = http.post("/v1/chat/completions", content=b"x" * (3 << 20))
+    assert answer.status_code == 413
+    assert "1048576" in answer.json()["error"]["message"]
+
+    def untold():
+        for _ in range(48):
+            yield b"x" * (1 << 16)
+
+    answer = http.post("/v1/chat/completions", content=untold(), headers={"content-type": "application/json"})
+    assert answer.status_code == 413
+    answer = http.post("/v1/audio/transcriptions", files={"file": b"x" * (2 << 20)})
+    assert answer.status_code == 413
+    assert http.post("/v1/chat/completions", json=HELLO).status_code == 200
+    assert len(pipeline.requests) == 1
+
+
+def test_stages_refusal_keeps_its_field_and_status(http, pipeline):
+    pipeline.error = RequestError("prompt of 9000 tokens, context of 2048", param="messages", status=400)
+    assert post(http, HELLO) == (400, "messages", "prompt of 9000 tokens, context of 2048")
+    # The same before the first event of a stream: a status, not a stream with an error in it.
+    assert post(http, HELLO | {"stream": True})[0] == 400
+
+
+def test_failing_stage_is_500_and_the_next_request_works(http, pipeline):
+    pipeline.error = RuntimeError("stage 'thinker': ValueError: no")
+    assert post(http, HELLO) == (500, None, "stage 'thinker': ValueError: no")
+    pipeline.error = None
+    assert http.post("/v1/chat/completions", json=HELLO).status_code == 200
+
+
+def test_failure_in_mid_stream_is_its_last_event(http, pipeline):
+    pipeline.error, pipeline.error_after = RuntimeError("stage 'thinker': gone"), 2
+    answer = http.post("/v1/chat/completions", json=HELLO | {"stream": True})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    assert [e["choices"][0]["delta"].get("content") for e in events[:2]] == ["Hel", "lo"]
+    assert events[2]["error"]["message"] == "stage 'thinker': gone"
+    assert events[2]["error"]["code"] == 500
+    assert len(events) == 3
+
+
+def test_request_past_its_timeout_is_504_and_aborted(http, pipeline):
+    pipeline.hangs_after = 0
+    status, _, message = post(http, HELLO | {"timeout": 0.05, "request_id": "slow"})
+    assert status == 504
+    assert "0.05 s" in message
+    wait_for(lambda: pipeline.aborted == ["slow"])
+
+
+def test_id_in_use_is_409(http, pipeline, base_url):
+    pipeline.hangs_after = 0
+    with leaving(base_url, HELLO | {"request_id": "twice"}):
+        wait_for(lambda: "twice" in pipeline.running)
+        assert post(http, HELLO | {"request_id": "twice"})[:2] == (409, "request_id")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_caller_that_leaves_aborts_its_request(pipeline, base_url, stream):
+    pipeline.hangs_after = 1 if stream else 0
+    with leaving(base_url, HELLO | {"stream": stream, "request_id": "left"}) as connection:
+        wait_for(lambda: "left" in pipeline.running)
+        if stream:
+            receive_until(connection, b"Hel")
+    wait_for(lambda: pipeline.aborted == ["left"] and not pipeline.running)
+
+
+def test_abort_request_ends_the_answer(http, pipeline, base_url):
+    pipeline.hangs_after = 1
+    with leaving(base_url, HELLO | {"stream": True, "request_id": "x1"}) as connection:
+        wait_for(lambda: pipeline.running.get("x1") and pipeline.running["x1"].waiter)
+        assert http.post("/abort_request", json={"request_id": "x1"}).json()["success"] is True
+        received = receive_until(connection, b"[DONE]")
+    assert b'"finish_reason":"abort"' in received
+    assert http.post("/abort_request", json={"rid": "x1"}).json()["success"] is False
+
+
+def leaving(base_url: str, body: dict) -> socket.socket:
+    """A connection with a request on it, left when it is closed."""
+    host, port = base_url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    connection.settimeout(10)
+    data = json.dumps(body).encode()
+    connection.sendall(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        + f"content-length: {len(data)}\r\n\r\n".encode()
+        + data
+    )
+    return connection
+
+
+def receive_until(connection: socket.socket, end: bytes) -> bytes:
+    received = b""
+    while end not in received:
+        piece = connection.recv(4096)
+        assert piece, f"closed after {received!r}"
+        received += piece
+    return received
+
+
+def wait_for(holds) -> None:
+    for _ in range(1000):
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never became so")

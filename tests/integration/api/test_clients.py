@@ -1,0 +1,200 @@
+"""The same requests through a coordinator and over HTTP, asynchronous and blocking: the same answers."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from sglang_omni.client import Client, ClientError, GenerateRequest, Message, RequestError, SyncClient
+from sglang_omni.client.audio import decode_wav
+
+
+@pytest.fixture(params=["coordinator", "http"])
+def client(request, pipeline, base_url) -> Iterator[SyncClient]:
+    if request.param == "http":
+        with SyncClient(base_url) as over_http:
+            yield over_http
+        return
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    with SyncClient(pipeline, loop=loop) as in_process:
+        yield in_process
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def chat(**fields) -> GenerateRequest:
+    return GenerateRequest(messages=[Message("user", "Hi")], **fields)
+
+
+def test_completion(client):
+    result = client.completion(chat(max_tokens=3), request_id="one")
+    assert (result.request_id, result.text, result.finish_reason) == ("one", "Hello.", "length")
+    assert (result.usage.total_tokens, result.usage.cached_tokens) == (10, 4)
+    assert result.timings == {"thinker": 0.25}
+    assert result.audio is None
+
+
+def test_completion_with_speech(client, pipeline):
+    pipeline.heard = "what was asked"
+    result = client.completion(chat(output_modalities=["text", "audio"]))
+    samples, rate = decode_wav(base64.b64decode(result.audio.data))
+    assert rate == 24_000
+    np.testing.assert_allclose(samples, pipeline.samples, atol=1e-4)
+    assert result.audio.transcript == result.text == "Hello."
+    assert result.heard == "what was asked"
+
+
+def test_stream(client, pipeline):
+    pipeline.heard = "what was asked"
+    request = chat(output_modalities=["text", "audio"])
+    chunks = list(client.completion_stream(request, audio_format="pcm16"))
+    assert "".join(chunk.text for chunk in chunks) == "Hello."
+    pcm = b"".join(base64.b64decode(chunk.audio_b64) for chunk in chunks if chunk.audio_b64)
+    np.testing.assert_allclose(np.frombuffer(pcm, "<i2") / 32767, pipeline.samples, atol=1e-4)
+    assert next(chunk.heard for chunk in chunks if chunk.heard) == "what was asked"
+    assert chunks[-1].finish_reason == "length"
+    assert all(chunk.finish_reason is None for chunk in chunks[:-1])
+    assert chunks[-1].usage.total_tokens == 10
+    assert chunks[-1].timings == {"thinker": 0.25}
+
+
+def test_generate_ends_with_the_whole_result(client, pipeline):
+    chunks = list(client.generate(chat(output_modalities=["text", "audio"])))
+    assert [chunk.text for chunk in chunks if chunk.text] == ["Hel", "lo", ".", "Hello."]
+    np.testing.assert_allclose(chunks[-1].audio_data, pipeline.samples, atol=1e-4)
+    (only,) = client.generate(chat(stream=False))
+    assert (only.text, only.finish_reason) == ("Hello.", "length")
+
+
+def test_prompts(client, pipeline):
+    assert client.completion(GenerateRequest(prompt="Once", stream=False)).text == "Hello."
+    assert pipeline.last.inputs == {"prompt": "Once"}
+    client.completion(GenerateRequest(prompt_token_ids=[5, 6]))
+    assert pipeline.last.inputs == {"prompt_token_ids": [5, 6]}
+    assert pipeline.last.metadata["task"] == "completion"
+
+
+def test_speech(client, pipeline):
+    result = client.speech(GenerateRequest(prompt="Hello."), response_format="wav", speed=2.0)
+    samples, _ = decode_wav(result.audio_bytes)
+    np.testing.assert_allclose(samples, pipeline.samples, atol=1e-4)
+    assert (result.mime_type, result.format, result.sample_rate) == ("audio/wav", "wav", 24_000)
+    assert pipeline.last.inputs == {"text": "Hello."}
+    assert pipeline.last.params["speed"] == 2.0
+
+
+def test_streamed_speech(client, pipeline):
+    request = GenerateRequest(prompt="Hello.", metadata={"task": "speech"}, output_modalities=["audio"])
+    chunks = list(client.generate(request))
+    assert len(chunks) > 1
+    np.testing.assert_allclose(chunks[-1].audio_data, pipeline.samples, atol=1e-4)
+    streamed = np.concatenate([chunk.audio_data for chunk in chunks[:-1]])
+    np.testing.assert_allclose(streamed, pipeline.samples, atol=1e-4)
+
+
+def test_transcribe(client, pipeline):
+    result = client.transcribe(b"RIFF....", language="en")
+    assert (result.text, result.language, result.duration) == ("Hello.", "en", 1.5)
+    assert result.segments[1].end == 3661.25
+    assert pipeline.last.inputs == {"audio": b"RIFF...."}
+    assert pipeline.last.params["language"] == "en"
+
+
+def test_request_error_keeps_its_fields(client, pipeline):
+    pipeline.error = RequestError("not audio", param="messages[0].content[0]", status=400)
+    with pytest.raises(RequestError, match="not audio") as caught:
+        client.completion(chat())
+    assert (caught.value.param, caught.value.status) == ("messages[0].content[0]", 400)
+
+
+def test_stage_failure_keeps_its_text(client, pipeline):
+    pipeline.error = RuntimeError("stage 'thinker': ZeroDivisionError: division by zero")
+    with pytest.raises(RuntimeError, match="stage 'thinker': ZeroDivisionError"):
+        client.completion(chat(stream=False))
+    pipeline.error_after = 1
+    stream = client.completion_stream(chat())
+    assert next(stream).text == "Hel"
+    with pytest.raises(RuntimeError, match="stage 'thinker'"):
+        next(stream)
+
+
+def test_timeout_aborts(client, pipeline):
+    pipeline.hangs_after = 0
+    with pytest.raises(TimeoutError, match=r"0\.05 s"):
+        client.completion(chat(timeout=0.05), request_id="late")
+    assert pipeline.aborted == ["late"]
+
+
+def test_leaving_a_stream_aborts(client, pipeline):
+    pipeline.hangs_after = 1
+    stream = client.completion_stream(chat(), request_id="left")
+    assert next(stream).text == "Hel"
+    stream.close()
+    for _ in range(500):
+        if pipeline.aborted:
+            break
+        threading.Event().wait(0.01)
+    assert pipeline.aborted == ["left"]
+
+
+def test_abort_and_health(client, pipeline):
+    assert not client.abort("nobody")
+    assert client.health()["running"] is True
+    pipeline.up = False
+    assert client.health()["running"] is False
+
+
+def test_no_input_is_an_error_before_anything_is_sent(client, pipeline):
+    with pytest.raises(RequestError, match="exactly one of"):
+        client.completion(GenerateRequest())
+    with pytest.raises(RequestError, match="prompt and messages"):
+        client.completion(chat(prompt="x"))
+    assert pipeline.requests == []
+
+
+def test_server_that_is_not_there():
+    with SyncClient("http://127.0.0.1:1") as client:
+        assert client.health()["running"] is False
+        with pytest.raises(ClientError, match=r"127\.0\.0\.1:1"):
+            client.completion(chat())
+
+
+def test_closed_client_says_so(base_url):
+    client = SyncClient(base_url)
+    client.close()
+    client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        client.completion(chat())
+
+
+async def test_cancelled_call_aborts(pipeline, base_url):
+    async with Client(base_url) as client:
+        pipeline.hangs_after = 0
+        task = asyncio.create_task(client.completion(chat(), request_id="cancelled"))
+        while "cancelled" not in pipeline.running:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for _ in range(500):
+            if pipeline.aborted:
+                break
+            await asyncio.sleep(0.01)
+    assert pipeline.aborted == ["cancelled"]
+
+
+def test_client_needs_one_target(pipeline, base_url):
+    with pytest.raises(TypeError, match="either"):
+        Client()
+    with pytest.raises(TypeError, match="either"):
+        Client(pipeline, base_url=base_url)
+    with pytest.raises(TypeError, match="loop"):
+        SyncClient(pipeline)
