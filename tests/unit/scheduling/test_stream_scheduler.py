@@ -181,9 +181,11 @@ def test_an_aborted_request_gives_nothing_more(driver: Driver) -> None:
 
 def test_an_aborted_id_can_be_used_again(driver: Driver) -> None:
     driver.scheduler.abort("r")
-    driver.new("r", [1])
+    driver.new("r", [1], streamed=True)
+    driver.feed("r", 2)
+    driver.done("r")
 
-    assert driver.chunks(2) == [("r", 1), ("r", "end")]
+    assert driver.chunks(3) == [("r", 1), ("r", 2), ("r", "end")]
     assert driver.next().type == "result"
 
 
