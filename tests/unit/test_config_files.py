@@ -241,7 +241,9 @@ class Unrelated(PipelineConfig):
     [
         ("c.yaml", "a: [", "c.yaml: not valid YAML"),
         ("c.json", "{", "c.json: not valid JSON"),
-        ("c.toml", "", "must end in .yaml, .yml or .json"),
+        ("c.yaml", "model_path: m\nmodel_path: n\n", "not valid YAML: 'model_path' is set twice\n.*line 2"),
+        ("c.json", '{"stages": [{"name": "a", "name": "b"}]}', r"c\.json: 'name' is set twice"),
+        ("c.toml", "", r"c\.toml: a config file's name must end in .yaml, .yml or .json"),
         ("c.yaml", "- a\n", "a config must be a mapping, got list"),
         (
             "c.yaml",
@@ -274,6 +276,18 @@ def test_a_bad_file_is_refused_with_its_name_and_the_problem(
     path.write_text(text)
     with pytest.raises(ConfigError, match=problem):
         load_config(path)
+
+
+def test_yaml_merge_keys_may_be_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "model_path: m\n"
+        "stages:\n"
+        "  - &first {name: a, factory: f.f, process: p, next: b, factory_args: {size: 1}}\n"
+        "  - {<<: *first, name: b, next: null, terminal: true}\n"
+    )
+    second = load_config(path).stages[1]
+    assert (second.name, second.process, second.next, second.factory_args) == ("b", "p", None, {"size": 1})
 
 
 def test_a_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:

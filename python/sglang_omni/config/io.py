@@ -33,10 +33,11 @@ def load_config(path: str | Path) -> PipelineConfig:
         ConfigError: the file cannot be read or parsed, or breaks a rule of the config.
     """
     path = Path(path)
+    _check_suffix(path)
     try:
         data = _parse(path)
         if not isinstance(data, dict):
-            raise ConfigError(f"{path}: a config must be a mapping, got {type(data).__name__}")
+            raise ConfigError(f"a config must be a mapping, got {type(data).__name__}")
         return PipelineConfig.from_dict(data)
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
@@ -44,7 +45,7 @@ def load_config(path: str | Path) -> PipelineConfig:
         raise ConfigError(f"{path}: not valid {'YAML' if path.suffix in _YAML else 'JSON'}: {exc}") from exc
     except ValidationError as exc:
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in describe_errors(exc))) from exc
-    except (ImportError, TypeError) as exc:
+    except (ImportError, TypeError, ConfigError) as exc:
         raise ConfigError(f"{path}: {exc}") from exc
 
 
@@ -116,9 +117,35 @@ def describe_errors(exc: ValidationError) -> list[str]:
 
 
 def _parse(path: Path) -> Any:
-    _check_suffix(path)
     text = path.read_text(encoding="utf-8")
-    return yaml.safe_load(text) if path.suffix in _YAML else json.loads(text)
+    if path.suffix in _YAML:
+        return yaml.load(text, Loader=_YamlLoader)  # a SafeLoader
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """Refuses a key that a mapping holds twice, where YAML's own loader drops the first value silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            # Keys that "<<" brings in may be overridden; that is what it is for.
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"{key.value!r} is set twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ConfigError(f"{twice!r} is set twice")
+    return data
 
 
 def _check_suffix(path: Path) -> None:

@@ -22,7 +22,8 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
 class StrictModel(BaseModel):
     """A config model: no extra fields, every field assignable after construction."""
 
-    model_config = ConfigDict(extra="forbid")
+    # "model_path" is ours; pydantic would like to keep names that begin with "model_" to itself.
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
