@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from sglang_omni.config.strict import StrictModel, dotted, error_text
-from sglang_omni.config.validation import normalize_stage, refuse_unknown_stages, validate_pipeline
+from sglang_omni.config.validation import refuse_unknown_stages, validate_pipeline
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
@@ -216,7 +216,24 @@ class StageConfig(StrictModel):
 
     @model_validator(mode="after")
     def _normalize(self) -> Self:
-        normalize_stage(self)
+        if self.name == "coordinator" or "/" in self.name:
+            # Names are stream targets and parts of socket paths.
+            raise ValueError(f"stage {self.name!r}: name must not be 'coordinator' or contain '/'")
+        if self.parallelism.tp != self.tp_size:
+            given = self.model_fields_set
+            if {"tp_size", "parallelism"} <= given:
+                raise ValueError(
+                    f"stage {self.name!r}: tp_size={self.tp_size} conflicts with "
+                    f"parallelism.tp={self.parallelism.tp}; set one of them"
+                )
+            if "parallelism" in given:
+                self.tp_size = self.parallelism.tp
+            else:
+                self.parallelism = ParallelismConfig(tp=self.tp_size)
+        if self.process is not None:
+            self.process = self.process.strip()
+            if not self.process:
+                raise ValueError(f"stage {self.name!r}: process must not be empty")
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -18,32 +18,6 @@ if TYPE_CHECKING:
 RUNTIME_VALUES = ("max_seq_len", "video_fps", "total_gpu_memory_fraction", "mem_fraction_static")
 
 
-def normalize_stage(stage: StageConfig) -> None:
-    """Bring one stage's alternative spellings together, in place.
-
-    Raises:
-        ValueError: they contradict one another, or ``process`` is blank.
-    """
-    given = stage.model_fields_set
-    if stage.parallelism.tp != stage.tp_size:
-        if {"tp_size", "parallelism"} <= given:
-            raise ValueError(
-                f"stage {stage.name!r}: tp_size={stage.tp_size} conflicts with "
-                f"parallelism.tp={stage.parallelism.tp}; set one of them"
-            )
-        if "parallelism" in given:
-            stage.tp_size = stage.parallelism.tp
-        else:
-            stage.tp_size = stage.tp_size  # brings parallelism along
-    if stage.name == "coordinator" or "/" in stage.name:
-        # Names are stream targets and parts of socket paths.
-        raise ValueError(f"stage {stage.name!r}: name must not be 'coordinator' or contain '/'")
-    if stage.process is not None:
-        stage.process = stage.process.strip()
-        if not stage.process:
-            raise ValueError(f"stage {stage.name!r}: process must not be empty")
-
-
 def validate_pipeline(config: PipelineConfig) -> None:
     """Check every rule of the pipeline's graph.
 
