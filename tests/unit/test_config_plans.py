@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sglang_omni.config import (
     ExecutorConfig,
@@ -24,13 +26,13 @@ def chain(*stages: dict[str, Any], **fields: Any) -> PipelineConfig:
     """A pipeline of stages a, b, c ... each of which hands on to the next."""
     names = "abcdefgh"[: len(stages)]
     built = []
-    for index, (name, given) in enumerate(zip(names, stages, strict=True)):
-        given = dict(given)
-        fraction = given.pop("fraction", None)
+    for index, (name, wanted) in enumerate(zip(names, stages, strict=True)):
+        own = dict(wanted)
+        fraction = own.pop("fraction", None)
         if fraction is not None:
-            given["runtime"] = StageRuntimeConfig(resources={"total_gpu_memory_fraction": fraction})
-        if given.get("tp_size", 1) == 1:
-            given.setdefault("process", "main")
+            own["runtime"] = StageRuntimeConfig(resources={"total_gpu_memory_fraction": fraction})
+        if own.get("tp_size", 1) == 1:
+            own.setdefault("process", "main")
         last = index == len(names) - 1
         built.append(
             StageConfig(
@@ -38,7 +40,7 @@ def chain(*stages: dict[str, Any], **fields: Any) -> PipelineConfig:
                 factory="pkg.make",
                 next=None if last else names[index + 1],
                 terminal=last,
-                **given,
+                **own,
             )
         )
     return PipelineConfig(model_path="m", stages=built, **fields)
@@ -254,6 +256,31 @@ def test_fusing_two_stages_brings_along_all_of_their_processes() -> None:
         {"process": "p"}, {"process": "q"}, {"process": "r"}, {"process": "q"}, fused_stages=[["b", "c"]]
     )
     assert processes(config).stage_to_process == {"a": "p", "b": "q", "c": "q", "d": "q"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_processes_are_what_is_connected(data: st.DataObject) -> None:
+    names = "abcdefgh"
+    declared = data.draw(st.lists(st.sampled_from("pqrst"), min_size=8, max_size=8))
+    spans = data.draw(st.lists(st.tuples(st.integers(0, 6), st.integers(2, 4)), max_size=4))
+    fused = [list(names[start : start + length]) for start, length in spans]
+    plan = processes(chain(*({"process": process} for process in declared), fused_stages=fused))
+
+    # Spread labels along both kinds of connection until nothing changes.
+    connected = [
+        [n for n, p in zip(names, declared, strict=True) if p == process] for process in set(declared)
+    ] + fused
+    label = {name: name for name in names}
+    for _ in names:
+        for group in connected:
+            for name in group:
+                label[name] = min(label[member] for member in group)
+    expected: dict[str, list[str]] = {}
+    for name in names:
+        expected.setdefault(label[name], []).append(name)
+    assert [list(group.stage_names) for group in plan.groups] == list(expected.values())
+    assert [group.name for group in plan.groups] == [declared[names.index(first)] for first in expected]
 
 
 def test_merging_processes_may_not_bring_two_gpus_together() -> None:
