@@ -402,7 +402,11 @@ def start_script(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
     script = folder / "script.py"
     script.write_text(textwrap.dedent(SCRIPT).format(tests=str(HERE), folder=str(folder)))
     parent = subprocess.Popen(
-        [sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert parent.stdout is not None
     return parent, [int(pid) for pid in parent.stdout.readline().split()]
@@ -413,7 +417,7 @@ async def test_killing_the_parent_leaves_no_orphan_and_its_folder_is_swept(tmp_p
     assert len(pids) == 2
     assert all(map(is_running, pids))
     parent.kill()
-    parent.wait()
+    parent.communicate()
     await all_gone(pids)
     left_behind = list((tmp_path / "run").iterdir())
     assert left_behind
@@ -425,7 +429,10 @@ async def test_ctrl_c_at_the_terminal_stops_everything(tmp_path: Path) -> None:
     parent, pids = start_script(tmp_path)
     assert len(pids) == 2
     os.killpg(parent.pid, signal.SIGINT)
-    parent.wait(PATIENCE)
+    _, errors = parent.communicate(timeout=PATIENCE)
+    assert "KeyboardInterrupt" in errors
+    assert "[a]" not in errors
+    assert "[b]" not in errors
     assert not any(map(is_running, pids))
     assert not list((tmp_path / "run").iterdir())
 

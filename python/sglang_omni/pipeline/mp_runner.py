@@ -36,17 +36,25 @@ class _Worker:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
-        self.process = WorkerProcess(spec.process_name, spec, worker_environment(spec, os.environ))
+        self.process = self._spawn()
+        # Times of those deaths that count against the budget.
         self.deaths: deque[float] = deque()
 
-    def respawn(self) -> None:
-        spec = self.spec
-        self.process = WorkerProcess(spec.process_name, spec, worker_environment(spec, os.environ))
+    def restart(self) -> None:
+        self.process = self._spawn()
+
+    def backoff(self) -> float:
+        """Seconds to wait before the next restart."""
+        doubled = len(self.deaths) - 2
+        return 0.0 if doubled < 0 else min(_FIRST_BACKOFF_S * 2**doubled, _LONGEST_BACKOFF_S)
 
     def describe_death(self) -> str:
         names = self.spec.stage_names
         stages = f"stage {names[0]!r}" if len(names) == 1 else f"stages {', '.join(map(repr, names))}"
         return f"{stages}: process {self.spec.process_name!r} {self.process.describe_exit()}"
+
+    def _spawn(self) -> WorkerProcess:
+        return WorkerProcess(self.spec.process_name, self.spec, worker_environment(self.spec, os.environ))
 
 
 class MultiProcessPipelineRunner:
@@ -131,14 +139,12 @@ class MultiProcessPipelineRunner:
 
     async def stop(self) -> None:
         """Have every stage leave, and see to it that every process is gone. Takes less than five seconds."""
-        if self._stopping is None:
-            if self._coordinator is None:
-                return
+        if self._coordinator is None:
+            return
+        if self._stopping is None or self._stopping.done():
             self._stopping = asyncio.create_task(self._shut_down(leave_s=_LEAVE_S))
-        stopping = self._stopping
         # A caller that is cancelled, e.g. by a second Ctrl-C, must not leave the work half done.
-        await asyncio.shield(stopping)
-        self._stopping = None
+        await asyncio.shield(self._stopping)
 
     async def wait_failed(self) -> str:
         """Return the reason once the pipeline is lost, that is when a process's restart budget is spent.
@@ -184,11 +190,10 @@ class MultiProcessPipelineRunner:
             if len(worker.deaths) > self.max_restarts:
                 self._lose(f"{reason}; it has died {len(worker.deaths)} times and is not restarted again")
                 return
-            backoff = 0.0 if len(worker.deaths) == 1 else _FIRST_BACKOFF_S * 2 ** (len(worker.deaths) - 2)
-            logger.error("%s; restarting it in %g s", reason, min(backoff, _LONGEST_BACKOFF_S))
-            await asyncio.sleep(min(backoff, _LONGEST_BACKOFF_S))
+            logger.error("%s; restarting it in %g s", reason, worker.backoff())
+            await asyncio.sleep(worker.backoff())
             try:
-                worker.respawn()
+                worker.restart()
             except OSError as exc:
                 self._lose(f"{reason}; it could not be started again: {exc}")
                 return
