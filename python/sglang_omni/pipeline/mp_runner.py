@@ -46,7 +46,7 @@ class _Worker:
     def backoff(self) -> float:
         """Seconds to wait before the next restart."""
         doubled = len(self.deaths) - 2
-        return 0.0 if doubled < 0 else min(_FIRST_BACKOFF_S * 2**doubled, _LONGEST_BACKOFF_S)
+        return 0.0 if doubled < 0 else min(_FIRST_BACKOFF_S * 2 ** min(doubled, 10), _LONGEST_BACKOFF_S)
 
     def describe_death(self) -> str:
         names = self.spec.stage_names
