@@ -216,8 +216,14 @@ pub struct ResponseBody {
     upstream: Option<Box<Upstream>>,
     pool: Rc<Pool>,
     finished: bool,
+    /// Trailers or an error that came right behind data.
+    next: Option<Result<Frame<Bytes>, BoxError>>,
     _load: LoadGuard,
 }
+
+/// Chunks that have already arrived leave as one, up to this many bytes: an event of a stream is often
+/// shorter than what it costs to pass it on alone.
+const COALESCED: usize = 64 << 10;
 
 impl ResponseBody {
     /// `upstream` is None where something else drives the connection.
@@ -232,8 +238,23 @@ impl ResponseBody {
             upstream,
             pool,
             finished: false,
+            next: None,
             _load: load,
         }
+    }
+}
+
+impl ResponseBody {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let mut frame = Pin::new(&mut self.incoming).poll_frame(cx);
+        if frame.is_pending()
+            && let Some(upstream) = &mut self.upstream
+        {
+            upstream.drive(cx);
+            frame = Pin::new(&mut self.incoming).poll_frame(cx);
+        }
+        self.finished |= matches!(frame, Poll::Ready(None));
+        frame.map_err(Into::into)
     }
 }
 
@@ -246,19 +267,39 @@ impl Body for ResponseBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
-        let mut frame = Pin::new(&mut this.incoming).poll_frame(cx);
-        if frame.is_pending()
-            && let Some(upstream) = &mut this.upstream
-        {
-            upstream.drive(cx);
-            frame = Pin::new(&mut this.incoming).poll_frame(cx);
+        if let Some(next) = this.next.take() {
+            return Poll::Ready(Some(next));
         }
-        this.finished |= matches!(frame, Poll::Ready(None));
-        frame.map_err(Into::into)
+        if this.finished {
+            return Poll::Ready(None);
+        }
+        let first = match std::task::ready!(this.poll_next(cx)) {
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => data,
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            },
+            end => return Poll::Ready(end),
+        };
+        let mut pieces = Pieces::default();
+        pieces.push(first, 0);
+        while pieces.len() < COALESCED {
+            match this.poll_next(cx) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => pieces.push(data, 2048),
+                    Err(trailers) => this.next = Some(Ok(trailers)),
+                },
+                Poll::Ready(Some(Err(error))) => this.next = Some(Err(error)),
+                Poll::Ready(None) | Poll::Pending => break,
+            }
+            if this.next.is_some() {
+                break;
+            }
+        }
+        Poll::Ready(Some(Ok(Frame::data(pieces.join()))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        self.next.is_none() && (self.finished || self.incoming.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
