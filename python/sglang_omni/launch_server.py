@@ -130,7 +130,7 @@ async def _fleet(args: argparse.Namespace) -> int:
             host=args.host,
             port=args.port,
             replica_args=replica_args,
-            router_args=["--policy", args.policy],
+            router={"policy": args.policy},
             start_timeout=args.start_timeout + 30.0,
         )
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,14 +37,14 @@ class FleetOptions:
     """
     Attributes:
         replica_args: Arguments of ``launch_server`` common to all replicas.
-        router_args: Arguments of ``launch_router`` beside the workers and where to listen.
+        router: Fields of the RouterConfig beside the workers and where to listen.
     """
 
     size: int
     host: str
     port: int
     replica_args: Sequence[str]
-    router_args: Sequence[str]
+    router: Mapping[str, Any]
     start_timeout: float
 
 
@@ -192,11 +193,14 @@ def _replica(index: int, options: FleetOptions) -> Member:
 
 
 def _router(worker_urls: Sequence[str], options: FleetOptions) -> Member:
-    command = [
-        *(sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid())),
-        *("--host", options.host, "--port", str(options.port), *options.router_args),
-        *("--worker-urls", *worker_urls),
-    ]
+    config = {
+        **options.router,
+        "worker_urls": list(worker_urls),
+        "host": options.host,
+        "port": options.port,
+        "drain_timeout": _LEAVE_S / 2,
+    }
+    command = [sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid()), json.dumps(config)]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
     return Member("router", command, f"http://{host}:{options.port}")
 

@@ -1,12 +1,15 @@
-"""The router as a process of a fleet: ``python -m sglang_omni.serve.router_process PARENT_PID FLAG...``."""
+"""A fleet's router: ``python -m sglang_omni.serve.router_process PARENT_PID CONFIG_JSON``."""
 
 from __future__ import annotations
 
+import json
+import signal
 import sys
 
-from sglang_omni.launch_router import main
+from sglang_omni.router import RouterConfig, run_router
 from sglang_omni.serve.processes import end_with_parent
 
 if __name__ == "__main__":
-    end_with_parent(int(sys.argv[1]))
-    sys.exit(main(sys.argv[2:]))
+    # SIGINT ends the router at once: nobody is left to wait for what is in flight.
+    end_with_parent(int(sys.argv[1]), signal.SIGINT)
+    sys.exit(run_router(RouterConfig(**json.loads(sys.argv[2]))))

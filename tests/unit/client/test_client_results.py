@@ -1,0 +1,195 @@
+"""Requests to what stages read, and what stages give to chunks and results."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from sglang_omni.client import Client, ClientError, GenerateChunk, GenerateRequest, Message, SamplingParams
+from sglang_omni.client.local import result_chunk, to_omni_request
+from sglang_omni.client.transport import Deltas
+from sglang_omni.proto import CompleteMessage, RequestError, StreamMessage
+
+
+class Coordinator:
+    """Only what a coordinator must have."""
+
+    def __init__(self, *messages, result=None):
+        self.messages, self.result = messages, result
+
+    async def submit(self, request_id, request):
+        return self.result
+
+    async def stream(self, request_id, request):
+        for message in self.messages:
+            yield message
+
+
+def text(value, **more):
+    return StreamMessage("r", "thinker", {"modality": "text", "text": value, **more})
+
+
+def done(result):
+    return CompleteMessage("r", "decode", True, result)
+
+
+def test_request_as_stages_read_it():
+    request = GenerateRequest(
+        model="m",
+        messages=[Message("user", "Hi")],
+        sampling=SamplingParams(temperature=0.0, top_k=5, stop=["x"], max_new_tokens=9),
+        stage_sampling={"talker": SamplingParams(temperature=0.5, top_p=0.9)},
+        stage_params={"talker": {"temperature": 0.7}, "code2wav": {"chunking": "reference"}},
+        extra_params={"voice": "v"},
+        stream=False,
+        max_tokens=4,
+        output_modalities=["text", "audio"],
+        metadata={"session": "s"},
+        timeout=3.0,
+    )
+    omni = to_omni_request(request)
+    assert omni.inputs == {"messages": [{"role": "user", "content": "Hi"}]}
+    assert omni.params == {
+        "temperature": 0.0,
+        "top_k": 5,
+        "stop": ["x"],
+        "max_new_tokens": 4,
+        "stage_params": {
+            "talker": {"temperature": 0.7, "top_p": 0.9},
+            "code2wav": {"chunking": "reference"},
+        },
+        "voice": "v",
+        "stream": False,
+    }
+    assert omni.metadata == {
+        "task": "chat",
+        "session": "s",
+        "model": "m",
+        "output_modalities": ["text", "audio"],
+        "timeout": 3.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "inputs", "task"),
+    [
+        ({"prompt": "p"}, {"prompt": "p"}, "completion"),
+        ({"prompt": "p", "metadata": {"task": "speech"}}, {"text": "p"}, "speech"),
+        ({"prompt": {"text": "p", "references": []}}, {"text": "p", "references": []}, "completion"),
+        ({"prompt_token_ids": [1]}, {"prompt_token_ids": [1]}, "completion"),
+        ({"audio": b"RIFF"}, {"audio": b"RIFF"}, "transcription"),
+    ],
+)
+def test_inputs_and_task(fields, inputs, task):
+    omni = to_omni_request(GenerateRequest(**fields))
+    assert omni.inputs == inputs
+    assert omni.metadata["task"] == task
+
+
+def test_several_terminal_stages_become_one_chunk():
+    chunk = result_chunk(
+        "r",
+        {
+            "code2wav": {"audio_data": [0.0, 0.5], "sample_rate": 16_000, "text": "spoken"},
+            "decode": {"text": "written", "finish_reason": "length", "usage": {"prompt_tokens": 1}},
+        },
+    )
+    assert (chunk.text, chunk.audio_data, chunk.sample_rate) == ("written", [0.0, 0.5], 16_000)
+    assert (chunk.finish_reason, chunk.usage.prompt_tokens) == ("length", 1)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        ("plain", "plain"),
+        ({"text": "t"}, "t"),
+        ({"text": {"nested": 1}}, ""),
+        (3.5, "3.5"),
+        (None, ""),
+        (GenerateChunk("other", text="own"), "own"),
+    ],
+)
+def test_text_of_any_result(result, expected):
+    chunk = result_chunk("r", result)
+    assert (chunk.request_id, chunk.text, chunk.finish_reason) == ("r", expected, "stop")
+
+
+def test_users_own_result_is_kept():
+    chunk = result_chunk("r", {"score": 3})
+    assert (chunk.text, chunk.result) == ("", {"score": 3})
+
+
+async def test_streamed_text_is_not_told_twice():
+    client = Client(Coordinator(text("Hel"), text("lo"), done({"text": "Hello!", "finish_reason": "stop"})))
+    chunks = [chunk async for chunk in client.completion_stream(GenerateRequest(prompt="p"))]
+    assert [chunk.text for chunk in chunks] == ["Hel", "lo", "!"]
+    assert (await client.completion(GenerateRequest(prompt="p"))).text == "Hello!"
+
+
+async def test_streamed_audio_is_not_told_twice():
+    audio = np.arange(6, dtype=np.float32) / 10
+
+    def piece(samples):
+        chunk = {"modality": "audio", "audio_data": samples, "sample_rate": 8_000}
+        return StreamMessage("r", "speak", chunk, modality="audio")
+
+    client = Client(Coordinator(piece(audio[:2]), piece(audio[2:4]), done({"audio_data": audio})))
+    request = GenerateRequest(prompt="p", metadata={"task": "speech"})
+    chunks = [chunk async for chunk in client.generate(request)]
+    deltas = Deltas()
+    assert [deltas.new_audio(chunk).tolist() for chunk in chunks] == [
+        pytest.approx(audio[a : a + 2].tolist()) for a in (0, 2, 4)
+    ]
+
+
+def test_final_text_that_differs_from_the_streamed_adds_nothing():
+    deltas = Deltas()
+    assert deltas.new_text(GenerateChunk("r", text=" Paris")) == " Paris"
+    assert deltas.new_text(GenerateChunk("r", text="Paris", finish_reason="stop")) == ""
+
+
+async def test_aborted_request_ends_with_what_there_was():
+    class Aborted(Coordinator):
+        async def stream(self, request_id, request):
+            yield text("Hel")
+            raise asyncio.CancelledError
+
+        async def submit(self, request_id, request):
+            raise asyncio.CancelledError
+
+    client = Client(Aborted())
+    result = await client.completion(GenerateRequest(prompt="p"))
+    assert (result.text, result.finish_reason) == ("Hel", "abort")
+    result = await client.completion(GenerateRequest(prompt="p", stream=False))
+    assert (result.text, result.finish_reason) == ("", "abort")
+
+
+async def test_stream_without_an_end_is_an_error():
+    with pytest.raises(ClientError, match="no result"):
+        await Client(Coordinator()).completion(GenerateRequest(prompt="p"))
+
+
+async def test_speech_without_audio_is_an_error():
+    with pytest.raises(ClientError, match="no audio"):
+        await Client(Coordinator(result={"text": "only"})).speech(GenerateRequest(prompt="p"))
+
+
+async def test_id_in_use_is_the_callers_fault():
+    class Full(Coordinator):
+        async def submit(self, request_id, request):
+            raise ValueError(f"request {request_id!r} already exists")
+
+    with pytest.raises(RequestError, match="'r1' already exists") as caught:
+        await Client(Full()).completion(GenerateRequest(prompt="p", stream=False), request_id="r1")
+    assert (caught.value.status, caught.value.param) == (409, "request_id")
+
+
+def test_sampling_params_leave_out_what_is_not_set():
+    assert SamplingParams().to_dict() == {}
+    assert SamplingParams(temperature=0, seed=0, ignore_eos=True).to_dict() == {
+        "temperature": 0,
+        "seed": 0,
+        "ignore_eos": True,
+    }

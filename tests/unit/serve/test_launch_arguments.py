@@ -1,0 +1,120 @@
+"""What the launchers say before anything is started."""
+
+from __future__ import annotations
+
+import json
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_omni import cli, launch_server
+from sglang_omni.launch_server import DEFAULT_MODEL, LaunchError, load_pipeline
+
+ECHO = """
+model_path: none
+name: echo
+stages:
+  - {name: one, process: a, factory: os.getcwd, next: two}
+  - {name: two, process: a, factory: os.getcwd, terminal: true}
+"""
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    def make(**fields):
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        return str(tmp_path)
+
+    return make
+
+
+def test_default_is_the_bundled_model():
+    assert load_pipeline(None, None).model_path == DEFAULT_MODEL
+
+
+def test_checkpoints_get_the_pipeline_that_serves_them(checkpoint):
+    path = checkpoint(model_type="qwen3")
+    config = load_pipeline(path, None)
+    assert type(config).__name__ == "SpeechChatPipelineConfig"
+    assert config.model_path == path
+
+
+def test_checkpoint_that_is_not_there(tmp_path):
+    with pytest.raises(LaunchError, match=r"no config\.json.*'speech-chat'"):
+        load_pipeline(str(tmp_path / "nowhere"), None)
+
+
+def test_checkpoint_without_a_pipeline(checkpoint):
+    with pytest.raises(LaunchError, match="no pipeline for model_type 'resnet'; there is one for llama"):
+        load_pipeline(checkpoint(model_type="resnet"), None)
+    with pytest.raises(LaunchError, match="KeyError"):
+        load_pipeline(checkpoint(), None)
+
+
+def test_model_path_wins_over_the_configs(tmp_path):
+    file = tmp_path / "echo.yaml"
+    file.write_text(ECHO)
+    assert load_pipeline(None, file).model_path == "none"
+    assert load_pipeline("elsewhere", file).model_path == "elsewhere"
+
+
+@pytest.mark.parametrize("flags", [["--dp-size", "0"], ["--max-body-size", "0"], ["--port", "x"]])
+def test_bad_flags_are_usage_errors(flags, capsys):
+    with pytest.raises(SystemExit) as caught:
+        launch_server.main(flags)
+    assert caught.value.code == 2
+    assert flags[0] in capsys.readouterr().err
+
+
+def test_broken_config_is_told_before_anything_starts(tmp_path, capsys):
+    file = tmp_path / "echo.yaml"
+    file.write_text(ECHO.replace("next: two", "nxet: two"))
+    assert launch_server.main(["--config", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert "stage 'one'" in error
+    assert "nxet" in error
+    assert "'next'" in error
+
+
+def test_missing_packages_are_the_install_line(monkeypatch, capsys):
+    needy = SimpleNamespace(name="needy", required_packages={"demo": ["json", "no_such_module_here"]})
+    monkeypatch.setattr(launch_server, "load_pipeline", lambda *_: needy)
+    assert launch_server.main([]) == 1
+    error = capsys.readouterr().err
+    assert "needy needs no_such_module_here" in error
+    assert "pip install 'sglang-omni[demo]'" in error
+
+
+def test_port_in_use_is_told_before_anything_starts(tmp_path, capsys):
+    file = tmp_path / "echo.yaml"
+    file.write_text(ECHO)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for extra in ([], ["--dp-size", "2"]):
+            assert launch_server.main(["--config", str(file), "--port", str(port), *extra]) == 1
+            assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_config_commands(tmp_path, capsys):
+    file = tmp_path / "echo.yaml"
+    file.write_text(ECHO)
+    assert cli.main(["config", "view", str(file)]) == 0
+    assert "one" in capsys.readouterr().out
+    assert cli.main(["config", "validate", str(file)]) == 0
+    assert "echo: 2 stages" in capsys.readouterr().out
+    file.write_text(ECHO.replace("next: two", "next: tow"))
+    assert cli.main(["config", "validate", str(file)]) == 1
+    assert "tow" in capsys.readouterr().err
+
+
+def test_cli_names_its_commands(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in ("serve", "route", "config"))
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    assert "--dp-size" in capsys.readouterr().out
