@@ -1,0 +1,120 @@
+"""From a planned step to the tensors of a forward batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sglang_omni.engines.planner import Chunk
+from sglang_omni.engines.request import EngineRequest
+from sglang_omni.model_runner.batch import DecodeGroup, ForwardBatch, KVSource, PrefillSpan
+from sglang_omni.model_runner.sampling import SamplingRow, TokenHistory
+
+
+class StepBatch(NamedTuple):
+    """``chunks`` in the order of the batch's rows; ``sampling`` in that of its logit rows."""
+
+    chunks: list[Chunk]
+    forward: ForwardBatch
+    sampling: list[SamplingRow]
+
+
+class BatchBuilder:
+    """Lays a step's tokens out flat: single ones by the length of their sequences, then longer chunks."""
+
+    def __init__(self, *, page_size: int, vocab_size: int, dtype: torch.dtype) -> None:
+        self._page_size = page_size
+        self._vocab_size = vocab_size
+        self._dtype = dtype
+
+    def build(self, chunks: list[Chunk]) -> StepBatch:
+        decode = sorted((c for c in chunks if c.num_tokens == 1), key=lambda c: c.request.num_computed)
+        prefill = [c for c in chunks if c.num_tokens > 1]
+        ordered = decode + prefill
+
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        logit_rows: list[int] = []
+        size = self._page_size
+        for chunk in ordered:
+            request, start = chunk.request, chunk.request.num_computed
+            stop = start + chunk.num_tokens
+            token_ids += request.tokens(start, stop)
+            positions += range(start, stop)
+            pages = request.pages
+            slots += [pages[p // size] * size + p % size for p in range(start, stop)]
+            if chunk.samples:
+                logit_rows.append(len(token_ids) - 1)
+
+        forward = ForwardBatch(
+            token_ids=torch.tensor(token_ids),
+            positions=torch.tensor(positions),
+            slots=torch.tensor(slots),
+            decode=self._decode_groups(decode),
+            prefill=self._prefill_spans(prefill, len(decode)),
+            logit_rows=None
+            if len(logit_rows) == len(token_ids)
+            else torch.tensor(logit_rows, dtype=torch.long),
+        )
+        return StepBatch(ordered, forward, [self._sampling(c.request) for c in ordered if c.samples])
+
+    def _decode_groups(self, decode: list[Chunk]) -> list[DecodeGroup]:
+        groups: list[DecodeGroup] = []
+        first = 0
+        while first < len(decode):
+            # Rows are padded to the longest of their group: none is read at more than about twice its length.
+            limit = max(2 * decode[first].request.num_computed, 256)
+            last = first
+            while last < len(decode) and decode[last].request.num_computed <= limit:
+                last += 1
+            requests = [chunk.request for chunk in decode[first:last]]
+            lengths = [request.num_computed + 1 for request in requests]
+            kv = self._source(requests, max(lengths))
+            mask = None
+            if min(lengths) < max(lengths):
+                mask = self._mask(torch.arange(kv.length) >= torch.tensor(lengths).unsqueeze(1))[
+                    :, None, None, :
+                ]
+            groups.append(DecodeGroup(first, last - first, kv, mask))
+            first = last
+        return groups
+
+    def _prefill_spans(self, prefill: list[Chunk], first_row: int) -> list[PrefillSpan]:
+        spans: list[PrefillSpan] = []
+        for request, count, _ in prefill:
+            start = request.num_computed
+            mask = None
+            if start > 0:
+                columns, rows = torch.arange(start + count), torch.arange(start, start + count)
+                mask = self._mask(columns > rows.unsqueeze(1))
+            spans.append(PrefillSpan(first_row, count, self._source([request], start + count), mask))
+            first_row += count
+        return spans
+
+    def _source(self, requests: list[EngineRequest], length: int) -> KVSource:
+        count = -(-length // self._page_size)
+        rows = [request.pages[:count] for request in requests]
+        start = None
+        if (
+            len(rows) == 1
+            and rows[0][-1] - rows[0][0] == count - 1
+            and rows[0] == list(range(rows[0][0], rows[0][-1] + 1))
+        ):
+            start = rows[0][0] * self._page_size
+        pages = torch.tensor([row + [row[-1]] * (count - len(row)) for row in rows])
+        return KVSource(pages, length, start)
+
+    def _mask(self, hidden: Tensor) -> Tensor:
+        return torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
+
+    def _sampling(self, request: EngineRequest) -> SamplingRow:
+        params = request.sampling
+        if params.has_penalties and request.history is None:
+            request.history = TokenHistory(
+                self._vocab_size, request.prompt_token_ids, request.output_token_ids
+            )
+        uniform = request.generator.random() if params.temperature > 0.0 else 0.0
+        return SamplingRow(params, uniform, request.history)

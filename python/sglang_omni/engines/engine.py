@@ -1,0 +1,123 @@
+"""OmniEngine: the loop of schedule, execute and update that serves an autoregressive model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from sglang_omni.engines.batching import BatchBuilder
+from sglang_omni.engines.iteration import IterationController
+from sglang_omni.engines.planner import BatchPlanner
+from sglang_omni.engines.request import EngineRequest
+from sglang_omni.engines.resources import ResourceManager
+from sglang_omni.engines.scheduler import Scheduler
+from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class OmniEngine:
+    """One model, one batch. Not thread-safe: a single thread adds, steps and aborts."""
+
+    def __init__(self, scheduler: Scheduler, builder: BatchBuilder, runner: ModelRunner) -> None:
+        self.scheduler = scheduler
+        self.builder = builder
+        self.runner = runner
+        self._requests: dict[str, EngineRequest] = {}
+        self.num_steps = 0
+        self.num_generated_tokens = 0
+        self.max_batch_size = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def add(self, request: EngineRequest) -> None:
+        """Takes a request in.
+
+        Raises:
+            RequestError: the request cannot be served as it is.
+            ValueError: a request of this id is in the engine already.
+        """
+        if request.request_id in self._requests:
+            raise ValueError(f"request {request.request_id!r} is already in the engine")
+        self.scheduler.add(request)
+        self._requests[request.request_id] = request
+
+    def abort(self, request_id: str) -> EngineRequest | None:
+        """Ends a request between steps and frees its pages; None where it is not here (any more)."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self.scheduler.abort(request)
+        return request
+
+    def step(self) -> list[EngineRequest]:
+        """Computes one batch. Returns the requests that got a token, finished ones among them."""
+        chunks = self.scheduler.schedule()
+        if not chunks:
+            return []
+        step = self.builder.build(chunks)
+        output = self.runner.execute(step.forward, step.sampling)
+        advanced = self.scheduler.update(step.chunks, output.tokens)
+        self.num_steps += 1
+        self.num_generated_tokens += len(advanced)
+        self.max_batch_size = max(self.max_batch_size, len(chunks))
+        for request in advanced:
+            if request.finish_reason is not None:
+                del self._requests[request.request_id]
+        return advanced
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges for metrics."""
+        resources = self.scheduler.resources
+        return {
+            "running_requests": len(self.scheduler.running),
+            "waiting_requests": len(self.scheduler.waiting),
+            "used_pages": resources.num_used_pages,
+            "num_pages": resources.num_pages,
+            "steps": self.num_steps,
+            "generated_tokens": self.num_generated_tokens,
+            "max_batch_size": self.max_batch_size,
+        }
+
+
+def build_text_engine(
+    model_path: str | Path,
+    *,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    max_running_requests: int = 16,
+    max_total_tokens: int = 16384,
+    max_step_tokens: int = 512,
+    page_size: int = 16,
+    context_length: int | None = None,
+    prefix_cache: bool = True,
+    num_threads: int | None = None,
+) -> OmniEngine:
+    """An engine for a Llama, Qwen2 or Qwen3 checkpoint directory.
+
+    Args:
+        max_running_requests: Sequences decoded together.
+        max_total_tokens: Size of the KV pool that all sequences share.
+        max_step_tokens: Tokens of one step; longer prompts are computed in several steps.
+        context_length: Tokens of prompt and answer together; the checkpoint's own limit where None.
+        num_threads: Threads torch uses in this process; None leaves its choice.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not supported; known: {', '.join(DTYPES)}")
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    model = Decoder.from_checkpoint(model_path, DTYPES[dtype])
+    config = model.config
+    num_pages = max_total_tokens // page_size
+    cache = PagedKVCache(config, num_pages=num_pages, page_size=page_size, dtype=model.dtype)
+    scheduler = Scheduler(
+        BatchPlanner(max_running_requests=max_running_requests, max_step_tokens=max_step_tokens),
+        ResourceManager(num_pages, page_size, prefix_cache=prefix_cache),
+        IterationController(config.eos_token_ids),
+        vocab_size=config.vocab_size,
+        context_length=min(context_length or config.max_position_embeddings, config.max_position_embeddings),
+    )
+    builder = BatchBuilder(page_size=page_size, vocab_size=config.vocab_size, dtype=model.dtype)
+    return OmniEngine(scheduler, builder, ModelRunner(model, cache))

@@ -1,0 +1,33 @@
+"""What a new token means for its request."""
+
+from __future__ import annotations
+
+from sglang_omni.engines.request import EngineRequest, FinishReason
+
+
+class IterationController:
+    """Appends tokens to requests and decides when they are finished.
+
+    Args:
+        eos_token_ids: The model's own end tokens.
+    """
+
+    def __init__(self, eos_token_ids: tuple[int, ...]) -> None:
+        self._eos = frozenset(eos_token_ids)
+
+    def advance(self, request: EngineRequest, token: int) -> FinishReason | None:
+        """Takes the request's next token; says why the request ends with it, if it does."""
+        request.output_token_ids.append(token)
+        if request.history is not None:
+            request.history.add(token)
+        sampling = request.sampling
+        reason: FinishReason | None = None
+        ends = token in sampling.stop_token_ids or (token in self._eos and not sampling.ignore_eos)
+        # An end token is no text: the detokenizer does not see it.
+        if ends or (request.detokenizer is not None and request.detokenizer.feed([token])):
+            reason = "stop"
+        elif len(request.output_token_ids) >= request.max_new_tokens:
+            reason = "length"
+        if reason is not None and request.detokenizer is not None:
+            request.detokenizer.finish()
+        return reason

@@ -1,0 +1,78 @@
+"""A request inside an engine."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal, Protocol
+
+from sglang_omni.model_runner.sampling import TokenHistory
+from sglang_omni.model_runner.sampling_params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class RequestStatus(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class TextSink(Protocol):
+    """Turns output tokens into text as they come; see ``scheduling.detokenizer``."""
+
+    def feed(self, token_ids: list[int]) -> bool:
+        """Takes tokens; True once a stop string is complete."""
+        ...
+
+    def finish(self) -> None:
+        """No more tokens will come."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class EngineRequest:
+    """One sequence: its prompt, how to go on from it, and how far it is.
+
+    Attributes:
+        detokenizer: Where output tokens go as text; a stop string it finds ends the request.
+        output_token_ids: What was generated, with the end token where one was.
+        num_computed: Tokens of prompt and output whose keys and values are in the cache.
+        cached_tokens: Prompt tokens that were found in the cache when the request first ran.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    detokenizer: TextSink | None = None
+
+    status: RequestStatus = RequestStatus.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+    max_new_tokens: int = 0
+    num_computed: int = 0
+    num_preempted: int = 0
+    pages: list[int] = field(default_factory=list)
+    # The prefix cache's name for the last page it knows of this request, and how many it knows.
+    prefix_node: int = 0
+    num_published: int = 0
+    history: TokenHistory | None = None
+    generator: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.generator = random.Random(self.sampling.seed)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Tokens of prompt and output, by position."""
+        prompt = len(self.prompt_token_ids)
+        if start >= prompt:
+            return self.output_token_ids[start - prompt : stop - prompt]
+        if stop <= prompt:
+            return self.prompt_token_ids[start:stop]
+        return self.prompt_token_ids[start:] + self.output_token_ids[: stop - prompt]

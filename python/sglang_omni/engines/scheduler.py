@@ -1,0 +1,113 @@
+"""Requests on their way WAITING -> RUNNING -> FINISHED."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from sglang_omni.engines.iteration import IterationController
+from sglang_omni.engines.planner import BatchPlanner, Chunk
+from sglang_omni.engines.request import EngineRequest, RequestStatus
+from sglang_omni.engines.resources import ResourceManager
+from sglang_omni.proto import RequestError
+
+
+class Scheduler:
+    """Keeps the waiting line and the running batch.
+
+    Args:
+        context_length: Tokens of prompt and output together.
+    """
+
+    def __init__(
+        self,
+        planner: BatchPlanner,
+        resources: ResourceManager,
+        controller: IterationController,
+        *,
+        vocab_size: int,
+        context_length: int,
+    ) -> None:
+        self.planner = planner
+        self.resources = resources
+        self.controller = controller
+        self.vocab_size = vocab_size
+        # The last token of an answer is never fed back: it needs no room in the pool.
+        self._pool_length = resources.num_pages * resources.page_size + 1
+        self._context_length = context_length
+        self.waiting: deque[EngineRequest] = deque()
+        self.running: list[EngineRequest] = []
+
+    def add(self, request: EngineRequest) -> None:
+        """Puts a request in line.
+
+        Raises:
+            RequestError: it can never run: an empty prompt, unknown tokens, or a prompt that is too long.
+        """
+        request.sampling.validate()
+        prompt = request.prompt_token_ids
+        if not prompt:
+            raise RequestError("the prompt is empty: it must have at least one token", param="prompt")
+        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
+            raise RequestError(
+                f"prompt_token_ids must lie between 0 and {self.vocab_size - 1}, "
+                f"got {min(prompt)} to {max(prompt)}",
+                param="prompt_token_ids",
+            )
+        limit = min(self._context_length, self._pool_length)
+        if len(prompt) >= limit:
+            what = "the model's context" if limit == self._context_length else "the engine's KV cache"
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens, but {what} holds {limit}, at least one of them for the "
+                f"answer: shorten the prompt to {limit - 1} tokens",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        room = limit - len(prompt)
+        wanted = request.sampling.max_new_tokens
+        request.max_new_tokens = room if wanted is None else min(wanted, room)
+        self.waiting.append(request)
+
+    def abort(self, request: EngineRequest) -> None:
+        """Ends a request at once and frees its pages. One that is finished stays as it is."""
+        if request.status is RequestStatus.FINISHED:
+            return
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        request.finish_reason = "abort"
+        self._finish(request)
+
+    def schedule(self) -> list[Chunk]:
+        """The next step's work, with its pages taken; empty where there is none."""
+        plan = self.planner.plan(self.waiting, self.running, self.resources)
+        for request in plan.preempted:
+            self.running.remove(request)
+            request.status = RequestStatus.WAITING
+            self.waiting.appendleft(request)
+        for request in plan.admitted:
+            request.status = RequestStatus.RUNNING
+            self.running.append(request)
+        return plan.chunks
+
+    def update(self, chunks: list[Chunk], tokens: list[int]) -> list[EngineRequest]:
+        """Takes a step's tokens, one for each chunk that samples. Returns the requests that got one."""
+        advanced: list[EngineRequest] = []
+        new_tokens = iter(tokens)
+        for chunk in chunks:
+            request = chunk.request
+            request.num_computed += chunk.num_tokens
+            self.resources.publish(request)
+            if not chunk.samples:
+                continue
+            request.finish_reason = self.controller.advance(request, next(new_tokens))
+            advanced.append(request)
+            if request.finish_reason is not None:
+                self.running.remove(request)
+                self._finish(request)
+        return advanced
+
+    def _finish(self, request: EngineRequest) -> None:
+        request.status = RequestStatus.FINISHED
+        request.history = None
+        self.resources.release(request)

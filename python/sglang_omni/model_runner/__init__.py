@@ -1,0 +1,9 @@
+"""Model execution: weights, paged attention, sampling."""
+
+from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.model_runner.decoder import Decoder
+from sglang_omni.model_runner.kv_cache import PagedKVCache
+from sglang_omni.model_runner.runner import ModelRunner, RunnerOutput
+from sglang_omni.model_runner.sampling_params import SamplingParams
+
+__all__ = ["Decoder", "DecoderConfig", "ModelRunner", "PagedKVCache", "RunnerOutput", "SamplingParams"]

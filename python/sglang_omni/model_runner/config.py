@@ -1,0 +1,101 @@
+"""The shape of a decoder, read from a checkpoint's ``config.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """A Llama-like decoder. Field names follow ``config.json``; lengths are in tokens.
+
+    ``rope_scaling`` holds the checkpoint's parameters of a scaled rotary embedding, without theta.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] = field(default_factory=dict)
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def from_dir(cls, model_path: str | Path) -> DecoderConfig:
+        """Reads ``config.json`` and, for the end tokens, ``generation_config.json``.
+
+        Raises:
+            FileNotFoundError: there is no ``config.json``.
+            ValueError: the model is of a family or has a feature that this decoder does not compute.
+        """
+        directory = Path(model_path)
+        path = directory / "config.json"
+        if not path.is_file():
+            raise FileNotFoundError(f"{directory} is no model directory: it has no config.json")
+        fields = json.loads(path.read_text())
+        generation_path = directory / "generation_config.json"
+        generation = json.loads(generation_path.read_text()) if generation_path.is_file() else {}
+        try:
+            return cls.from_dict({**fields, **_present(generation, "eos_token_id")})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> DecoderConfig:
+        family = fields.get("model_type")
+        if family not in FAMILIES:
+            raise ValueError(
+                f"model_type {family!r} is not served here; known families: {', '.join(FAMILIES)}"
+            )
+        if fields.get("hidden_act", "silu") != "silu":
+            raise ValueError(f"hidden_act {fields['hidden_act']!r} is not supported, only 'silu'")
+        if fields.get("use_sliding_window"):
+            raise ValueError("use_sliding_window is not supported: attention here spans the whole context")
+        # Newer checkpoints keep theta and scaling together; older ones spell them apart.
+        rope = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+        theta = rope.pop("rope_theta", None) or fields.get("rope_theta") or 10000.0
+        rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type") or "default"
+        heads = int(fields["num_attention_heads"])
+        attention_bias = bool(fields.get("attention_bias", False))
+        eos = fields.get("eos_token_id")
+        return cls(
+            model_type=family,
+            vocab_size=int(fields["vocab_size"]),
+            hidden_size=int(fields["hidden_size"]),
+            intermediate_size=int(fields["intermediate_size"]),
+            num_hidden_layers=int(fields["num_hidden_layers"]),
+            num_attention_heads=heads,
+            num_key_value_heads=int(fields.get("num_key_value_heads") or heads),
+            head_dim=int(fields.get("head_dim") or int(fields["hidden_size"]) // heads),
+            max_position_embeddings=int(fields["max_position_embeddings"]),
+            rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
+            rope_theta=float(theta),
+            rope_scaling=rope,
+            tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
+            qkv_bias=family == "qwen2" or attention_bias,
+            o_bias=family != "qwen2" and attention_bias,
+            mlp_bias=bool(fields.get("mlp_bias", False)),
+            qk_norm=family == "qwen3",
+            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
+        )
+
+
+def _present(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {name: fields[name]} if fields.get(name) is not None else {}

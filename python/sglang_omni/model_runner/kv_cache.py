@@ -1,0 +1,42 @@
+"""The pool of keys and values that all sequences share, in pages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sglang_omni.model_runner.batch import KVSource
+from sglang_omni.model_runner.config import DecoderConfig
+
+
+class PagedKVCache:
+    """Keys and values of ``num_pages`` pages of ``page_size`` tokens, for every layer.
+
+    A token's keys and values lie side by side, so that one gather fetches both.
+    """
+
+    def __init__(self, config: DecoderConfig, *, num_pages: int, page_size: int, dtype: torch.dtype) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        heads, dim = config.num_key_value_heads, config.head_dim
+        shape = (num_pages * page_size, 2 * heads, dim)
+        # Zeros, not whatever memory held: padding is masked by adding -inf, which a NaN survives.
+        # Fresh zero pages become resident only when they are written.
+        self._slots = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_hidden_layers)]
+        self._pages = [layer.view(num_pages, -1) for layer in self._slots]
+        self._heads, self._dim = heads, dim
+
+    def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
+        """Stores (T, 2 * kv_heads, head_dim) at ``slots`` (T,)."""
+        self._slots[layer].index_copy_(0, slots, keys_values)
+
+    def read(self, layer: int, source: KVSource) -> tuple[Tensor, Tensor]:
+        """Keys and values, each (B, kv_heads, length, head_dim)."""
+        if source.start is not None:
+            rows = self._slots[layer][source.start : source.start + source.length].unsqueeze(0)
+        else:
+            batch = source.pages.shape[0]
+            gathered = self._pages[layer].index_select(0, source.pages.view(-1))
+            rows = gathered.view(batch, -1, 2 * self._heads, self._dim)[:, : source.length]
+        rows = rows.transpose(1, 2)
+        return rows[:, : self._heads], rows[:, self._heads :]

@@ -1,0 +1,126 @@
+"""How a request wants its tokens chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_omni.proto import RequestError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """One request's decoding. The defaults sample from the model's own distribution.
+
+    Attributes:
+        temperature: 0 picks the likeliest token.
+        top_p: Keep the likeliest tokens that together hold this much probability.
+        top_k: Keep this many of the likeliest tokens; -1 or 0 keeps all.
+        min_p: Keep tokens at least this likely, relative to the likeliest.
+        repetition_penalty: Divides (or multiplies, below zero) logits of tokens in the prompt or output.
+        presence_penalty: Subtracted from the logits of every token in the output.
+        frequency_penalty: Subtracted once for every occurrence in the output.
+        seed: The same seed gives the same tokens, whatever else is in the batch.
+        stop: Texts that end the output and are not part of it.
+        stop_token_ids: Tokens that end the output, beside the model's own end tokens.
+        max_new_tokens: None for as many as the context has room for.
+        ignore_eos: Go on after the model's end tokens; ``stop_token_ids`` still end the output.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    max_new_tokens: int | None = None
+    ignore_eos: bool = False
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Any]) -> SamplingParams:
+        """The sampling fields of a request's flat parameters; other keys and None values are left alone.
+
+        Raises:
+            RequestError: a value is of the wrong type or out of range; ``param`` names the field.
+        """
+        readers = {
+            "temperature": _number, "top_p": _number, "top_k": _integer, "min_p": _number,
+            "repetition_penalty": _number, "presence_penalty": _number, "frequency_penalty": _number,
+            "seed": _integer, "stop": _strings, "stop_token_ids": _integers,
+            "max_new_tokens": _integer, "ignore_eos": _flag,
+        }  # fmt: skip
+        values = {
+            name: read(name, params[name]) for name, read in readers.items() if params.get(name) is not None
+        }
+        sampling = cls(**values)
+        sampling.validate()
+        return sampling
+
+    def validate(self) -> None:
+        """Raises RequestError for the first field that is out of its range."""
+        _check("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "between 0 and 100")
+        _check("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
+        _check("top_k", self.top_k, self.top_k >= -1, "-1 (all tokens), or at least 1")
+        _check("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1")
+        penalty = self.repetition_penalty
+        _check("repetition_penalty", penalty, 0.0 < penalty <= 10.0, "above 0 and at most 10")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(name, value, -2.0 <= value <= 2.0, "between -2 and 2")
+        _check("stop", self.stop, all(self.stop), "texts that are not empty")
+        _check(
+            "stop_token_ids",
+            self.stop_token_ids,
+            all(t >= 0 for t in self.stop_token_ids),
+            "token ids from 0",
+        )
+        limit = self.max_new_tokens
+        _check("max_new_tokens", limit, limit is None or limit >= 1, "at least 1")
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _check(name: str, value: object, good: bool, expected: str) -> None:
+    if not good:
+        raise RequestError(f"{name} must be {expected}, got {value!r}", param=name)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise RequestError(f"{name} must be a finite number, got {value!r}", param=name)
+    return float(value)
+
+
+def _integer(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not (
+        isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    ):
+        raise RequestError(f"{name} must be an integer, got {value!r}", param=name)
+    return int(value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} must be true or false, got {value!r}", param=name)
+    return value
+
+
+def _strings(name: str, value: Any) -> tuple[str, ...]:
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list | tuple) or not all(isinstance(item, str) for item in values):
+        raise RequestError(f"{name} must be a text or a list of texts, got {value!r}", param=name)
+    return tuple(values)
+
+
+def _integers(name: str, value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list | tuple):
+        raise RequestError(f"{name} must be a list of integers, got {value!r}", param=name)
+    return tuple(_integer(name, item) for item in value)

@@ -1,0 +1,102 @@
+"""From tokens to text as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+_INCOMPLETE = "\ufffd"
+
+
+class IncrementalDetokenizer:
+    """Text of a growing list of tokens, in pieces that are never taken back.
+
+    A piece is held back while later tokens may still change it: characters whose bytes are spread over
+    several tokens, and whatever might be the beginning of a stop string. The pieces together are what
+    decoding all tokens at once gives, up to the first stop string.
+
+    Args:
+        stop: Texts that end the output. None of their characters is handed out.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, stop: Sequence[str] = (), skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._stop = tuple(stop)
+        self._skip_special_tokens = skip_special_tokens
+        self._tokens: list[int] = []
+        # Tokens before _read are in the text already. Those from _context on are decoded together with new
+        # ones, because how a token reads (a leading space, say) depends on the one before it.
+        self._context = 0
+        self._read = 0
+        self._context_text = ""
+        self._text: list[str] = []
+        # Text that is not handed out yet; its first _safe characters cannot be part of a stop string.
+        self._pending = ""
+        self._safe = 0
+        self.stopped = False
+        self._finished = False
+
+    @property
+    def text(self) -> str:
+        """All the text handed out so far; all there is, once ``finish`` was called and ``take`` too."""
+        return "".join(self._text)
+
+    def feed(self, token_ids: Sequence[int]) -> bool:
+        """Takes tokens. True once a stop string is complete; what follows it is ignored."""
+        for token in token_ids:
+            if self._finished:
+                break
+            self._tokens.append(token)
+            self._decode(final=False)
+        return self.stopped
+
+    def finish(self) -> None:
+        """No more tokens will come: everything held back becomes available."""
+        if not self._finished:
+            self._decode(final=True)
+            self._finished = True
+            self._safe = len(self._pending)
+
+    def take(self) -> str:
+        """The text that has become safe to show since the last call."""
+        piece, self._pending = self._pending[: self._safe], self._pending[self._safe :]
+        self._safe = 0
+        if piece:
+            self._text.append(piece)
+        return piece
+
+    def _decode(self, *, final: bool) -> None:
+        text = self._tokenizer.decode(
+            self._tokens[self._context :], skip_special_tokens=self._skip_special_tokens
+        )
+        if text.endswith(_INCOMPLETE) and not final:
+            return
+        new = text[len(self._context_text) :]
+        if not new:
+            return
+        self._context, self._read = self._read, len(self._tokens)
+        self._context_text = self._tokenizer.decode(
+            self._tokens[self._context :], skip_special_tokens=self._skip_special_tokens
+        )
+        self._append(new)
+
+    def _append(self, new: str) -> None:
+        searched = self._safe
+        self._pending += new
+        found = [at for stop in self._stop if (at := self._pending.find(stop, searched)) >= 0]
+        if found:
+            self._pending = self._pending[: min(found)]
+            self._safe = len(self._pending)
+            self.stopped = self._finished = True
+            return
+        self._safe = len(self._pending) - max((self._overlap(stop) for stop in self._stop), default=0)
+
+    def _overlap(self, stop: str) -> int:
+        """How many of the last pending characters are a beginning of ``stop``."""
+        for length in range(min(len(stop) - 1, len(self._pending)), 0, -1):
+            if self._pending.endswith(stop[:length]):
+                return length
+        return 0
