@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 import zmq
@@ -34,6 +35,8 @@ _BATCH = 256
 _READ_AHEAD = 2048
 # Long enough for the last results to leave at close, short enough for a stop within seconds.
 _LINGER_MS = 500
+# Aborts on their way to one stage; what does not fit is lost, and the work goes on to its end in vain.
+_QUEUED_ABORTS = 100_000
 # Aborts repeated to a stage that subscribes late, e.g. after a restart.
 _REMEMBERED_ABORTS = 4096
 
@@ -49,18 +52,30 @@ def encode_message(message: Message) -> bytes:
     return codec.pack(message.to_dict())
 
 
-def decode_message(frame: bytes) -> Message:
-    """Raises ValueError where ``frame`` is not a message of a known type."""
-    return parse_message(codec.unpack(frame))
+def decode_message(frame: bytes, *, trusted: bool = False) -> Message:
+    """The message in ``frame``; ``trusted`` where it comes from a process of this host and user.
+
+    Raises ValueError where it is not a message of a known type.
+    """
+    return parse_message(codec.unpack(frame, trusted=trusted))
+
+
+def _decoder(endpoint: str) -> Callable[[bytes], Message]:
+    return partial(decode_message, trusted=not endpoint.startswith("tcp://"))
 
 
 def _socket(kind: int) -> zmq.Socket[bytes]:
-    socket = zmq.Context.instance().socket(kind)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.linger = _LINGER_MS
     # A stage that is being restarted comes back on the same endpoint: look for it often.
     socket.reconnect_ivl = 20
     socket.reconnect_ivl_max = 500
     return socket
+
+
+def _fd(socket: zmq.Socket[bytes]) -> int:
+    """The descriptor that becomes readable when the socket's state may have changed."""
+    return int(socket.getsockopt(zmq.FD))
 
 
 class _Reader(Generic[_T]):
@@ -73,7 +88,7 @@ class _Reader(Generic[_T]):
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
         self._loop = asyncio.get_running_loop()
-        self._fd: int = socket.getsockopt(zmq.FD)
+        self._fd = _fd(socket)
         self._loop.add_reader(self._fd, self._fill)
         # The descriptor signals edges: what arrived before it was watched must be asked for.
         self._fill()
@@ -103,7 +118,7 @@ class _Reader(Generic[_T]):
                 break
             try:
                 self._messages.append(self._decode(frame))
-            except Exception as exc:  # noqa: BLE001  a malformed message is dropped, reading goes on
+            except ValueError as exc:  # One malformed message does not stop a stage.
                 logger.warning("Dropped a malformed message of %d bytes: %s", len(frame), exc)
         else:
             # No new edge comes for what is still queued in the socket.
@@ -155,11 +170,10 @@ class _Sender:
         ready = loop.create_future()
 
         def check() -> None:
-            closed = self._socket.closed
-            if not ready.done() and (closed or self._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT):
+            if not ready.done() and (self._socket.closed or self._socket.poll(0, zmq.POLLOUT)):
                 ready.set_result(None)
 
-        fd = self._socket.getsockopt(zmq.FD)
+        fd = _fd(self._socket)
         loop.add_reader(fd, check)
         try:
             check()
@@ -198,11 +212,11 @@ class StageControlPlane:
             return
         pull = _socket(zmq.PULL)
         pull.bind(self.recv_endpoint)
-        self._work = _Reader(pull, decode_message)
+        self._work = _Reader(pull, _decoder(self.recv_endpoint))
         sub = _socket(zmq.SUB)
         sub.subscribe(b"")
         sub.connect(self.abort_endpoint)
-        self._aborts = _Reader(sub, decode_message)
+        self._aborts = _Reader(sub, _decoder(self.abort_endpoint))
         self._senders[self.coordinator_endpoint] = _Sender(self.coordinator_endpoint)
 
     async def recv(self) -> Message:
@@ -272,12 +286,13 @@ class CoordinatorControlPlane:
             return
         pull = _socket(zmq.PULL)
         pull.bind(self.completion_endpoint)
-        self._results = _Reader(pull, decode_message)
+        self._results = _Reader(pull, _decoder(self.completion_endpoint))
         # XPUB is PUB that also reports subscriptions, all of them in verbose mode.
         self._publisher = _socket(zmq.XPUB)
         self._publisher.setsockopt(zmq.XPUB_VERBOSE, 1)
+        self._publisher.setsockopt(zmq.SNDHWM, _QUEUED_ABORTS)
         self._publisher.bind(self.abort_endpoint)
-        self._publisher_fd = self._publisher.getsockopt(zmq.FD)
+        self._publisher_fd = _fd(self._publisher)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._publisher_fd, self._greet_subscribers)
 

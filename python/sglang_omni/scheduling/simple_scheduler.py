@@ -8,12 +8,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, Queue
 from typing import Any
 
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.recent_ids import RecentIds
+from sglang_omni.scheduling.threads import run_together
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +81,7 @@ class SimpleScheduler:
         if self._max_concurrency == 1:
             self._work()
             return
-        with ThreadPoolExecutor(self._max_concurrency, thread_name_prefix="compute") as pool:
-            for future in [pool.submit(self._work) for _ in range(self._max_concurrency)]:
-                future.result()
+        run_together([self._work] * self._max_concurrency, self.stop)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -120,7 +118,7 @@ class SimpleScheduler:
         total = 0.0
         deadline = time.monotonic() + self._max_batch_wait_s
         message: IncomingMessage | None = first
-        while message is not None:
+        while message is not None and message is not _WAKE:
             if self._accepts(message):
                 if self._max_batch_size == 1:
                     return [message], None
@@ -147,7 +145,7 @@ class SimpleScheduler:
             return None
 
     def _accepts(self, message: IncomingMessage) -> bool:
-        if message is _WAKE or self._is_aborted(message.request_id):
+        if self._is_aborted(message.request_id):
             return False
         if message.type == "stream_chunk":
             error = TypeError(

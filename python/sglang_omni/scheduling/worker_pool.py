@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from queue import Queue
 from typing import Any
 
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage, Scheduler
+from sglang_omni.scheduling.threads import run_together
 
 _REMEMBERED_SESSIONS = 10_000
 
@@ -41,13 +41,7 @@ class WorkerPool:
 
     def start(self) -> None:
         """Runs every worker until all have stopped. A worker's exception stops the others and is raised."""
-        with ThreadPoolExecutor(len(self._workers), thread_name_prefix="worker") as pool:
-            running = [pool.submit(worker.start) for worker in self._workers]
-            done, _ = wait(running, return_when=FIRST_EXCEPTION)
-            if any(future.exception() is not None for future in done):
-                self.stop()
-        for future in running:
-            future.result()
+        run_together([worker.start for worker in self._workers], self.stop)
 
     def stop(self) -> None:
         for worker in self._workers:

@@ -156,7 +156,8 @@ class Stage:
         aborts = asyncio.create_task(self._receive_aborts(), name=f"{self.name}-aborts")
         work = asyncio.create_task(self._receive_work(), name=f"{self.name}-work")
         try:
-            await asyncio.wait({work, self._crash}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {work, self._crash}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self._crash.done():
                 crash = self._crash.result()
                 self._fail_all(f"the scheduler crashed: {_text(crash)}")
@@ -393,9 +394,12 @@ class Stage:
         """Forgets a request, here and in the scheduler, and frees what it holds."""
         self._requests.drop(request_id)
         self.input_handler.cancel(request_id)
-        if self.relay is not None:
-            self.relay.cleanup(request_id)
-        self.scheduler.abort(request_id)
+        try:
+            if self.relay is not None:
+                self.relay.cleanup(request_id)
+            self.scheduler.abort(request_id)
+        except Exception:
+            logger.exception("Stage %s: aborting request %s failed", self.name, request_id)
 
     def _fail_all(self, error: str) -> None:
         for request_id in list(self._requests.active):
