@@ -76,6 +76,7 @@ def _converse(client: SyncClient, question: str, folder: Path) -> None:
         messages=[{"role": "user", "content": [part]}],
         output_modalities=["text", "audio"],
         max_tokens=96,
+        timings=True,
     )
     began = time.monotonic()
     text = ""

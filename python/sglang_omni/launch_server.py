@@ -52,6 +52,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: info"
     )
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--log-name", default="server", help=argparse.SUPPRESS)
     return parser
 
 
@@ -68,10 +69,10 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
         end_with_parent(args.parent_pid)
     logging.basicConfig(
         level=args.log_level.upper(),
-        format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
+        format=f"%(asctime)s %(levelname)s [{args.log_name}] %(name)s: %(message)s",
     )
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for chatty in ("httpx", "uvicorn"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
         return _serve(args)
     except LaunchError as exc:
@@ -107,7 +108,6 @@ async def _replica(config: PipelineConfig, args: argparse.Namespace) -> int:
             model_name=args.served_model_name,
             max_body_size=args.max_body_size,
             start_timeout=args.start_timeout,
-            log_level=args.log_level,
         ),
     )
 

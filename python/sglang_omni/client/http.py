@@ -288,7 +288,7 @@ def _completion_body(
     most = body.pop("max_new_tokens", None) if request.max_tokens is None else request.max_tokens
     body.pop("max_new_tokens", None)
     extra = dict(request.extra_params)
-    body |= _common(request, request_id) | {"timings": True, "stream": request.stream}
+    body |= _common(request, request_id) | {"stream": request.stream}
     if most is not None:
         body["max_tokens"] = most
     if request.messages is None:
@@ -313,6 +313,8 @@ def _common(request: GenerateRequest, request_id: str) -> dict[str, Any]:
         body["model"] = request.model
     if request.timeout is not None:
         body["timeout"] = request.timeout
+    if request.timings:
+        body["timings"] = True
     stages = {stage: s.to_dict() for stage, s in (request.stage_sampling or {}).items()}
     for stage, own in (request.stage_params or {}).items():
         stages[stage] = {**stages.get(stage, {}), **own}

@@ -16,6 +16,8 @@ from sglang_omni.client.types import (
 )
 from sglang_omni.proto import OmniRequest, RequestError, StreamMessage
 
+# Stages report their times in batches, up to this much after the result.
+_TIMINGS_LAG_S = 0.03
 # What a stream that ended without a result gives.
 _END = object()
 
@@ -54,7 +56,8 @@ class LocalTransport(Transport):
                     continue
                 answered = True
                 chunk = result_chunk(request_id, message if stream is None else message.result)
-                chunk.timings = self._timings(request_id)
+                if request.timings:
+                    chunk.timings = await self._timings(request_id)
                 yield chunk
         except _Aborted:
             answered = True
@@ -82,9 +85,12 @@ class LocalTransport(Transport):
         load = getattr(self.coordinator, "stage_load", None)
         return dict(load()) if load is not None else {}
 
-    def _timings(self, request_id: str) -> dict[str, float] | None:
+    async def _timings(self, request_id: str) -> dict[str, float] | None:
         timings = getattr(self.coordinator, "timings", None)
-        return dict(timings(request_id) or {}) if timings is not None else None
+        if timings is None:
+            return None
+        await asyncio.sleep(_TIMINGS_LAG_S)
+        return dict(timings(request_id))
 
     def _abort_soon(self, request_id: str) -> None:
         # In a task of its own: the one that runs here may be on its way out, cancelled.

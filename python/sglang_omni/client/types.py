@@ -108,6 +108,7 @@ class GenerateRequest:
             ``completion``, ``speech``, ``transcription`` and ``translation``; it follows from the input
             where it is not given.
         timeout: Seconds until the request is aborted and ``TimeoutError`` raised.
+        timings: Whether the result shall tell the seconds spent in each stage.
     """
 
     model: str | None = None
@@ -124,6 +125,7 @@ class GenerateRequest:
     metadata: dict[str, Any] = field(default_factory=dict)
     audio: bytes | None = None
     timeout: float | None = None
+    timings: bool = False
 
     @property
     def task(self) -> str:
@@ -170,7 +172,7 @@ class GenerateChunk:
     Attributes:
         audio_data: Samples, float32 of shape (samples,) in [-1, 1], or what the stage gave.
         heard: The transcript of the request's own audio.
-        timings: Seconds spent in each stage, on the last chunk, where the pipeline measures them.
+        timings: Seconds spent in each stage, on the last chunk of a request that asked for them.
         worker: The replica that served the request, where a router names it.
         result: On the last chunk, what the pipeline returned, as it is.
     """

@@ -23,7 +23,7 @@ from sglang_omni.serve.protocol import (
     VideoUrlPart,
 )
 from sglang_omni.serve.speech import check_encodable
-from sglang_omni.serve.state import Server, new_request_id
+from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import EventStream, answer
 
 _STREAMABLE = ("pcm16", "pcm", "wav")
@@ -69,7 +69,7 @@ def chat_routes(server: Server) -> APIRouter:
         generate = to_generate_request(server, body)
         audio_format = _audio_format(body)
         reply = _Reply(
-            request_id=new_request_id(body.request_id),
+            request_id=request_id_of(request, body.request_id),
             model=model,
             created=int(time.time()),
             modalities=tuple(body.modalities or ("text",)),
@@ -215,6 +215,7 @@ def to_generate_request(server: Server, body: ChatCompletionRequest) -> Generate
         output_modalities=list(body.modalities) if body.modalities else None,
         metadata={"task": "chat"},
         timeout=body.timeout,
+        timings=body.timings,
     )
 
 

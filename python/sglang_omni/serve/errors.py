@@ -49,7 +49,8 @@ def describe(exc: Exception, *, request_id: str | None = None) -> tuple[int, dic
 
 def error_response(exc: Exception, *, request_id: str | None = None) -> JSONResponse:
     status, body = describe(exc, request_id=request_id)
-    return JSONResponse(body, status_code=status)
+    headers = {"x-request-id": request_id} if request_id else None
+    return JSONResponse(body, status_code=status, headers=headers)
 
 
 def validation_error(errors: Sequence[Any], model: type[BaseModel] | None = None) -> RequestError:
@@ -114,7 +115,7 @@ def install(app: FastAPI) -> None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     async def failed(request: Request, exc: Exception) -> Response:
-        return error_response(exc)
+        return error_response(exc, request_id=getattr(request.state, "request_id", None))
 
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)

@@ -187,6 +187,7 @@ def _replica(index: int, options: FleetOptions) -> Member:
     command = [
         *(sys.executable, "-m", "sglang_omni.launch_server"),
         *("--host", "127.0.0.1", "--port", str(port), "--parent-pid", str(os.getpid())),
+        *("--log-name", f"replica-{index}"),
         *options.replica_args,
     ]
     return Member(f"replica {index}", command, f"http://127.0.0.1:{port}")

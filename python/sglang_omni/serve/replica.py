@@ -45,7 +45,6 @@ class ReplicaOptions:
     model_name: str | None = None
     max_body_size: int = 64 * 2**20
     start_timeout: float = 600.0
-    log_level: str = "info"
 
 
 class _Server(uvicorn.Server):
@@ -109,7 +108,6 @@ async def _serve(
             app,
             access_log=False,
             log_config=None,
-            log_level=options.log_level,
             timeout_graceful_shutdown=_DRAIN_S,
         )
     )

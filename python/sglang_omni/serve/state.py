@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.requests import Request
+
 from sglang_omni.client import Client, RequestError
 from sglang_omni.serve.metrics import Metrics
 
@@ -108,8 +110,10 @@ class Server:
                 raise RequestError(f"stage_params: no stage {stage!r}; {hint}", param=f"stage_params.{stage}")
 
 
-def new_request_id(given: str | None) -> str:
-    return given or uuid.uuid4().hex
+def request_id_of(request: Request, given: str | None) -> str:
+    """The request's id, which failures are logged and answered with too."""
+    request.state.request_id = given or uuid.uuid4().hex
+    return request.state.request_id
 
 
 def _listed(names: frozenset[str]) -> str:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from sglang_omni.client import RequestError, TranscriptionResult, TranscriptionSegment
 from sglang_omni.serve.errors import validation_error
 from sglang_omni.serve.protocol import TranscriptionForm
-from sglang_omni.serve.state import Server, new_request_id
+from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import answer
 
 _GRANULARITIES = "timestamp_granularities[]"
@@ -48,7 +48,7 @@ async def _transcribe(server: Server, request: Request, task: str) -> Response:
         raise RequestError(f"the body is not a valid multipart form: {exc.detail}") from exc
     server.check_model(fields.model)
     server.check_task(task)
-    request_id = new_request_id(fields.request_id)
+    request_id = request_id_of(request, fields.request_id)
     result = await answer(
         request,
         server.client.transcribe(

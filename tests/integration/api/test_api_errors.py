@@ -193,6 +193,8 @@ def test_stages_refusal_keeps_its_field_and_status(http, pipeline):
 
 def test_failing_stage_is_500_and_the_next_request_works(http, pipeline):
     pipeline.error = RuntimeError("stage 'thinker': ValueError: no")
+    failed = http.post("/v1/chat/completions", json=HELLO | {"request_id": "r7"})
+    assert failed.headers["x-request-id"] == "r7"
     assert post(http, HELLO) == (500, None, "stage 'thinker': ValueError: no")
     pipeline.error = None
     assert http.post("/v1/chat/completions", json=HELLO).status_code == 200

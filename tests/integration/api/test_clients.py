@@ -35,11 +35,12 @@ def chat(**fields) -> GenerateRequest:
 
 
 def test_completion(client):
-    result = client.completion(chat(max_tokens=3), request_id="one")
+    result = client.completion(chat(max_tokens=3, timings=True), request_id="one")
     assert (result.request_id, result.text, result.finish_reason) == ("one", "Hello.", "length")
     assert (result.usage.total_tokens, result.usage.cached_tokens) == (10, 4)
     assert result.timings == {"thinker": 0.25}
     assert result.audio is None
+    assert client.completion(chat()).timings is None
 
 
 def test_completion_with_speech(client, pipeline):
@@ -54,7 +55,7 @@ def test_completion_with_speech(client, pipeline):
 
 def test_stream(client, pipeline):
     pipeline.heard = "what was asked"
-    request = chat(output_modalities=["text", "audio"])
+    request = chat(output_modalities=["text", "audio"], timings=True)
     chunks = list(client.completion_stream(request, audio_format="pcm16"))
     assert "".join(chunk.text for chunk in chunks) == "Hello."
     pcm = b"".join(base64.b64decode(chunk.audio_b64) for chunk in chunks if chunk.audio_b64)
