@@ -93,19 +93,11 @@ impl AsyncRead for ClientIo {
 
 impl AsyncWrite for ClientIo {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        // No request reached the router in this phase, so what is written can only be hyper's own.
-        if self.phase.get() == Phase::HEAD
-            && let Some(refusal) = with_body(buf)
-        {
-            std::task::ready!(self.stream.poll_write_ready(cx))?;
-            // The first write on a connection's free buffer: a few hundred bytes always fit.
-            return Poll::Ready(self.stream.try_write(refusal.as_bytes()).map(|_| buf.len()));
-        }
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
     }
 
     fn poll_write_vectored(
@@ -113,6 +105,15 @@ impl AsyncWrite for ClientIo {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        // No request reached the router in this phase, so what is written can only be hyper's own.
+        if self.phase.get() == Phase::HEAD
+            && let [buf] = bufs
+            && let Some(refusal) = with_body(buf)
+        {
+            std::task::ready!(self.stream.poll_write_ready(cx))?;
+            // The first write into an empty send buffer: a few hundred bytes always fit.
+            return Poll::Ready(self.stream.try_write(refusal.as_bytes()).map(|_| buf.len()));
+        }
         Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
     }
 

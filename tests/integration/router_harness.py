@@ -1,0 +1,193 @@
+"""What the router's tests talk to: scripted replicas on real sockets, and a client that sees raw bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from sglang_omni._core import RouterServer
+from sglang_omni.router import RouterConfig
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request as a replica received it."""
+
+    line: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key.lower() == name), None)
+
+
+def response(body: bytes = b"ok", status: str = "200 OK", headers: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\n{headers}\r\n".encode() + body
+
+
+async def read_head(reader: asyncio.StreamReader) -> tuple[str, list[tuple[str, str]]]:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    pairs = [tuple(line.split(": ", 1)) for line in head[1:] if line]
+    return head[0], pairs  # type: ignore[return-value]
+
+
+async def read_body(reader: asyncio.StreamReader, headers: list[tuple[str, str]]) -> bytes:
+    named = {name.lower(): value for name, value in headers}
+    if named.get("transfer-encoding") == "chunked":
+        body = b""
+        while size := int(await reader.readline(), 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readline()
+        return body
+    return await reader.readexactly(int(named.get("content-length", 0)))
+
+
+Handler = Callable[[Seen, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Replica:
+    """A server that records requests and answers each with `handler`; `/health` is answered by `healthy`."""
+
+    def __init__(self, handler: Handler | None = None) -> None:
+        self.handler = handler or self.answer_ok
+        self.seen: list[Seen] = []
+        self.healthy = True
+        self.closed = asyncio.Event()  # A connection that carried a request has ended.
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @staticmethod
+    async def answer_ok(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(response())
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Closes the port and every connection, as a process that dies does."""
+        if self._server is not None:
+            self._server.close()
+            for writer in list(self._writers):
+                writer.transport.abort()
+            self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        served = False
+        try:
+            while True:
+                line, headers = await read_head(reader)
+                body = await read_body(reader, headers)
+                if line.split(" ")[1] == "/health":
+                    writer.write(response(status="200 OK" if self.healthy else "503 Down"))
+                    continue
+                served = True
+                seen = Seen(line, headers, body)
+                self.seen.append(seen)
+                # A client that leaves ends the handler, as it does in real servers.
+                answer = asyncio.ensure_future(self.handler(seen, writer))
+                gone = asyncio.ensure_future(reader.read(1))
+                await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+                if not answer.done():
+                    answer.cancel()
+                    return
+                answer.result()
+                if writer.is_closing():
+                    gone.cancel()
+                    return
+                first = await gone
+                if not first:
+                    return
+                reader._buffer[:0] = first  # type: ignore[attr-defined]  # Put back what told of the next request.
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+            if served:
+                self.closed.set()
+
+
+@contextlib.asynccontextmanager
+async def replicas(*handlers: Handler | None) -> AsyncIterator[list[Replica]]:
+    started = [Replica(handler) for handler in handlers]
+    for replica in started:
+        await replica.start()
+    try:
+        yield started
+    finally:
+        for replica in started:
+            await replica.stop()
+
+
+@contextlib.asynccontextmanager
+async def router(*workers: Replica | str, **options: Any) -> AsyncIterator[str]:
+    """A router in this process; yields its URL."""
+    urls = [worker if isinstance(worker, str) else worker.url for worker in workers]
+    defaults: dict[str, Any] = {"port": 0, "policy": "round_robin", "threads": 1, "probe_interval": 0.1}
+    server = RouterServer(**vars(RouterConfig(worker_urls=urls, **(defaults | options))))
+    try:
+        yield server.url
+    finally:
+        server.stop()
+        assert await asyncio.to_thread(server.wait, 5.0), "the router did not end"
+
+
+@dataclass(frozen=True)
+class Answer:
+    line: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    @property
+    def status(self) -> int:
+        return int(self.line.split(" ")[1])
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key.lower() == name), None)
+
+
+async def connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    parts = urlsplit(url)
+    return await asyncio.open_connection(parts.hostname, parts.port, limit=1 << 20)
+
+
+async def send_raw(url: str, request: bytes) -> Answer:
+    """Sends bytes on a connection of its own and reads one answer."""
+    reader, writer = await connect(url)
+    try:
+        writer.write(request)
+        line, headers = await read_head(reader)
+        has_body = not request.startswith(b"HEAD") and line.split(" ")[1] not in ("204", "304")
+        return Answer(line, headers, await read_body(reader, headers) if has_body else b"")
+    finally:
+        writer.close()
+
+
+async def post(
+    url: str, body: bytes = b"{}", path: str = "/v1/chat/completions", headers: str = ""
+) -> Answer:
+    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n{headers}"
+    return await send_raw(url, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+
+async def get(url: str, path: str) -> Answer:
+    return await send_raw(url, f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
+    """Waits for a condition; the limit is only there so that a test that fails ends."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while not await condition():
+        assert asyncio.get_running_loop().time() < deadline, f"never came true: {what}"
+        await asyncio.sleep(0.02)

@@ -1,0 +1,107 @@
+"""Requests the router refuses: the right status, in OpenAI's shape, and the worker never sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from router_harness import Answer, connect, get, post, read_body, read_head, replicas, router, send_raw
+
+
+def assert_error(answer: Answer, status: int, *words: str) -> None:
+    assert answer.status == status
+    error = json.loads(answer.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["type"]) == (status, "invalid_request_error")
+    for word in words:
+        assert word in error["message"]
+
+
+async def test_announced_body_over_the_limit() -> None:
+    async with replicas(None) as [replica], router(replica, max_body_bytes=1000) as url:
+        assert_error(await post(url, b"x" * 1001), 413, "1000 bytes")
+        assert (await post(url, b"x" * 1000)).status == 200
+    assert len(replica.seen) == 1
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "cache_aware"])
+async def test_chunked_body_over_the_limit(policy: str) -> None:
+    head = (
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    body = b"".join(b"%x\r\n%s\r\n" % (600, b"x" * 600) for _ in range(2)) + b"0\r\n\r\n"
+    async with replicas(None) as [replica], router(replica, max_body_bytes=1000, policy=policy) as url:
+        assert_error(await send_raw(url, head + body), 413, "1000 bytes")
+        assert (await post(url)).status == 200
+    assert [seen.body for seen in replica.seen] == [b"{}"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"X-Big: " + b"v" * 70_000,
+        b"X-Big: " + b"v" * 600_000,
+        b"\r\n".join(b"X-%d: 1" % n for n in range(200)),
+    ],
+    ids=["one of 70 KB", "one of 600 KB", "200 headers"],
+)
+async def test_headers_over_the_limit(headers: bytes) -> None:
+    async with replicas(None) as [replica], router(replica) as url:
+        assert_error(
+            await send_raw(url, b"GET / HTTP/1.1\r\nHost: a\r\n" + headers + b"\r\n\r\n"), 431, "headers"
+        )
+    assert replica.seen == []
+
+
+@pytest.mark.parametrize("request_bytes", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n"])
+async def test_what_is_not_http(request_bytes: bytes) -> None:
+    async with replicas(None) as [replica], router(replica) as url:
+        assert_error(await send_raw(url, request_bytes), 400, "HTTP/1.1")
+    assert replica.seen == []
+
+
+async def test_headers_that_do_not_arrive() -> None:
+    async with replicas(None) as [replica], router(replica, header_timeout=0.4) as url:
+        for start in (b"", b"POST / HTTP/1.1\r\nHost: a\r\nX-Sl"):
+            reader, writer = await connect(url)
+            writer.write(start)
+            line, headers = await asyncio.wait_for(read_head(reader), 10)
+            assert_error(Answer(line, headers, await read_body(reader, headers)), 408, "in time")
+            assert await reader.read() == b""
+            writer.close()
+
+
+async def test_an_answer_or_a_pause_between_requests_may_take_longer_than_headers() -> None:
+    async def slow(_seen: object, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.8)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    async with replicas(slow) as [replica], router(replica, header_timeout=0.2) as url:
+        reader, writer = await connect(url)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await read_head(reader))[0] == "HTTP/1.1 200 OK"
+            await asyncio.sleep(0.8)
+        writer.close()
+    assert len(replica.seen) == 2
+
+
+async def test_slow_clients_do_not_slow_others() -> None:
+    async with replicas(None) as [replica], router(replica) as url:
+        slow = [await connect(url) for _ in range(400)]
+        for _, writer in slow:
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
+        answers = await asyncio.wait_for(asyncio.gather(*(post(url) for _ in range(50))), 10)
+        assert {answer.status for answer in answers} == {200}
+        for _, writer in slow:
+            writer.close()
+    assert len(replica.seen) == 50
+
+
+async def test_wrong_method_on_the_routers_own_path() -> None:
+    async with router() as url:
+        answer = await send_raw(url, b"PUT /workers HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
+        assert_error(answer, 405, "GET, POST, DELETE")
+        assert answer.header("allow") == "GET, POST, DELETE"
+        assert (await get(url, "/workers")).status == 200
