@@ -41,7 +41,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_router") -> argparse.
     )
     parser.add_argument(
         "--balance-abs-threshold",
-        type=int,
+        type=_count,
         default=default.balance_abs_threshold,
         metavar="REQUESTS",
         help="cache_aware: take the shortest queue once the longest has this many more",
@@ -62,7 +62,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_router") -> argparse.
     )
     parser.add_argument(
         "--max-tree-size",
-        type=int,
+        type=_count,
         default=default.max_tree_size,
         metavar="BYTES",
         help="cache_aware: prompt text remembered for each replica",
@@ -76,6 +76,12 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the router until a signal ends it; returns the exit status, 2 for wrong options."""
     parser = build_parser()
@@ -84,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("sglang-omni-router: no --worker-urls; waiting for POST /workers", file=sys.stderr)
     try:
         return run_router(config)
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         parser.error(str(error))
     except OSError as error:
         print(f"sglang-omni-router: error: {error}", file=sys.stderr)

@@ -1,0 +1,247 @@
+"""Workers that refuse, reset, answer 503, break off or come back, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from router_harness import (
+    Replica,
+    Seen,
+    connect,
+    get,
+    post,
+    read_head,
+    replicas,
+    response,
+    router,
+    until,
+)
+
+
+async def workers(url: str) -> dict[str, dict[str, Any]]:
+    return {worker["url"]: worker for worker in json.loads((await get(url, "/workers")).body)["workers"]}
+
+
+async def metric(url: str, name: str) -> float:
+    lines = (await get(url, "/metrics")).body.decode().splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"sglang_omni_router_{name}")
+    )
+
+
+async def reset(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+def answering(status: str) -> Any:
+    async def handler(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(status.encode(), status))
+
+    return handler
+
+
+async def becomes(url: str, replica: Replica, *, healthy: bool) -> None:
+    async def noticed() -> bool:
+        return (await workers(url))[replica.url]["healthy"] is healthy
+
+    await until(noticed, f"the health check finds healthy={healthy}")
+
+
+async def test_a_worker_that_refuses_connections_costs_no_request() -> None:
+    async with replicas(None, None) as [dead, alive]:
+        await dead.stop()
+        # Probes are kept out of it: the first request is what finds out.
+        async with router(dead, alive, probe_interval=3600.0) as url:
+            answers = [await post(url) for _ in range(6)]
+        assert {answer.status for answer in answers} == {200}
+        assert {answer.header("x-sglang-omni-worker") for answer in answers} == {alive.url}
+
+
+@pytest.mark.parametrize("status", ["502 Bad Gateway", "503 Service Unavailable"])
+async def test_an_unavailable_answer_is_asked_for_elsewhere(status: str) -> None:
+    async with replicas(answering(status), None) as [ill, well], router(ill, well) as url:
+        answers = [await post(url, b'{"prompt": "p"}') for _ in range(4)]
+        assert [answer.body for answer in answers] == [b"ok"] * 4
+        assert {seen.body for seen in well.seen} == {b'{"prompt": "p"}'}
+        assert await metric(url, "retries_total") == len(ill.seen) > 0
+
+
+async def test_other_errors_are_the_clients_to_see() -> None:
+    async with replicas(answering("500 Oops"), answering("500 Oops")) as both, router(*both) as url:
+        answer = await post(url)
+        assert (answer.line, answer.body) == ("HTTP/1.1 500 Oops", b"500 Oops")
+        assert sum(len(replica.seen) for replica in both) == 1
+
+
+async def test_when_all_are_unavailable_the_last_answer_is_passed_on() -> None:
+    async with replicas(answering("503 Busy"), answering("503 Busy")) as both, router(*both) as url:
+        answer = await post(url)
+        assert (answer.line, answer.body) == ("HTTP/1.1 503 Busy", b"503 Busy")
+        assert [len(replica.seen) for replica in both] == [1, 1]
+
+
+async def test_a_reset_before_the_first_byte_is_retried_elsewhere() -> None:
+    async with replicas(reset, None) as [ill, well], router(ill, well) as url:
+        assert {(await post(url)).status for _ in range(4)} == {200}
+        assert len(ill.seen) > 0
+        assert len(well.seen) == 4
+
+
+async def test_nothing_is_replayed_after_the_first_byte_and_the_cut_shows() -> None:
+    async def half(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhalf \r\n")
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.transport.abort()
+
+    async with replicas(half, half) as both, router(*both) as url, aiohttp.ClientSession() as session:
+        answer = await session.post(f"{url}/v1/chat/completions", json={"stream": True})
+        assert await answer.content.readexactly(5) == b"half "
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.content.read()
+        assert sum(len(replica.seen) for replica in both) == 1
+
+
+async def test_a_streamed_upload_is_not_sent_twice() -> None:
+    async def handler(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    async with replicas(handler, handler) as both, router(*both) as url:
+        answer = await post(url, b"x" * 3_000_000)
+        assert answer.status == 502
+        assert "cannot be sent again" in json.loads(answer.body)["error"]["message"]
+        assert sum(len(replica.seen) for replica in both) == 1
+
+
+async def test_all_down_is_a_quick_503() -> None:
+    async with replicas(None, None) as both:
+        for replica in both:
+            await replica.stop()
+        async with router(*both) as url:
+            answer = await post(url)
+            assert (answer.status, answer.header("retry-after")) == (503, "1")
+            error = json.loads(answer.body)["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert error["code"] == 503
+            assert "no worker could serve" in error["message"]
+            assert (await get(url, "/health")).status == 503
+
+
+async def test_no_workers_at_all() -> None:
+    async with router() as url:
+        answer = await post(url)
+        assert answer.status == 503
+        assert "POST /workers" in json.loads(answer.body)["error"]["message"]
+
+
+async def test_a_revived_worker_is_taken_back() -> None:
+    async with replicas(None, None) as [one, other], router(one, other) as url:
+        await becomes(url, one, healthy=True)
+        await one.stop()
+        await becomes(url, one, healthy=False)
+        assert {(await post(url)).header("x-sglang-omni-worker") for _ in range(4)} == {other.url}
+        await one.start()
+        await becomes(url, one, healthy=True)
+        served = {(await post(url)).header("x-sglang-omni-worker") for _ in range(4)}
+        assert served == {one.url, other.url}
+
+
+async def test_a_worker_that_calls_itself_unhealthy_gets_nothing() -> None:
+    async with replicas(None, None) as [one, other], router(one, other) as url:
+        await becomes(url, one, healthy=True)
+        one.healthy = False
+        await becomes(url, one, healthy=False)
+        assert {(await post(url)).header("x-sglang-omni-worker") for _ in range(4)} == {other.url}
+        assert one.seen == []
+
+
+async def test_the_last_worker_is_never_shut_out() -> None:
+    async with replicas(None) as [only], router(only) as url:
+        await becomes(url, only, healthy=True)
+        only.healthy = False
+        await becomes(url, only, healthy=False)
+        assert (await get(url, "/health")).status == 503
+        assert (await post(url)).status == 200
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_client_that_leaves_cancels_its_request(streams: bool) -> None:
+    asked = asyncio.Event()
+
+    async def endless(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if streams:
+            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with replicas(endless) as [replica], router(replica) as url:
+        reader, writer = await connect(url)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
+        await asked.wait()
+        if streams:
+            await read_head(reader)
+        assert (await workers(url))[replica.url]["load"] == 1
+        writer.close()
+        await asyncio.wait_for(replica.closed.wait(), 10)
+
+        async def freed() -> bool:
+            return (await workers(url))[replica.url]["load"] == 0
+
+        await until(freed, "the load is freed")
+
+
+async def test_connections_the_worker_closed_are_not_noticed_by_clients() -> None:
+    async def close_after(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(response())
+        await writer.drain()
+        writer.close()
+
+    async with replicas(close_after) as [replica], router(replica) as url:
+        answers = await asyncio.gather(*(post(url) for _ in range(20)))
+        answers += [await post(url) for _ in range(20)]
+        assert {answer.status for answer in answers} == {200}
+
+
+async def test_connections_are_reused() -> None:
+    ports = set()
+
+    async def handler(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        ports.add(writer.get_extra_info("peername")[1])
+        chunked = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"
+        writer.write(chunked if len(ports) % 2 else response())
+
+    async with replicas(handler) as [replica], router(replica) as url:
+        for _ in range(10):
+            assert (await post(url)).body == b"ok"
+    assert len(ports) == 1
+
+
+async def test_workers_killed_and_revived_under_load_cost_no_request() -> None:
+    async with replicas(None, None, None) as all_three, router(*all_three, threads=2) as url:
+        stop = asyncio.Event()
+
+        async def client(session: aiohttp.ClientSession) -> list[int]:
+            statuses = []
+            while not stop.is_set():
+                async with session.post(f"{url}/v1/chat/completions", json={"prompt": "p"}) as answer:
+                    statuses.append(answer.status)
+                    await answer.read()
+            return statuses
+
+        async def unrest(victims: list[Replica]) -> None:
+            for victim in victims * 3:
+                await victim.stop()
+                await asyncio.sleep(0.1)
+                await victim.start()
+                await asyncio.sleep(0.2)
+            stop.set()
+
+        async with aiohttp.ClientSession() as session:
+            results = await asyncio.gather(*(client(session) for _ in range(8)), unrest(all_three[:2]))
+        statuses = [status for result in results[:-1] for status in result or []]
+        assert len(statuses) > 20
+        assert set(statuses) == {200}

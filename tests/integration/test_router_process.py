@@ -1,0 +1,174 @@
+"""`python -m sglang_omni.launch_router` as a process: its options, its start and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from router_harness import Seen, connect, get, post, read_head, replicas, router, until
+
+from sglang_omni.launch_router import build_parser
+from sglang_omni.router import RouterConfig
+
+COMMAND = [sys.executable, "-m", "sglang_omni.launch_router"]
+
+
+@contextlib.asynccontextmanager
+async def launched(*options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "--port", "0", *options, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    try:
+        while "listening on" not in (line := (await process.stderr.readline()).decode()):
+            assert line, "the router ended before it listened"
+        yield process, line.split()[-1]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def test_options_and_defaults() -> None:
+    arguments = ["--worker-urls", "http://a:1", "http://b:2"]
+    parsed = vars(build_parser().parse_args(arguments))
+    assert parsed == {
+        "worker_urls": ["http://a:1", "http://b:2"],
+        "host": "127.0.0.1",
+        "port": 30000,
+        "policy": "cache_aware",
+        "cache_threshold": 0.5,
+        "balance_abs_threshold": 32,
+        "balance_rel_threshold": 1.0001,
+        "eviction_interval": 60,
+        "max_tree_size": 16777216,
+    }
+    assert vars(RouterConfig()) | parsed == vars(RouterConfig(worker_urls=parsed["worker_urls"]))
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, sglang_omni.launch_router as launch\n"
+        "launch.build_parser().format_help()\n"
+        "heavy = ('torch', 'pydantic', 'fastapi', 'asyncio', 'numpy')\n"
+        "print(*(name for name in heavy if name in sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--policy", "fastest"], "'cache_aware'"),
+        (["--worker-urls", "10.0.0.1:8000"], "http://host:port"),
+        (["--port", "99999"], "0 to 65535"),
+        (["--cache-threshold", "1.5"], "between 0 and 1"),
+        (["--balance-abs-threshold", "-1"], "0 or more"),
+        (["--max-tree-size", "0"], "bytes of text per worker"),
+    ],
+)
+def test_wrong_options_say_what_is_right(options: list[str], words: str) -> None:
+    ran = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 2
+    assert words in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_a_port_in_use_is_said_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ran = subprocess.run(
+            [*COMMAND, "--port", port], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert ran.returncode == 1
+    assert f"port {port} of 127.0.0.1 is in use" in ran.stderr
+
+
+async def test_two_routers_do_not_share_a_port() -> None:
+    async with router() as url:
+        port = url.rsplit(":", 1)[1]
+        ran = await asyncio.to_thread(
+            subprocess.run, [*COMMAND, "--port", port], capture_output=True, text=True
+        )
+        assert (ran.returncode, "is in use" in ran.stderr) == (1, True)
+
+
+async def test_serves_requests_as_configured() -> None:
+    async with (
+        replicas(None, None) as both,
+        launched("--worker-urls", *(replica.url for replica in both), "--policy", "random") as (_, url),
+    ):
+        assert (await post(url)).status == 200
+        listed = json.loads((await get(url, "/workers")).body)
+        assert [worker["url"] for worker in listed["workers"]] == [replica.url for replica in both]
+        assert listed["policy"] == "random"
+
+
+async def test_sigterm_finishes_what_is_in_flight() -> None:
+    asked, finish = asyncio.Event(), asyncio.Event()
+
+    async def handler(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        asked.set()
+        await finish.wait()
+        writer.write(b"4\r\nlast\r\n0\r\n\r\n")
+
+    async with replicas(handler) as [replica], launched("--worker-urls", replica.url) as (process, url):
+        running = asyncio.ensure_future(post_chunked(url))
+        idle = await connect(url)
+        await asked.wait()
+        process.send_signal(signal.SIGTERM)
+        # No more connections are taken; the one that was idle is closed.
+        assert await idle[0].read() == b""
+        await until(lambda: refused(url), "connections are refused")
+        finish.set()
+        assert (await running).endswith(b"4\r\nlast\r\n0\r\n\r\n")
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+        idle[1].close()
+
+
+async def refused(url: str) -> bool:
+    try:
+        (await connect(url))[1].close()
+    except ConnectionError:
+        return True
+    return False
+
+
+async def post_chunked(url: str) -> bytes:
+    reader, writer = await connect(url)
+    writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["int", "term twice"]
+)
+async def test_open_streams_do_not_hold_up_the_end(signals: list[signal.Signals]) -> None:
+    async def endless(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        await asyncio.Event().wait()
+
+    async with replicas(endless) as [replica], launched("--worker-urls", replica.url) as (process, url):
+        streams = [await connect(url) for _ in range(5)]
+        for reader, writer in streams:
+            writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
+            await read_head(reader)
+        for number in signals:
+            process.send_signal(number)
+            await asyncio.sleep(0.3)
+        assert await asyncio.wait_for(process.wait(), 5) == 0
+        for reader, writer in streams:
+            await reader.read()
+            writer.close()
+        assert len(replica.seen) == 5

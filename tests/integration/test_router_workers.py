@@ -1,0 +1,215 @@
+"""The router's own endpoints, and how policies spread requests over real workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from router_harness import Answer, Seen, get, post, replicas, response, router, send_raw, until
+
+from sglang_omni._core import RouterServer, router_policies
+from sglang_omni.router import RouterConfig
+
+
+async def change(url: str, method: str, path: str, body: object = None) -> Answer:
+    data = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n"
+    return await send_raw(url, head.encode() + data)
+
+
+async def listed(url: str) -> list[dict[str, Any]]:
+    return json.loads((await get(url, "/workers")).body)["workers"]
+
+
+async def served_by(url: str, body: object, headers: str = "") -> str | None:
+    return (await post(url, json.dumps(body).encode(), headers=headers)).header("x-sglang-omni-worker")
+
+
+async def test_add_list_and_remove() -> None:
+    async with replicas(None, None) as [one, other], router(one) as url:
+        added = await change(url, "POST", "/workers", {"url": other.url + "/"})
+        assert (added.status, json.loads(added.body)["url"]) == (201, other.url)
+        assert (await change(url, "POST", "/workers", {"url": other.url})).status == 200
+        assert [worker["url"] for worker in await listed(url)] == [one.url, other.url]
+        assert {await served_by(url, {}) for _ in range(4)} == {one.url, other.url}
+
+        assert (await change(url, "DELETE", "/workers", {"url": one.url})).status == 200
+        assert {await served_by(url, {}) for _ in range(4)} == {other.url}
+        escaped = other.url.replace(":", "%3A").replace("/", "%2F")
+        assert (await change(url, "DELETE", f"/workers?url={escaped}")).status == 200
+        assert await listed(url) == []
+
+
+async def test_a_drained_worker_finishes_its_requests_and_gets_no_more() -> None:
+    asked, finish = asyncio.Event(), asyncio.Event()
+
+    async def waits(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await finish.wait()
+        writer.write(response(b"finished"))
+
+    async with replicas(waits, None) as [one, other], router(one, other) as url:
+        running = asyncio.ensure_future(post(url))
+        await asked.wait()
+        assert (await change(url, "POST", "/workers/drain", {"url": one.url})).status == 200
+        assert {await served_by(url, {}) for _ in range(4)} == {other.url}
+        state = next(worker for worker in await listed(url) if worker["url"] == one.url)
+        assert (state["draining"], state["load"]) == (True, 1)
+        finish.set()
+        assert (await running).body == b"finished"
+        await change(url, "POST", "/workers", {"url": one.url})
+        assert one.url in {await served_by(url, {}) for _ in range(4)}
+
+
+async def test_a_removed_worker_finishes_its_requests() -> None:
+    asked, finish = asyncio.Event(), asyncio.Event()
+
+    async def waits(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await finish.wait()
+        writer.write(response(b"finished"))
+
+    async with replicas(waits) as [only], router(only) as url:
+        running = asyncio.ensure_future(post(url))
+        await asked.wait()
+        await change(url, "DELETE", "/workers", {"url": only.url})
+        finish.set()
+        assert (await running).body == b"finished"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"url": "127.0.0.1:1"}, "http://host:port"),
+        ({"url": "https://a:1"}, "https"),
+        ({"url": 3}, "not a string"),
+        ({}, "missing"),
+        ("text", "missing"),
+    ],
+)
+async def test_wrong_worker_urls_say_what_is_right(body: object, words: str) -> None:
+    async with router() as url:
+        answer = await change(url, "POST", "/workers", body)
+        assert answer.status == 400
+        assert words in json.loads(answer.body)["error"]["message"]
+
+
+async def test_an_unknown_worker_is_404() -> None:
+    async with replicas(None) as [one], router(one) as url:
+        for method, path in (("DELETE", "/workers"), ("POST", "/workers/drain")):
+            answer = await change(url, method, path, {"url": "http://127.0.0.1:9"})
+            assert answer.status == 404
+            assert one.url in json.loads(answer.body)["error"]["message"]
+
+
+async def test_health_follows_the_workers() -> None:
+    async with replicas(None) as [one], router(one) as url:
+
+        async def healthy() -> bool:
+            return (await get(url, "/health")).status == 200
+
+        await until(healthy, "a healthy worker makes the router healthy")
+        assert json.loads((await get(url, "/health")).body)["workers"] == {"healthy": 1, "total": 1}
+        assert one.seen == []
+
+
+async def test_models_are_merged_over_workers() -> None:
+    def offers(*names: str) -> Any:
+        async def handler(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            models = [{"id": name, "object": "model", "owned_by": "x"} for name in names]
+            writer.write(response(json.dumps({"object": "list", "data": models}).encode()))
+
+        return handler
+
+    async def broken(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(b"no", "500 No"))
+
+    async with replicas(offers("a", "b"), offers("b", "c"), broken) as three, router(*three) as url:
+        head = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer key\r\n\r\n"
+        answer = json.loads((await send_raw(url, head)).body)
+        assert answer["object"] == "list"
+        assert [model["id"] for model in answer["data"]] == ["a", "b", "c"]
+        assert three[0].seen[0].header("authorization") == "Bearer key"
+
+
+async def test_metrics_count_what_happened() -> None:
+    async with replicas(None) as [one], router(one, policy="cache_aware") as url:
+        for _ in range(3):
+            await post(url, b'{"prompt": "0123456789"}')
+        text = (await get(url, "/metrics")).body.decode()
+        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+        assert values[f'sglang_omni_router_worker_requests_total{{worker="{one.url}"}}'] == "3"
+        assert values[f'sglang_omni_router_worker_inflight{{worker="{one.url}"}}'] == "0"
+        assert values["sglang_omni_router_prompt_bytes_total"] == "30"
+        assert values["sglang_omni_router_matched_bytes_total"] == "20"
+        assert values['sglang_omni_router_responses_total{status="2xx"}'] == "3"
+
+
+async def test_round_robin_takes_turns() -> None:
+    async with replicas(None, None, None) as three, router(*three) as url:
+        served = [await served_by(url, {}) for _ in range(9)]
+        assert Counter(served) == {replica.url: 3 for replica in three}
+
+
+def conversation(name: str, turns: int) -> dict[str, Any]:
+    messages = [{"role": "system", "content": f"You are {name}. " * 10}]
+    for turn in range(turns):
+        messages += [
+            {"role": "user", "content": f"{name} asks {turn}"},
+            {"role": "assistant", "content": "yes"},
+        ]
+    return {"model": "m", "messages": messages}
+
+
+async def test_cache_aware_keeps_conversations_together_and_apart() -> None:
+    async with replicas(None, None) as both, router(*both, policy="cache_aware", threads=2) as url:
+        homes = {name: await served_by(url, conversation(name, 1)) for name in ("Ada", "Bob")}
+        assert len(set(homes.values())) == 2
+        for turns in range(2, 6):
+            for name, home in homes.items():
+                assert await served_by(url, conversation(name, turns)) == home
+
+
+async def test_cache_aware_follows_the_same_picture() -> None:
+    def ask(picture: str, question: str) -> dict[str, Any]:
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture * 20_000}"}}
+        return {"messages": [{"role": "user", "content": [image, {"type": "text", "text": question}]}]}
+
+    async with replicas(None, None) as both, router(*both, policy="cache_aware") as url:
+        homes = [await served_by(url, ask(picture, "what?")) for picture in "AB"]
+        assert homes[0] != homes[1]
+        assert [await served_by(url, ask(picture, "why?")) for picture in "ABAB"] == homes * 2
+
+
+async def test_consistent_hash_keeps_sessions() -> None:
+    async with replicas(None, None, None) as three, router(*three, policy="consistent_hash") as url:
+        homes = {}
+        for user in range(12):
+            by_user = {await served_by(url, {"user": f"u{user}", "prompt": str(turn)}) for turn in range(3)}
+            by_header = await served_by(url, {"prompt": "x"}, headers=f"X-Session-Id: u{user}\r\n")
+            assert by_user == {by_header}
+            homes[user] = by_header
+        assert len(set(homes.values())) == 3
+
+
+@pytest.mark.parametrize("policy", router_policies())
+async def test_every_policy_serves(policy: str) -> None:
+    async with replicas(None, None) as both, router(*both, policy=policy) as url:
+        assert {(await post(url, b'{"prompt": "p"}')).status for _ in range(5)} == {200}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("policy", "fastest"),
+        ("cache_threshold", 2.0),
+        ("eviction_interval", -1.0),
+        ("worker_urls", ["nowhere"]),
+    ],
+)
+def test_wrong_configuration_names_what_is_wrong(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=str(value[0] if isinstance(value, list) else field)):
+        RouterServer(**(vars(RouterConfig(port=0)) | {field: value}))
