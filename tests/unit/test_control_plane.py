@@ -1,0 +1,198 @@
+"""The control plane over real sockets: every message, order, backpressure, aborts and bad input."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from sglang_omni.pipeline.control_plane import (
+    ControlPlaneClosed,
+    CoordinatorControlPlane,
+    StageControlPlane,
+    encode_message,
+)
+from sglang_omni.proto import (
+    AbortMessage,
+    CompleteMessage,
+    DataReadyMessage,
+    OmniRequest,
+    ProfilerStartMessage,
+    ProfilerStopMessage,
+    ProgressMessage,
+    ShutdownMessage,
+    StagePayload,
+    StreamMessage,
+    SubmitMessage,
+)
+
+WAIT_S = 10
+
+
+class Wires:
+    """A coordinator's and two stages' control planes, connected."""
+
+    def __init__(self, directory: Path) -> None:
+        self.endpoint = {name: f"ipc://{directory}/{name}" for name in ("completion", "abort", "a", "b")}
+        self.coordinator = CoordinatorControlPlane(self.endpoint["completion"], self.endpoint["abort"])
+        self.a = self.stage("a")
+        self.b = self.stage("b")
+
+    def stage(self, name: str) -> StageControlPlane:
+        return StageControlPlane(
+            name, self.endpoint[name], self.endpoint["completion"], self.endpoint["abort"]
+        )
+
+
+@pytest.fixture()
+async def wires(tmp_path: Path) -> AsyncIterator[Wires]:
+    wires = Wires(tmp_path)
+    await wires.coordinator.start()
+    await wires.a.start()
+    await wires.b.start()
+    yield wires
+    wires.a.close()
+    wires.b.close()
+    wires.coordinator.close()
+
+
+async def soon(awaitable: Any) -> Any:
+    return await asyncio.wait_for(awaitable, WAIT_S)
+
+
+REQUEST = OmniRequest({"prompt": "hi"}, params={"seed": 1}, metadata={"task": "chat"})
+
+TO_STAGES = [
+    SubmitMessage("r", StagePayload("r", REQUEST, {"raw_inputs": b"\x00\xff"})),
+    DataReadyMessage("r", "a", "b", {"slot": 3, "paths": (1, ("x", 2))}),
+    DataReadyMessage("r", "a", "b", {"relay_info": {}}, chunk_id=7),
+    DataReadyMessage("r", "a", "b", None, is_done=True),
+    DataReadyMessage("r", "a", "b", None, error="broken"),
+    ShutdownMessage(),
+    ProfilerStartMessage("run", "/tmp/{run_id}_{stage}"),
+    ProfilerStopMessage("run"),
+    ProfilerStopMessage(),
+]
+
+TO_COORDINATOR = [
+    CompleteMessage("r", "b", True, result={"text": "hello", 1: (2, 3)}),
+    CompleteMessage("r", "b", False, error="ValueError: no", error_info={"message": "no", "status": 400}),
+    StreamMessage("r", "b", {"text": "h"}, stage_id=1, stage_name="b", modality="text", chunk_id=0),
+    ProgressMessage("b", [["r", "b", -2], ["r", "c", 1]], [["r", 0.25]]),
+]
+
+
+@pytest.mark.parametrize("message", TO_STAGES, ids=lambda m: m.type)
+async def test_messages_to_a_stage_arrive_as_they_were(wires: Wires, message: Any) -> None:
+    await wires.a.send_to_stage("b", wires.endpoint["b"], message)
+    await wires.coordinator.send_to_stage("a", wires.endpoint["a"], message)
+    assert await soon(wires.b.recv()) == message
+    assert await soon(wires.a.recv()) == message
+
+
+@pytest.mark.parametrize("message", TO_COORDINATOR, ids=lambda m: m.type)
+async def test_messages_to_the_coordinator_arrive_as_they_were(wires: Wires, message: Any) -> None:
+    send = {"complete": wires.b.send_complete, "stream": wires.b.send_stream, "progress": wires.b.send_progress}
+    await send[message.type](message)
+    assert await soon(wires.coordinator.recv()) == message
+
+
+async def test_an_array_in_a_result_arrives(wires: Wires) -> None:
+    await wires.b.send_complete(CompleteMessage("r", "b", True, result={"audio": np.arange(4, dtype="f4")}))
+    message = await soon(wires.coordinator.recv())
+    assert message.result["audio"].dtype == np.float32
+    assert message.result["audio"].tolist() == [0, 1, 2, 3]
+
+
+async def test_one_edge_keeps_its_order_over_many_batches(wires: Wires) -> None:
+    count = 3000
+
+    async def send() -> None:
+        for i in range(count):
+            await wires.a.send_to_stage("b", wires.endpoint["b"], DataReadyMessage(str(i), "a", "b", None))
+
+    sending = asyncio.create_task(send())
+    received = [(await soon(wires.b.recv())).request_id for _ in range(count)]
+    await soon(sending)
+    assert received == [str(i) for i in range(count)]
+
+
+async def test_a_full_queue_makes_the_sender_wait_and_loses_nothing(wires: Wires) -> None:
+    late = wires.stage("b")
+    late.recv_endpoint += "-late"
+    sent = 0
+
+    async def send() -> None:
+        nonlocal sent
+        for i in range(5000):
+            message = DataReadyMessage(str(i), "a", "b", None)
+            await wires.a.send_to_stage("b", late.recv_endpoint, message)
+            sent += 1
+
+    sending = asyncio.create_task(send())
+    await asyncio.wait({sending}, timeout=0.5)
+    assert not sending.done()
+    assert sent < 5000  # Nobody receives yet.
+    await late.start()
+    received = [(await soon(late.recv())).request_id for _ in range(5000)]
+    await soon(sending)
+    late.close()
+    assert received == [str(i) for i in range(5000)]
+
+
+async def test_what_is_not_a_message_is_dropped_and_reading_goes_on(wires: Wires) -> None:
+    push = zmq.Context.instance().socket(zmq.PUSH)
+    push.connect(wires.endpoint["b"])
+    for frame in (b"", b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa4type\xa4nope", b"\x81\xa4type\xa5abort"):
+        push.send(frame)
+    push.send(encode_message(ShutdownMessage()))
+    assert await soon(wires.b.recv()) == ShutdownMessage()
+    push.close()
+
+
+async def test_aborts_reach_every_stage(wires: Wires) -> None:
+    wires.coordinator.broadcast_abort(AbortMessage("r"))
+    assert await soon(wires.a.recv_abort()) == AbortMessage("r")
+    assert await soon(wires.b.recv_abort()) == AbortMessage("r")
+
+
+async def test_a_stage_that_comes_later_hears_of_earlier_aborts(wires: Wires) -> None:
+    wires.coordinator.broadcast_abort(AbortMessage("before"))
+    await soon(wires.b.recv_abort())
+    wires.b.close()
+    wires.coordinator.broadcast_abort(AbortMessage("while away"))
+    again = wires.stage("b")
+    await again.start()
+    heard = {(await soon(again.recv_abort())).request_id for _ in range(2)}
+    again.close()
+    assert heard == {"before", "while away"}
+
+
+async def test_closing_ends_a_waiting_recv(wires: Wires) -> None:
+    waiting = [asyncio.create_task(wires.b.recv()), asyncio.create_task(wires.b.recv_abort())]
+    await asyncio.sleep(0)
+    wires.b.close()
+    for task in waiting:
+        with pytest.raises(ControlPlaneClosed):
+            await soon(task)
+
+
+async def test_using_a_control_plane_that_is_not_started_says_so(wires: Wires) -> None:
+    idle = wires.stage("a")
+    with pytest.raises(RuntimeError, match="stage 'a' is not started"):
+        await idle.recv()
+    with pytest.raises(RuntimeError, match="not started"):
+        await idle.send_complete(CompleteMessage("r", "a", True))
+    idle.close()
+
+
+async def test_what_cannot_be_encoded_is_an_error_of_the_caller(wires: Wires) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        await wires.b.send_complete(CompleteMessage("r", "b", True, result={"bad": object()}))
+    await wires.b.send_complete(CompleteMessage("r", "b", True, result=1))
+    assert (await soon(wires.coordinator.recv())).result == 1

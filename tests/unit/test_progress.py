@@ -1,0 +1,117 @@
+"""Progress counting: sums that find the requests a dead stage took with it, whatever the order of reports."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from sglang_omni.pipeline.progress import ProgressCounters, ProgressReporter
+from sglang_omni.proto import ProgressMessage
+
+# A diamond with a stream: entry -> (left, right) -> join -> coordinator, and left streams to join.
+ROUTE: dict[str, list[str | None]] = {
+    "entry": ["left", "right"],
+    "left": ["join", "join"],  # The payload and the stream: two hand-offs.
+    "right": ["join"],
+    "join": [None],
+}
+
+
+class Books:
+    """Every stage's reports of one request, in the order they were made."""
+
+    def __init__(self) -> None:
+        self.reports: list[ProgressMessage] = []
+        self.reporters = {name: ProgressReporter(name, self.reports.append) for name in ROUTE}
+
+    def run(self) -> None:
+        received = dict.fromkeys(ROUTE, 0)
+        sources: list[tuple[str | None, str]] = [(None, "entry")]
+        while sources:
+            source, stage = sources.pop(0)
+            self.reporters[stage].received("r", source)
+            received[stage] += 1
+            if stage == "join" and received[stage] < 3:
+                continue
+            for target in ROUTE[stage]:
+                self.reporters[stage].handed_on("r", target)
+                if target is not None:
+                    sources.append((stage, target))
+            self.reporters[stage].finished("r", received[stage], 0.5)
+            self.reporters[stage].flush()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_the_sums_settle_whatever_the_order_of_reports(seed: int) -> None:
+    books = Books()
+    books.run()
+    counters = ProgressCounters()
+    counters.track("r")
+    changes = [change for report in books.reports for change in report.changes]
+    changes += [["r", "entry", 1], ["r", "join", -1]]  # What the coordinator books itself.
+    random.Random(seed).shuffle(changes)
+    for change in changes:
+        counters.add(*change)
+    assert counters.is_settled("r")
+    assert counters.holders("r") == []
+    assert [report.spans for report in books.reports] == [[["r", 0.5]]] * 4
+
+
+async def test_both_ends_of_a_hand_off_hold_it_until_it_is_received() -> None:
+    counters = ProgressCounters()
+    counters.track("r")
+    counters.add("r", "a", 1)
+
+    def book(message: ProgressMessage) -> None:
+        for change in message.changes:
+            counters.add(*change)
+
+    a, b = ProgressReporter("a", book), ProgressReporter("b", book)
+    a.received("r", None)
+    a.handed_on("r", "b")
+    a.finished("r", 1)
+    a.flush()
+    assert sorted(counters.holders("r")) == ["a", "b"]  # The message may be in either process.
+    b.received("r", "a")
+    b.flush()
+    assert counters.holders("r") == ["b"]
+
+
+async def test_a_receiver_holds_the_request_though_the_senders_report_died_with_it() -> None:
+    counters = ProgressCounters()
+    counters.track("r")
+    counters.add("r", "a", 1)
+    b = ProgressReporter("b", lambda message: [counters.add(*change) for change in message.changes] and None)
+    b.received("r", "a")
+    b.flush()
+    assert counters.held_by(["a"]) == []
+    assert counters.held_by(["b"]) == ["r"]
+
+
+def test_only_tracked_requests_are_counted() -> None:
+    counters = ProgressCounters()
+    assert counters.add("ghost", "a", 1) == 0
+    assert counters.held_by(["a"]) == []
+    counters.track("r")
+    assert counters.add("r", "a", 1) == 1
+    assert counters.held_by(["a", "b"]) == ["r"]
+    counters.forget("r")
+    assert counters.held_by(["a"]) == []
+
+
+async def test_reports_are_batched_and_opposite_changes_cancel() -> None:
+    reports: list[ProgressMessage] = []
+    reporter = ProgressReporter("s", reports.append)
+    reporter.received("a", None)
+    reporter.handed_on("a", None)
+    reporter.finished("a", 1, 1.0)
+    reporter.received("b", "up")
+    assert reports == []
+    await asyncio.sleep(0.05)
+    assert len(reports) == 1
+    assert reports[0].changes == [["b", "s", 1], ["b", "up", -1]]
+    assert reports[0].spans == [["a", 1.0]]
+    reporter.flush()
+    assert len(reports) == 1
