@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sglang_omni.models.speech_chat.config import BUNDLED
 from sglang_omni.models.speech_chat.request import task_of, wants_stream
@@ -14,6 +17,9 @@ from sglang_omni.scheduling.stream_scheduler import StreamScheduler
 
 if TYPE_CHECKING:
     from sglang_omni.preprocessing.text import PromptEncoder
+    from sglang_omni.scheduling.engine_scheduler import EngineScheduler
+
+logger = logging.getLogger(__name__)
 
 
 def create_preprocess(
@@ -65,7 +71,8 @@ def create_transcribe(
     from sglang_omni.models.speech_chat.components.whisper import Whisper
     from sglang_omni.models.speech_chat.transcribe import Recognizer, TranscribeSession
 
-    whisper = Whisper(num_threads=num_threads or available_cores(), beam_size=beam_size)
+    with _loading("Whisper tiny.en"):
+        whisper = Whisper(num_threads=num_threads or available_cores(), beam_size=beam_size)
     recognizer = Recognizer(whisper, cache_size)
     prompts = _prompt_encoder(model_path, context_length)
     return StreamScheduler(
@@ -73,6 +80,48 @@ def create_transcribe(
         expects_stream=lambda payload: False,
         wants_chunks=lambda payload: wants_stream(payload.request),
     )
+
+
+def create_thinker(
+    model_path: str,
+    *,
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    num_threads: int | None = None,
+    max_running_requests: int = 16,
+    max_total_tokens: int = 16_384,
+    max_new_tokens: int = 512,
+    context_length: int | None = None,
+) -> EngineScheduler:
+    """Token ids -> the answer, in text pieces while it is written.
+
+    Args:
+        model_path: Directory of a Llama or Qwen checkpoint, or ``"speech-chat"``.
+        dtype: ``"auto"`` is bfloat16 where the CPU multiplies it by itself, else float32.
+        num_threads: CPU threads; half of the cores by default, the rest being for other stages and replicas.
+        max_running_requests: Answers written at the same time.
+        max_total_tokens: Size of the KV cache that they share.
+        max_new_tokens: Longest answer to a request that sets no limit.
+        context_length: A context shorter than the checkpoint's.
+    """
+    from tokenizers import Tokenizer
+
+    from sglang_omni.engines import build_text_engine
+    from sglang_omni.models.speech_chat.thinker import Thinker, sampling_defaults
+    from sglang_omni.scheduling.engine_scheduler import EngineScheduler
+
+    checkpoint = checkpoint_directory(model_path)
+    with _loading(f"the language model from {checkpoint}"):
+        engine = build_text_engine(
+            checkpoint,
+            dtype=_native_dtype() if dtype == "auto" else dtype,
+            max_running_requests=max_running_requests,
+            max_total_tokens=max_total_tokens,
+            context_length=context_length,
+            num_threads=num_threads or max(1, available_cores() // 2),
+        )
+        tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    thinker = Thinker(tokenizer, sampling_defaults(checkpoint, max_new_tokens), engine.stats)
+    return EngineScheduler(engine, thinker.build_request, thinker.result, thinker.stream)
 
 
 def create_decode() -> SimpleScheduler:
@@ -91,7 +140,8 @@ def create_speak(*, num_threads: int = 1) -> StreamScheduler:
     from sglang_omni.models.speech_chat.components.voice import Voice
     from sglang_omni.models.speech_chat.speak import SpeakSession
 
-    voice = Voice(num_threads=num_threads)
+    with _loading("the voice"):
+        voice = Voice(num_threads=num_threads)
     return StreamScheduler(
         lambda: SpeakSession(voice),
         expects_stream=lambda payload: task_of(payload.request) != "speech",
@@ -102,6 +152,12 @@ def create_speak(*, num_threads: int = 1) -> StreamScheduler:
 def available_cores() -> int:
     """CPU cores this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def _native_dtype() -> Literal["float32", "bfloat16"]:
+    """bfloat16 halves what is read from memory for a token; a CPU that emulates it loses more than that."""
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
 
 
 def checkpoint_directory(model_path: str) -> Path:
@@ -121,6 +177,13 @@ def checkpoint_directory(model_path: str) -> Path:
             f"or {BUNDLED!r} for the bundled model"
         )
     return directory
+
+
+@contextmanager
+def _loading(what: str) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    logger.info("loaded %s in %.1f s", what, time.perf_counter() - began)
 
 
 def _prompt_encoder(model_path: str, context_length: int | None) -> PromptEncoder:

@@ -1,0 +1,98 @@
+"""The language model's side of a request: into the engine, and out of it as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from sglang_omni.engines import EngineRequest, SamplingParams
+from sglang_omni.models.speech_chat.request import (
+    answers_in_speech,
+    answers_in_text,
+    stage_params,
+    wants_stream,
+)
+from sglang_omni.preprocessing.text import read_json
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
+from sglang_omni.scheduling.messages import OutgoingMessage
+
+# What a checkpoint's generation_config.json says about sampling.
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class Thinker:
+    """What an ``EngineScheduler`` asks of its stage.
+
+    Takes payloads of ``{"prompt_token_ids": [int], "heard": str | None}``; its results are
+    ``{"text", "token_ids", "finish_reason", "prompt_tokens", "cached_tokens", "heard", "engine"}``.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        sampling_defaults: Mapping[str, Any],
+        engine_stats: Callable[[], dict[str, int]],
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._sampling_defaults = dict(sampling_defaults)
+        self._engine_stats = engine_stats
+
+    def build_request(self, payload: StagePayload) -> EngineRequest:
+        """
+        Raises:
+            RequestError: A sampling parameter is out of its range.
+        """
+        params = stage_params(payload.request, "thinker")
+        given = {name: value for name, value in params.items() if value is not None}
+        sampling = SamplingParams.from_params({**self._sampling_defaults, **given})
+        return EngineRequest(
+            payload.request_id,
+            payload.data["prompt_token_ids"],
+            sampling,
+            IncrementalDetokenizer(self._tokenizer, stop=sampling.stop),
+        )
+
+    def stream(
+        self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
+    ) -> list[OutgoingMessage]:
+        """New text, to whoever reads or speaks it."""
+        delta = _text_of(request).take()
+        if not delta:
+            return []
+        chunk = {"modality": "text", "text": delta}
+        targets = []
+        if wants_stream(payload.request) and answers_in_text(payload.request):
+            targets.append("coordinator")
+        if answers_in_speech(payload.request):
+            targets.append("speak")
+        return [OutgoingMessage(request.request_id, "stream", chunk, target) for target in targets]
+
+    def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
+        data = {
+            "text": _text_of(request).text,
+            "token_ids": request.output_token_ids,
+            "finish_reason": request.finish_reason,
+            "prompt_tokens": len(request.prompt_token_ids),
+            "cached_tokens": request.cached_tokens,
+            "heard": payload.data.get("heard"),
+            "engine": self._engine_stats(),
+        }
+        return StagePayload(payload.request_id, payload.request, data)
+
+
+def sampling_defaults(checkpoint: Path, max_new_tokens: int) -> dict[str, Any]:
+    """What a request that says nothing is sampled with: the checkpoint's own settings."""
+    settings = read_json(checkpoint / "generation_config.json")
+    defaults = {name: settings[name] for name in _SAMPLING_FIELDS if settings.get(name) is not None}
+    if settings.get("do_sample") is False:
+        defaults["temperature"] = 0.0
+    return {**defaults, "max_new_tokens": max_new_tokens}
+
+
+def _text_of(request: EngineRequest) -> IncrementalDetokenizer:
+    assert isinstance(request.detokenizer, IncrementalDetokenizer)
+    return request.detokenizer

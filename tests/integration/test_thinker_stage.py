@@ -1,0 +1,171 @@
+"""The language model's stage: real weights, the engine's scheduler, text out as it is written."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_omni.models.speech_chat.decode import decode
+from sglang_omni.models.speech_chat.stages import checkpoint_directory, create_thinker
+from sglang_omni.models.speech_chat.thinker import sampling_defaults
+from sglang_omni.preprocessing.text import PromptEncoder
+from sglang_omni.proto import OmniRequest, RequestError, StagePayload
+from sglang_omni.scheduling.engine_scheduler import EngineScheduler
+from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
+
+QUESTION = "What is the capital of France?"
+
+
+@pytest.fixture(scope="module")
+def prompts() -> PromptEncoder:
+    return PromptEncoder(checkpoint_directory("speech-chat"))
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[EngineScheduler]:
+    scheduler = create_thinker("speech-chat", max_total_tokens=4096, max_new_tokens=24)
+    thread = threading.Thread(target=scheduler.start)
+    thread.start()
+    yield scheduler
+    scheduler.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def run(
+    thinker: EngineScheduler,
+    prompts: PromptEncoder,
+    question: str = QUESTION,
+    modalities: tuple[str, ...] = ("text",),
+    heard: str | None = None,
+    **params: Any,
+) -> tuple[list[OutgoingMessage], StagePayload]:
+    request = OmniRequest(None, params, {"task": "chat", "output_modalities": list(modalities)})
+    token_ids = prompts.encode_messages([{"role": "user", "content": question}])
+    payload = StagePayload("r", request, {"prompt_token_ids": token_ids, "heard": heard})
+    thinker.inbox.put(IncomingMessage("r", "new_request", payload))
+    chunks = []
+    while (message := thinker.outbox.get(timeout=60)).type == "stream":
+        chunks.append(message)
+    if message.type == "error":
+        raise message.data
+    return chunks, message.data
+
+
+def test_an_answer_becomes_the_callers_result(thinker: EngineScheduler, prompts: PromptEncoder) -> None:
+    chunks, payload = run(thinker, prompts, temperature=0, heard=QUESTION)
+    result = decode(payload).data
+
+    assert chunks == []
+    assert "Paris" in result["text"]
+    assert "<|im_end|>" not in result["text"]
+    assert result["modality"] == "text"
+    assert result["finish_reason"] == "stop"
+    assert result["heard"] == QUESTION
+    prompt_tokens = result["usage"]["prompt_tokens"]
+    assert prompt_tokens == len(prompts.encode_messages([{"role": "user", "content": QUESTION}]))
+    assert result["usage"]["total_tokens"] == prompt_tokens + len(result["token_ids"])
+    assert result["engine"]["max_batch_size"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("modalities", "stream", "targets"),
+    [
+        (("text",), False, set()),
+        (("text",), True, {"coordinator"}),
+        (("text", "audio"), False, {"speak"}),
+        (("text", "audio"), True, {"coordinator", "speak"}),
+        (("audio",), True, {"speak"}),
+    ],
+)
+def test_text_streams_to_who_wants_it(
+    thinker: EngineScheduler,
+    prompts: PromptEncoder,
+    modalities: tuple[str, ...],
+    stream: bool,
+    targets: set[str],
+) -> None:
+    chunks, payload = run(thinker, prompts, modalities=modalities, stream=stream, temperature=0)
+
+    assert {chunk.target for chunk in chunks} == targets
+    for target in targets:
+        mine = [chunk.data for chunk in chunks if chunk.target == target]
+        assert {piece["modality"] for piece in mine} == {"text"}
+        assert "".join(piece["text"] for piece in mine) == payload.data["text"]
+
+
+def test_a_stop_string_is_neither_streamed_nor_part_of_the_answer(
+    thinker: EngineScheduler, prompts: PromptEncoder
+) -> None:
+    chunks, payload = run(thinker, prompts, temperature=0, stream=True, stop=["Paris"])
+
+    assert payload.data["text"] == "The capital of France is "
+    assert "".join(chunk.data["text"] for chunk in chunks) == payload.data["text"]
+    assert payload.data["finish_reason"] == "stop"
+
+
+def test_the_stages_own_limit_and_the_requests(thinker: EngineScheduler, prompts: PromptEncoder) -> None:
+    _, by_default = run(thinker, prompts, "Count to one hundred.", temperature=0, ignore_eos=True)
+    _, by_request = run(thinker, prompts, temperature=0, max_new_tokens=3)
+    _, by_stage = run(
+        thinker, prompts, max_new_tokens=9, stage_params={"thinker": {"max_new_tokens": 2, "temperature": 0}}
+    )
+
+    assert len(by_default.data["token_ids"]) == 24
+    assert len(by_request.data["token_ids"]) == 3
+    assert len(by_stage.data["token_ids"]) == 2
+    assert by_stage.data["finish_reason"] == "length"
+
+
+def test_a_seed_makes_sampling_repeatable(thinker: EngineScheduler, prompts: PromptEncoder) -> None:
+    def answer(seed: int) -> str:
+        return run(thinker, prompts, "Tell me a story.", temperature=1.5, seed=seed)[1].data["text"]
+
+    assert answer(1) == answer(1)
+    assert len({answer(seed) for seed in range(4)}) > 1
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_new_tokens": -1}, "max_new_tokens"),
+        ({"stop": [""]}, "stop"),
+    ],
+)
+def test_parameters_out_of_range_are_refused_by_name(
+    thinker: EngineScheduler, prompts: PromptEncoder, params: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        run(thinker, prompts, **params)
+    assert refused.value.param == field
+
+
+@pytest.mark.parametrize(
+    ("settings", "defaults"),
+    [
+        ({"temperature": 0.6, "top_k": 20, "eos_token_id": 1}, {"temperature": 0.6, "top_k": 20}),
+        ({"do_sample": False, "temperature": 0.6}, {"temperature": 0.0}),
+        ({"do_sample": True, "top_p": 0.9}, {"top_p": 0.9}),
+        (None, {}),
+    ],
+)
+def test_defaults_are_the_checkpoints_own(
+    tmp_path: Path, settings: dict[str, Any] | None, defaults: dict[str, Any]
+) -> None:
+    if settings is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+
+    assert sampling_defaults(tmp_path, 7) == {**defaults, "max_new_tokens": 7}
+
+
+def test_a_model_path_that_leads_nowhere_says_what_would_do() -> None:
+    with pytest.raises(FileNotFoundError, match=r"'/no/such/place' is no directory.*'speech-chat'"):
+        checkpoint_directory("/no/such/place")
