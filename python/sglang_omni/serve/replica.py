@@ -27,8 +27,8 @@ from sglang_omni.serve.state import Capabilities
 
 logger = logging.getLogger(__name__)
 
-# What a shutdown may take: requests that end by themselves, then the pipeline's own stop, then force.
-_DRAIN_S = 1
+# A shutdown gives requests this long to end by themselves, and is over in this time by force.
+_DRAIN_S = 1.0
 _SHUTDOWN_S = 8.0
 
 
@@ -108,7 +108,7 @@ async def _serve(
             app,
             access_log=False,
             log_config=None,
-            timeout_graceful_shutdown=_DRAIN_S,
+            timeout_graceful_shutdown=2 * int(_DRAIN_S),
         )
     )
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -124,6 +124,9 @@ async def _serve(
     finally:
         lost.cancel()
         server.should_exit = True
+        await asyncio.wait({serving}, timeout=_DRAIN_S)
+        # Whoever is still waiting is told, instead of being cut off.
+        runner.coordinator.fail_all("the server is shutting down")
         await serving
 
 

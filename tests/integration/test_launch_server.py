@@ -1,0 +1,181 @@
+"""Servers as users start them: replicas, router, their deaths, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+HERE = Path(__file__).parent
+CONFIG = """
+model_path: none
+name: shouting
+endpoints: {{base_path: {folder}/run}}
+stages:
+  - {{name: upper, process: a, factory: served_stages.upper, next: answer}}
+  - {{name: answer, process: b, factory: served_stages.{answer}, terminal: true}}
+"""
+PATIENCE = 60.0
+
+
+class Launched:
+    """A launcher's process, and every process it was ever seen to have below it."""
+
+    def __init__(self, folder: Path, *flags: str, answer: str = "answer") -> None:
+        self.folder = folder
+        config = folder / "pipeline.yaml"
+        config.write_text(CONFIG.format(folder=folder, answer=answer))
+        self.log = folder / "log"
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "sglang_omni.launch_server"),
+                    *("--config", str(config), "--port", "0", *flags),
+                ],
+                env=os.environ | {"PYTHONPATH": str(HERE)},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.seen: dict[int, psutil.Process] = {}
+
+    def base_url(self) -> str:
+        """Where it serves, once it does."""
+        marker = "served on "
+        self.wait_for(lambda: marker in self.lines("[server]"), "it does not serve")
+        return self.lines("[server]").split(marker)[1].split()[0]
+
+    def lines(self, name: str) -> str:
+        return "\n".join(line for line in self.log.read_text().splitlines() if name in line)
+
+    def wait_for(self, holds: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not holds():
+            assert time.monotonic() < deadline, f"{otherwise}:\n{self.log.read_text()}"
+            time.sleep(0.05)
+
+    def children(self, mark: str) -> list[psutil.Process]:
+        """Its own children with ``mark`` on their command line."""
+        launcher = psutil.Process(self.process.pid)
+        self.seen |= {process.pid: process for process in launcher.children(recursive=True)}
+        return [child for child in launcher.children() if mark in " ".join(child.cmdline())]
+
+    def assert_nothing_left(self) -> None:
+        self.wait_for(lambda: not any(map(alive, self.seen.values())), "processes are left")
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        for process in filter(alive, self.seen.values()):
+            process.kill()
+
+
+def alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def shout(base_url: str, prompt: str = "hi") -> httpx.Response:
+    return httpx.post(f"{base_url}/v1/completions", json={"prompt": prompt}, timeout=PATIENCE)
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    launched: list[Launched] = []
+
+    def start(*flags: str, **kwargs: str) -> Launched:
+        launched.append(Launched(tmp_path, *flags, **kwargs))
+        return launched[-1]
+
+    yield start
+    for each in launched:
+        each.end()
+
+
+def test_replica_serves_and_ctrl_c_leaves_nothing(launch):
+    server = launch()
+    url = server.base_url()
+    answer = shout(url)
+    assert answer.json()["choices"][0]["text"] == "HI"
+    info = httpx.get(f"{url}/get_server_info").json()
+    assert [(p["name"], p["stages"]) for p in info["processes"]] == [("a", ["upper"]), ("b", ["answer"])]
+    assert {p.pid for p in psutil.Process(server.process.pid).children()} >= {
+        p["pid"] for p in info["processes"]
+    }
+
+    # A request that would hang for ever is answered, and stops nothing.
+    answers: list[httpx.Response] = []
+    waiting = threading.Thread(target=lambda: answers.append(shout(url, "hang")))
+    waiting.start()
+    server.wait_for(lambda: httpx.get(f"{url}/get_load").json()["running"] == 1, "the request does not run")
+    server.children("")
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(PATIENCE) == 0
+    waiting.join()
+    assert answers[0].status_code == 500
+    assert "shutting down" in answers[0].json()["error"]["message"]
+    server.assert_nothing_left()
+    assert list((server.folder / "run").iterdir()) == []
+
+
+def test_stage_that_cannot_start_ends_the_launch_with_its_error(launch):
+    for flags in ((), ("--dp-size", "2")):
+        server = launch(*flags, answer="broken")
+        assert server.process.wait(PATIENCE) == 1
+        log = server.log.read_text()
+        assert "no weights in /nowhere" in log
+        assert "answer" in log
+
+
+def test_fleet_outlives_the_death_of_its_members(launch):
+    server = launch("--dp-size", "2", "--policy", "round_robin")
+    url = server.base_url()
+    workers = {shout(url).headers["x-sglang-omni-worker"] for _ in range(4)}
+    assert len(workers) == 2
+
+    (replica, _), (router,) = server.children("launch_server"), server.children("router_process")
+    below = replica.children(recursive=True)
+    assert len(below) >= 2
+    replica.kill()
+    server.wait_for(lambda: not any(map(alive, below)), "the replica's stages outlived it")
+    assert shout(url).status_code == 200
+    server.wait_for(lambda: len(server.children("launch_server")) == 2, "no new replica")
+    server.wait_for(lambda: healthy_workers(url) == 2, "the new replica is not used")
+    assert {shout(url).headers["x-sglang-omni-worker"] for _ in range(4)} == workers
+
+    router.kill()
+    router.wait()
+    server.wait_for(lambda: healthy_workers(url) == 2, "no new router")
+    assert shout(url).status_code == 200
+
+    server.children("")
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(PATIENCE) == 0
+    server.assert_nothing_left()
+    assert list((server.folder / "run").iterdir()) == []
+
+
+def test_killed_launcher_leaves_no_process(launch):
+    server = launch("--dp-size", "2")
+    server.base_url()
+    assert len(server.children("")) == 3
+    server.process.kill()
+    server.process.wait()
+    server.assert_nothing_left()
+
+
+def healthy_workers(url: str) -> int:
+    try:
+        listed = httpx.get(f"{url}/workers", timeout=5.0).json()["workers"]
+    except httpx.TransportError:
+        return 0
+    return sum(worker["healthy"] for worker in listed)
