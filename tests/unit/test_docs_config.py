@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from ast import literal_eval
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,14 @@ def test_the_commands_print_what_is_shown(folder: Path) -> None:
     for command, output in shown:
         done = run(folder, *command.split())
         assert (done.stdout, done.stderr) == (output, "")
+
+
+def test_the_program_prints_what_is_shown(folder: Path) -> None:
+    (folder / "main.py").write_text(block("python", 1))
+    done = run(folder, "main.py")
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(r"# (\{.*\})$", block("python", 1), re.M)
+    assert [literal_eval(line) for line in done.stdout.splitlines()] == [literal_eval(line) for line in shown]
 
 
 def test_the_errors_read_as_shown(folder: Path) -> None:
