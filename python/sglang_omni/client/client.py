@@ -92,6 +92,7 @@ class Client:
                     stage_name=chunk.stage_name,
                     heard=chunk.heard,
                     timings=chunk.timings,
+                    engine=chunk.engine,
                     worker=chunk.worker,
                 )
 

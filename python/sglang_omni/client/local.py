@@ -257,6 +257,7 @@ def _read_fields(chunk: GenerateChunk, data: Mapping[str, Any]) -> None:
     chunk.usage = UsageInfo.from_dict(data.get("usage"))
     chunk.stage_name = data.get("stage_name")
     chunk.heard = data.get("heard")
+    chunk.engine = data.get("engine")
     chunk.language = data.get("language")
     chunk.duration = data.get("duration")
     chunk.segments = [

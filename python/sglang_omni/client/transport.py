@@ -134,6 +134,7 @@ class Transport(ABC):
             heard=collected.heard,
             token_ids=last.token_ids,
             timings=last.timings,
+            engine=last.engine,
             worker=last.worker,
             result=last.result,
         )

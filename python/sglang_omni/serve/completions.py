@@ -64,7 +64,7 @@ async def _completions(
         raise failures.exceptions[0] from None
     results = [task.result() for task in tasks]
     for result in results:
-        server.metrics.count_tokens(result.usage)
+        server.metrics.finished(result.usage, result.engine)
     choices = [
         {"index": i, "text": r.text, "logprobs": None, "finish_reason": r.finish_reason}
         for i, r in enumerate(results)
@@ -95,7 +95,9 @@ async def _events(
                 started = None
             if not chunk.text and chunk.finish_reason is None:
                 continue
-            usage = chunk.usage or usage
+            if chunk.finish_reason is not None:
+                usage = chunk.usage
+                server.metrics.finished(usage, chunk.engine)
             choice = {
                 "index": 0,
                 "text": chunk.text,
@@ -104,7 +106,6 @@ async def _events(
             }
             more = {"timings": chunk.timings} if body.timings and chunk.finish_reason is not None else {}
             yield head | {"choices": [choice]} | more
-    server.metrics.count_tokens(usage)
     if include_usage:
         yield head | {"choices": [], "usage": usage.to_dict() if usage else None}
 

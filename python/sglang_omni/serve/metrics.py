@@ -12,6 +12,17 @@ from sglang_omni.client import UsageInfo
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
+# An engine's counter -> the metric's name and help text.
+_ENGINE = {
+    "running_requests": ("engine_running_requests", "Requests in the engine's running batch."),
+    "waiting_requests": ("engine_waiting_requests", "Requests waiting for a place in the batch."),
+    "used_pages": ("engine_used_pages", "Pages of the key-value cache in use."),
+    "num_pages": ("engine_pages", "Pages of the key-value cache."),
+    "steps": ("engine_steps", "Steps the engine has run."),
+    "generated_tokens": ("engine_generated_tokens", "Tokens the engine has generated."),
+    "max_batch_size": ("decode_batch_size_max", "The most requests that one step has run."),
+}
+
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -61,6 +72,7 @@ class Metrics:
         self.seconds = Histogram()
         self.first_output_seconds = Histogram()
         self.tokens = Counter()
+        self.engine: dict[str, float] = {}
         for kind in ("prompt", "completion", "cached"):
             self.tokens.add(0, kind=kind)
 
@@ -71,11 +83,13 @@ class Metrics:
     def first_output(self, seconds: float) -> None:
         self.first_output_seconds.observe(seconds)
 
-    def count_tokens(self, usage: UsageInfo | None) -> None:
+    def finished(self, usage: UsageInfo | None, engine: Mapping[str, float] | None = None) -> None:
+        """What a request's result tells of its tokens and of the engine."""
         if usage is not None:
             self.tokens.add(usage.prompt_tokens or 0, kind="prompt")
             self.tokens.add(usage.completion_tokens or 0, kind="completion")
             self.tokens.add(usage.cached_tokens or 0, kind="cached")
+        self.engine.update(engine or {})
 
     def render(self, gauges: Mapping[str, tuple[str, Mapping[Labels, float]]]) -> str:
         """
@@ -103,6 +117,11 @@ class Metrics:
         everything: dict[str, tuple[str, Mapping[Labels, float]]] = {
             "requests_in_flight": ("HTTP requests being answered.", {(): float(self.in_flight)}),
             **gauges,
+            **{
+                name: (f"{text} At the end of the last request.", {(): float(self.engine[key])})
+                for key, (name, text) in _ENGINE.items()
+                if key in self.engine
+            },
         }
         for name, (help_text, values) in everything.items():
             lines = (f"{prefix}{name}{_labelled(labels)} {value:g}" for labels, value in values.items())

@@ -25,8 +25,8 @@ def test_histogram_buckets_add_up():
 def test_counters_and_escaped_labels():
     metrics = Metrics()
     metrics.request_done('/a"b\\c\nd', 404, 0.1)
-    metrics.count_tokens(UsageInfo(5, 2, 7, 3))
-    metrics.count_tokens(None)
+    metrics.finished(UsageInfo(5, 2, 7, 3))
+    metrics.finished(None)
     found = families(metrics)
     (request,) = found["sglang_omni_requests"].samples
     assert request.labels == {"path": '/a"b\\c\nd', "status": "404"}
@@ -35,6 +35,9 @@ def test_counters_and_escaped_labels():
 
 
 def test_gauges():
-    found = families(Metrics(), {"up": ("Whether.", {(): 1.0}), "load": ("L.", {(("stage", "a"),): 2.0})})
+    metrics = Metrics()
+    metrics.finished(None, {"max_batch_size": 4, "of_its_own": 1})
+    found = families(metrics, {"up": ("Whether.", {(): 1.0}), "load": ("L.", {(("stage", "a"),): 2.0})})
     assert found["sglang_omni_up"].samples[0].value == 1
+    assert found["sglang_omni_decode_batch_size_max"].samples[0].value == 4
     assert found["sglang_omni_load"].samples[0].labels == {"stage": "a"}
