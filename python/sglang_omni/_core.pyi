@@ -1,10 +1,90 @@
 """The Rust core. One section an area; each area is one file in `rust/python/src`."""
 
+from collections.abc import Sequence
+from typing import Literal
+
+from typing_extensions import Buffer
+
 __version__: str
 
 # --- payload ---------------------------------------------------------------------------------
 
+PAYLOAD_DTYPES: list[str]
+"""Names of the payload format's element types; the index is the code."""
+
+class PayloadPlan:
+    """Where header, skeleton and tensors of a payload go. Tensors that overlap in memory are copied once."""
+
+    def __init__(
+        self,
+        skeleton: bytes,
+        tensors: Sequence[tuple[int, int, int, Sequence[int], Sequence[int]]],
+        sources: object,
+    ) -> None:
+        """``tensors``: (0 torch | 1 numpy, dtype code, address, shape, strides in elements | bytes).
+
+        ``sources`` owns the memory at the addresses; the plan keeps it.
+        """
+
+    @property
+    def nbytes(self) -> int: ...
+    def to_bytes(self) -> bytes: ...
+    def write_to(self, address: int) -> None:
+        """Write ``nbytes`` bytes at ``address``, which the caller vouches for."""
+
+def decode_payload(
+    payload: Buffer,
+) -> tuple[bytes, list[tuple[int, int, int, list[int], list[int] | None]]]:
+    """Skeleton and tensor rows: as ``PayloadPlan``'s, with a byte offset for the address and None for
+    contiguous strides. Raises ValueError for a malformed payload."""
+
 # --- relay -----------------------------------------------------------------------------------
+
+Place = tuple[int, int, int, int, int]
+"""Where a payload lies: segment, offset, length, ticket, generation."""
+
+class ArenaFull(RuntimeError):
+    """An edge has no credit for a payload now; the text says who holds it."""
+
+class LeaseError(RuntimeError):
+    """A payload cannot be read (any more)."""
+
+class ShmArena:
+    """Shared memory this process writes payloads into, ``limit`` bytes under way at once for each edge."""
+
+    def __init__(self, limit: int) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def event_fd(self) -> int:
+        """Readable when a reader took or returned something while ``wait_begin`` is in force."""
+    def put(self, edge: str, key: str, plan: PayloadPlan, keep: float) -> Place:
+        """Pack into an extent; unread after ``keep`` seconds it may be given up. Raises ArenaFull."""
+    def put_raw(self, edge: str, key: str, address: int, nbytes: int, keep: float) -> Place: ...
+    def state(self, place: Place) -> Literal["free", "ready", "held", "returned"]: ...
+    def revoke(self, key: str) -> int:
+        """Take back what is under ``key`` and unread; returns how many."""
+    def wait_begin(self, pressure: bool) -> None: ...
+    def wait_end(self, pressure: bool) -> None: ...
+    def edges(self) -> list[tuple[str, int, int]]:
+        """(edge, bytes under way, times refused)."""
+    def outstanding(self) -> int:
+        """Payloads under way."""
+    def is_crowded(self, edge: str) -> bool:
+        """Whether readers of the edge should copy instead of keeping views."""
+
+class ShmLease:
+    """A payload of another process, viewed through the buffer protocol; given back when it dies."""
+
+    def __init__(self, name: str, place: tuple[int, ...]) -> None:
+        """Raises LeaseError where the sender is gone or the place is stale."""
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def should_copy(self) -> bool:
+        """The sender lacks room."""
+    def copy_to(self, address: int) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 # --- router ----------------------------------------------------------------------------------
 

@@ -325,9 +325,9 @@ def _decode_enum(unpacker: _Unpacker, wire: Any) -> enum.Enum:
 def _decode_dataclass(unpacker: _Unpacker, wire: Any) -> Any:
     name, values = wire
     cls: Any = _resolve(name, unpacker.trusted)
-    if not dataclasses.is_dataclass(cls):
+    known = getattr(cls, "__dataclass_fields__", None)
+    if known is None:
         raise ValueError(f"{name!r} is no dataclass")
-    known = cls.__dataclass_fields__
     obj: Any = object.__new__(
         cls
     )  # the fields are set as they were: __init__ and __post_init__ ran at the sender
@@ -436,7 +436,7 @@ _FLAT = frozenset({_BIGINT, _TORCH_DTYPE, _TORCH_DEVICE})
 
 def _explain(obj: Any, packer: _Packer) -> None:
     """Raise the error that names the path of what cannot be packed. Runs after packing failed."""
-    _explain_at(obj, "", (), _Packer(None if packer.sink is None else (lambda tensor: 0)))
+    _explain_at(obj, "", (), _Packer(packer.sink))
 
 
 def _explain_at(obj: Any, path: str, above: tuple[int, ...], packer: _Packer) -> None:

@@ -1,1 +1,73 @@
 //! The packed-payload format: encode, decode, validate. No Python, no I/O.
+//!
+//! Everything is little-endian. A payload is
+//!
+//! ```text
+//! header    magic "SGOP", version u16, flags u16 (0), tensors u32, buffers u32, skeleton u64, total u64
+//! tensors   per tensor: framework u8, dtype u8, dims u16, buffer u32, offset u64,
+//!           then dims x size u64, then dims x stride i64 (both in the row; strides in bytes)
+//! buffers   per buffer: offset u64 (from the start, 64-byte aligned), length u64
+//! skeleton  the object the tensors belong to, opaque here
+//! data      the buffers, each 64-byte aligned, in the order of their rows
+//! ```
+//!
+//! The skeleton refers to a tensor by its row, which is where the row's place in the object is
+//! written down: as typed keys, never as a printed path. Tensors that share memory share a buffer.
+
+mod decode;
+mod dtype;
+mod encode;
+
+pub use decode::{DecodeError, Decoded, TensorView, decode};
+pub use dtype::{DTYPES, DType};
+pub use encode::{EncodeError, Plan, Source};
+
+/// First bytes of every payload.
+pub const MAGIC: [u8; 4] = *b"SGOP";
+/// The one version this crate writes and reads.
+pub const VERSION: u16 = 1;
+/// Alignment of every buffer: a cache line, and what vector loads want.
+pub const ALIGN: u64 = 64;
+/// More dimensions than torch or numpy allow.
+pub const MAX_DIMS: usize = 64;
+
+pub(crate) const HEADER_LEN: usize = 32;
+pub(crate) const TENSOR_ROW_LEN: usize = 16;
+pub(crate) const BUFFER_ROW_LEN: usize = 16;
+
+/// What kind of object a row stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Framework {
+    Torch = 0,
+    Numpy = 1,
+}
+
+impl Framework {
+    pub fn from_code(code: u8) -> Option<Self> {
+        match code {
+            0 => Some(Self::Torch),
+            1 => Some(Self::Numpy),
+            _ => None,
+        }
+    }
+}
+
+/// The bytes a strided view touches, relative to its first element: `(lowest, one past the highest)`.
+///
+/// `None` where that does not fit an `i64`. A view without elements touches nothing.
+pub fn extent(itemsize: u64, shape: &[u64], strides: &[i64]) -> Option<(i64, i64)> {
+    if shape.contains(&0) {
+        return Some((0, 0));
+    }
+    let (mut low, mut high) = (0i64, i64::try_from(itemsize).ok()?);
+    for (&size, &stride) in shape.iter().zip(strides) {
+        let reach = i64::try_from(size - 1).ok()?.checked_mul(stride)?;
+        if reach < 0 {
+            low = low.checked_add(reach)?;
+        } else {
+            high = high.checked_add(reach)?;
+        }
+    }
+    Some((low, high))
+}

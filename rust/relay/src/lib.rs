@@ -1,1 +1,22 @@
-//! Shared-memory arena, slots, leases, credit ledger, reclaim. No Python.
+//! Shared-memory arena, tickets, leases, credit ledger, reclaim. No Python.
+//!
+//! A sender owns an [`Arena`]: one anonymous memory file that peers of the same user fetch over an
+//! abstract Unix socket and map once. A payload lies in an extent of it; a *ticket* in the file's
+//! header is one reader's right to that extent. The reader turns its ticket into a [`Lease`] and
+//! gives it back by dropping that; the sender collects what came back when it needs room.
+//!
+//! Nothing here has a name in a file system, so nothing is left behind when processes are killed.
+
+mod arena;
+mod control;
+mod extents;
+mod ledger;
+mod mapping;
+mod peer;
+mod server;
+mod ticket;
+
+pub use arena::{AllocateError, Arena, Full, Grant, Place, Waiting};
+pub use ledger::Ledger;
+pub use peer::{Lease, ReadError, open};
+pub use ticket::TicketState;

@@ -1,0 +1,248 @@
+"""Payloads and stream chunks over a relay.
+
+A payload is packed once: its tensors are noted where they are while its skeleton is encoded, then
+header, skeleton and tensors are written in one go to wherever the relay wants them. What a relay can
+do beyond the four plain methods it declares (see ``relay.base.Relay``).
+
+Received tensors are views of one buffer and read-only by contract: who wants to write makes a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+from sglang_omni._core import decode_payload
+from sglang_omni.pipeline.packing import UnpackedTensors, plan_payload
+from sglang_omni.proto import DataReadyMessage, StagePayload, codec
+from sglang_omni.relay.base import Relay, RelayOperation, RelayReadError
+
+
+class StageSender(Protocol):
+    """The part of a control plane that reaches another stage."""
+
+    async def send_to_stage(self, target: str, endpoint: str, message: DataReadyMessage) -> None: ...
+
+
+class _Done:
+    """The put of a payload that travels inside its own metadata."""
+
+    is_complete = True
+
+    def __init__(self, metadata: dict[str, Any]) -> None:
+        self.metadata = metadata
+
+    async def wait_for_completion(self, timeout: float = 30.0) -> None:
+        """Return at once."""
+
+
+# --- any object ------------------------------------------------------------------------------
+
+
+async def write_payload(
+    relay: Relay, request_id: str, payload: StagePayload, *, target: str | None = None
+) -> tuple[dict[str, Any], RelayOperation]:
+    """Send a payload.
+
+    Args:
+        relay: What carries it.
+        request_id: Its request, for ``relay.cleanup``.
+        payload: A StagePayload; tensors may be anywhere in it.
+        target: The stage it goes to. Targets have credits of their own.
+
+    Returns:
+        The metadata ``read_payload`` needs, which packs with ``proto.codec``, and the put, which may
+        be waited for after the metadata has been sent.
+
+    Raises:
+        TypeError: Something in the payload cannot be encoded; the text names its path and type.
+        ValueError: The payload contains itself; the text names the path.
+        RelayTimeout: The relay had no room in time; the text says who has it.
+    """
+    return await _write(relay, request_id, payload, target)
+
+
+async def read_payload(relay: Relay, request_id: str, metadata: Mapping[str, Any]) -> StagePayload:
+    """The payload that ``write_payload`` sent.
+
+    Raises:
+        RelayReadError: The relay does not have it (any more).
+        ValueError: The bytes are malformed.
+    """
+    payload = await _read(relay, request_id, metadata)
+    if not isinstance(payload, StagePayload):
+        raise ValueError(f"expected a StagePayload, got {type(payload).__name__}")
+    return payload
+
+
+async def write_blob(
+    relay: Relay, key: str, data: Any, *, target: str | None = None
+) -> tuple[dict[str, Any], RelayOperation]:
+    """Send a tensor, or any object, under a key. As ``write_payload``."""
+    return await _write(relay, key, data, target)
+
+
+async def read_blob(relay: Relay, key: str, metadata: Mapping[str, Any]) -> Any:
+    """What ``write_blob`` sent. As ``read_payload``."""
+    return await _read(relay, key, metadata)
+
+
+async def _write(
+    relay: Relay, key: str, obj: Any, target: str | None
+) -> tuple[dict[str, Any], RelayOperation]:
+    plan = plan_payload(obj)
+    nbytes = plan.nbytes
+    if nbytes <= getattr(relay, "inline_limit", 0):
+        metadata: dict[str, Any] = {"inline": plan.to_bytes()}
+        return metadata, _Done(metadata)
+    put: RelayOperation
+    if getattr(relay, "packs", False):
+        put = await relay.put_payload(plan, key, target)
+    else:
+        import torch
+
+        flat = torch.empty(nbytes, dtype=torch.uint8)
+        plan.write_to(flat.data_ptr())
+        put = await relay.put_async(flat.to(getattr(relay, "device", "cpu")), request_id=key)
+    return {"relay_info": put.metadata, "nbytes": nbytes}, put
+
+
+async def _read(relay: Relay, key: str, metadata: Mapping[str, Any]) -> Any:
+    buffer: Any
+    match metadata:
+        case {"inline": bytes(packed)}:
+            # Tensors must be writable memory of their own, which a bytes object is not.
+            buffer = bytearray(packed)
+        case {"relay_info": relay_info, "nbytes": int(nbytes)} if nbytes >= 0:
+            if getattr(relay, "lends", False):
+                buffer = await relay.get_payload(relay_info)
+            else:
+                buffer = await _receive(relay, key, relay_info, nbytes)
+        case _:
+            raise RelayReadError(f"metadata that no write returns: {metadata!r:.200}")
+    skeleton, rows = decode_payload(buffer)
+    return codec.unpack(
+        skeleton, trusted=getattr(relay, "trusted", False), tensor_source=UnpackedTensors(buffer, rows)
+    )
+
+
+async def _receive(relay: Relay, key: str, relay_info: Any, nbytes: int) -> Any:
+    """A payload's bytes through a relay's plain methods."""
+    import torch
+
+    flat = torch.empty(nbytes, dtype=torch.uint8, device=getattr(relay, "device", "cpu"))
+    get = await relay.get_async(metadata=relay_info, dest_tensor=flat, request_id=key)
+    await get.wait_for_completion()
+    return flat.cpu().numpy()
+
+
+# --- streams ---------------------------------------------------------------------------------
+
+
+def stream_key(request_id: str, from_stage: str, to_stage: str, chunk_id: int) -> str:
+    """The key a chunk's data has at the relay."""
+    return f"{request_id}:stream:{from_stage}:{to_stage}:{chunk_id}"
+
+
+async def send_stream_chunk(
+    relay: Relay,
+    control_plane: StageSender,
+    *,
+    request_id: str,
+    data: Any,
+    target_stage: str,
+    target_endpoint: str,
+    from_stage: str,
+    chunk_id: int,
+    metadata: dict[str, Any] | None = None,
+    same_gpu_targets: Collection[str] | None = None,
+) -> None:
+    """Send one chunk of a stream and announce it.
+
+    Returns as soon as the message is out: the slot comes back by itself when the chunk was read.
+
+    Args:
+        relay: What carries the data.
+        control_plane: What carries the announcement.
+        request_id: The request.
+        data: A tensor or any object.
+        target_stage: The stage to reach.
+        target_endpoint: Its endpoint.
+        from_stage: The sending stage.
+        chunk_id: Position in the stream, from 0.
+        metadata: What the chunk says beside its data; may hold tensors.
+        same_gpu_targets: Stages on this stage's GPU. They too receive through the relay.
+
+    Raises:
+        As ``write_payload``.
+    """
+    key = stream_key(request_id, from_stage, target_stage, chunk_id)
+    plain, tensors = _split_metadata(metadata or {})
+    info, _ = await _write(relay, key, data, target_stage)
+    wire: dict[str, Any] = {
+        "relay_info": info,
+        "chunk_metadata": plain if metadata is not None else None,
+        "chunk_metadata_tensors": {},
+    }
+    for name, value in tensors.items():
+        wire["chunk_metadata_tensors"][name], _ = await _write(relay, f"{key}:{name}", value, target_stage)
+    await control_plane.send_to_stage(
+        target_stage,
+        target_endpoint,
+        DataReadyMessage(request_id, from_stage, target_stage, wire, chunk_id=chunk_id),
+    )
+
+
+async def read_stream_chunk(
+    relay: Relay, request_id: str, metadata: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any] | None]:
+    """Data and metadata of a chunk, from the ``shm_metadata`` of its message.
+
+    Raises:
+        As ``read_payload``.
+    """
+    match metadata:
+        case {
+            "relay_info": dict(info),
+            "chunk_metadata": dict() | None as plain,
+            "chunk_metadata_tensors": dict(tensors),
+        }:
+            pass
+        case _:
+            raise RelayReadError(f"not the metadata of a stream chunk: {metadata!r:.200}")
+    data = await _read(relay, request_id, info)
+    if tensors:
+        plain = {**(plain or {}), **{name: await _read(relay, request_id, i) for name, i in tensors.items()}}
+    return data, plain
+
+
+async def send_stream_signal(
+    control_plane: StageSender,
+    *,
+    request_id: str,
+    target_stage: str,
+    target_endpoint: str,
+    from_stage: str,
+    is_done: bool = False,
+    error: str | None = None,
+) -> None:
+    """Tell a stage that a stream is over, or failed with ``error``."""
+    message = DataReadyMessage(request_id, from_stage, target_stage, None, is_done=is_done, error=error)
+    await control_plane.send_to_stage(target_stage, target_endpoint, message)
+
+
+def _split_metadata(metadata: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Entries that are tensors or hold some go through the relay, the others in the message."""
+    found: list[Any] = []
+
+    def note(tensor: Any) -> int:
+        found.append(tensor)
+        return 0
+
+    plain: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    for name, value in metadata.items():
+        found.clear()
+        codec.pack(value, tensor_sink=note)
+        (tensors if found else plain)[name] = value
+    return plain, tensors

@@ -1,0 +1,136 @@
+"""The relay interface, its capabilities and the registry of backends.
+
+A relay must have ``put_async``, ``get_async``, ``cleanup`` and ``close``. What it can do beyond that
+it declares: ``relay_io`` uses a capability only where it is declared, so a class with the four plain
+methods, of whatever origin, works as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from sglang_omni._core import PayloadPlan
+
+
+class RelayError(RuntimeError):
+    """A transfer failed."""
+
+
+class RelayReadError(RelayError):
+    """What the metadata announces cannot be read: the sender is gone, or its slot was given to others."""
+
+
+class RelayTimeout(RelayError, TimeoutError):
+    """A transfer or the room for one was waited for in vain; the text says for whom."""
+
+
+class RelayOperation(Protocol):
+    """A transfer under way."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """All a peer needs to read what was put; packs with ``proto.codec``."""
+        ...
+
+    async def wait_for_completion(self, timeout: float = 30.0) -> None:
+        """Return when the transfer is over; raise RelayTimeout after ``timeout`` seconds."""
+        ...
+
+
+class Relay(ABC):
+    """Moves flat uint8 tensors between processes.
+
+    Attributes:
+        device: Where received tensors are.
+        inline_limit: Payloads of at most this many packed bytes travel inside the control message,
+            without the relay; 0 for none.
+        packs: The relay has ``put_payload``, which packs straight into its own memory.
+        lends: The relay has ``get_payload``, which gives views of its memory.
+        trusted: The peers are processes of this host and user, so payloads may name classes that
+            are not registered with ``proto.codec``.
+    """
+
+    inline_limit: ClassVar[int] = 0
+    packs: ClassVar[bool] = False
+    lends: ClassVar[bool] = False
+    trusted: ClassVar[bool] = False
+
+    device: str = "cpu"
+
+    @abstractmethod
+    async def put_async(
+        self, tensor: torch.Tensor, request_id: str | None = None, dst_rank: int | None = None
+    ) -> RelayOperation:
+        """Send a tensor. Waits for room; the operation's metadata goes to the receiver."""
+
+    @abstractmethod
+    async def get_async(
+        self, metadata: Mapping[str, Any], dest_tensor: torch.Tensor, request_id: str | None = None
+    ) -> RelayOperation:
+        """Receive into ``dest_tensor`` what ``metadata`` announces."""
+
+    @abstractmethod
+    def cleanup(self, request_id: str) -> None:
+        """Free what a request still has under way and nobody has begun to read."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything. Tensors that were received stay valid."""
+
+    async def put_payload(
+        self, plan: PayloadPlan, request_id: str, edge: str | None = None
+    ) -> RelayOperation:
+        """Send a packed payload without an intermediate buffer. Only where ``packs`` is set."""
+        raise NotImplementedError(f"{type(self).__name__} does not pack")
+
+    async def get_payload(self, metadata: Mapping[str, Any]) -> Any:
+        """The payload's bytes as a writable buffer that keeps them alive. Only where ``lends`` is set."""
+        raise NotImplementedError(f"{type(self).__name__} does not lend")
+
+
+_RelayClass = TypeVar("_RelayClass", bound=type)
+
+_registry: dict[str, type] = {}
+# Backends of this package, imported when first asked for: each may need a library of its own.
+_BUILT_IN = {"shm": "sglang_omni.relay.shm"}
+
+
+def register_relay(name: str) -> Callable[[_RelayClass], _RelayClass]:
+    """Class decorator: make a relay available under ``name``. The last one of a name counts."""
+
+    def register(cls: _RelayClass) -> _RelayClass:
+        _registry[name] = cls
+        return cls
+
+    return register
+
+
+def create_relay(name: str, **options: Any) -> Any:
+    """A relay of the backend ``name``.
+
+    Args:
+        name: A registered name.
+        **options: ``engine_id``, ``slot_size_mb``, ``credits``, ``device`` and the backend's own. What
+            its constructor does not take is dropped, so that one set of options serves every backend.
+
+    Raises:
+        ValueError: No backend has that name.
+    """
+    if name not in _registry and name in _BUILT_IN:
+        import_module(_BUILT_IN[name])
+    cls = _registry.get(name)
+    if cls is None:
+        known = ", ".join(sorted({*_registry, *_BUILT_IN}))
+        raise ValueError(f"unknown relay {name!r}; available: {known}")
+    parameters = inspect.signature(cls).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        accepted = {parameter.name for parameter in parameters}
+        options = {key: value for key, value in options.items() if key in accepted}
+    return cls(**options)

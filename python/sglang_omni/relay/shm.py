@@ -1,0 +1,296 @@
+"""Shared memory between processes of one host: one copy in, views out.
+
+The sender copies a payload into an extent of its arena; the reader maps that arena once and views
+the extent. When the last view is gone the room comes back by itself, in whatever thread that
+happens. Each edge has credit for ``slot_size_mb * credits``, so a reader that holds on to what it
+got stops only its own edge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sglang_omni._core import ArenaFull, LeaseError, ShmArena, ShmLease
+from sglang_omni.relay.base import Relay, RelayError, RelayReadError, RelayTimeout, register_relay
+
+if TYPE_CHECKING:
+    import torch
+
+    from sglang_omni._core import PayloadPlan, Place
+
+# What takes longer to copy than to hand to a thread is copied there, so that the loop goes on.
+_COPY_IN_THREAD = 4 << 20
+# Room for a payload is waited for this long, and a payload nobody reads is given up after it.
+_WAIT_SECONDS = 30.0
+_KEEP_SECONDS = 300.0
+
+
+@register_relay("shm")
+class ShmRelay(Relay):
+    """A relay over anonymous shared memory.
+
+    Args:
+        engine_id: The name of the stage or process, for error texts.
+        slot_size_mb: With ``credits``, how much an edge may have under way, in MiB.
+        credits: See ``slot_size_mb``.
+        device: Must be ``"cpu"``.
+    """
+
+    inline_limit = 16 << 10
+    packs = True
+    lends = True
+    trusted = True
+
+    def __init__(
+        self, engine_id: str = "relay", slot_size_mb: int = 512, credits: int = 2, device: str = "cpu"
+    ) -> None:
+        if device != "cpu":
+            raise ValueError(f"the shm relay of {engine_id!r} is for the CPU, not for {device!r}")
+        if slot_size_mb < 1 or credits < 1:
+            raise ValueError(
+                f"the shm relay of {engine_id!r} needs slot_size_mb and credits of at least 1, "
+                f"not {slot_size_mb} and {credits}"
+            )
+        self.engine_id = engine_id
+        self._limit = (slot_size_mb << 20) * credits
+        self._arena: ShmArena | None = None
+        self._closed = False
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def arena(self) -> ShmArena:
+        """The memory this relay writes into, made when it first writes."""
+        if self._closed:
+            raise RelayError(f"the shm relay of {self.engine_id!r} is closed")
+        if self._arena is None:
+            self._arena = ShmArena(self._limit)
+        return self._arena
+
+    # --- sending ---------------------------------------------------------------------------------
+
+    async def put_async(
+        self, tensor: torch.Tensor, request_id: str | None = None, dst_rank: int | None = None
+    ) -> ShmPut:
+        """Send a CPU tensor's bytes. See ``Relay.put_async``."""
+        flat = tensor.detach().contiguous()
+        arena, key = self.arena, request_id or ""
+        edge = "" if dst_rank is None else f"rank {dst_rank}"
+
+        def put() -> Place:
+            return arena.put_raw(edge, key, flat.data_ptr(), flat.nbytes, _KEEP_SECONDS)
+
+        return await self._put(put, flat.nbytes, key, edge)
+
+    async def put_payload(self, plan: PayloadPlan, request_id: str, edge: str | None = None) -> ShmPut:
+        """Pack a payload into the arena. See ``Relay.put_payload``."""
+        arena, target = self.arena, edge or ""
+
+        def put() -> Place:
+            return arena.put(target, request_id, plan, _KEEP_SECONDS)
+
+        return await self._put(put, plan.nbytes, request_id, target)
+
+    async def _put(self, put: Callable[[], Place], nbytes: int, key: str, edge: str) -> ShmPut:
+        async def attempt() -> Place:
+            if nbytes <= _COPY_IN_THREAD:
+                return put()
+            copying = asyncio.ensure_future(asyncio.to_thread(put))
+            try:
+                return await asyncio.shield(copying)
+            except asyncio.CancelledError:
+                # The thread goes on to its end; what it has put then nobody will announce.
+                copying.add_done_callback(lambda _: arena.revoke(key))
+                raise
+
+        arena = self.arena
+        try:
+            place = await attempt()
+        except ArenaFull:
+            place = await self._wait_for_room(attempt, key, edge)
+        metadata = {
+            "arena": arena.name,
+            "place": list(place),
+            "lend": not arena.is_crowded(edge),
+            # What a reader with a destination of its own has to allocate.
+            "transfer_info": {"size": nbytes, "req_id": key},
+        }
+        return ShmPut(self, place, metadata, key)
+
+    async def _wait_for_room(self, attempt: Callable[[], Any], key: str, edge: str) -> Place:
+        arena = self.arena
+        deadline = asyncio.get_running_loop().time() + _WAIT_SECONDS
+        arena.wait_begin(True)
+        try:
+            while True:
+                changed = self._next_change()
+                try:
+                    place: Place = await attempt()
+                    return place
+                except ArenaFull as full:
+                    try:
+                        async with asyncio.timeout_at(deadline):
+                            await changed
+                    except TimeoutError:
+                        raise RelayTimeout(
+                            f"{self.engine_id!r}: no room for {key!r} after {_WAIT_SECONDS:g} s: {full}"
+                        ) from full
+                finally:
+                    self._forget(changed)
+        finally:
+            arena.wait_end(True)
+
+    # --- hearing of returns ----------------------------------------------------------------------
+
+    def _next_change(self) -> asyncio.Future[None]:
+        """Done when a reader next takes or returns something. The arena must know that one waits."""
+        loop = asyncio.get_running_loop()
+        if not self._waiters:
+            self._loop = loop
+            loop.add_reader(self.arena.event_fd, self._on_change)
+        future = loop.create_future()
+        self._waiters.add(future)
+        return future
+
+    def _forget(self, future: asyncio.Future[None]) -> None:
+        self._waiters.discard(future)
+        if not self._waiters:
+            self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        if self._loop is not None and self._arena is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._arena.event_fd)
+        self._loop = None
+
+    def _on_change(self) -> None:
+        try:
+            os.read(self.arena.event_fd, 8)
+        except BlockingIOError:
+            return
+        for future in self._waiters:
+            if not future.done():
+                future.set_result(None)
+
+    # --- receiving -------------------------------------------------------------------------------
+
+    async def get_async(
+        self, metadata: Mapping[str, Any], dest_tensor: torch.Tensor, request_id: str | None = None
+    ) -> ShmGet:
+        """Copy into a contiguous CPU tensor. See ``Relay.get_async``."""
+        lease = _lease(metadata)
+        if not dest_tensor.is_contiguous() or dest_tensor.device.type != "cpu":
+            raise ValueError("the shm relay receives into contiguous CPU tensors")
+        if dest_tensor.nbytes < lease.nbytes:
+            raise ValueError(f"{lease.nbytes} bytes do not fit a destination of {dest_tensor.nbytes}")
+        await _copy_out(lease, lambda: dest_tensor.data_ptr())
+        return ShmGet(dict(metadata))
+
+    async def get_payload(self, metadata: Mapping[str, Any]) -> Any:
+        """A view of the sender's memory, or a copy where its room is short. See ``Relay.get_payload``."""
+        lease = _lease(metadata)
+        if metadata.get("lend") is True and not lease.should_copy:
+            return lease
+        # numpy's memory is left as it comes, where a bytearray would be zeroed first.
+        import numpy as np
+
+        copy = np.empty(lease.nbytes, np.uint8)
+        await _copy_out(lease, lambda: copy.ctypes.data)
+        return copy
+
+    # --- ends ------------------------------------------------------------------------------------
+
+    def cleanup(self, request_id: str) -> None:
+        """Take back what is under way for a request and not read yet."""
+        if self._arena is not None:
+            self._arena.revoke(request_id)
+
+    def close(self) -> None:
+        """Stop serving the arena. Views of it stay valid as long as they exist."""
+        self._closed = True
+        for future in self._waiters:
+            if not future.done():
+                future.set_exception(RelayError(f"the shm relay of {self.engine_id!r} was closed"))
+        self._stop_listening()
+        self._arena = None
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Per edge: bytes under way, and how often a put had to wait."""
+        if self._arena is None:
+            return {}
+        return {edge: {"held": held, "waited": waited} for edge, held, waited in self._arena.edges()}
+
+
+class ShmPut:
+    """A payload under way; complete once its reader has it."""
+
+    def __init__(self, relay: ShmRelay, place: Place, metadata: dict[str, Any], key: str) -> None:
+        self._relay = relay
+        self._arena = relay.arena
+        self._place = place
+        self._key = key
+        self.metadata = metadata
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the reader has taken it, or it was taken back."""
+        return self._arena.state(self._place) != "ready"
+
+    async def wait_for_completion(self, timeout: float = 30.0) -> None:
+        """Return when the reader has the payload or a cleanup took it back.
+
+        Raises:
+            RelayTimeout: Nobody has read it within ``timeout`` seconds.
+        """
+        if self.is_complete:
+            return
+        deadline = asyncio.get_running_loop().time() + timeout
+        self._arena.wait_begin(False)
+        try:
+            while True:
+                changed = self._relay._next_change()
+                try:
+                    if self.is_complete:
+                        return
+                    async with asyncio.timeout_at(deadline):
+                        await changed
+                except TimeoutError as error:
+                    raise RelayTimeout(f"{self._key!r} was not read within {timeout:g} s") from error
+                finally:
+                    self._relay._forget(changed)
+        finally:
+            self._arena.wait_end(False)
+
+
+class ShmGet:
+    """A finished read."""
+
+    is_complete = True
+
+    def __init__(self, metadata: dict[str, Any]) -> None:
+        self.metadata = metadata
+
+    async def wait_for_completion(self, timeout: float = 30.0) -> None:
+        """Return at once: the copy was made by ``get_async``."""
+
+
+async def _copy_out(lease: ShmLease, address: Callable[[], int]) -> None:
+    """Copy to memory that ``address`` keeps alive, also when the caller is cancelled meanwhile."""
+    if lease.nbytes > _COPY_IN_THREAD:
+        await asyncio.to_thread(lambda: lease.copy_to(address()))
+    else:
+        lease.copy_to(address())
+
+
+def _lease(metadata: Mapping[str, Any]) -> ShmLease:
+    match metadata:
+        case {"arena": str(name), "place": [int(), int(), int(), int(), int()] as place}:
+            pass
+        case _:
+            raise RelayReadError(f"not the metadata of a shm put: {sorted(map(str, metadata))}")
+    try:
+        return ShmLease(name, tuple(place))
+    except (LeaseError, OverflowError) as error:
+        raise RelayReadError(str(error)) from error

@@ -1,0 +1,107 @@
+//! First-fit allocation of byte ranges. Low addresses are reused first, so that memory once touched
+//! is touched again and the rest of the arena stays unbacked.
+
+use std::collections::BTreeMap;
+
+const PAGE: u64 = 4096;
+
+#[derive(Debug)]
+pub struct Extents {
+    /// Free ranges: start -> length; never empty ones, never two that touch.
+    free: BTreeMap<u64, u64>,
+    /// Everything below has been handed out before, so that its pages are there.
+    touched: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    pub start: u64,
+    pub len: u64,
+    /// Bytes at the end whose pages were never used.
+    pub fresh: u64,
+}
+
+impl Extents {
+    pub fn new(capacity: u64) -> Self {
+        Self {
+            free: BTreeMap::from([(0, capacity)]),
+            touched: 0,
+        }
+    }
+
+    pub fn allocate(&mut self, len: u64) -> Option<Extent> {
+        // Small extents may share pages; large ones start on a page of their own.
+        let align = if len >= PAGE { PAGE } else { 64 };
+        let len = len.max(1).checked_next_multiple_of(align)?;
+        let (start, range, size) = self.free.iter().find_map(|(&range, &size)| {
+            let start = range.next_multiple_of(align);
+            (start - range + len <= size).then_some((start, range, size))
+        })?;
+        self.free.remove(&range);
+        if start > range {
+            self.free.insert(range, start - range);
+        }
+        let end = start + len;
+        if range + size > end {
+            self.free.insert(end, range + size - end);
+        }
+        let fresh = end.saturating_sub(self.touched.max(start));
+        self.touched = self.touched.max(end);
+        Some(Extent { start, len, fresh })
+    }
+
+    pub fn release(&mut self, extent: Extent) {
+        let (mut start, mut len) = (extent.start, extent.len);
+        if let Some((&before, &size)) = self.free.range(..start).next_back()
+            && before + size == start
+        {
+            self.free.remove(&before);
+            start = before;
+            len += size;
+        }
+        if let Some(size) = self.free.remove(&(extent.start + extent.len)) {
+            len += size;
+        }
+        self.free.insert(start, len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_comes_back_as_one_range() {
+        let mut extents = Extents::new(1 << 20);
+        let taken: Vec<_> = [100, 5000, 64, 70_000, 1]
+            .map(|len| extents.allocate(len).unwrap())
+            .into();
+        for (a, b) in taken.iter().zip(&taken[1..]) {
+            assert!(a.start + a.len <= b.start || b.start + b.len <= a.start);
+        }
+        for index in [3, 0, 4, 1, 2] {
+            extents.release(taken[index]);
+        }
+        assert_eq!(extents.free, BTreeMap::from([(0, 1 << 20)]));
+    }
+
+    #[test]
+    fn freed_memory_is_reused_before_fresh_memory() {
+        let mut extents = Extents::new(1 << 20);
+        let first = extents.allocate(8192).unwrap();
+        assert_eq!(first.fresh, 8192);
+        extents.release(first);
+        let again = extents.allocate(8192).unwrap();
+        assert_eq!((again.start, again.fresh), (first.start, 0));
+    }
+
+    #[test]
+    fn a_full_range_refuses() {
+        let mut extents = Extents::new(8192);
+        assert!(extents.allocate(8193).is_none());
+        let all = extents.allocate(8192).unwrap();
+        assert!(extents.allocate(1).is_none());
+        extents.release(all);
+        assert!(extents.allocate(1).is_some());
+    }
+}

@@ -1,0 +1,87 @@
+//! Anonymous memory files, mapped.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
+use rustix::io::Result;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+/// A whole memory file mapped for reading and writing, unmapped when dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is a range of memory without thread affinity. What lies in it is reached only
+// through atomics or through pointers whose users vouch for exclusive access.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+/// A memory file of a fixed size. Sealed, so that no peer can shrink it under a reader's feet.
+pub fn create(len: usize) -> Result<OwnedFd> {
+    let file = memfd_create(
+        "sglang-omni",
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )?;
+    ftruncate(&file, len as u64)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+impl Mapping {
+    /// Maps a file that came from [`create`], in this process or another.
+    pub fn new(file: &impl AsFd) -> Result<Self> {
+        if !fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
+            return Err(rustix::io::Errno::INVAL);
+        }
+        let len = fstat(file)?.st_size as usize;
+        // SAFETY: a new mapping at an address of the kernel's choice; the seal keeps its pages there.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file,
+                0,
+            )?
+        };
+        let start = NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?;
+        Ok(Self { start, len })
+    }
+
+    pub fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Has the kernel provide pages in one go, which is far cheaper than a fault for each.
+    pub fn populate(&self, offset: usize, len: usize) {
+        let from = offset & !4095;
+        let to = (offset + len).next_multiple_of(4096).min(self.len);
+        // SAFETY: the range is inside the mapping and the advice does not change its contents.
+        // Failure means a kernel without this advice: the pages then come by faults.
+        let _ = unsafe {
+            madvise(
+                self.start().add(from).cast(),
+                to - from,
+                Advice::LinuxPopulateWrite,
+            )
+        };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is this mapping's own, and whoever had pointers into it held it alive.
+        let _ = unsafe { munmap(self.start().cast(), self.len) };
+    }
+}

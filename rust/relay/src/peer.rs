@@ -1,0 +1,243 @@
+//! The reading side: an arena of another process, mapped once, and leases on its extents.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::io::{IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::atomic::fence;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::getuid;
+
+use crate::arena::Place;
+use crate::control::{CONTROL_LEN, Control, TICKETS};
+use crate::mapping::Mapping;
+
+/// Why a place cannot be read.
+#[derive(Debug)]
+pub enum ReadError {
+    /// The sender is gone, or will not talk to us.
+    Unreachable(std::io::Error),
+    /// Read before, revoked, or expired.
+    Stale,
+    /// The place is not inside the sender's memory.
+    Malformed,
+}
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unreachable(error) => write!(
+                f,
+                "the sender's memory cannot be reached, is it gone? ({error})"
+            ),
+            Self::Stale => write!(
+                f,
+                "stale read: the slot was read before, taken back or has expired"
+            ),
+            Self::Malformed => write!(f, "the slot does not lie in the sender's memory"),
+        }
+    }
+}
+
+impl std::error::Error for ReadError {}
+
+/// A sender's arena as seen from here.
+struct Remote {
+    number: u32,
+    mapping: Arc<Mapping>,
+    event: OwnedFd,
+    // Open as long as anything here is used: its end tells the sender that nothing is held any more.
+    stream: Mutex<UnixStream>,
+}
+
+impl Remote {
+    fn connect(name: &str) -> std::io::Result<Self> {
+        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+        if socket_peercred(&stream)?.uid != getuid() {
+            return Err(std::io::Error::other("it belongs to another user"));
+        }
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(5)))?;
+        let (number, mut files) = ask(&stream, 0)?;
+        let (Some(event), Some(file)) = (files.pop(), files.pop()) else {
+            return Err(std::io::Error::other("it sent no memory"));
+        };
+        let mapping = Arc::new(Mapping::new(&file)?);
+        if mapping.len() < CONTROL_LEN {
+            return Err(std::io::Error::other("its memory is too small"));
+        }
+        Ok(Self {
+            number,
+            mapping,
+            event,
+            stream: Mutex::new(stream),
+        })
+    }
+
+    fn control(&self) -> &Control {
+        // SAFETY: the mapping is page-aligned, at least CONTROL_LEN long, lives as long as `self`,
+        // and everything in a Control is atomic, valid for every bit pattern.
+        unsafe { &*self.mapping.start().cast::<Control>() }
+    }
+}
+
+/// Asks for a segment: our number with this sender, and the files that came along.
+fn ask(mut stream: &UnixStream, segment: u64) -> std::io::Result<(u32, Vec<OwnedFd>)> {
+    stream.write_all(&segment.to_le_bytes())?;
+    let mut answer = [0; 5];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(
+        stream,
+        &mut [IoSliceMut::new(&mut answer)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    if got.bytes != answer.len() || answer[0] != 1 {
+        return Err(std::io::Error::other(
+            "it does not have that memory any more",
+        ));
+    }
+    let number = u32::from_le_bytes([answer[1], answer[2], answer[3], answer[4]]);
+    let files = control
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(files) => Some(files),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    Ok((number, files))
+}
+
+/// Arenas this process has mapped. Entries die with their last lease or reader.
+static REMOTES: LazyLock<Mutex<HashMap<String, Arc<Remote>>>> = LazyLock::new(Mutex::default);
+
+fn remote(name: &str) -> std::io::Result<Arc<Remote>> {
+    let mut remotes = REMOTES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(remote) = remotes.get(name) {
+        return Ok(remote.clone());
+    }
+    // A new sender is the moment to let go of those that are gone.
+    remotes.retain(|_, remote| !remote.hung_up());
+    let remote = Arc::new(Remote::connect(name)?);
+    remotes.insert(name.to_owned(), remote.clone());
+    Ok(remote)
+}
+
+impl Remote {
+    fn hung_up(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fds = [PollFd::new(&*stream, PollFlags::RDHUP)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut fds, Some(&now)).is_ok() && !fds[0].revents().is_empty()
+    }
+}
+
+/// The right to read one payload. Dropping it, in whatever thread, gives the extent back.
+pub struct Lease {
+    remote: Arc<Remote>,
+    /// The mapping the payload is in: the arena's, or one of its own.
+    mapping: Arc<Mapping>,
+    start: usize,
+    len: usize,
+    ticket: usize,
+    generation: u32,
+}
+
+/// Takes the ticket of a place a sender announced.
+pub fn open(name: &str, place: &Place) -> Result<Lease, ReadError> {
+    let remote = remote(name).map_err(ReadError::Unreachable)?;
+    if place.ticket as usize >= TICKETS {
+        return Err(ReadError::Malformed);
+    }
+    let (offset, len) = (usize::try_from(place.offset), usize::try_from(place.len));
+    let (Ok(offset), Ok(len)) = (offset, len) else {
+        return Err(ReadError::Malformed);
+    };
+    let ticket = place.ticket as usize;
+    if !remote.control().tickets[ticket].take(place.generation, remote.number) {
+        return Err(ReadError::Stale);
+    }
+    // From here on the ticket is ours to give back, whatever happens.
+    let mut lease = Lease {
+        mapping: remote.mapping.clone(),
+        remote,
+        start: 0,
+        len: 0,
+        ticket,
+        generation: place.generation,
+    };
+    let base = if place.segment == 0 {
+        CONTROL_LEN
+    } else {
+        let stream = lease
+            .remote
+            .stream
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (_, files) = ask(&stream, place.segment).map_err(ReadError::Unreachable)?;
+        drop(stream);
+        let file = files.first().ok_or(ReadError::Malformed)?;
+        lease.mapping =
+            Arc::new(Mapping::new(file).map_err(|errno| ReadError::Unreachable(errno.into()))?);
+        0
+    };
+    let end = base
+        .checked_add(offset)
+        .and_then(|start| start.checked_add(len));
+    if end.is_none_or(|end| end > lease.mapping.len()) {
+        return Err(ReadError::Malformed);
+    }
+    lease.start = base + offset;
+    lease.len = len;
+    lease.remote.notify();
+    Ok(lease)
+}
+
+impl Remote {
+    /// Tells the sender that a ticket changed, if it waits for that.
+    fn notify(&self) {
+        // Pairs with the fence in `Arena::wait_begin`: either we see the waiter or it sees our change.
+        fence(SeqCst);
+        if self.control().waiting.load(SeqCst) > 0 {
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Lease {
+    pub fn as_ptr(&self) -> *mut u8 {
+        // SAFETY: `open` checked that start and len lie in the mapping.
+        unsafe { self.mapping.start().add(self.start) }
+    }
+
+    #[allow(clippy::len_without_is_empty)] // a payload has a header, it is never empty
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The sender lacks room: copy the payload out and drop the lease.
+    pub fn should_copy(&self) -> bool {
+        self.remote.control().pressure.load(Acquire) > 0
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.remote.control().tickets[self.ticket].give_back(self.generation, self.remote.number)
+        {
+            self.remote.notify();
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! A ticket: one reader's right to one extent, in one atomic word shared by two processes.
+
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+
+/// Who may do what next. Only the sender issues, revokes and collects; only a reader takes and returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum TicketState {
+    /// Nobody's; the sender may issue it.
+    Free = 0,
+    /// Issued, not yet taken by its reader.
+    Ready = 1,
+    /// A reader has views of the extent.
+    Held = 2,
+    /// The reader is done; the sender may collect it.
+    Returned = 3,
+}
+
+/// Word: generation (32 bits) | holder (24) | state (8). A stale generation never matches.
+#[repr(C, align(64))]
+pub struct Ticket {
+    word: AtomicU64,
+}
+
+const fn word(generation: u32, holder: u32, state: TicketState) -> u64 {
+    (generation as u64) << 32 | (holder as u64) << 8 | state as u64
+}
+
+impl Ticket {
+    /// Sender: makes a free ticket ready and returns its generation.
+    pub fn issue(&self) -> u32 {
+        let generation = ((self.word.load(Relaxed) >> 32) as u32).wrapping_add(1);
+        self.word
+            .store(word(generation, 0, TicketState::Ready), Release);
+        generation
+    }
+
+    /// Sender: where a generation of this ticket stands; a later generation reads as `Free`.
+    pub fn state(&self, generation: u32) -> TicketState {
+        let now = self.word.load(Acquire);
+        if (now >> 32) as u32 != generation {
+            return TicketState::Free;
+        }
+        match now as u8 {
+            1 => TicketState::Ready,
+            2 => TicketState::Held,
+            3 => TicketState::Returned,
+            _ => TicketState::Free,
+        }
+    }
+
+    /// Sender: the peer that holds this generation, if one does.
+    pub fn holder(&self, generation: u32) -> Option<u32> {
+        let now = self.word.load(Acquire);
+        let held = (now >> 32) as u32 == generation && now as u8 == TicketState::Held as u8;
+        held.then_some((now >> 8) as u32 & 0xff_ffff)
+    }
+
+    /// Sender: takes back a ticket that no reader has taken. False where one was quicker.
+    pub fn revoke(&self, generation: u32) -> bool {
+        self.swap(
+            word(generation, 0, TicketState::Ready),
+            word(generation, 0, TicketState::Free),
+        )
+    }
+
+    /// Sender: frees a returned ticket. False where it is not returned.
+    pub fn collect(&self, generation: u32) -> bool {
+        let now = self.word.load(Acquire);
+        (now >> 32) as u32 == generation
+            && now as u8 == TicketState::Returned as u8
+            && self.swap(now, word(generation, 0, TicketState::Free))
+    }
+
+    /// Reader: turns a ready ticket of this generation into a held one. False where it is stale.
+    pub fn take(&self, generation: u32, holder: u32) -> bool {
+        self.swap(
+            word(generation, 0, TicketState::Ready),
+            word(generation, holder, TicketState::Held),
+        )
+    }
+
+    /// Reader, or the sender for a dead one: returns a held ticket.
+    pub fn give_back(&self, generation: u32, holder: u32) -> bool {
+        self.swap(
+            word(generation, holder, TicketState::Held),
+            word(generation, holder, TicketState::Returned),
+        )
+    }
+
+    fn swap(&self, from: u64, to: u64) -> bool {
+        self.word
+            .compare_exchange(from, to, AcqRel, Acquire)
+            .is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fresh() -> Ticket {
+        Ticket {
+            word: AtomicU64::new(0),
+        }
+    }
+
+    #[test]
+    fn one_round() {
+        let ticket = fresh();
+        let generation = ticket.issue();
+        assert!(ticket.take(generation, 7));
+        assert_eq!(ticket.holder(generation), Some(7));
+        assert!(!ticket.collect(generation));
+        assert!(ticket.give_back(generation, 7));
+        assert!(ticket.collect(generation));
+        assert_eq!(ticket.state(generation), TicketState::Free);
+    }
+
+    #[test]
+    fn a_stale_generation_changes_nothing() {
+        let ticket = fresh();
+        let old = ticket.issue();
+        assert!(ticket.revoke(old));
+        let new = ticket.issue();
+        assert!(!ticket.take(old, 1));
+        assert!(ticket.take(new, 2));
+        assert!(!ticket.give_back(old, 2));
+        assert!(!ticket.give_back(new, 1));
+        assert_eq!(ticket.state(new), TicketState::Held);
+    }
+
+    #[test]
+    fn a_ticket_is_taken_once() {
+        let ticket = fresh();
+        let generation = ticket.issue();
+        assert!(ticket.take(generation, 1));
+        assert!(!ticket.take(generation, 1));
+        assert!(!ticket.revoke(generation));
+    }
+}
