@@ -49,7 +49,7 @@ class Wires:
         )
 
 
-@pytest.fixture()
+@pytest.fixture
 async def wires(tmp_path: Path) -> AsyncIterator[Wires]:
     wires = Wires(tmp_path)
     await wires.coordinator.start()
@@ -97,7 +97,11 @@ async def test_messages_to_a_stage_arrive_as_they_were(wires: Wires, message: An
 
 @pytest.mark.parametrize("message", TO_COORDINATOR, ids=lambda m: m.type)
 async def test_messages_to_the_coordinator_arrive_as_they_were(wires: Wires, message: Any) -> None:
-    send = {"complete": wires.b.send_complete, "stream": wires.b.send_stream, "progress": wires.b.send_progress}
+    send = {
+        "complete": wires.b.send_complete,
+        "stream": wires.b.send_stream,
+        "progress": wires.b.send_progress,
+    }
     await send[message.type](message)
     assert await soon(wires.coordinator.recv()) == message
 

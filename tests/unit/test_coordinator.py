@@ -96,7 +96,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-@pytest.fixture()
+@pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
     made: list[Pipeline] = []
 

@@ -191,9 +191,7 @@ def test_concurrency_and_batches_exclude_each_other() -> None:
         SimpleScheduler(lambda x: x, batch_compute_fn=lambda xs: xs, max_concurrency=2)
 
 
-@pytest.mark.parametrize(
-    "option", [{"max_batch_size": 0}, {"max_concurrency": 0}, {"max_batch_wait_ms": -1}]
-)
+@pytest.mark.parametrize("option", [{"max_batch_size": 0}, {"max_concurrency": 0}, {"max_batch_wait_ms": -1}])
 def test_limits_below_their_least_value_are_refused(option: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(option))):
         SimpleScheduler(lambda x: x, **option)

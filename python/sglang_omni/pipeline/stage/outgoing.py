@@ -243,7 +243,9 @@ class Outgoing:
                     from_stage=self._stage, to_stage=target, request_id=request_id, payload=payload
                 )
                 return
-            metadata, put = await relay_io.write_payload(self._needed_relay(target), request_id, payload)
+            metadata, put = await relay_io.write_payload(
+                self._needed_relay(target), request_id, payload, target=target
+            )
             # The message leaves before the put is waited for: reading is what completes it.
             await self._control_plane.send_to_stage(
                 target,
@@ -340,8 +342,11 @@ class Outgoing:
         return self._relay
 
     def _watch_put(self, request_id: str, target: str, put: Any) -> None:
-        """Waits for a put beside the lane, so that one unread payload does not hold up the next."""
-        if put is None or getattr(put, "is_complete", False):
+        """Waits for a put beside the lane, so that one unread payload does not hold up the next.
+
+        A relay that lends its memory gets it back by itself: there is nothing to wait for.
+        """
+        if put is None or getattr(self._relay, "lends", False):
             return
         task = asyncio.get_running_loop().create_task(self._wait_for_put(request_id, target, put))
         self._puts.add(task)

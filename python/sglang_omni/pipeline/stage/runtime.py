@@ -47,6 +47,8 @@ _OUTBOX_BATCH = 256
 # Messages routed but not sent, at which the outbox is left to fill up, and at which draining goes on.
 _BACKLOG_HIGH = 4096
 _BACKLOG_LOW = 1024
+_BACKLOG_CHECK_S = 0.005
+_BATCHES_IN_TRANSIT = 4
 _STOP_TIMEOUT_S = 3.0
 
 
@@ -126,8 +128,9 @@ class Stage:
         self._receive_lanes: dict[str, Lane] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads: list[threading.Thread] = []
-        self._may_drain = threading.Event()
-        self._may_drain.set()
+        # One permit for each batch on its way from the drain thread through the loop.
+        self._permits = threading.Semaphore(_BATCHES_IN_TRANSIT)
+        self._kept_permits = 0
         self._crash: asyncio.Future[BaseException] | None = None
 
     # --- life -------------------------------------------------------------------------------------
@@ -174,7 +177,7 @@ class Stage:
         if self._loop is None:
             return
         self.scheduler.stop()
-        self._may_drain.set()
+        self._give_permits()
         scheduler_thread, outbox_thread = self._threads
         await asyncio.to_thread(scheduler_thread.join, _STOP_TIMEOUT_S)
         if scheduler_thread.is_alive():
@@ -340,6 +343,7 @@ class Stage:
         loop = self._loop
         assert loop is not None
         while True:
+            self._permits.acquire()
             batch = [outbox.get()]
             try:
                 while len(batch) < _OUTBOX_BATCH:
@@ -350,7 +354,6 @@ class Stage:
             loop.call_soon_threadsafe(self._route, [out for out in batch if out is not _STOP])
             if stopping:
                 return
-            self._may_drain.wait()
 
     def _route(self, batch: list[OutgoingMessage]) -> None:
         for out in batch:
@@ -371,15 +374,23 @@ class Stage:
                     self._fail(out.request_id, str(out.data))
             except Exception as exc:  # noqa: BLE001  hooks and routes are the request's own failure
                 self._fail_with(out.request_id, exc)
-        if self._outgoing.backlog > _BACKLOG_HIGH and self._may_drain.is_set():
-            self._may_drain.clear()
-            self._resume_draining()
+        self._kept_permits += 1
+        if self._outgoing.backlog <= _BACKLOG_HIGH:
+            self._give_permits()
+        elif self._kept_permits == 1:
+            self._wait_for_backlog()
 
-    def _resume_draining(self) -> None:
+    def _wait_for_backlog(self) -> None:
+        """Leaves the outbox to fill up until most of what is routed has been sent."""
         if self._loop is None or self._outgoing.backlog < _BACKLOG_LOW:
-            self._may_drain.set()
+            self._give_permits()
         else:
-            self._loop.call_later(0.005, self._resume_draining)
+            self._loop.call_later(_BACKLOG_CHECK_S, self._wait_for_backlog)
+
+    def _give_permits(self) -> None:
+        if self._kept_permits:
+            self._permits.release(self._kept_permits)
+            self._kept_permits = 0
 
     def _follow(self, out: OutgoingMessage, record: RequestRecord) -> None:
         """A follower's results and errors are the leader's to send; only its books are kept."""
