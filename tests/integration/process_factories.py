@@ -197,3 +197,17 @@ def terminals_by_request(request: OmniRequest) -> list[str] | None:
 
 def only_number(payload: StagePayload) -> StagePayload:
     return StagePayload(payload.request_id, payload.request, {"number": payload.data["number"]})
+
+
+def ones() -> Callable[[StagePayload], object]:
+    import numpy as np
+
+    return lambda payload: {"ones": np.ones(payload.data["raw_inputs"])}
+
+
+def twice() -> Callable[[StagePayload], object]:
+    return lambda payload: {"ones": payload.data["ones"] * 2, "pid": os.getpid()}
+
+
+def total() -> Callable[[StagePayload], object]:
+    return lambda payload: {"total": float(payload.data["ones"].sum()), "pid": payload.data["pid"]}

@@ -225,6 +225,25 @@ async def test_work_goes_on_through_many_deaths_of_any_stage(tmp_path: Path, nam
             assert result["seen"] == runner.process_ids
 
 
+async def test_arrays_travel_before_and_after_a_restart(tmp_path: Path) -> None:
+    config = pipeline(
+        tmp_path,
+        stage("ones", "ones", next="twice"),
+        stage("twice", "twice", next="total"),
+        stage("total", "total", terminal=True),
+    )
+    async with running(config) as runner:
+        for request_id in ("before", "after"):
+            pid = runner.process_ids["twice"]
+            result = await asyncio.wait_for(runner.coordinator.submit(request_id, 1 << 20), PATIENCE)
+            assert result == {"total": 2.0 * (1 << 20), "pid": pid}
+            if request_id == "before":
+                os.kill(pid, signal.SIGKILL)
+                async with asyncio.timeout(PATIENCE):
+                    while runner.process_ids["twice"] == pid:
+                        await asyncio.sleep(0.01)
+
+
 async def test_a_spent_restart_budget_loses_the_pipeline(tmp_path: Path) -> None:
     async with running(chain(tmp_path, "a", "b"), max_restarts=1) as runner:
         lost = asyncio.create_task(runner.wait_failed())
