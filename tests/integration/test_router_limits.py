@@ -74,15 +74,15 @@ async def test_headers_that_do_not_arrive() -> None:
 
 async def test_an_answer_or_a_pause_between_requests_may_take_longer_than_headers() -> None:
     async def slow(_seen: object, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(0.3)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
 
-    async with replicas(slow) as [replica], router(replica, header_timeout=0.2) as url:
+    async with replicas(slow) as [replica], router(replica, header_timeout=0.08) as url:
         reader, writer = await connect(url)
         for _ in range(2):
             writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             assert (await read_head(reader))[0] == "HTTP/1.1 200 OK"
-            await asyncio.sleep(0.8)
+            await asyncio.sleep(0.3)
         writer.close()
     assert len(replica.seen) == 2
 

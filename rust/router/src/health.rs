@@ -31,10 +31,7 @@ pub fn mark_down(worker: &Worker, why: &str) -> bool {
 /// Starts a prober for every worker in the fleet, now and later, until the runtime ends.
 pub async fn watch(shared: Arc<Shared>) {
     let mut watched: Vec<u32> = Vec::new();
-    // Short enough that a worker just added is known before its first second is over.
-    let mut tick = interval(Duration::from_millis(100));
     loop {
-        tick.tick().await;
         let fleet = shared.fleet.read().clone();
         watched.retain(|id| fleet.iter().any(|worker| worker.id == *id));
         for worker in fleet.iter() {
@@ -43,6 +40,7 @@ pub async fn watch(shared: Arc<Shared>) {
                 tokio::task::spawn_local(probe_forever(shared.clone(), worker.clone()));
             }
         }
+        shared.fleet.added.notified().await;
     }
 }
 

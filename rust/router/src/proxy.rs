@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName};
+use hyper::header::{CONTENT_TYPE, HOST, HeaderName};
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode, Version};
 
@@ -47,7 +47,7 @@ pub async fn forward(lane: &Rc<Lane>, request: Request<Incoming>) -> Reply {
         return too_large(limit);
     }
     let is_json = is_json(&parts);
-    let window = held_window(&parts, &incoming, is_json && shared.policy.reads_request());
+    let window = held_window(&incoming, is_json);
     let mut upload = match Upload::read(incoming, window, limit).await {
         Ok(upload) => upload,
         Err(ReadError::TooLarge) => return too_large(limit),
@@ -204,18 +204,13 @@ fn is_json(parts: &Parts) -> bool {
     })
 }
 
-/// How much of the body to hold: all of a short one, the start of a long one that is searched for a key.
-fn held_window(parts: &Parts, incoming: &Incoming, is_searched: bool) -> usize {
-    let length = incoming.size_hint().upper();
-    let is_short = length.is_some_and(|length| length <= HELD_BODY as u64);
-    debug_assert!(
-        length.is_none() || parts.headers.contains_key(CONTENT_LENGTH) || length == Some(0)
-    );
-    if is_searched || is_short {
-        HELD_BODY
-    } else {
-        0
-    }
+/// How much of the body to hold: all of a short one, the start of a long one that may hold a routing key.
+fn held_window(incoming: &Incoming, is_json: bool) -> usize {
+    let is_short = incoming
+        .size_hint()
+        .upper()
+        .is_some_and(|length| length <= HELD_BODY as u64);
+    if is_json || is_short { HELD_BODY } else { 0 }
 }
 
 /// A worker for the request, none of `tried`: one that is up, or, when none is, any that is not draining:

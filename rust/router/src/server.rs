@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
@@ -330,6 +330,12 @@ async fn route(lane: &Rc<Lane>, request: Request<Incoming>) -> reply::Reply {
         let message =
             format!("the request's headers take {size} bytes; the limit is {MAX_HEADER_BYTES}");
         return reply::error(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, &message);
+    }
+    if request.method() == Method::CONNECT {
+        return reply::error(
+            StatusCode::METHOD_NOT_ALLOWED,
+            "CONNECT: this is a router, not a forward proxy",
+        );
     }
     match admin::answer(lane, request).await {
         Ok(reply) => reply,

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use arc_swap::ArcSwap;
 use hyper::Uri;
 use hyper::header::HeaderValue;
+use tokio::sync::Notify;
 
 use crate::config::ConfigError;
 
@@ -149,6 +150,8 @@ impl Drop for LoadGuard {
 pub struct Fleet {
     workers: ArcSwap<Vec<Arc<Worker>>>,
     changing: Mutex<()>,
+    /// Told of every worker added; one listener.
+    pub added: Notify,
 }
 
 impl Fleet {
@@ -156,6 +159,7 @@ impl Fleet {
         Fleet {
             workers: ArcSwap::from_pointee(workers.into_iter().map(Arc::new).collect()),
             changing: Mutex::new(()),
+            added: Notify::new(),
         }
     }
 
@@ -178,6 +182,7 @@ impl Fleet {
         let mut workers = Vec::clone(&self.read());
         workers.push(worker.clone());
         self.workers.store(Arc::new(workers));
+        self.added.notify_one();
         (worker, true)
     }
 

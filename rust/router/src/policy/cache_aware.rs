@@ -30,7 +30,6 @@ pub struct CacheAware {
 struct State {
     tree: PrefixTree,
     path: Path,
-    key: Vec<u8>,
 }
 
 impl CacheAware {
@@ -65,10 +64,8 @@ impl CacheAware {
         path: &Path,
         candidates: Candidates<'a>,
         len: usize,
-        model: usize,
     ) -> Option<(&'a Arc<Worker>, usize)> {
-        for &(node, reached) in path.iter().rev() {
-            let known = reached.saturating_sub(model);
+        for &(node, known) in path.iter().rev() {
             if known as f64 <= self.cache_threshold * len as f64 {
                 return None;
             }
@@ -88,19 +85,13 @@ impl Policy for CacheAware {
         }
         let imbalanced = self.is_imbalanced(candidates);
         let mut state = self.state.lock().unwrap();
-        let State { tree, path, key } = &mut *state;
-        key.clear();
-        key.extend_from_slice(request.model);
-        key.push(0);
-        let model = key.len();
-        key.extend_from_slice(request.text);
-
+        let State { tree, path } = &mut *state;
+        tree.follow(request.model, request.text, path);
         let chosen = if imbalanced {
             self.balanced_away.fetch_add(1, Relaxed);
             candidates.best_by_key(Worker::load)
         } else {
-            tree.follow(key, path);
-            match self.best_match(tree, path, candidates, request.text.len(), model) {
+            match self.best_match(tree, path, candidates, request.text.len()) {
                 Some((worker, known)) => {
                     self.matched_bytes.fetch_add(known as u64, Relaxed);
                     worker
@@ -110,7 +101,13 @@ impl Policy for CacheAware {
         };
         self.prompt_bytes
             .fetch_add(request.text.len() as u64, Relaxed);
-        tree.insert(key, chosen.id, self.max_tree_size);
+        tree.insert(
+            request.model,
+            request.text,
+            path,
+            chosen.id,
+            self.max_tree_size,
+        );
         chosen
     }
 
