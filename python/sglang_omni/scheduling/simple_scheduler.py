@@ -111,6 +111,7 @@ class SimpleScheduler:
                     self._run_one(batch[0], runner)
                 elif batch:
                     self._run_batch(batch, runner)
+                del batch  # Or an idle stage would hold on to the memory of its last payload.
 
     def _next_batch(self, first: IncomingMessage) -> tuple[list[IncomingMessage], IncomingMessage | None]:
         """The requests to run together, and one taken from the inbox that must wait for the next batch."""

@@ -66,6 +66,8 @@ class Lane:
                     await job(*args)
                 except Exception:
                     logger.exception("%s: a message was lost", self.name)
+                # A payload's memory is given back as soon as nobody refers to it, idle lanes included.
+                del job, args
                 done += 1
                 if done % _BATCH == 0:
                     await asyncio.sleep(0)

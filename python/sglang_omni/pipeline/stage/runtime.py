@@ -352,6 +352,7 @@ class Stage:
                 pass
             stopping = _STOP in batch
             loop.call_soon_threadsafe(self._route, [out for out in batch if out is not _STOP])
+            del batch  # Or an idle stage would hold on to the memory of its last payload.
             if stopping:
                 return
 
