@@ -174,15 +174,16 @@ def _pipeline_of(checkpoint: Path) -> str:
 
 
 def _check_installed(config: PipelineConfig) -> None:
-    """A pipeline's class may say in ``required_packages`` which modules it needs, by extra."""
+    """A pipeline's class may say in ``required_packages`` which modules it needs, by install command."""
     required: dict[str, Sequence[str]] = getattr(config, "required_packages", {})
-    for extra, modules in required.items():
-        missing = [name for name in modules if importlib.util.find_spec(name) is None]
-        if missing:
-            raise LaunchError(
-                f"{config.name} needs {', '.join(missing)}, not installed here:\n"
-                f"  pip install 'sglang-omni[{extra}]'"
-            )
+    missing = {
+        command: [name for name in modules if importlib.util.find_spec(name) is None]
+        for command, modules in required.items()
+    }
+    if any(missing.values()):
+        names = ", ".join(name for modules in missing.values() for name in modules)
+        commands = "".join(f"\n  {command}" for command, modules in missing.items() if modules)
+        raise LaunchError(f"{config.name} needs {names}, not installed here:{commands}")
 
 
 if __name__ == "__main__":

@@ -73,9 +73,12 @@ class Client:
         """What is new, as it comes. Each ``audio_b64`` is a file of its own, or raw samples for ``pcm16``."""
         request = replace(request, stream=True)
         deltas = Deltas()
+        heard: str | None = None
         async with aclosing(self.generate(request, request_id)) as chunks:
             async for chunk in chunks:
                 text, audio = deltas.new_text(chunk), deltas.new_audio(chunk)
+                is_news = chunk.heard is not None and heard is None
+                heard = heard or chunk.heard
                 rate = chunk.sample_rate or DEFAULT_SAMPLE_RATE
                 yield CompletionStreamChunk(
                     request_id=chunk.request_id,
@@ -90,7 +93,7 @@ class Client:
                     finish_reason=chunk.finish_reason,
                     usage=chunk.usage,
                     stage_name=chunk.stage_name,
-                    heard=chunk.heard,
+                    heard=heard if is_news else None,
                     timings=chunk.timings,
                     engine=chunk.engine,
                     worker=chunk.worker,

