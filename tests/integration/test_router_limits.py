@@ -25,6 +25,25 @@ async def test_announced_body_over_the_limit() -> None:
     assert len(replica.seen) == 1
 
 
+async def test_a_client_that_is_still_sending_can_read_why_it_was_refused() -> None:
+    async with replicas(None) as [replica], router(replica, max_body_bytes=1000) as url:
+        reader, writer = await connect(url)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 20000000\r\n\r\n")
+        for _ in range(20):
+            writer.write(b"x" * 1_000_000)
+            await writer.drain()
+        line, headers = await read_head(reader)
+        assert_error(Answer(line, headers, await read_body(reader, headers)), 413, "1000 bytes")
+        writer.close()
+    assert replica.seen == []
+
+
+async def test_connect_is_refused() -> None:
+    async with replicas(None) as [replica], router(replica) as url:
+        answer = await send_raw(url, b"CONNECT a:443 HTTP/1.1\r\nHost: a:443\r\n\r\n")
+        assert_error(answer, 405, "CONNECT")
+
+
 @pytest.mark.parametrize("policy", ["round_robin", "cache_aware"])
 async def test_chunked_body_over_the_limit(policy: str) -> None:
     head = (

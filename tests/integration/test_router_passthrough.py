@@ -260,6 +260,15 @@ async def test_websocket() -> None:
     await runner.cleanup()
 
 
+async def test_an_offer_of_http2_is_ignored_and_its_body_kept() -> None:
+    offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    async with replicas(None) as [replica], router(replica) as url:
+        assert (await post(url, b'{"prompt": "p"}', headers=offer)).status == 200
+    [seen] = replica.seen
+    assert seen.body == b'{"prompt": "p"}'
+    assert {"upgrade", "http2-settings", "connection"}.isdisjoint(name.lower() for name, _ in seen.headers)
+
+
 async def test_expect_continue_is_answered_by_the_router() -> None:
     async with replicas(None) as [replica], router(replica) as url:
         reader, writer = await connect(url)

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -31,7 +32,8 @@ pub struct Rest {
 }
 
 pub enum ReadError {
-    TooLarge,
+    /// With what is left of it.
+    TooLarge(Incoming),
     Client(hyper::Error),
 }
 
@@ -65,7 +67,7 @@ impl Upload {
                 }
             }
             if read.len() as u64 > limit {
-                return Err(ReadError::TooLarge);
+                return Err(ReadError::TooLarge(incoming));
             }
         }
         let budget = limit - read.len() as u64;
@@ -100,6 +102,25 @@ impl Upload {
             rest: self.rest.take(),
         }
     }
+}
+
+/// Reads on what was refused, for a while: a client that is still sending would otherwise be reset before
+/// it has read why.
+pub async fn discard(mut incoming: Incoming) {
+    const AT_MOST: usize = 64 << 20;
+    let reading = async {
+        let mut read = 0;
+        while let Some(Ok(frame)) =
+            std::future::poll_fn(|cx| Pin::new(&mut incoming).poll_frame(cx)).await
+        {
+            read += frame.data_ref().map_or(0, Bytes::len);
+            if read > AT_MOST {
+                return;
+            }
+        }
+    };
+    // Time over is as good as done.
+    let _ = tokio::time::timeout(Duration::from_secs(5), reading).await;
 }
 
 /// Chunks collected without copying where there is only one.

@@ -2,8 +2,8 @@
 
 use hyper::HeaderMap;
 use hyper::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, HeaderName, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
-    TRAILER, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, EXPECT, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 
 const HOP_BY_HOP: [HeaderName; 8] = [
@@ -17,9 +17,11 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     UPGRADE,
 ];
 
-/// Whether the message asks to change protocols (`Connection: upgrade` and an `Upgrade` header).
+/// Whether a message asks to change protocols. An offer of HTTP/2 (`h2c`, which some clients make with
+/// every request) may be ignored, and is.
 pub fn wants_upgrade(headers: &HeaderMap) -> bool {
-    headers.contains_key(UPGRADE)
+    let is_other = |value: &HeaderValue| !value.as_bytes().eq_ignore_ascii_case(b"h2c");
+    headers.get(UPGRADE).is_some_and(is_other)
         && connection_names(headers).any(|name| name.eq_ignore_ascii_case("upgrade"))
 }
 
@@ -130,6 +132,10 @@ mod tests {
         assert!(wants_upgrade(&headers(&[
             ("connection", "keep-alive, Upgrade"),
             ("upgrade", "websocket")
+        ])));
+        assert!(!wants_upgrade(&headers(&[
+            ("connection", "upgrade, http2-settings"),
+            ("upgrade", "h2c")
         ])));
         assert!(!wants_upgrade(&headers(&[("upgrade", "websocket")])));
         assert!(!wants_upgrade(&headers(&[("connection", "upgrade")])));

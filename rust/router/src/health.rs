@@ -17,7 +17,7 @@ use crate::worker::{Health, Worker};
 
 /// A busy replica may answer late; only this long, this many times in a row, is a hung one.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-const SLOW_PROBES: u32 = 3;
+const SLOW_PROBES: u32 = 2;
 
 /// Puts a worker aside. Returns whether it was not aside already.
 pub fn mark_down(worker: &Worker, why: &str) -> bool {

@@ -25,7 +25,6 @@ mod upstream;
 mod worker;
 
 pub use config::{Config, ConfigError};
-pub use policy::{Candidates, Policy, PolicyKind, RequestKey};
+pub use policy::{Candidates, Policy, PolicyKind, RequestKey, build as build_policy};
 pub use server::{Router, StartError};
-pub use tree::PrefixTree;
 pub use worker::{LoadGuard, Worker};

@@ -1,5 +1,6 @@
 //! One request's way to a worker and back, with another attempt elsewhere while nothing was answered.
 
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,7 +11,7 @@ use hyper::header::{CONTENT_TYPE, HOST, HeaderName};
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode, Version};
 
-use crate::body::{Payload, ReadError, RequestBody, ResponseBody, Upload};
+use crate::body::{Payload, ReadError, RequestBody, ResponseBody, Upload, discard};
 use crate::forwarding;
 use crate::lane::{Lane, Scratch};
 use crate::policy::{Candidates, RequestKey};
@@ -33,6 +34,8 @@ const MAX_ATTEMPTS: usize = 4;
 /// What became of one attempt.
 enum Attempt {
     Answered(Response<Incoming>, Box<Upstream>),
+    /// No connection could be made for want of descriptors, ports or memory here.
+    Exhausted(String),
     /// Nothing reached the worker.
     Unsent(String),
     /// The connection ended after the request was sent and before an answer.
@@ -44,13 +47,17 @@ pub async fn forward(lane: &Rc<Lane>, request: Request<Incoming>) -> Reply {
     let (mut parts, incoming) = request.into_parts();
     let limit = shared.config.max_body_bytes;
     if incoming.size_hint().lower() > limit {
+        tokio::task::spawn_local(discard(incoming));
         return too_large(limit);
     }
     let is_json = is_json(&parts);
     let window = held_window(&incoming, is_json);
     let mut upload = match Upload::read(incoming, window, limit).await {
         Ok(upload) => upload,
-        Err(ReadError::TooLarge) => return too_large(limit),
+        Err(ReadError::TooLarge(rest)) => {
+            tokio::task::spawn_local(discard(rest));
+            return too_large(limit);
+        }
         Err(ReadError::Client(error)) => {
             return reply::error(
                 StatusCode::BAD_REQUEST,
@@ -93,6 +100,10 @@ pub async fn forward(lane: &Rc<Lane>, request: Request<Incoming>) -> Reply {
                     ResponseBody::new(incoming, Some(upstream), lane.pool.clone(), load)
                 });
             }
+            Attempt::Exhausted(error) => {
+                let message = format!("the router is out of resources: {error}");
+                return reply::error(StatusCode::SERVICE_UNAVAILABLE, &message);
+            }
             Attempt::Unsent(error) => {
                 worker.failures.fetch_add(1, Relaxed);
                 if crate::health::mark_down(&worker, &error) {
@@ -124,7 +135,7 @@ pub async fn forward(lane: &Rc<Lane>, request: Request<Incoming>) -> Reply {
 async fn attempt(lane: &Lane, worker: &Worker, parts: &Parts, upload: &mut Upload) -> Attempt {
     let mut upstream = match lane.pool.get(worker).await {
         Ok(upstream) => upstream,
-        Err(error) => return Attempt::Unsent(error.to_string()),
+        Err(error) => return not_connected(&error),
     };
     loop {
         let request = outgoing(worker, parts, upload.take());
@@ -143,7 +154,7 @@ async fn attempt(lane: &Lane, worker: &Worker, parts: &Parts, upload: &mut Uploa
         if upstream.reused && (is_unsent || upload.is_whole()) {
             upstream = match lane.pool.open(worker).await {
                 Ok(upstream) => upstream,
-                Err(error) => return Attempt::Unsent(error.to_string()),
+                Err(error) => return not_connected(&error),
             };
             continue;
         }
@@ -152,6 +163,15 @@ async fn attempt(lane: &Lane, worker: &Worker, parts: &Parts, upload: &mut Uploa
         } else {
             Attempt::Broken(text)
         };
+    }
+}
+
+fn not_connected(error: &io::Error) -> Attempt {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::EADDRNOTAVAIL | libc::ENOBUFS | libc::ENOMEM) => {
+            Attempt::Exhausted(error.to_string())
+        }
+        _ => Attempt::Unsent(error.to_string()),
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -92,6 +92,7 @@ impl Router {
             .map(|url| Worker::parse(url))
             .collect();
         let workers = workers.map_err(StartError::Config)?;
+        allow_descriptors();
         let lanes = match config.threads {
             0 => thread::available_parallelism().map_or(1, |count| count.get()),
             count => count,
@@ -207,6 +208,21 @@ impl Drop for Router {
         for thread in self.threads.drain(..) {
             // A panic was printed where it happened.
             let _ = thread.join();
+        }
+    }
+}
+
+/// Raises the limit on open descriptors to what the system allows: each request in flight takes two.
+fn allow_descriptors() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: both calls get a valid pointer to a `rlimit` that lives through the call.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
         }
     }
 }
