@@ -73,6 +73,12 @@ async def stages_of(coordinator: Coordinator, request_id: str, count: int) -> se
     return set(coordinator.timings(request_id))
 
 
+async def all_idle(coordinator: Coordinator) -> None:
+    async with asyncio.timeout(20):
+        while any(coordinator.stage_load().values()):
+            await asyncio.sleep(0.02)
+
+
 async def transcript(coordinator: Coordinator, result: dict[str, Any]) -> str:
     buffer = io.BytesIO()
     soundfile.write(buffer, result["audio_data"], result["sample_rate"], format="FLAC")
@@ -203,6 +209,13 @@ async def test_bad_requests_come_back_with_their_field(
     assert refused.value.status == 400
 
 
+async def test_a_refused_answer_leaves_no_voice_waiting(coordinator: Coordinator) -> None:
+    with pytest.raises(RequestError, match="temperature"):
+        await coordinator.submit(next(_ids), chat("Hello", modalities=BOTH, temperature=float("nan")))
+
+    await all_idle(coordinator)
+
+
 async def test_an_abort_frees_every_stage(coordinator: Coordinator) -> None:
     request_id = next(_ids)
     stream = coordinator.stream(
@@ -215,7 +228,5 @@ async def test_an_abort_frees_every_stage(coordinator: Coordinator) -> None:
         async for _ in stream:
             pass
 
-    async with asyncio.timeout(20):
-        while any(coordinator.stage_load().values()):
-            await asyncio.sleep(0.02)
+    await all_idle(coordinator)
     assert "Paris" in (await coordinator.submit(next(_ids), chat(QUESTION)))["text"]

@@ -146,6 +146,12 @@ def test_an_answer_with_nothing_to_say_is_silence(voice: Voice) -> None:
     assert result["audio_data"].shape == (0,)
 
 
+def test_a_text_the_voice_has_no_sound_for_is_refused(voice: Voice) -> None:
+    with pytest.raises(RequestError, match="English voice") as refused:
+        run(lambda: SpeakSession(voice), payload("speech", {"text": "你好世界"}))
+    assert refused.value.param == "input"
+
+
 def test_a_speed_for_this_stage_alone(voice: Voice) -> None:
     request = payload("speech", {"text": QUESTION}, stage_params={"speak": {"speed": 2.0}})
 

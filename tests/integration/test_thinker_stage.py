@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from sglang_omni.models.speech_chat.decode import decode
-from sglang_omni.models.speech_chat.stages import checkpoint_directory, create_thinker
+from sglang_omni.models.speech_chat.stages import (
+    checkpoint_directory,
+    create_preprocess,
+    create_thinker,
+)
 from sglang_omni.models.speech_chat.thinker import sampling_defaults
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
@@ -146,6 +153,79 @@ def test_parameters_out_of_range_are_refused_by_name(
     with pytest.raises(RequestError) as refused:
         run(thinker, prompts, **params)
     assert refused.value.param == field
+
+
+@pytest.fixture(scope="module")
+def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2 checkpoint of random weights with a template of its own."""
+    directory = tmp_path_factory.mktemp("qwen2")
+    hidden, heads, kv_heads, inner, vocab = 16, 4, 2, 32, 49_152
+    config = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "eos_token_id": 2,
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    shutil.copy(checkpoint_directory("speech-chat") / "tokenizer.json", directory)
+    (directory / "chat_template.jinja").write_text("{{ messages[-1].content }}:")
+    kv = hidden // heads * kv_heads
+    shapes = {
+        "embed_tokens.weight": (vocab, hidden),
+        "norm.weight": (hidden,),
+        "layers.0.input_layernorm.weight": (hidden,),
+        "layers.0.post_attention_layernorm.weight": (hidden,),
+        "layers.0.self_attn.q_proj.weight": (hidden, hidden),
+        "layers.0.self_attn.q_proj.bias": (hidden,),
+        "layers.0.self_attn.k_proj.weight": (kv, hidden),
+        "layers.0.self_attn.k_proj.bias": (kv,),
+        "layers.0.self_attn.v_proj.weight": (kv, hidden),
+        "layers.0.self_attn.v_proj.bias": (kv,),
+        "layers.0.self_attn.o_proj.weight": (hidden, hidden),
+        "layers.0.mlp.gate_proj.weight": (inner, hidden),
+        "layers.0.mlp.up_proj.weight": (inner, hidden),
+        "layers.0.mlp.down_proj.weight": (hidden, inner),
+    }
+    random = np.random.default_rng(0)
+    tensors = {
+        f"model.{name}": random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+    }
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def test_another_checkpoint_takes_the_place_of_the_bundled_one(other_checkpoint: Path) -> None:
+    preprocess = create_preprocess(str(other_checkpoint))
+    thinker = create_thinker(str(other_checkpoint), max_total_tokens=256, max_new_tokens=6)
+    request = OmniRequest("Hello", {"temperature": 0, "ignore_eos": True}, {"task": "chat"})
+    threads = [threading.Thread(target=scheduler.start) for scheduler in (preprocess, thinker)]
+    for thread in threads:
+        thread.start()
+    try:
+        payload = StagePayload("r", request, {"raw_inputs": "Hello"})
+        preprocess.inbox.put(IncomingMessage("r", "new_request", payload))
+        prepared = preprocess.outbox.get(timeout=10)
+        thinker.inbox.put(IncomingMessage("r", "new_request", prepared.data))
+        result = thinker.outbox.get(timeout=30)
+    finally:
+        preprocess.stop()
+        thinker.stop()
+        for thread in threads:
+            thread.join(10)
+
+    assert prepared.data.data["prompt_token_ids"] == PromptEncoder(other_checkpoint).encode_prompt("Hello:")
+    assert result.type == "result", result.data
+    assert len(result.data.data["token_ids"]) == 6
 
 
 @pytest.mark.parametrize(

