@@ -260,8 +260,9 @@ async def test_websocket() -> None:
     await runner.cleanup()
 
 
-async def test_an_offer_of_http2_is_ignored_and_its_body_kept() -> None:
-    offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+async def test_a_request_with_a_body_is_not_upgraded(protocol: str) -> None:
+    offer = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\nHTTP2-Settings: AAMAAABk\r\n"
     async with replicas(None) as [replica], router(replica) as url:
         assert (await post(url, b'{"prompt": "p"}', headers=offer)).status == 200
     [seen] = replica.seen

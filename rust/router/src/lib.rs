@@ -7,6 +7,7 @@
 
 mod admin;
 mod body;
+mod chars;
 mod client_io;
 mod config;
 mod forwarding;

@@ -355,7 +355,10 @@ async fn route(lane: &Rc<Lane>, request: Request<Incoming>) -> reply::Reply {
     }
     match admin::answer(lane, request).await {
         Ok(reply) => reply,
-        Err(request) if forwarding::wants_upgrade(request.headers()) => {
+        // With a body it is a request first; its offer to upgrade may be ignored.
+        Err(request)
+            if forwarding::wants_upgrade(request.headers()) && request.body().is_end_stream() =>
+        {
             upgrade::forward(lane, request).await
         }
         Err(request) => proxy::forward(lane, request).await,

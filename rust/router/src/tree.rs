@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 
+use crate::chars::{common_prefix, first_char};
+
 const NONE: u32 = u32::MAX;
 
 #[derive(Default)]
@@ -55,51 +57,6 @@ pub struct PrefixTree {
 
 /// How far a text is known: each node passed, with the bytes matched when leaving it.
 pub type Path = Vec<(u32, usize)>;
-
-/// Whether a character may begin at `at`: in UTF-8 that is where no continuation byte stands. Text that
-/// is not UTF-8 may have no such place nearby; there any byte will do.
-fn is_boundary(text: &[u8], at: usize) -> bool {
-    let continues = |at: usize| text.get(at).is_some_and(|byte| byte & 0xc0 == 0x80);
-    !continues(at) || (at >= 3 && continues(at - 1) && continues(at - 2) && continues(at - 3))
-}
-
-/// The first character's bytes as a number; what children are told apart by.
-fn first_char(text: &[u8]) -> u32 {
-    let mut key = u32::from(text[0]);
-    for &byte in text[1..]
-        .iter()
-        .take(3)
-        .take_while(|&&byte| byte & 0xc0 == 0x80)
-    {
-        key = key << 8 | u32::from(byte);
-    }
-    key
-}
-
-/// Bytes that both begin with, ending between characters.
-fn common_prefix(a: &[u8], b: &[u8]) -> usize {
-    // Whole blocks compare at the speed of memory; only the one that differs is looked at by bytes.
-    const BLOCK: usize = 256;
-    let equal_blocks = a
-        .chunks_exact(BLOCK)
-        .zip(b.chunks_exact(BLOCK))
-        .take_while(|(a, b)| a == b)
-        .count();
-    let start = equal_blocks * BLOCK;
-    let equal_bytes = a[start..]
-        .iter()
-        .zip(&b[start..])
-        .take_while(|(a, b)| a == b)
-        .count();
-    back_to_boundary(a, b, start + equal_bytes)
-}
-
-fn back_to_boundary(a: &[u8], b: &[u8], at: usize) -> usize {
-    (at.saturating_sub(3).max(1)..=at)
-        .rev()
-        .find(|&at| is_boundary(a, at) && is_boundary(b, at))
-        .unwrap_or(at)
-}
 
 impl PrefixTree {
     /// Bytes of text remembered for a worker.

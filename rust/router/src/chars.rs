@@ -1,0 +1,70 @@
+//! Text as bytes that are cut only between characters.
+
+/// Whether a character may begin at `at`: in UTF-8 that is where no continuation byte stands. Text that
+/// is not UTF-8 may have no such place nearby; there any byte will do.
+fn is_boundary(text: &[u8], at: usize) -> bool {
+    let continues = |at: usize| text.get(at).is_some_and(|byte| byte & 0xc0 == 0x80);
+    !continues(at) || (at >= 3 && continues(at - 1) && continues(at - 2) && continues(at - 3))
+}
+
+/// The first character's bytes as a number; what children are told apart by.
+pub fn first_char(text: &[u8]) -> u32 {
+    let mut key = u32::from(text[0]);
+    for &byte in text[1..]
+        .iter()
+        .take(3)
+        .take_while(|&&byte| byte & 0xc0 == 0x80)
+    {
+        key = key << 8 | u32::from(byte);
+    }
+    key
+}
+
+/// Bytes that both begin with, ending between characters.
+pub fn common_prefix(a: &[u8], b: &[u8]) -> usize {
+    // Whole blocks compare at the speed of memory; only the one that differs is looked at by bytes.
+    const BLOCK: usize = 256;
+    let equal_blocks = a
+        .chunks_exact(BLOCK)
+        .zip(b.chunks_exact(BLOCK))
+        .take_while(|(a, b)| a == b)
+        .count();
+    let start = equal_blocks * BLOCK;
+    let equal_bytes = a[start..]
+        .iter()
+        .zip(&b[start..])
+        .take_while(|(a, b)| a == b)
+        .count();
+    back_to_boundary(a, b, start + equal_bytes)
+}
+
+fn back_to_boundary(a: &[u8], b: &[u8], at: usize) -> usize {
+    (at.saturating_sub(3).max(1)..=at)
+        .rev()
+        .find(|&at| is_boundary(a, at) && is_boundary(b, at))
+        .unwrap_or(at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_end_between_characters() {
+        let of = |a: &str, b: &str| common_prefix(a.as_bytes(), b.as_bytes());
+        assert_eq!(of("abc", "abd"), 2);
+        assert_eq!(of("abc", "abcd"), 3);
+        assert_eq!(of("ab\u{e9}", "ab\u{e8}"), 2);
+        assert_eq!(of("a\u{1f600}", "a\u{1f601}"), 1);
+        let long = "x".repeat(1000);
+        assert_eq!(of(&long, &format!("{long}y")), 1000);
+        assert_eq!(of(&format!("{long}\u{e9}"), &format!("{long}\u{e8}")), 1000);
+    }
+
+    #[test]
+    fn bytes_that_are_no_characters_still_have_a_prefix() {
+        let (a, b) = ([0x80; 10], [0x80, 0x80, 0x80, 0x80, 0x80, 0x81]);
+        assert_eq!(common_prefix(&a, &b), 5);
+        assert_eq!(first_char(&a), first_char(&b));
+    }
+}
