@@ -21,11 +21,13 @@ class SentenceSplitter:
     """Takes text deltas, gives back whole sentences.
 
     A sentence longer than ``max_chars`` is cut after its last clause mark before that, else at a space,
-    so that speech never waits for a period that does not come.
+    so that speech never waits for a period that does not come. With ``first_clause_chars``, the very
+    first sentence is cut after a clause of at least that length, so that speech begins early.
     """
 
-    def __init__(self, max_chars: int = 280) -> None:
+    def __init__(self, max_chars: int = 280, first_clause_chars: int | None = None) -> None:
         self._max_chars = max_chars
+        self._first_clause_chars = first_clause_chars
         self._pending = ""
 
     def feed(self, delta: str) -> list[str]:
@@ -37,6 +39,7 @@ class SentenceSplitter:
             self._pending = self._pending[end:].lstrip(" \t")
             if sentence:
                 sentences.append(sentence)
+                self._first_clause_chars = None
         return sentences
 
     def flush(self) -> list[str]:
@@ -45,8 +48,9 @@ class SentenceSplitter:
         return [rest] if rest else []
 
     def _next_end(self) -> int | None:
+        clause_end = self._first_clause_end()
         for mark in _TERMINATOR.finditer(self._pending):
-            if mark.end() > self._max_chars:
+            if mark.end() > (clause_end or self._max_chars):
                 break
             if mark[0][0] in "\n。！？":
                 return mark.end()
@@ -55,9 +59,19 @@ class SentenceSplitter:
                 return None  # the next character decides
             if not _continues(self._pending[: mark.start()], mark[0], following[0]):
                 return mark.end()
+        if clause_end is not None:
+            return clause_end
         if len(self._pending) <= self._max_chars:
             return None
         return self._forced_end()
+
+    def _first_clause_end(self) -> int | None:
+        if self._first_clause_chars is None:
+            return None
+        for mark in _CLAUSE_END.finditer(self._pending, 0, self._max_chars + 1):
+            if mark.end() >= self._first_clause_chars:
+                return mark.end()
+        return None
 
     def _forced_end(self) -> int:
         head = self._pending[: self._max_chars]
@@ -68,9 +82,9 @@ class SentenceSplitter:
         return space + 1 if space > 0 else self._max_chars
 
 
-def split_sentences(text: str, max_chars: int = 280) -> list[str]:
+def split_sentences(text: str, max_chars: int = 280, first_clause_chars: int | None = None) -> list[str]:
     """The sentences of a complete text; the same cuts however the text would have arrived."""
-    splitter = SentenceSplitter(max_chars)
+    splitter = SentenceSplitter(max_chars, first_clause_chars)
     return splitter.feed(text) + splitter.flush()
 
 

@@ -61,17 +61,32 @@ def test_a_word_without_end_is_cut() -> None:
     assert [len(piece) for piece in split_sentences("x" * 250, max_chars=100)] == [100, 100, 50]
 
 
+def test_the_first_sentence_alone_is_cut_after_a_clause() -> None:
+    text = "Well, the sea is vast, deep and old. It is, as far as we know, very wide. End"
+
+    assert split_sentences(text, first_clause_chars=10) == [
+        "Well, the sea is vast,",
+        "deep and old.",
+        "It is, as far as we know, very wide.",
+        "End",
+    ]
+
+
+def test_a_first_sentence_that_ends_before_a_long_clause_stays_whole() -> None:
+    assert split_sentences("Yes. But, you see, no", first_clause_chars=8) == ["Yes.", "But, you see, no"]
+
+
 PIECES = st.lists(
-    st.sampled_from([*"aA1 .,!?\n'\")", "Dr.", "。", "Hello", " the", "3.14", "...", "  "]), max_size=60
+    st.sampled_from([*"aA1 .,!?\n'\")", "Dr.", "。", "Hello", " the", "3.14", "...", "  ", ", "]), max_size=60
 )
 
 
-@given(PIECES)
-def test_the_pieces_that_text_arrives_in_make_no_difference(pieces: list[str]) -> None:
-    splitter = SentenceSplitter(max_chars=40)
+@given(PIECES, st.sampled_from([None, 6]))
+def test_the_pieces_that_text_arrives_in_make_no_difference(pieces: list[str], clause: int | None) -> None:
+    splitter = SentenceSplitter(40, clause)
     incremental = [sentence for piece in pieces for sentence in splitter.feed(piece)] + splitter.flush()
 
-    assert incremental == split_sentences("".join(pieces), max_chars=40)
+    assert incremental == split_sentences("".join(pieces), 40, clause)
 
 
 @given(PIECES)

@@ -14,18 +14,23 @@ from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import RequestError, StagePayload
 from sglang_omni.scheduling.stream_scheduler import StreamSession
 
+# Speech begins with the first clause of this length: about a second and a half of sound, time enough
+# for the rest of the sentence to be written.
+_FIRST_CLAUSE_CHARS = 24
+
 
 class SpeakSession(StreamSession):
     """One request: ``{"text": str}`` in its payload, or in each item of its stream.
 
-    Chunks are a sentence each; the result is all of them together and the text that was said.
+    Chunks are a sentence each, the first one perhaps a clause; the result is all of them together and the
+    text that was said.
     """
 
     def __init__(self, voice: Voice) -> None:
         self._voice = voice
         self._speed = 1.0
         self._must_speak = False
-        self._sentences = SentenceSplitter()
+        self._sentences = SentenceSplitter(first_clause_chars=_FIRST_CLAUSE_CHARS)
         self._text: list[str] = []
         self._audio: list[NDArray[np.float32]] = []
 
