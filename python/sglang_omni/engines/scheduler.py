@@ -57,8 +57,8 @@ class Scheduler:
         if len(prompt) >= limit:
             what = "the model's context" if limit == self._context_length else "the engine's KV cache"
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but {what} holds {limit}, at least one of them for the "
-                f"answer: shorten the prompt to {limit - 1} tokens",
+                f"the prompt has {len(prompt)} tokens, but {what} holds {limit}, at least one of them for "
+                f"the answer: shorten the prompt to {limit - 1} tokens",
                 param="prompt",
                 code="context_length_exceeded",
             )

@@ -41,8 +41,8 @@ class IncrementalDetokenizer:
 
     @property
     def text(self) -> str:
-        """All the text handed out so far; all there is, once ``finish`` was called and ``take`` too."""
-        return "".join(self._text)
+        """All the text that is safe to show; the whole output once ``finish`` was called."""
+        return "".join(self._text) + self._pending[: self._safe]
 
     def feed(self, token_ids: Sequence[int]) -> bool:
         """Takes tokens. True once a stop string is complete; what follows it is ignored."""

@@ -1,0 +1,101 @@
+"""Random checkpoints in the hub's layout, made at test time, with transformers as the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+VOCAB_SIZE = 199
+
+# The features in which the families' decoders differ, each present and absent somewhere.
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    "llama-rope3-untied": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 5000.0,
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    "qwen2-untied": {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False},
+    "qwen3": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-tied": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+@dataclass
+class TinyCheckpoint:
+    """A saved model and its transformers twin."""
+
+    path: Path
+    model: Any
+
+    def greedy(self, prompt: Sequence[int], max_new_tokens: int, **options: Any) -> list[int]:
+        """What ``generate`` appends to ``prompt``, computed alone and in float32."""
+        import torch
+
+        output = self.model.generate(
+            torch.tensor([list(prompt)]), max_new_tokens=max_new_tokens, do_sample=False, **options
+        )
+        return output[0, len(prompt) :].tolist()
+
+
+def make_checkpoint(directory: Path, shape: str, seed: int, **save_options: Any) -> TinyCheckpoint:
+    """A model of one of ``SHAPES`` with seeded weights, spread widely enough that its tokens vary."""
+    import torch
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
+
+    config_class, model_class = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }[shape.split("-", maxsplit=1)[0]]
+    config = config_class(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=48 if shape == "llama" else 64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        max_position_embeddings=256,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        **SHAPES[shape],
+    )
+    torch.manual_seed(seed)
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight"):
+                weight.uniform_(0.5, 1.5)
+            else:
+                weight.normal_(std=0.25)
+    model.save_pretrained(directory, **save_options)
+    return TinyCheckpoint(directory, model)
