@@ -328,9 +328,8 @@ def _decode_dataclass(unpacker: _Unpacker, wire: Any) -> Any:
     known = getattr(cls, "__dataclass_fields__", None)
     if known is None:
         raise ValueError(f"{name!r} is no dataclass")
-    obj: Any = object.__new__(
-        cls
-    )  # the fields are set as they were: __init__ and __post_init__ ran at the sender
+    # The fields are set as they were: __init__ and __post_init__ ran at the sender.
+    obj: Any = object.__new__(cls)
     for field, value in values.items():
         if field not in known:
             raise ValueError(f"{name!r} has no field {field!r}")

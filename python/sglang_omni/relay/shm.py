@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sglang_omni._core import PayloadPlan, Place
 
 # What takes longer to copy than to hand to a thread is copied there, so that the loop goes on.
-_COPY_IN_THREAD = 4 << 20
+_COPY_IN_THREAD = 32 << 20
 # Room for a payload is waited for this long, and a payload nobody reads is given up after it.
 _WAIT_SECONDS = 30.0
 _KEEP_SECONDS = 300.0

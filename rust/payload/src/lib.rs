@@ -17,6 +17,8 @@
 mod decode;
 mod dtype;
 mod encode;
+#[cfg(test)]
+mod tests;
 
 pub use decode::{DecodeError, Decoded, TensorView, decode};
 pub use dtype::{DTYPES, DType};

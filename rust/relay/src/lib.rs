@@ -8,6 +8,8 @@
 //! Nothing here has a name in a file system, so nothing is left behind when processes are killed.
 
 mod arena;
+#[cfg(test)]
+mod arena_tests;
 mod control;
 mod extents;
 mod ledger;
