@@ -46,6 +46,12 @@ class Running:
                 await asyncio.sleep(0.005)
 
 
+@pytest.fixture(autouse=True)
+def _no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the stages' reports do not settle stays unsettled, for `settled` to find."""
+    monkeypatch.setattr("sglang_omni.pipeline.coordinator._SETTLE_S", 1000.0)
+
+
 @asynccontextmanager
 async def pipeline(
     directory: Path,

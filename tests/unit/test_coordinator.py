@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -382,6 +383,22 @@ async def test_a_failing_stream_gives_its_chunks_first(make: Any) -> None:
     with pytest.raises(RuntimeError, match="boom"):
         await soon(reading)
     assert [m.chunk for m in got] == [{"text": "a"}]
+
+
+async def test_a_failure_that_nobody_waits_for_any_more_is_not_reported_as_lost(make: Any) -> None:
+    lost: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: lost.append(context))
+    pipeline = await make(terminal_stages=["text"])
+    stream = pipeline.coordinator.stream("r", None)
+    first = asyncio.create_task(anext(stream))
+    await pipeline.submitted()
+    await pipeline.chunk("text", "r", "a")
+    await soon(first)
+    await pipeline.stages["text"].send_complete(CompleteMessage("r", "text", False, error="boom"))
+    await until(lambda: pipeline.coordinator.request_state("r") is None)
+    await stream.aclose()
+    gc.collect()
+    assert lost == []
 
 
 async def test_an_aborted_stream_is_cancelled(make: Any) -> None:

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from sglang_omni.pipeline.progress import ProgressCounters, ProgressReporter
+from sglang_omni.pipeline.stage.requests import RequestTable
 from sglang_omni.proto import ProgressMessage
 
 # A diamond with a stream: entry -> (left, right) -> join -> coordinator, and left streams to join.
@@ -99,6 +100,27 @@ def test_only_tracked_requests_are_counted() -> None:
     assert counters.held_by(["a", "b"]) == ["r"]
     counters.forget("r")
     assert counters.held_by(["a"]) == []
+
+
+async def test_a_stream_counts_once_however_many_chunks_it_has_and_late_ones_settle() -> None:
+    counters = ProgressCounters()
+    counters.track("r")
+    counters.add("r", "up", 2)
+    table = RequestTable(ProgressReporter("s", lambda m: [counters.add(*c) for c in m.changes] and None))
+    table.receive_payload("r", "up")
+    for _ in range(3):
+        assert table.receive_stream("r", "up") is not None
+    table._progress.flush()
+    assert counters.add("r", "s", 0) == 2
+    assert counters.add("r", "up", 0) == 0
+    counters.add("r", "s", 2)  # What "up" booked when it handed the payload and the stream on.
+    table.finish("r")
+    counters.add("r", "late", 1)  # Another stage's stream comes only now: booked by it, as above,
+    counters.add("r", "s", 1)
+    for _ in range(2):
+        assert table.receive_stream("r", "late") is None
+    table._progress.flush()
+    assert counters.is_settled("r")
 
 
 async def test_reports_are_batched_and_opposite_changes_cancel() -> None:

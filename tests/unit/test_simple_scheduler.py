@@ -242,6 +242,24 @@ def test_an_abort_cancels_a_running_coroutine() -> None:
     assert (out.request_id, out.data) == ("r1", "quick")
 
 
+def test_an_abort_before_the_coroutine_begins_cancels_it_too() -> None:
+    entered, go = threading.Event(), threading.Event()
+
+    def compute(x: str) -> Any:
+        if x == "quick":
+            return x
+        entered.set()
+        go.wait(10)
+        return asyncio.sleep(60)
+
+    with running(SimpleScheduler(compute)) as scheduler:
+        put(scheduler, "slow", "quick")
+        assert entered.wait(10)
+        scheduler.abort("r0")
+        go.set()
+        assert scheduler.outbox.get(timeout=10).data == "quick"
+
+
 def test_a_failing_abort_callback_does_not_reach_the_caller() -> None:
     def callback(request_id: str) -> None:
         raise RuntimeError(request_id)
