@@ -9,7 +9,7 @@ import pytest
 
 from sglang_omni.pipeline.progress import ProgressCounters, ProgressReporter
 from sglang_omni.pipeline.stage.requests import RequestTable
-from sglang_omni.proto import ProgressMessage
+from sglang_omni.proto import ProgressMessage, parse_message
 
 # A diamond with a stream: entry -> (left, right) -> join -> coordinator, and left streams to join.
 ROUTE: dict[str, list[str | None]] = {
@@ -121,6 +121,13 @@ async def test_a_stream_counts_once_however_many_chunks_it_has_and_late_ones_set
         assert table.receive_stream("r", "late") is None
     table._progress.flush()
     assert counters.is_settled("r")
+
+
+@pytest.mark.parametrize("span", [["r"], ["r", "fast"], [1, 0.5], "r"])
+def test_a_malformed_span_is_refused(span: object) -> None:
+    wire = {"type": "progress", "from_stage": "s", "changes": [], "spans": [span]}
+    with pytest.raises(ValueError, match=r"\[request_id, seconds\]"):
+        parse_message(wire)
 
 
 async def test_reports_are_batched_and_opposite_changes_cancel() -> None:

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable
 
 from sglang_omni.proto import ProgressMessage
 
-# Under load one report covers what happened in this time; a stage that was quiet reports at once.
+# Under load one report covers what happened in this time; a stage that was quiet reports a finished
+# request at once.
 _REPORT_INTERVAL_S = 0.01
 
 
@@ -100,9 +101,20 @@ class ProgressReporter:
         self._change(request_id, self._stage, -2 * times_received)
         if seconds is not None:
             self._spans.append([request_id, seconds])
-        self._schedule()
+        if self._is_due() and self._timer is not None:
+            # Quiet until now: report at once, but after the messages that are on their way out.
+            self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_later(0, self.flush)
+        else:
+            self._schedule()
+
+    def flush_if_due(self) -> None:
+        """Reports now, unless the last report was only just sent."""
+        if self._is_due():
+            self.flush()
 
     def flush(self) -> None:
+        """Reports what has changed since the last report, if anything."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -128,6 +140,7 @@ class ProgressReporter:
 
     def _schedule(self) -> None:
         if self._timer is None:
-            wait = self._last_report + _REPORT_INTERVAL_S - time.monotonic()
-            # Quiet until now: report as soon as the changes that belong together are all in.
-            self._timer = asyncio.get_running_loop().call_later(max(wait, 0.0), self.flush)
+            self._timer = asyncio.get_running_loop().call_later(_REPORT_INTERVAL_S, self.flush)
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._last_report >= _REPORT_INTERVAL_S

@@ -117,12 +117,15 @@ class Outgoing:
             self.progress.handed_on(request_id, target)
             self._lane(target).put(self._send_payload, request_id, target, payload, is_local)
         if returned is None:
-            result = output.data if isinstance(output, StagePayload) else output
             self.progress.handed_on(request_id, None)
-            self.complete(CompleteMessage(request_id, self._stage, success=True, result=result))
         record.running -= 1
         if record.running <= 0:
             self.requests.finish(request_id)
+        if returned is None:
+            # Ahead of the result, so that the caller who gets it can see where the time went.
+            self.progress.flush_if_due()
+            result = output.data if isinstance(output, StagePayload) else output
+            self.complete(CompleteMessage(request_id, self._stage, success=True, result=result))
 
     def stream(self, request_id: str, out: OutgoingMessage) -> None:
         """Sends a chunk to its target, to all stream targets, or to the caller.
