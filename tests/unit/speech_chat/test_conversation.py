@@ -144,6 +144,11 @@ def test_malformed_messages_are_refused_by_name(messages: Any, param: str) -> No
     assert refused.value.status == 400
 
 
+def test_audio_beside_the_messages_must_be_a_list() -> None:
+    with pytest.raises(RequestError, match="audios must be a list, got str"):
+        parse_messages([user(text("x"))], "AAAA")
+
+
 def test_audio_without_anyone_who_said_it_is_refused() -> None:
     with pytest.raises(RequestError, match="need a user message"):
         parse_messages([{"role": "system", "content": "x"}], ["a"])

@@ -131,6 +131,9 @@ AUDIO_PARAM = "messages[0].content[0].input_audio.data"
         ({"messages": [], "images": ["x"]}, "chat", {}, "images", "no images"),
         (5, "chat", {}, None, "got int"),
         ("x", "sing", {}, "task", "unknown task"),
+        ("x", "chat", {"chat_template_kwargs": [1]}, "chat_template_kwargs", "must be an object, got list"),
+        ({"text": "x"}, "speech", {"stage_params": 5}, "stage_params", "must be an object, got int"),
+        ({"text": "x"}, "speech", {"stage_params": {"speak": 5}}, "stage_params.speak", "must be an object"),
     ],
 )
 def test_refusals_name_the_field(
@@ -142,6 +145,14 @@ def test_refusals_name_the_field(
     assert 400 <= error.status < 500
     with pytest.raises(RequestError, match=text):
         raise error
+
+
+@pytest.mark.parametrize("modalities", [["text", "video"], "text", [1]])
+def test_other_modalities_are_refused(preprocess: Preprocessor, modalities: Any) -> None:
+    payload = entry("hello", "chat")
+    payload.request.metadata["output_modalities"] = modalities
+
+    assert refusal(preprocess, payload).param == "modalities"
 
 
 def test_a_voice_is_checked_before_the_answer_is_spoken(preprocess: Preprocessor) -> None:

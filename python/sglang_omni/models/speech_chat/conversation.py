@@ -24,14 +24,12 @@ class AudioPart:
 Content = list[str | int]
 
 
-def parse_messages(
-    messages: Any, extra_audio: Sequence[str | bytes] = ()
-) -> tuple[list[dict[str, Any]], list[AudioPart]]:
+def parse_messages(messages: Any, extra_audio: Any = None) -> tuple[list[dict[str, Any]], list[AudioPart]]:
     """Check a conversation and take its audio parts out.
 
     Args:
         messages: OpenAI chat messages.
-        extra_audio: Audio sent beside the messages; it belongs to the last user message.
+        extra_audio: A list of audio sent beside the messages; it belongs to the last user message.
 
     Returns:
         The messages, each content a list of texts and of indices into the second result.
@@ -44,6 +42,8 @@ def parse_messages(
     audio: list[AudioPart] = []
     parsed = [_message(message, f"messages[{index}]", audio) for index, message in enumerate(messages)]
     if extra_audio:
+        if not isinstance(extra_audio, list | tuple):
+            raise RequestError(f"audios must be a list, got {type(extra_audio).__name__}", param="audios")
         users = [message for message in parsed if message["role"] == "user"]
         if not users:
             raise RequestError("audios need a user message to belong to", param="audios")

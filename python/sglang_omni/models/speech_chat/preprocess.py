@@ -9,7 +9,12 @@ from typing import Any
 from sglang_omni.models.speech_chat.components.voice import check_speed, check_voice
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, check_language
 from sglang_omni.models.speech_chat.conversation import AudioPart, parse_messages, plain_text
-from sglang_omni.models.speech_chat.request import answers_in_speech, stage_params, task_of
+from sglang_omni.models.speech_chat.request import (
+    answers_in_speech,
+    mapping_param,
+    stage_params,
+    task_of,
+)
 from sglang_omni.preprocessing.audio import AudioClip, decode_audio
 from sglang_omni.preprocessing.media import media_bytes
 from sglang_omni.preprocessing.text import PromptEncoder
@@ -84,10 +89,10 @@ class Preprocessor:
         return StagePayload(payload.request_id, slim, data)
 
     def _chat(self, inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
-        messages, audio = parse_messages(inputs.get("messages"), inputs.get("audios") or ())
+        messages, audio = parse_messages(inputs.get("messages"), inputs.get("audios"))
+        options = mapping_param(params, "chat_template_kwargs")
         if audio:
             return {"messages": messages, "clips": self._clips(audio)}
-        options = params.get("chat_template_kwargs")
         return {"prompt_token_ids": self._prompts.encode_messages(plain_text(messages), options)}
 
     def _completion(self, inputs: dict[str, Any]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from sglang_omni.proto import OmniRequest, RequestError
@@ -42,7 +43,15 @@ def answers_in_speech(request: OmniRequest) -> bool:
 
 
 def output_modalities(request: OmniRequest) -> list[str]:
-    return request.metadata.get("output_modalities") or ["text"]
+    """What the caller wants back; text where nothing is said.
+
+    Raises:
+        RequestError: It is something else than text and audio.
+    """
+    modalities = request.metadata.get("output_modalities") or ["text"]
+    if not isinstance(modalities, list) or not all(kind in ("text", "audio") for kind in modalities):
+        raise RequestError(f"modalities may be 'text' and 'audio', got {modalities!r}", param="modalities")
+    return modalities
 
 
 def wants_stream(request: OmniRequest) -> bool:
@@ -51,6 +60,25 @@ def wants_stream(request: OmniRequest) -> bool:
 
 
 def stage_params(request: OmniRequest, stage: str) -> dict[str, Any]:
-    """The request's parameters as one stage sees them: the general ones, then that stage's own."""
-    own = (request.params.get("stage_params") or {}).get(stage) or {}
+    """The request's parameters as one stage sees them: the general ones, then that stage's own.
+
+    Raises:
+        RequestError: The stage's own are no object.
+    """
+    own = mapping_param(mapping_param(request.params, "stage_params"), stage, "stage_params.")
     return {**request.params, **own}
+
+
+def mapping_param(params: Mapping[str, Any], name: str, prefix: str = "") -> Mapping[str, Any]:
+    """A parameter that holds an object; an empty one where it is not given.
+
+    Raises:
+        RequestError: It holds something else.
+    """
+    value = params.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        param = prefix + name
+        raise RequestError(f"{param} must be an object, got {type(value).__name__}", param=param)
+    return value

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, Segment, Whisper
 from sglang_omni.models.speech_chat.conversation import with_transcripts
-from sglang_omni.models.speech_chat.request import answers_in_text, stage_params, task_of
+from sglang_omni.models.speech_chat.request import (
+    answers_in_text,
+    mapping_param,
+    stage_params,
+    task_of,
+)
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.stream_scheduler import StreamSession
@@ -69,7 +74,7 @@ class TranscribeSession(StreamSession):
                 yield None
             transcripts.append(" ".join(texts))
         messages, heard = with_transcripts(payload.data["messages"], transcripts)
-        options = payload.request.params.get("chat_template_kwargs")
+        options = mapping_param(payload.request.params, "chat_template_kwargs")
         token_ids = self._prompts.encode_messages(messages, options)
         self._result = {"prompt_token_ids": token_ids, "heard": heard}
         if heard is not None and answers_in_text(payload.request):
