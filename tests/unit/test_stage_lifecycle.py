@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload, until
+from stage_harness import WAIT_S, HandScheduler, Harness, RecordedControlPlane, harness, payload, until
 
-from sglang_omni.proto import ShutdownMessage
+from sglang_omni.pipeline.stage.runtime import Stage
+from sglang_omni.proto import ShutdownMessage, SubmitMessage
+from sglang_omni.relay.base import create_relay
 
 
 async def ended(one: Harness) -> None:
@@ -26,6 +28,23 @@ async def test_a_shutdown_message_ends_run_and_closes_everything() -> None:
         assert closed == [True]
         await one.stage.stop()  # A second time is harmless.
         assert one.scheduler.stops == 1
+
+
+async def test_without_a_scheduler_payloads_go_on_as_they_are() -> None:
+    control_plane = RecordedControlPlane()
+    stage = Stage(
+        name="s",
+        control_plane=control_plane,
+        get_next=lambda *_: "t",
+        endpoints={"t": "x"},
+        relay=create_relay("shm", engine_id="s"),
+    )
+    running = asyncio.create_task(stage.run())
+    control_plane.work.put_nowait(SubmitMessage("a", payload("a", {"n": 1})))
+    await until(lambda: bool(control_plane.sent))
+    assert control_plane.sent[0][0] == "t"
+    running.cancel()
+    await asyncio.wait({running}, timeout=WAIT_S)
 
 
 async def test_results_emitted_before_the_end_are_still_sent() -> None:

@@ -40,6 +40,7 @@ from sglang_omni.proto import (
 )
 from sglang_omni.relay.base import Relay, create_relay
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage, Scheduler
+from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class Stage:
         input_handler: DirectInput unless given.
         relay: Carries payloads to other processes; made from ``relay_config`` where that is given instead:
             ``relay_type`` and the options of ``create_relay``.
-        scheduler: Runs the work.
+        scheduler: Runs the work; without one the stage hands payloads on as they are.
         project_payload: ``{target: function}`` that reduces a payload to what the target needs.
         stream_targets: Where untargeted stream chunks go; to the caller where there are none.
         get_stream_done_targets: ``f(request_id, output)`` names the stream targets whose stream ends with
@@ -91,7 +92,7 @@ class Stage:
         input_handler: InputHandler | None = None,
         relay: Relay | None = None,
         relay_config: Mapping[str, Any] | None = None,
-        scheduler: Scheduler,
+        scheduler: Scheduler | None = None,
         project_payload: Mapping[str, ProjectFn] | None = None,
         stream_targets: Collection[str] | None = None,
         get_stream_done_targets: GetStreamDoneTargetsFn | None = None,
@@ -107,7 +108,9 @@ class Stage:
         self.control_plane = control_plane
         self.input_handler = input_handler or DirectInput()
         self.relay = relay if relay is not None else _make_relay(name, relay_config)
-        self.scheduler = scheduler
+        self.scheduler: Scheduler = (
+            scheduler if scheduler is not None else SimpleScheduler(lambda payload: payload)
+        )
         self.can_accept_stream_before_payload = can_accept_stream_before_payload
         self.is_terminal = is_terminal
         self._outgoing = Outgoing(
