@@ -75,18 +75,6 @@ def test_a_clip_without_speech_leaves_a_note_in_the_prompt() -> None:
     assert heard == ""
 
 
-def test_audio_beside_the_messages_belongs_to_the_last_user_message() -> None:
-    messages, audio = parse_messages(
-        [user(text("One")), {"role": "assistant", "content": "Two"}, {"role": "user", "content": "Three"}],
-        ["a"],
-    )
-
-    assert audio == [AudioPart("a", "audios[0]")]
-    plain, heard = with_transcripts(messages, ["four"])
-    assert plain[2]["content"] == "Three\nfour"
-    assert heard == "four"
-
-
 def test_developers_are_systems_and_other_fields_stay() -> None:
     messages, _ = parse_messages(
         [{"role": "developer", "content": "x"}, {"role": "tool", "content": "42", "tool_call_id": "t"}]
@@ -142,13 +130,3 @@ def test_malformed_messages_are_refused_by_name(messages: Any, param: str) -> No
     assert refused.value.param == param
     assert param in refused.value.message
     assert refused.value.status == 400
-
-
-def test_audio_beside_the_messages_must_be_a_list() -> None:
-    with pytest.raises(RequestError, match="audios must be a list, got str"):
-        parse_messages([user(text("x"))], "AAAA")
-
-
-def test_audio_without_anyone_who_said_it_is_refused() -> None:
-    with pytest.raises(RequestError, match="need a user message"):
-        parse_messages([{"role": "system", "content": "x"}], ["a"])

@@ -24,12 +24,11 @@ class AudioPart:
 Content = list[str | int]
 
 
-def parse_messages(messages: Any, extra_audio: Any = None) -> tuple[list[dict[str, Any]], list[AudioPart]]:
+def parse_messages(messages: Any) -> tuple[list[dict[str, Any]], list[AudioPart]]:
     """Check a conversation and take its audio parts out.
 
     Args:
         messages: OpenAI chat messages.
-        extra_audio: A list of audio sent beside the messages; it belongs to the last user message.
 
     Returns:
         The messages, each content a list of texts and of indices into the second result.
@@ -40,17 +39,7 @@ def parse_messages(messages: Any, extra_audio: Any = None) -> tuple[list[dict[st
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise RequestError("messages must be a list of at least one message", param="messages")
     audio: list[AudioPart] = []
-    parsed = [_message(message, f"messages[{index}]", audio) for index, message in enumerate(messages)]
-    if extra_audio:
-        if not isinstance(extra_audio, list | tuple):
-            raise RequestError(f"audios must be a list, got {type(extra_audio).__name__}", param="audios")
-        users = [message for message in parsed if message["role"] == "user"]
-        if not users:
-            raise RequestError("audios need a user message to belong to", param="audios")
-        for index, source in enumerate(extra_audio):
-            users[-1]["content"].append(len(audio))
-            audio.append(AudioPart(source, f"audios[{index}]"))
-    return parsed, audio
+    return [_message(message, f"messages[{index}]", audio) for index, message in enumerate(messages)], audio
 
 
 def with_transcripts(

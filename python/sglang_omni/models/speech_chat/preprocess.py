@@ -20,6 +20,8 @@ from sglang_omni.preprocessing.media import media_bytes
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
+_INPUTS = ("messages", "prompt", "prompt_token_ids", "text", "audio")
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -72,9 +74,10 @@ class Preprocessor:
             inputs = {"messages": [{"role": "user", "content": inputs}]}
         if not isinstance(inputs, dict):
             raise RequestError(f"inputs must be an object or text, got {type(inputs).__name__}")
-        for unsupported in ("images", "videos"):
-            if inputs.get(unsupported):
-                raise RequestError(f"this model takes text and audio, no {unsupported}", param=unsupported)
+        if unknown := [name for name in inputs if name not in _INPUTS]:
+            raise RequestError(
+                f"this model takes no {', '.join(unknown)}, only {', '.join(_INPUTS)}", param=unknown[0]
+            )
         match task:
             case "chat":
                 data = self._chat(inputs, request.params)
@@ -89,7 +92,7 @@ class Preprocessor:
         return StagePayload(payload.request_id, slim, data)
 
     def _chat(self, inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
-        messages, audio = parse_messages(inputs.get("messages"), inputs.get("audios"))
+        messages, audio = parse_messages(inputs.get("messages"))
         options = mapping_param(params, "chat_template_kwargs")
         if audio:
             return {"messages": messages, "clips": self._clips(audio)}
