@@ -11,7 +11,7 @@ from tiny_checkpoints import TinyCheckpoint, make_checkpoint
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TinyCheckpoint]:
-    """``tiny_checkpoint(shape, seed=0)``: a random model of ``tiny_checkpoints.SHAPES``, made once a session."""
+    """``tiny_checkpoint(shape, seed=0)``: a random model of ``SHAPES``, made once a session."""
 
     import torch
 

@@ -1,4 +1,4 @@
-"""The engine's greedy tokens are those of transformers' ``generate``, whatever else happens in its batches."""
+"""The engine's greedy tokens are those of transformers' ``generate``, whatever else is in the batch."""
 
 from __future__ import annotations
 

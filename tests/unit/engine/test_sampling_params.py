@@ -1,0 +1,55 @@
+"""Sampling fields are checked before a request runs, and errors name the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.proto import RequestError
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", -0.1),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("nan")),
+        ("presence_penalty", 2.5),
+        ("frequency_penalty", -2.5),
+        ("seed", "x"),
+        ("stop", [""]),
+        ("stop", [1]),
+        ("stop", 5),
+        ("stop_token_ids", [-1]),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", ["a"]),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", -1),
+        ("ignore_eos", "yes"),
+    ],
+)
+def test_bad_values(field: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=field) as caught:
+        SamplingParams.from_params({field: value})
+
+    assert (caught.value.param, caught.value.status) == (field, 400)
+
+
+def test_a_requests_flat_parameters() -> None:
+    params = SamplingParams.from_params(
+        {"temperature": 0, "top_k": 5.0, "stop": "end", "stop_token_ids": [3], "seed": None, "voice": "x"}
+    )
+
+    assert params == SamplingParams(temperature=0.0, top_k=5, stop=("end",), stop_token_ids=(3,))
