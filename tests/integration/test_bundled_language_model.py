@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +26,10 @@ print(ensure_checkpoint(), "torch" in sys.modules or "transformers" in sys.modul
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("cache")
+    yield directory
+    shutil.rmtree(directory)  # half a gigabyte, which pytest would keep
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import soundfile
 
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
@@ -25,7 +26,7 @@ BOTH = ["text", "audio"]
 _ids = (f"request-{number}" for number in itertools.count())
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def coordinator() -> AsyncIterator[Coordinator]:
     runner = MultiProcessPipelineRunner(SpeechChatPipelineConfig())
     await runner.start(timeout=180)
@@ -33,7 +34,7 @@ async def coordinator() -> AsyncIterator[Coordinator]:
     await runner.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def question(coordinator: Coordinator) -> str:
     """The question as a spoken WAV file in base64."""
     result = await coordinator.submit(next(_ids), speech(QUESTION))
