@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class SamplingParams:
         Raises:
             RequestError: a value is of the wrong type or out of range; ``param`` names the field.
         """
-        readers = {
+        readers: dict[str, Callable[[str, Any], Any]] = {
             "temperature": _number, "top_p": _number, "top_k": _integer, "min_p": _number,
             "repetition_penalty": _number, "presence_penalty": _number, "frequency_penalty": _number,
             "seed": _integer, "stop": _strings, "stop_token_ids": _integers,
