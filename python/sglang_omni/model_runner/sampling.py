@@ -86,7 +86,9 @@ def _has_filter(params: SamplingParams) -> bool:
 
 def _draw_filtered(scaled: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     vocab_size = scaled.shape[-1]
-    top_k = torch.tensor([[row.params.top_k if row.params.top_k > 0 else vocab_size] for row in rows])
+    top_k = torch.tensor(
+        [[min(row.params.top_k, vocab_size) if row.params.top_k > 0 else vocab_size] for row in rows]
+    )
     top_p = torch.tensor([[row.params.top_p] for row in rows], dtype=torch.float32)
     min_p = torch.tensor([[row.params.min_p] for row in rows], dtype=torch.float32)
     log_total = scaled.logsumexp(dim=-1, keepdim=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sglang_omni.proto import RequestError
+
+# Comparing refuses NaN, infinity, and integers no float can hold.
+_HUGE = 1e300
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def _check(name: str, value: object, good: bool, expected: str) -> None:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_HUGE < value < _HUGE:
         raise RequestError(f"{name} must be a finite number, got {value!r}", param=name)
     return float(value)
 

@@ -44,6 +44,7 @@ def expected(values: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         {"temperature": 0.5},
         {"top_k": 7},
         {"top_k": 1},
+        {"top_k": 10**30},
         {"top_p": 0.8},
         {"top_p": 0.999},
         {"min_p": 0.05},

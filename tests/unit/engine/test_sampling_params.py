@@ -16,6 +16,7 @@ from sglang_omni.proto import RequestError
         ("temperature", float("nan")),
         ("temperature", float("inf")),
         ("temperature", -0.1),
+        ("temperature", 10**400),
         ("temperature", "hot"),
         ("temperature", True),
         ("top_p", 0.0),
