@@ -70,7 +70,7 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     # Subtracting the maximum first keeps a very small temperature from overflowing.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures
     filtered = [i for i, row in enumerate(rows) if _has_filter(row.params)]
-    plain = [i for i in range(len(rows)) if i not in set(filtered)]
+    plain = [i for i, row in enumerate(rows) if not _has_filter(row.params)]
     tokens = torch.empty(len(rows), dtype=torch.long)
     if plain:
         probabilities = scaled[plain].softmax(dim=-1)
