@@ -1,0 +1,130 @@
+"""Credits, waiting and ends of the shm relay, within one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from sglang_omni.pipeline import relay_io
+from sglang_omni.relay import RelayError, RelayReadError, RelayTimeout
+from sglang_omni.relay import shm as shm_module
+from sglang_omni.relay.shm import ShmRelay
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def relay() -> Iterator[ShmRelay]:
+    relay = ShmRelay("sender", slot_size_mb=1, credits=2)
+    yield relay
+    relay.close()
+
+
+def block(mebibytes: float, value: int = 0) -> torch.Tensor:
+    return torch.full((int(mebibytes * MIB),), value, dtype=torch.uint8)
+
+
+async def test_a_put_waits_for_room_and_goes_on_when_it_returns(relay: ShmRelay) -> None:
+    first, put = await relay_io.write_blob(relay, "first", block(1.5, 1))
+    second = asyncio.create_task(relay_io.write_blob(relay, "second", block(1.5, 2)))
+    await asyncio.sleep(0.05)
+    assert not second.done()
+    assert not put.is_complete
+    assert (await relay_io.read_blob(relay, "first", first))[0] == 1
+    metadata, _ = await asyncio.wait_for(second, 5)
+    assert (await relay_io.read_blob(relay, "second", metadata))[0] == 2
+
+
+async def test_a_stalled_edge_does_not_hold_up_another(relay: ShmRelay) -> None:
+    await relay_io.write_blob(relay, "a", block(1.5), target="stalled")
+    waiting = asyncio.create_task(relay_io.write_blob(relay, "b", block(1.5), target="stalled"))
+    for number in range(10):
+        metadata, _ = await relay_io.write_blob(relay, f"c{number}", block(1.5, number), target="quick")
+        assert (await relay_io.read_blob(relay, f"c{number}", metadata))[0] == number
+    assert not waiting.done()
+    relay.cleanup("a")
+    await asyncio.wait_for(waiting, 5)
+
+
+async def test_waiting_in_vain_names_who_has_the_room(
+    relay: ShmRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shm_module, "_WAIT_SECONDS", 0.05)
+    metadata, _ = await relay_io.write_blob(relay, "read", block(0.9), target="t")
+    unread, _ = await relay_io.write_blob(relay, "unread", block(0.9), target="t")
+    view = await relay_io.read_blob(relay, "read", metadata)
+    with pytest.raises(RelayTimeout) as caught:
+        await relay_io.write_blob(relay, "third", block(0.9), target="t")
+    assert f'"read" is held by process {os.getpid()}' in str(caught.value)
+    assert '"unread" is not read yet' in str(caught.value)
+    assert relay.stats()["t"]["waited"] > 0
+    del view, unread
+
+
+async def test_a_reader_that_keeps_everything_does_not_starve_the_writer(relay: ShmRelay) -> None:
+    kept = []
+    for number in range(20):
+        metadata, _ = await asyncio.wait_for(relay_io.write_blob(relay, "k", block(0.5, number)), 5)
+        kept.append(await relay_io.read_blob(relay, "k", metadata))
+    assert [int(view[-1]) for view in kept] == list(range(20))
+
+
+async def test_what_was_cleaned_up_or_read_is_stale(relay: ShmRelay) -> None:
+    metadata, put = await relay_io.write_blob(relay, "k", block(0.1))
+    relay.cleanup("k")
+    await put.wait_for_completion(1)
+    with pytest.raises(RelayReadError, match="stale"):
+        await relay_io.read_blob(relay, "k", metadata)
+    metadata, _ = await relay_io.write_blob(relay, "k", block(0.1))
+    view = await relay_io.read_blob(relay, "k", metadata)
+    with pytest.raises(RelayReadError, match="stale"):
+        await relay_io.read_blob(relay, "k", metadata)
+    relay.cleanup("k")
+    await relay_io.write_blob(relay, "l", block(0.1, 9))
+    assert view[0] == 0
+
+
+async def test_completion_is_the_readers_taking(relay: ShmRelay) -> None:
+    metadata, put = await relay_io.write_blob(relay, "k", block(0.1))
+    with pytest.raises(TimeoutError, match="'k' was not read"):
+        await put.wait_for_completion(0.02)
+    waiting = asyncio.create_task(put.wait_for_completion(5))
+    await asyncio.sleep(0)
+    view = await relay_io.read_blob(relay, "k", metadata)
+    await asyncio.wait_for(waiting, 2)
+    assert view.numel()
+
+
+async def test_a_payload_over_the_limit_has_memory_of_its_own(relay: ShmRelay) -> None:
+    sent = torch.arange(MIB)
+    metadata, _ = await relay_io.write_blob(relay, "big", sent)
+    assert torch.equal(await relay_io.read_blob(relay, "big", metadata), sent)
+    assert relay.arena.outstanding() == 0
+
+
+async def test_plain_put_and_get(relay: ShmRelay) -> None:
+    sent = torch.randn(100, 30)[:, ::2]
+    put = await relay.put_async(sent, request_id="k", dst_rank=1)
+    received = torch.empty(50 * 30, dtype=torch.float32)
+    get = await relay.get_async(put.metadata, received, request_id="k")
+    await get.wait_for_completion()
+    await put.wait_for_completion(1)
+    assert torch.equal(received.reshape(100, 15), sent)
+    put = await relay.put_async(sent, request_id="k")
+    with pytest.raises(ValueError, match="do not fit"):
+        await relay.get_async(put.metadata, torch.empty(3))
+
+
+async def test_a_closed_relay_says_so(relay: ShmRelay) -> None:
+    await relay_io.write_blob(relay, "a", block(1.5))
+    waiting = asyncio.create_task(relay_io.write_blob(relay, "b", block(1.5)))
+    await asyncio.sleep(0.02)
+    relay.close()
+    with pytest.raises(RelayError, match="closed"):
+        await asyncio.wait_for(waiting, 2)
+    with pytest.raises(RelayError, match="closed"):
+        await relay_io.write_blob(relay, "c", block(0.5))
