@@ -215,14 +215,24 @@ async def test_a_crashed_scheduler_ends_its_process_which_is_restarted(tmp_path:
         assert runner.process_ids != before
 
 
-@pytest.mark.parametrize("name", ["a", "b", "c"])
-async def test_work_goes_on_through_many_deaths_of_any_stage(tmp_path: Path, name: str) -> None:
-    async with running(chain(tmp_path, "a", "b", "c"), max_restarts=100) as runner:
-        for round in range(2):
-            with pytest.raises(RuntimeError, match=f"stage '{name}': process '{name}' exited with status 7"):
-                await asyncio.wait_for(runner.coordinator.submit(f"dies-{round}", {"exit": name}), PATIENCE)
-            result = await asyncio.wait_for(runner.coordinator.submit(f"lives-{round}", {}), PATIENCE)
+async def test_work_goes_on_after_the_death_of_any_stage(tmp_path: Path) -> None:
+    async with running(chain(tmp_path, "a", "b", "c")) as runner:
+        for name in ("a", "b", "c", "a"):
+            ending = f"stage '{name}': process '{name}' exited with status 7"
+            with pytest.raises(RuntimeError, match=ending):
+                await asyncio.wait_for(runner.coordinator.submit("dies", {"exit": name}), PATIENCE)
+            result = await asyncio.wait_for(runner.coordinator.submit("lives", {}), PATIENCE)
             assert result["seen"] == runner.process_ids
+
+
+async def test_a_service_managers_sigterm_is_left_to_the_parent(tmp_path: Path) -> None:
+    async with running(chain(tmp_path, "a")) as runner:
+        before = runner.process_ids
+        held = asyncio.create_task(runner.coordinator.submit("held", {"hold": "a"}))
+        await appears(tmp_path / "a.held")
+        os.kill(before["a"], signal.SIGTERM)
+        (tmp_path / "a.go").touch()
+        assert (await asyncio.wait_for(held, PATIENCE))["seen"] == before
 
 
 async def test_arrays_travel_before_and_after_a_restart(tmp_path: Path) -> None:

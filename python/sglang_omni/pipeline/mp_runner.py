@@ -26,9 +26,11 @@ logger = logging.getLogger(__name__)
 # The first restart comes at once; each further one within the window waits twice as long.
 _FIRST_BACKOFF_S = 0.25
 _LONGEST_BACKOFF_S = 10.0
-# Together with the kill that ends them, what a stop may take: less than five seconds.
-_LEAVE_S = 2.5
-_TERMINATE_S = 1.0
+# How long stages may take to leave before their processes are killed. With a second in which a server lets
+# requests finish, everything is gone within five.
+_LEAVE_S = 3.0
+# A killed process ends as soon as the kernel has taken its memory back.
+_KILLED_S = 60.0
 
 
 class _Worker:
@@ -222,6 +224,9 @@ class MultiProcessPipelineRunner:
         processes = [worker.process for worker in self._workers]
         try:
             if self._coordinator is not None and leave_s > 0:
+                for process in processes:
+                    if not process.ready.done():
+                        process.send_signal(signal.SIGKILL)  # on its way up: nobody there to be told
                 async with asyncio.timeout(leave_s):
                     await self._coordinator.shutdown_stages()
                     await _ended(processes, leave_s)
@@ -231,10 +236,13 @@ class MultiProcessPipelineRunner:
             late = [process for process in processes if not process.exited.done()]
             if leave_s > 0 and late:
                 logger.warning(
-                    "Still there, ending them: %s", ", ".join(f"{p.name!r} (pid {p.pid})" for p in late)
+                    "Did not leave in time and are killed: %s",
+                    ", ".join(f"{p.name!r} (pid {p.pid})" for p in late),
                 )
+            for process in late:
+                process.send_signal(signal.SIGKILL)
             try:
-                await _end(processes)
+                await _ended(late, _KILLED_S)
             finally:
                 if self._coordinator is not None:
                     await self._coordinator.stop()
@@ -246,18 +254,7 @@ class MultiProcessPipelineRunner:
                 self._workers, self._supervision = [], []
 
 
-async def _ended(processes: Iterable[WorkerProcess], timeout: float) -> list[WorkerProcess]:
-    """Wait for processes to end; returns those still running."""
-    running = [process for process in processes if not process.exited.done()]
-    if running:
-        await asyncio.wait([process.exited for process in running], timeout=timeout)
-    return [process for process in running if not process.exited.done()]
-
-
-async def _end(processes: list[WorkerProcess]) -> None:
-    for number, patience in ((signal.SIGTERM, _TERMINATE_S), (signal.SIGKILL, None)):
-        if not (processes := await _ended(processes, 0)):
-            return
-        for process in processes:
-            process.send_signal(number)
-        await _ended(processes, patience or 60.0)
+async def _ended(processes: Iterable[WorkerProcess], timeout: float) -> None:
+    """Wait for processes to end, or for the time to be over."""
+    if exits := [process.exited for process in processes]:
+        await asyncio.wait(exits, timeout=timeout)

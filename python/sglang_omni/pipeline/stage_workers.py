@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import spawn
+from types import FrameType
 from typing import BinaryIO
 
 from sglang_omni.config import PipelineConfig
@@ -124,8 +125,11 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
             ``WorkerSpec``.
         report_fd: Takes JSON lines: ``{"ready": true}`` and ``{"failure": traceback}``.
     """
-    # Blocked since before this process was started; the parent decides when to end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group, while it is the
+    # parent that decides when to end: it lets requests finish first. Handlers, unlike SIG_IGN, are not
+    # passed on to programs a stage starts. SIGINT has been blocked since before this process began.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave_it_to_the_parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.set_inheritable(report_fd, False)
     worker_process.inside_worker = True
@@ -150,6 +154,10 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _leave_it_to_the_parent(number: int, frame: FrameType | None) -> None:
+    pass
 
 
 async def _run_stages(spec: WorkerSpec, report_fd: int) -> None:
