@@ -79,12 +79,17 @@ def _fd(socket: zmq.Socket[bytes]) -> int:
 
 
 class _Reader(Generic[_T]):
-    """Reads one socket through the event loop, in batches. One ``recv`` may wait at a time."""
+    """Reads one socket through the event loop, in batches.
+
+    Messages go to the handler of ``deliver_to`` as they come, or wait for ``recv``, of which one may be
+    pending at a time.
+    """
 
     def __init__(self, socket: zmq.Socket[bytes], decode: Callable[[bytes], _T]) -> None:
         self._socket = socket
         self._decode = decode
         self._messages: deque[_T] = deque()
+        self._handler: Callable[[_T], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
         self._loop = asyncio.get_running_loop()
@@ -98,8 +103,7 @@ class _Reader(Generic[_T]):
             if self._socket.closed:
                 raise ControlPlaneClosed("the control plane is closed")
             if self._paused:
-                self._paused = False
-                self._fill()
+                self.resume()
                 continue
             self._waiter = self._loop.create_future()
             try:
@@ -108,26 +112,38 @@ class _Reader(Generic[_T]):
                 self._waiter = None
         return self._messages.popleft()
 
+    def deliver_to(self, handler: Callable[[_T], bool]) -> None:
+        """Hands over each message at once. ``handler`` returns False to get no more until ``resume``."""
+        self._handler = handler
+        while self._messages and not self._paused:
+            self._paused = not handler(self._messages.popleft())
+
+    def resume(self) -> None:
+        self._paused = False
+        self._fill()
+
     def _fill(self) -> None:
-        if self._socket.closed or self._paused:
-            return
+        """Takes what has arrived, a batch at most."""
         for _ in range(_BATCH):
+            if self._socket.closed or self._paused:
+                return
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                break
+                return
             try:
-                self._messages.append(self._decode(frame))
+                message = self._decode(frame)
             except ValueError as exc:  # One malformed message does not stop a stage.
                 logger.warning("Dropped a malformed message of %d bytes: %s", len(frame), exc)
-        else:
-            # No new edge comes for what is still queued in the socket.
-            if len(self._messages) < _READ_AHEAD:
-                self._loop.call_soon(self._fill)
+                continue
+            if self._handler is not None:
+                self._paused = not self._handler(message)
             else:
-                self._paused = True
-        if self._messages:
-            self._wake()
+                self._messages.append(message)
+                self._paused = len(self._messages) >= _READ_AHEAD
+                self._wake()
+        # No new edge comes for what is still queued in the socket.
+        self._loop.call_soon(self._fill)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -223,6 +239,17 @@ class StageControlPlane:
         """The next message for this stage. Raises ControlPlaneClosed after ``close``."""
         return await self._started(self._work).recv()
 
+    def deliver_to(self, handler: Callable[[Message], bool]) -> None:
+        """Hands every message for this stage to ``handler``, in the loop, in place of ``recv``.
+
+        ``handler`` must not raise. It returns False to get no more until ``resume``.
+        """
+        self._started(self._work).deliver_to(handler)
+
+    def resume(self) -> None:
+        """Goes on delivering after the handler of ``deliver_to`` returned False."""
+        self._started(self._work).resume()
+
     async def recv_abort(self) -> AbortMessage:
         """The next abort. Raises ControlPlaneClosed after ``close``."""
         while True:
@@ -301,6 +328,12 @@ class CoordinatorControlPlane:
         if self._results is None:
             raise RuntimeError("the coordinator's control plane is not started")
         return await self._results.recv()
+
+    def deliver_to(self, handler: Callable[[Message], bool]) -> None:
+        """As ``StageControlPlane.deliver_to``."""
+        if self._results is None:
+            raise RuntimeError("the coordinator's control plane is not started")
+        self._results.deliver_to(handler)
 
     async def send_to_stage(self, target: str, endpoint: str, message: Message) -> None:
         sender = self._senders.get(endpoint)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sglang_omni.pipeline.control_plane import ControlPlaneClosed, CoordinatorControlPlane
+from sglang_omni.pipeline.control_plane import CoordinatorControlPlane
 from sglang_omni.pipeline.progress import ProgressCounters
 from sglang_omni.proto import (
     AbortMessage,
@@ -102,7 +102,7 @@ class Coordinator:
         self._down: dict[str, str] = {}
         self._all_up: asyncio.Future[None] | None = None
         self._lost: str | None = None
-        self._receiving: asyncio.Task[None] | None = None
+        self._running = False
 
     def register_stage(self, name: str, endpoint: str) -> None:
         """Makes a stage known by the endpoint it receives work on."""
@@ -110,18 +110,16 @@ class Coordinator:
 
     async def start(self) -> None:
         """Binds the endpoints and begins to follow requests."""
-        if self._receiving is not None:
+        if self._running:
             return
         await self.control_plane.start()
-        self._receiving = asyncio.create_task(self._receive(), name="coordinator")
+        self._running = True
+        self.control_plane.deliver_to(self._receive)
 
     async def stop(self) -> None:
         """Fails what is still running and closes the endpoints. Stages are left to their owner."""
         self.fail_all("the pipeline was stopped")
-        if self._receiving is not None:
-            self._receiving.cancel()
-            await asyncio.wait({self._receiving})
-            self._receiving = None
+        self._running = False
         self.control_plane.close()
 
     async def shutdown_stages(self) -> None:
@@ -204,7 +202,7 @@ class Coordinator:
     def health(self) -> dict[str, Any]:
         """Whether requests can be served, and what is running."""
         return {
-            "running": self._receiving is not None and self._lost is None,
+            "running": self._running and self._lost is None,
             "error": self._lost,
             "stages": list(self._endpoints),
             "down_stages": dict(self._down),
@@ -248,7 +246,7 @@ class Coordinator:
             raise ValueError(f"request {request_id!r} already exists: use another id, or none")
         if self._lost is not None:
             raise RuntimeError(self._lost)
-        if self._receiving is None:
+        if not self._running:
             raise RuntimeError("the coordinator is not running: await start() first")
         if self.entry_stage not in self._endpoints:
             raise ValueError(f"entry stage {self.entry_stage!r} is not registered")
@@ -387,16 +385,12 @@ class Coordinator:
 
     # --- messages of stages -----------------------------------------------------------------------
 
-    async def _receive(self) -> None:
-        while True:
-            try:
-                message = await self.control_plane.recv()
-            except ControlPlaneClosed:
-                return
-            try:
-                self._handle(message)
-            except Exception:
-                logger.exception("Could not handle a %s message", message.type)
+    def _receive(self, message: Message) -> bool:
+        try:
+            self._handle(message)
+        except Exception:
+            logger.exception("Could not handle a %s message", message.type)
+        return True
 
     def _handle(self, message: Message) -> None:
         match message:

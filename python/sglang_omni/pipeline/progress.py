@@ -14,14 +14,16 @@ The coordinator books in the same way what it hands to the entry stage and what 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable
 
 from sglang_omni.proto import ProgressMessage
 
-# Under load one report covers what happened in this time; a stage that was quiet reports a finished
-# request at once.
+# One report covers what happened in this time. It is late enough that the processor is done with handing
+# the request on, and early enough that a caller who has the result can soon see where the time went.
 _REPORT_INTERVAL_S = 0.01
+_FINISHED_INTERVAL_S = 0.002
 
 
 class ProgressCounters:
@@ -79,8 +81,8 @@ class ProgressReporter:
         self._send = send
         self._changes: dict[tuple[str, str], int] = {}
         self._spans: list[list[str | float]] = []
-        self._last_report = -_REPORT_INTERVAL_S
         self._timer: asyncio.TimerHandle | None = None
+        self._due = math.inf
 
     def handed_on(self, request_id: str, target: str | None) -> None:
         """The request, or a stream of it, goes to ``target``; to the coordinator where that is None."""
@@ -101,23 +103,14 @@ class ProgressReporter:
         self._change(request_id, self._stage, -2 * times_received)
         if seconds is not None:
             self._spans.append([request_id, seconds])
-        if self._is_due() and self._timer is not None:
-            # Quiet until now: report at once, but after the messages that are on their way out.
-            self._timer.cancel()
-            self._timer = asyncio.get_running_loop().call_later(0, self.flush)
-        else:
-            self._schedule()
-
-    def flush_if_due(self) -> None:
-        """Reports now, unless the last report was only just sent."""
-        if self._is_due():
-            self.flush()
+        self._schedule(_FINISHED_INTERVAL_S)
 
     def flush(self) -> None:
         """Reports what has changed since the last report, if anything."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._due = math.inf
         if not self._changes and not self._spans:
             return
         message = ProgressMessage(
@@ -127,7 +120,6 @@ class ProgressReporter:
         )
         self._changes = {}
         self._spans = []
-        self._last_report = time.monotonic()
         self._send(message)
 
     def _change(self, request_id: str, stage: str, difference: int) -> None:
@@ -138,9 +130,10 @@ class ProgressReporter:
         else:
             del self._changes[key]
 
-    def _schedule(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_REPORT_INTERVAL_S, self.flush)
-
-    def _is_due(self) -> bool:
-        return time.monotonic() - self._last_report >= _REPORT_INTERVAL_S
+    def _schedule(self, interval: float = _REPORT_INTERVAL_S) -> None:
+        due = time.monotonic() + interval
+        if due < self._due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due = due
+            self._timer = asyncio.get_running_loop().call_at(due, self.flush)

@@ -12,6 +12,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
+from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.recent_ids import RecentIds
 from sglang_omni.scheduling.threads import run_together
 
@@ -60,8 +61,8 @@ class SimpleScheduler:
         ):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
-        self.inbox: Queue[IncomingMessage] = Queue()
-        self.outbox: Queue[OutgoingMessage] = Queue()
+        self.inbox: Queue[IncomingMessage] = Inbox()
+        self.outbox: Queue[OutgoingMessage] = Outbox()
         self._compute = compute_fn
         self._compute_batch = batch_compute_fn
         self._max_batch_size = max_batch_size if batch_compute_fn is not None else 1

@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage, Scheduler
+from sglang_omni.scheduling.queues import Outbox
 from sglang_omni.scheduling.threads import run_together
 
 _REMEMBERED_SESSIONS = 10_000
@@ -85,8 +86,11 @@ class _Spread(Queue[IncomingMessage]):
     def put(self, item: IncomingMessage, block: bool = True, timeout: float | None = None) -> None:
         self._pool._worker_for(item).inbox.put(item, block, timeout)
 
+    def qsize(self) -> int:
+        return sum(worker.inbox.qsize() for worker in self._pool._workers)
 
-class _Collect(Queue[OutgoingMessage]):
+
+class _Collect(Outbox[OutgoingMessage]):
     """The outbox of all workers, which also sees their requests end."""
 
     def __init__(self, pool: WorkerPool) -> None:
@@ -94,8 +98,7 @@ class _Collect(Queue[OutgoingMessage]):
         self._pool = pool
 
     def put(self, item: OutgoingMessage, block: bool = True, timeout: float | None = None) -> None:
-        # None is how a stage wakes whoever waits for the outbox.
-        if item is not None and item.type != "stream":
+        if item.type != "stream":
             self._pool._finished(item.request_id)
         super().put(item, block, timeout)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable
+from asyncio.tasks import _enter_task, _leave_task  # made for task implementations: "Extending asyncio"
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -13,36 +14,53 @@ logger = logging.getLogger(__name__)
 # Jobs done in a row before the loop's other work gets its turn.
 _BATCH = 64
 
-Job = Callable[..., Awaitable[None]]
+Job = Callable[..., Coroutine[Any, Any, None]]
 
 
 class Lane:
-    """Runs the jobs put into it one after the other, in a task of its own that lives as long as the lane.
+    """Runs the jobs put into it: those of one request in order, and requests in turn.
 
-    A stage has a lane for each source and each target: messages of one edge keep their order, and an
-    edge that waits (for a credit, for a slow peer) holds up no other.
+    A stage has a lane for each source and each target. An edge that waits (for a credit, for a slow
+    peer) holds up no other, and a request with much to send delays the others by one message at a time.
+
+    A job that finds the lane idle begins in the call that puts it. Most end there, without a task and an
+    iteration of the loop; what has to wait goes on in the lane's own task, and the next ones queue.
+
+    Args:
+        name: For the log.
+        on_done: Called after each job that did not end where it was put.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, on_done: Callable[[], None] = lambda: None) -> None:
         self.name = name
-        self._jobs: deque[tuple[Job, tuple[Any, ...]]] = deque()
+        self._on_done = on_done
+        # By request, first the one whose turn it is. No deque is empty.
+        self._jobs: OrderedDict[str, deque[tuple[Job, tuple[Any, ...]]]] = OrderedDict()
+        self._queued = 0
+        self._begun: _Begun | None = None
+        # Pending while the lane's task has nothing to do.
         self._wake: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        """Jobs that have not begun."""
+        return self._queued
 
-    def put(self, job: Job, *args: Any) -> None:
+    def put(self, request_id: str, job: Job, *args: Any) -> None:
         """Adds ``job(*args)``, which is expected to report its own failure."""
-        self._jobs.append((job, args))
         if self._task is None:
-            self._idle.clear()
             self._task = asyncio.get_running_loop().create_task(self._run(), name=self.name)
-        elif self._wake is not None and not self._wake.done():
-            self._idle.clear()
-            self._wake.set_result(None)
+        elif self._is_waiting() and asyncio.current_task() is None:
+            self._begin(job(*args))
+            return
+        jobs = self._jobs.get(request_id)
+        if jobs is None:
+            jobs = self._jobs[request_id] = deque()
+        jobs.append((job, args))
+        self._queued += 1
+        self._go_on()
 
     async def drain(self) -> None:
         """Returns once every job put so far is done."""
@@ -51,27 +69,102 @@ class Lane:
     async def close(self) -> None:
         """Drops what is queued and cancels what is running."""
         self._jobs.clear()
+        self._queued = 0
+        if self._begun is not None:
+            self._begun.coroutine.close()
+            self._begun = None
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
         self._idle.set()
 
+    def _is_waiting(self) -> bool:
+        return self._wake is not None and not self._wake.done()
+
+    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Runs a job up to its first wait, as the lane's task would."""
+        assert self._task is not None
+        loop = self._task.get_loop()
+        _enter_task(loop, self._task)
+        try:
+            awaited = coroutine.send(None)
+        except StopIteration:
+            return
+        except Exception:
+            logger.exception("%s: a message was lost", self.name)
+            return
+        finally:
+            _leave_task(loop, self._task)
+        self._begun = _Begun(coroutine, awaited)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._idle.clear()
+        if self._is_waiting():
+            assert self._wake is not None
+            self._wake.set_result(None)
+
+    def _next(self) -> Awaitable[None] | None:
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            return begun
+        if not self._jobs:
+            return None
+        request_id, jobs = self._jobs.popitem(last=False)
+        job, args = jobs.popleft()
+        self._queued -= 1
+        if jobs:
+            self._jobs[request_id] = jobs
+        return job(*args)
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         done = 0
         while True:
-            while self._jobs:
-                job, args = self._jobs.popleft()
+            while (job := self._next()) is not None:
                 try:
-                    await job(*args)
+                    await job
                 except Exception:
                     logger.exception("%s: a message was lost", self.name)
                 # A payload's memory is given back as soon as nobody refers to it, idle lanes included.
-                del job, args
+                del job
+                self._on_done()
                 done += 1
                 if done % _BATCH == 0:
                     await asyncio.sleep(0)
             self._idle.set()
             self._wake = loop.create_future()
-            await self._wake
+            try:
+                await self._wake
+            except asyncio.CancelledError as exc:
+                # A job that began with a deadline which had passed: it is the one to be told.
+                if self._begun is None:
+                    raise
+                self._begun.interrupt = exc
             self._wake = None
+
+
+class _Begun:
+    """The rest of a coroutine that waits for what it yielded, for a task to await."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self.coroutine = coroutine
+        self.interrupt: BaseException | None = None
+        self._awaited = awaited
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        awaited, interrupt = self._awaited, self.interrupt
+        try:
+            while True:
+                if interrupt is None:
+                    try:
+                        yield awaited
+                    except BaseException as exc:  # noqa: BLE001  thrown in by the task: the coroutine's to handle
+                        interrupt = exc
+                if interrupt is None:
+                    awaited = self.coroutine.send(None)
+                else:
+                    thrown, interrupt = interrupt, None
+                    awaited = self.coroutine.throw(thrown)
+        except StopIteration:
+            return

@@ -51,6 +51,7 @@ class Outgoing:
     Args:
         stage: The sending stage's name.
         fail: ``fail(request_id, text)``, called where sending failed.
+        on_sent: Called when a message has left that had to wait.
         The others are those of ``Stage``.
     """
 
@@ -69,6 +70,7 @@ class Outgoing:
         same_process_targets: Collection[str],
         local_dispatcher: LocalStageDispatcher | None,
         fail: Callable[[str, str], None],
+        on_sent: Callable[[], None],
     ) -> None:
         self._stage = stage
         self._control_plane = control_plane
@@ -82,9 +84,10 @@ class Outgoing:
         self._same_process_targets = set(same_process_targets) if local_dispatcher is not None else set()
         self._dispatcher = local_dispatcher
         self._fail = fail
+        self._on_sent = on_sent
         self._topology = {*endpoints, *same_process_targets}
         self._lanes: dict[str, Lane] = {}
-        self._to_coordinator = Lane(f"{stage}->{COORDINATOR}")
+        self._to_coordinator = Lane(f"{stage}->{COORDINATOR}", on_sent)
         self._puts: set[asyncio.Task[None]] = set()
         self._send_progress = getattr(control_plane, "send_progress", None)
         self.progress = ProgressReporter(stage, self._report)
@@ -112,18 +115,16 @@ class Outgoing:
             payloads = self._payloads(output, targets)
         for target in ended:
             self._open_stream(request_id, record, target)
-            self._lane(target).put(self._send_done, request_id, target)
+            self._lane(target).put(request_id, self._send_done, request_id, target)
         for target, payload, is_local in payloads:
             self.progress.handed_on(request_id, target)
-            self._lane(target).put(self._send_payload, request_id, target, payload, is_local)
+            self._lane(target).put(request_id, self._send_payload, request_id, target, payload, is_local)
         if returned is None:
             self.progress.handed_on(request_id, None)
         record.running -= 1
         if record.running <= 0:
             self.requests.finish(request_id)
         if returned is None:
-            # Ahead of the result, so that the caller who gets it can see where the time went.
-            self.progress.flush_if_due()
             result = output.data if isinstance(output, StagePayload) else output
             self.complete(CompleteMessage(request_id, self._stage, success=True, result=result))
 
@@ -146,15 +147,17 @@ class Outgoing:
             if target == COORDINATOR:
                 chunk_id = record.chunks_sent.get(None, 0)
                 record.chunks_sent[None] = chunk_id + 1
-                self._to_coordinator.put(self._send_stream, self._stream_message(out, chunk_id))
+                message = self._stream_message(out, chunk_id)
+                self._to_coordinator.put(request_id, self._send_stream, message)
             else:
                 self._open_stream(request_id, record, target)
                 chunk_id = record.chunks_sent[target]
                 record.chunks_sent[target] = chunk_id + 1
-                self._lane(target).put(self._send_chunk, request_id, target, chunk_id, out.data, out.metadata)
+                args = (request_id, target, chunk_id, out.data, out.metadata)
+                self._lane(target).put(request_id, self._send_chunk, *args)
 
     def complete(self, message: CompleteMessage) -> None:
-        self._to_coordinator.put(self._send_complete, message)
+        self._to_coordinator.put(message.request_id, self._send_complete, message)
 
     async def drain(self) -> None:
         """Returns once all that was routed is sent."""
@@ -229,7 +232,7 @@ class Outgoing:
     def _lane(self, target: str) -> Lane:
         lane = self._lanes.get(target)
         if lane is None:
-            lane = self._lanes[target] = Lane(f"{self._stage}->{target}")
+            lane = self._lanes[target] = Lane(f"{self._stage}->{target}", self._on_sent)
         return lane
 
     # --- sending, inside the target's lane --------------------------------------------------------
@@ -328,7 +331,7 @@ class Outgoing:
 
     def _report(self, message: ProgressMessage) -> None:
         if self._send_progress is not None:
-            self._to_coordinator.put(self._send_progress, message)
+            self._to_coordinator.put("", self._send_progress, message)
 
     def _fail_sending(self, request_id: str, target: str, exc: Exception) -> None:
         self._fail(request_id, f"sending to {target!r} failed: {type(exc).__name__}: {exc}")

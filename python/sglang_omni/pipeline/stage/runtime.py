@@ -1,18 +1,18 @@
 """Stage: the I/O shell around a scheduler.
 
     control plane -> a lane per source -> input handler -> scheduler.inbox
-    scheduler.outbox -> drain thread -> routing -> a lane per target -> control plane, relay, local dispatch
+    scheduler.outbox -> routing -> a lane per target -> control plane, relay, local dispatch
 
-Everything but the scheduler and the outbox's drain thread runs in the event loop's thread.
+Everything but the scheduler runs in the event loop's thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
-from collections.abc import Collection, Mapping
-from queue import Empty
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 from sglang_omni.pipeline import relay_io
@@ -40,16 +40,16 @@ from sglang_omni.proto import (
 )
 from sglang_omni.relay.base import Relay, create_relay
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage, Scheduler
+from sglang_omni.scheduling.queues import Outbox
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 logger = logging.getLogger(__name__)
 
-_OUTBOX_BATCH = 256
+# Messages routed in a row before the loop's other work gets its turn.
+_OUTBOX_BATCH = 64
 # Messages routed but not sent, at which the outbox is left to fill up, and at which draining goes on.
 _BACKLOG_HIGH = 4096
 _BACKLOG_LOW = 1024
-_BACKLOG_CHECK_S = 0.005
-_BATCHES_IN_TRANSIT = 4
 _STOP_TIMEOUT_S = 3.0
 
 
@@ -126,15 +126,19 @@ class Stage:
             same_process_targets=same_process_targets or (),
             local_dispatcher=local_dispatcher,
             fail=self._fail,
+            on_sent=self._on_sent,
         )
         self._requests = self._outgoing.requests
         self._receive_lanes: dict[str, Lane] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._threads: list[threading.Thread] = []
-        # One permit for each batch on its way from the drain thread through the loop.
-        self._permits = threading.Semaphore(_BATCHES_IN_TRANSIT)
-        self._kept_permits = 0
+        self._scheduler_thread: threading.Thread | None = None
+        self._outbox_thread: threading.Thread | None = None
+        # The scheduler's own outbox where it can notify; else a thread fills this one from it.
+        outbox = self.scheduler.outbox
+        self._outbox: Outbox[OutgoingMessage] = outbox if isinstance(outbox, Outbox) else Outbox()
+        self._outbox_waits = False
         self._crash: asyncio.Future[BaseException] | None = None
+        self._shutdown: asyncio.Future[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -145,10 +149,11 @@ class Stage:
         await self.control_plane.start()
         self._loop = asyncio.get_running_loop()
         self._crash = self._loop.create_future()
-        for work, label in ((self._run_scheduler, "scheduler"), (self._drain_outbox, "outbox")):
-            thread = threading.Thread(target=work, name=f"{self.name}-{label}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        self._shutdown = self._loop.create_future()
+        self._outbox.listen(self._call_take_outbox)
+        self._scheduler_thread = self._start_thread(self._run_scheduler, "scheduler")
+        if self._outbox is not self.scheduler.outbox:
+            self._outbox_thread = self._start_thread(self._fill_outbox, "outbox")
 
     async def run(self) -> None:
         """Serves until a ShutdownMessage arrives or the task is cancelled.
@@ -180,15 +185,14 @@ class Stage:
         if self._loop is None:
             return
         self.scheduler.stop()
-        self._give_permits()
-        scheduler_thread, outbox_thread = self._threads
-        await asyncio.to_thread(scheduler_thread.join, _STOP_TIMEOUT_S)
-        if scheduler_thread.is_alive():
+        # From here on nothing that is emitted waits for room: the scheduler is to come to its end.
+        self._outbox.unlisten()
+        if not await _joined(self._scheduler_thread):
             logger.warning("Stage %s: the scheduler is still busy after %g s", self.name, _STOP_TIMEOUT_S)
-        self.scheduler.outbox.put(_STOP)
-        await asyncio.to_thread(outbox_thread.join, _STOP_TIMEOUT_S)
-        # The drain thread's last batch is on its way through the loop: let it be routed.
-        await asyncio.sleep(0)
+        if self._outbox_thread is not None:
+            self.scheduler.outbox.put(_STOP)
+            await _joined(self._outbox_thread)
+        self._route(self._outbox.take(sys.maxsize))
         try:
             await asyncio.wait_for(self._outgoing.drain(), _STOP_TIMEOUT_S)
         except TimeoutError:
@@ -204,11 +208,27 @@ class Stage:
     # --- receiving --------------------------------------------------------------------------------
 
     async def _receive_work(self) -> None:
-        while True:
-            message = await self.control_plane.recv()
-            if isinstance(message, ShutdownMessage):
-                return
+        """Until a ShutdownMessage comes."""
+        deliver_to = getattr(self.control_plane, "deliver_to", None)
+        if deliver_to is not None:
+            deliver_to(self._take_work)
+            assert self._shutdown is not None
+            await self._shutdown
+            return
+        while self._take_work(await self.control_plane.recv()):
+            pass
+
+    def _take_work(self, message: Message) -> bool:
+        """Whether to go on with the next message."""
+        if isinstance(message, ShutdownMessage):
+            if self._shutdown is not None and not self._shutdown.done():
+                self._shutdown.set_result(None)
+            return False
+        try:
             self._handle(message)
+        except Exception:
+            logger.exception("Stage %s: a %s message was lost", self.name, message.type)
+        return True
 
     def _handle(self, message: Message) -> None:
         match message:
@@ -217,7 +237,7 @@ class Stage:
                 if lane is None:
                     lane = Lane(f"{message.from_stage}->{self.name}")
                     self._receive_lanes[message.from_stage] = lane
-                lane.put(self._receive, message)
+                lane.put(message.request_id, self._receive, message)
             case SubmitMessage():
                 self._accept_payload(message.request_id, None, message.data)
             case _:
@@ -327,6 +347,11 @@ class Stage:
 
     # --- sending ----------------------------------------------------------------------------------
 
+    def _start_thread(self, work: Callable[[], None], label: str) -> threading.Thread:
+        thread = threading.Thread(target=work, name=f"{self.name}-{label}", daemon=True)
+        thread.start()
+        return thread
+
     def _run_scheduler(self) -> None:
         try:
             self.scheduler.start()
@@ -340,24 +365,33 @@ class Stage:
         if self._crash is not None and not self._crash.done():
             self._crash.set_result(exc)
 
-    def _drain_outbox(self) -> None:
-        """Hands what the scheduler emits to the event loop, in batches."""
+    def _fill_outbox(self) -> None:
+        """Moves what the scheduler emits from a queue that cannot notify to the one that can."""
         outbox = self.scheduler.outbox
-        loop = self._loop
-        assert loop is not None
-        while True:
-            self._permits.acquire()
-            batch = [outbox.get()]
-            try:
-                while len(batch) < _OUTBOX_BATCH:
-                    batch.append(outbox.get_nowait())
-            except Empty:
-                pass
-            stopping = _STOP in batch
-            loop.call_soon_threadsafe(self._route, [out for out in batch if out is not _STOP])
-            del batch  # Or an idle stage would hold on to the memory of its last payload.
-            if stopping:
-                return
+        while (out := outbox.get()) is not _STOP:
+            self._outbox.put(out)
+            del out  # Or an idle stage would hold on to the memory of its last payload.
+
+    def _call_take_outbox(self) -> None:
+        """Called in the thread that emits."""
+        if (loop := self._loop) is not None:
+            loop.call_soon_threadsafe(self._take_outbox)
+
+    def _take_outbox(self) -> None:
+        """Routes what the scheduler has emitted, unless too much is routed and not sent yet."""
+        if self._loop is None:
+            return
+        self._outbox_waits = self._outgoing.backlog >= _BACKLOG_HIGH
+        if self._outbox_waits:
+            return
+        batch = self._outbox.take(_OUTBOX_BATCH)
+        self._route(batch)
+        if len(batch) == _OUTBOX_BATCH:
+            self._loop.call_soon(self._take_outbox)
+
+    def _on_sent(self) -> None:
+        if self._outbox_waits and self._outgoing.backlog <= _BACKLOG_LOW:
+            self._take_outbox()
 
     def _route(self, batch: list[OutgoingMessage]) -> None:
         for out in batch:
@@ -378,23 +412,6 @@ class Stage:
                     self._fail(out.request_id, str(out.data))
             except Exception as exc:  # noqa: BLE001  hooks and routes are the request's own failure
                 self._fail_with(out.request_id, exc)
-        self._kept_permits += 1
-        if self._outgoing.backlog <= _BACKLOG_HIGH:
-            self._give_permits()
-        elif self._kept_permits == 1:
-            self._wait_for_backlog()
-
-    def _wait_for_backlog(self) -> None:
-        """Leaves the outbox to fill up until most of what is routed has been sent."""
-        if self._loop is None or self._outgoing.backlog < _BACKLOG_LOW:
-            self._give_permits()
-        else:
-            self._loop.call_later(_BACKLOG_CHECK_S, self._wait_for_backlog)
-
-    def _give_permits(self) -> None:
-        if self._kept_permits:
-            self._permits.release(self._kept_permits)
-            self._kept_permits = 0
 
     def _follow(self, out: OutgoingMessage, record: RequestRecord) -> None:
         """A follower's results and errors are the leader's to send; only its books are kept."""
@@ -441,6 +458,14 @@ def _text(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
 
 
+async def _joined(thread: threading.Thread | None) -> bool:
+    """Whether the thread has ended, within the time a stop may take."""
+    if thread is None:
+        return True
+    await asyncio.to_thread(thread.join, _STOP_TIMEOUT_S)
+    return not thread.is_alive()
+
+
 def _make_relay(stage: str, config: Mapping[str, Any] | None) -> Relay | None:
     if config is None:
         return None
@@ -449,5 +474,5 @@ def _make_relay(stage: str, config: Mapping[str, Any] | None) -> Relay | None:
     return create_relay(options.pop("relay_type", "shm"), **options)
 
 
-# Wakes the drain thread for good.
+# Ends the thread that fills the outbox.
 _STOP: Any = None

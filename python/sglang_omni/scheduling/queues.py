@@ -1,0 +1,95 @@
+"""The queues between a stage and its scheduler: a thread on one side, the stage's event loop on the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import Empty, Queue, SimpleQueue
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+class Inbox(Queue[_T]):
+    """A ``queue.Queue`` that wakes its reader in half the time, without ``task_done`` and ``join``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._items: SimpleQueue[_T] = SimpleQueue()
+
+    def put(self, item: _T, block: bool = True, timeout: float | None = None) -> None:
+        self._items.put(item)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> _T:
+        return self._items.get(block, timeout)
+
+    def qsize(self) -> int:
+        return self._items.qsize()
+
+    def empty(self) -> bool:
+        return self._items.empty()
+
+
+class Outbox(Inbox[_T]):
+    """An ``Inbox`` that tells a listener when there is something to take, and stops who fills it too fast.
+
+    Args:
+        limit: Items at which ``put`` waits until the listener has taken some. Without a listener, or in
+            the listener's own thread, it never waits.
+    """
+
+    def __init__(self, limit: int = 1024) -> None:
+        super().__init__()
+        self._limit = limit
+        self._notify: Callable[[], None] | None = None
+        self._notified = False
+        self._listener: int | None = None
+        self._room = threading.Condition()
+        self._waiting = 0
+
+    def listen(self, notify: Callable[[], None]) -> None:
+        """Has ``notify`` called, in the thread that puts, when items come after a ``take``.
+
+        The calling thread is the one that takes them.
+        """
+        self._listener = threading.get_ident()
+        self._notify = notify
+        if not self.empty():
+            self._notified = True
+            notify()
+
+    def unlisten(self) -> None:
+        """The listener leaves: nobody is notified and nobody waits for room from here on."""
+        with self._room:
+            self._listener = self._notify = None
+            self._room.notify_all()
+
+    def put(self, item: _T, block: bool = True, timeout: float | None = None) -> None:
+        if self._items.qsize() >= self._limit and self._must_wait():
+            with self._room:
+                self._waiting += 1
+                self._room.wait_for(lambda: self._items.qsize() < self._limit or not self._must_wait())
+                self._waiting -= 1
+        self._items.put(item)
+        notify = self._notify
+        if notify is not None and not self._notified:
+            self._notified = True
+            notify()
+
+    def take(self, most: int) -> list[_T]:
+        """Up to ``most`` of the items that are there. Where it gives fewer, ``notify`` tells of the next."""
+        # Cleared first: what is put from here on is either taken below or notified of.
+        self._notified = False
+        items: list[_T] = []
+        try:
+            while len(items) < most:
+                items.append(self._items.get_nowait())
+        except Empty:
+            pass
+        if self._waiting:
+            with self._room:
+                self._room.notify_all()
+        return items
+
+    def _must_wait(self) -> bool:
+        return self._listener is not None and self._listener != threading.get_ident()

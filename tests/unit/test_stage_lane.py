@@ -1,0 +1,166 @@
+"""A lane: when jobs run, in what order, and what their waits and failures do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from sglang_omni.pipeline.stage.lane import Lane
+
+WAIT_S = 10
+
+
+@pytest.fixture
+async def lane() -> AsyncIterator[Lane]:
+    lane = Lane("edge")
+    yield lane
+    await lane.close()
+
+
+async def from_callback(work: object, *args: object) -> None:
+    """Calls ``work`` as the loop does: outside of any task."""
+    done = asyncio.get_running_loop().create_future()
+
+    def call() -> None:
+        try:
+            work(*args)  # type: ignore[operator]
+        finally:
+            done.set_result(None)
+
+    asyncio.get_running_loop().call_soon(call)
+    await done
+
+
+async def warm(lane: Lane) -> None:
+    """Has the lane's task wait for work."""
+
+    async def nothing() -> None: ...
+
+    lane.put("warm", nothing)
+    await lane.drain()
+    await asyncio.sleep(0)
+
+
+async def test_a_job_that_finds_the_lane_idle_ends_where_it_was_put(lane: Lane) -> None:
+    await warm(lane)
+    seen: list[object] = []
+
+    async def job(value: int) -> None:
+        seen.append(value)
+        seen.append(asyncio.current_task() is not None)
+
+    def put() -> None:
+        lane.put("r", job, 1)
+        assert seen == [1, True]
+
+    await from_callback(put)
+    assert seen == [1, True]
+
+
+async def test_what_waits_goes_on_in_the_lane_and_the_next_queue_behind_it(lane: Lane) -> None:
+    await warm(lane)
+    gate = asyncio.Event()
+    seen: list[str] = []
+
+    async def slow() -> None:
+        seen.append("begun")
+        await gate.wait()
+        seen.append("ended")
+
+    async def quick() -> None:
+        seen.append("quick")
+
+    def put() -> None:
+        lane.put("r", slow)
+        lane.put("r", quick)
+
+    await from_callback(put)
+    await asyncio.sleep(0.01)
+    assert seen == ["begun"]
+    assert len(lane) == 1
+    gate.set()
+    await asyncio.wait_for(lane.drain(), WAIT_S)
+    assert seen == ["begun", "ended", "quick"]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 0.001])
+async def test_a_deadline_ends_the_job_that_set_it_and_nothing_else(lane: Lane, seconds: float) -> None:
+    await warm(lane)
+    seen: list[str] = []
+
+    async def hurried() -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            seen.append("too late")
+
+    async def quick() -> None:
+        seen.append("quick")
+
+    await from_callback(lane.put, "r", hurried)
+    lane.put("r", quick)
+    await asyncio.wait_for(lane.drain(), WAIT_S)
+    assert seen == ["too late", "quick"]
+
+
+async def test_requests_take_turns_and_keep_their_own_order(lane: Lane) -> None:
+    seen: list[str] = []
+
+    async def job(name: str) -> None:
+        seen.append(name)
+
+    for number in range(4):
+        lane.put("long", job, f"long {number}")
+    for number in range(2):
+        lane.put("short", job, f"short {number}")
+    await asyncio.wait_for(lane.drain(), WAIT_S)
+    assert seen == ["long 0", "short 0", "long 1", "short 1", "long 2", "long 3"]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_a_failed_job_is_logged_and_the_lane_goes_on(
+    lane: Lane, waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    await warm(lane)
+    seen: list[str] = []
+
+    async def broken() -> None:
+        if waits:
+            await asyncio.sleep(0)
+        raise OSError("no way out")
+
+    async def quick() -> None:
+        seen.append("quick")
+
+    await from_callback(lane.put, "r", broken)
+    await from_callback(lane.put, "r", quick)
+    await asyncio.wait_for(lane.drain(), WAIT_S)
+    assert seen == ["quick"]
+    assert "edge: a message was lost" in caplog.text
+    assert "no way out" in caplog.text
+
+
+async def test_closing_a_lane_ends_what_has_begun_and_drops_the_rest(lane: Lane) -> None:
+    await warm(lane)
+    seen: list[str] = []
+
+    async def endless() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("ended")
+
+    async def quick() -> None:
+        seen.append("quick")
+
+    def put() -> None:
+        lane.put("r", endless)
+        lane.put("r", quick)
+
+    await from_callback(put)
+    await lane.close()
+    assert seen == ["ended"]
+    assert len(lane) == 0
