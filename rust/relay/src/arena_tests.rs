@@ -59,10 +59,8 @@ fn leases_outlive_the_arena() {
     let lease = open(arena.name(), &place).unwrap();
     drop(arena);
     // SAFETY: the lease holds the extent.
-    assert_eq!(
-        unsafe { std::slice::from_raw_parts(lease.as_ptr(), lease.len()) },
-        [9; 5000]
-    );
+    let bytes = unsafe { std::slice::from_raw_parts(lease.as_ptr(), lease.len()) };
+    assert_eq!(bytes, [9; 5000]);
 }
 
 #[test]
