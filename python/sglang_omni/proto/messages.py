@@ -12,7 +12,24 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 from sglang_omni.proto.errors import RequestError
-from sglang_omni.proto.request import StagePayload
+from sglang_omni.proto.request import OmniRequest, RequestState, StagePayload
+
+__all__ = [
+    "AbortMessage",
+    "CompleteMessage",
+    "DataReadyMessage",
+    "Message",
+    "OmniRequest",
+    "ProfilerStartMessage",
+    "ProfilerStopMessage",
+    "ProgressMessage",
+    "RequestState",
+    "ShutdownMessage",
+    "StagePayload",
+    "StreamMessage",
+    "SubmitMessage",
+    "parse_message",
+]
 
 # Spelled out here, because "type" means something else inside the messages.
 _Types = tuple[type, ...]
