@@ -26,8 +26,10 @@ def admin_routes(server: Server) -> APIRouter:
         """Whether requests are taken."""
         state = _health(server)
         running = bool(state.get("running"))
+        # Stages that are being restarted hold new requests back; they do not refuse them.
+        up = "degraded" if state.get("down_stages") else "healthy"
         return JSONResponse(
-            {"status": "healthy" if running else "unhealthy", **state}, status_code=200 if running else 503
+            {"status": up if running else "unhealthy", **state}, status_code=200 if running else 503
         )
 
     @router.get("/health_generate")

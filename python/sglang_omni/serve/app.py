@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 
 from sglang_omni import __version__
 from sglang_omni.client import Client
@@ -32,7 +31,6 @@ def create_app(
     capabilities: Capabilities | None = None,
     max_body_size: int = DEFAULT_MAX_BODY_SIZE,
     info: Callable[[], dict[str, Any]] = dict,
-    allow_origins: tuple[str, ...] = (),
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
 
@@ -42,7 +40,6 @@ def create_app(
         capabilities: What the pipeline can do, for refusing the rest with a 400.
         max_body_size: Bytes; longer bodies are answered with a 413.
         info: Gives further fields of ``/get_server_info``, when asked.
-        allow_origins: Web origins whose pages may call this server.
     """
     server = Server(
         client=client,
@@ -54,12 +51,10 @@ def create_app(
         Middleware(Count, metrics=server.metrics),
         Middleware(BodyLimit, max_bytes=max_body_size),
     ]
-    if allow_origins:
-        middleware.insert(
-            1,
-            Middleware(CORSMiddleware, allow_origins=allow_origins, allow_methods=["*"], allow_headers=["*"]),
-        )
-    app = FastAPI(title="sglang-omni", version=__version__, middleware=middleware)
+    # Without FastAPI's own pages, which load their scripts from elsewhere; /openapi.json is there.
+    app = FastAPI(
+        title="sglang-omni", version=__version__, middleware=middleware, docs_url=None, redoc_url=None
+    )
     app.state.server = server
     for routes in (
         chat_routes,

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 # A shutdown gives requests this long to end by themselves, and is over in this time by force.
 _DRAIN_S = 1.0
 _SHUTDOWN_S = 8.0
+# Longer than a router or a client keeps an idle connection, so that none is closed as it is used again.
+_KEEP_ALIVE_S = 120
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ async def _serve(
             access_log=False,
             log_config=None,
             timeout_graceful_shutdown=2 * int(_DRAIN_S),
+            timeout_keep_alive=_KEEP_ALIVE_S,
         )
     )
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
