@@ -16,12 +16,27 @@ class Inbox(Queue[_T]):
     def __init__(self) -> None:
         super().__init__()
         self._items: SimpleQueue[_T] = SimpleQueue()
+        self._low: tuple[int, Callable[[], None]] | None = None
 
     def put(self, item: _T, block: bool = True, timeout: float | None = None) -> None:
         self._items.put(item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> _T:
-        return self._items.get(block, timeout)
+        item = self._items.get(block, timeout)
+        if self._low is not None:
+            self._tell_low()
+        return item
+
+    def when_low(self, level: int, notify: Callable[[], None]) -> None:
+        """Has ``notify`` called once when at most ``level`` items are left, by the thread that takes one."""
+        self._low = level, notify
+        self._tell_low()
+
+    def _tell_low(self) -> None:
+        low = self._low
+        if low is not None and self._items.qsize() <= low[0]:
+            self._low = None
+            low[1]()
 
     def qsize(self) -> int:
         return self._items.qsize()

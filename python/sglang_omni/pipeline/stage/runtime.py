@@ -28,6 +28,7 @@ from sglang_omni.pipeline.stage.outgoing import (
     StageLink,
 )
 from sglang_omni.pipeline.stage.requests import RequestRecord
+from sglang_omni.pipeline.stage.room import Room
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import (
     CompleteMessage,
@@ -130,6 +131,9 @@ class Stage:
         )
         self._requests = self._outgoing.requests
         self._receive_lanes: dict[str, Lane] = {}
+        self._room = Room(
+            self.scheduler.inbox, lambda: sum(map(len, self._receive_lanes.values())), self._on_room
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._scheduler_thread: threading.Thread | None = None
         self._outbox_thread: threading.Thread | None = None
@@ -185,6 +189,7 @@ class Stage:
         if self._loop is None:
             return
         self.scheduler.stop()
+        self._room.close()
         # From here on nothing that is emitted waits for room: the scheduler is to come to its end.
         self._outbox.unlisten()
         if not await _joined(self._scheduler_thread):
@@ -215,11 +220,13 @@ class Stage:
             assert self._shutdown is not None
             await self._shutdown
             return
-        while self._take_work(await self.control_plane.recv()):
-            pass
+        assert self._shutdown is not None
+        while not self._shutdown.done():
+            self._take_work(await self.control_plane.recv())
+            await self._room.wait()
 
     def _take_work(self, message: Message) -> bool:
-        """Whether to go on with the next message."""
+        """Whether to go on with the next message now."""
         if isinstance(message, ShutdownMessage):
             if self._shutdown is not None and not self._shutdown.done():
                 self._shutdown.set_result(None)
@@ -228,14 +235,18 @@ class Stage:
             self._handle(message)
         except Exception:
             logger.exception("Stage %s: a %s message was lost", self.name, message.type)
-        return True
+        return not self._room.is_full()
+
+    def _on_room(self) -> None:
+        if (resume := getattr(self.control_plane, "resume", None)) is not None:
+            resume()
 
     def _handle(self, message: Message) -> None:
         match message:
             case DataReadyMessage():
                 lane = self._receive_lanes.get(message.from_stage)
                 if lane is None:
-                    lane = Lane(f"{message.from_stage}->{self.name}")
+                    lane = Lane(f"{message.from_stage}->{self.name}", self._room.check)
                     self._receive_lanes[message.from_stage] = lane
                 lane.put(message.request_id, self._receive, message)
             case SubmitMessage():
@@ -288,13 +299,15 @@ class Stage:
         return None if self._requests.is_dropped(request_id) else value
 
     async def receive_local_payload(self, request_id: str, from_stage: str, payload: StagePayload) -> None:
-        """A payload of a stage in this process, as the object itself."""
+        """A payload of a stage in this process, as the object itself. Waits while this stage is full."""
+        await self._room.wait()
         self._accept_payload(request_id, from_stage, payload)
 
     async def receive_local_stream_chunk(
         self, request_id: str, from_stage: str, chunk_id: int, data: Any, metadata: dict[str, Any] | None
     ) -> None:
-        """A stream chunk of a stage in this process, as the object itself."""
+        """A stream chunk of a stage in this process, as the object itself. Waits while this stage is full."""
+        await self._room.wait()
         item = StreamItem(chunk_id, data, from_stage, metadata)
         self._accept_stream(request_id, from_stage, IncomingMessage(request_id, "stream_chunk", item))
 
