@@ -18,6 +18,7 @@ use rustix::process::getuid;
 use crate::arena::Place;
 use crate::control::{CONTROL_LEN, Control, TICKETS};
 use crate::mapping::Mapping;
+use crate::server::ANSWER_LEN;
 
 /// Why a place cannot be read.
 #[derive(Debug)]
@@ -90,30 +91,39 @@ impl Remote {
 /// Asks for a segment: our number with this sender, and the files that came along.
 fn ask(mut stream: &UnixStream, segment: u64) -> std::io::Result<(u32, Vec<OwnedFd>)> {
     stream.write_all(&segment.to_le_bytes())?;
-    let mut answer = [0; 5];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = recvmsg(
-        stream,
-        &mut [IoSliceMut::new(&mut answer)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
-    if got.bytes != answer.len() || answer[0] != 1 {
-        return Err(std::io::Error::other(
-            "it does not have that memory any more",
-        ));
+    loop {
+        let mut answer = [0; ANSWER_LEN];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(
+            stream,
+            &mut [IoSliceMut::new(&mut answer)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
+        let files = control
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(files) => Some(files),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if got.bytes != answer.len() {
+            return Err(std::io::Error::other("it closed the connection"));
+        }
+        // An answer that came too late for an earlier question is passed over.
+        if answer[5..] != segment.to_le_bytes() {
+            continue;
+        }
+        if answer[0] != 1 {
+            return Err(std::io::Error::other(
+                "it does not have that memory any more",
+            ));
+        }
+        let number = u32::from_le_bytes([answer[1], answer[2], answer[3], answer[4]]);
+        return Ok((number, files));
     }
-    let number = u32::from_le_bytes([answer[1], answer[2], answer[3], answer[4]]);
-    let files = control
-        .drain()
-        .filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(files) => Some(files),
-            _ => None,
-        })
-        .flatten()
-        .collect();
-    Ok((number, files))
 }
 
 /// Arenas this process has mapped. Entries die with their last lease or reader.

@@ -1,11 +1,14 @@
 //! Hands an arena's memory to peers and notices when they die. One thread an arena.
 //!
 //! A connection asks for segments by number (u64, 0 is the arena itself) and gets for each a status
-//! byte, its peer number (u32), and the file descriptor; the first answer also carries the eventfd
-//! that readers signal returns on.
+//! byte, its peer number (u32), the segment's number again, and the file descriptor; the answer for
+//! the arena also carries the eventfd that readers signal returns on.
+//!
+//! What a peer holds comes back when its connection or its process ends, and for nothing else: a peer
+//! that stops in the middle of a request, or does not read its answer, still has its views.
 
 use std::collections::HashMap;
-use std::io::{IoSlice, Read};
+use std::io::{ErrorKind, IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -13,6 +16,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{PidfdFlags, getuid, pidfd_open};
@@ -30,7 +34,13 @@ struct Peer {
     stream: UnixStream,
     alive: OwnedFd,
     pid: i32,
+    /// A request as far as it has come in, and how far that is.
+    request: [u8; 8],
+    received: usize,
 }
+
+/// Bytes of an answer.
+pub const ANSWER_LEN: usize = 13;
 
 impl Server {
     /// Serves `segments` under an abstract address until dropped. `lost(number)` runs when the
@@ -60,7 +70,7 @@ impl Server {
                                 lost(peer.number);
                             }
                             Some((index, Event::Asked)) => {
-                                if serve(&mut peers[index], &segments, &event).is_err() {
+                                if !serve(&mut peers[index], &segments, &event) {
                                     let peer = peers.swap_remove(index);
                                     lost(peer.number);
                                 }
@@ -109,7 +119,13 @@ fn wait(
     ];
     for peer in peers {
         fds.push(PollFd::new(&peer.alive, PollFlags::IN));
-        fds.push(PollFd::new(&peer.stream, PollFlags::IN));
+        // A whole request that is still here waits for room for its answer.
+        let wanted = if peer.received < peer.request.len() {
+            PollFlags::IN
+        } else {
+            PollFlags::OUT
+        };
+        fds.push(PollFd::new(&peer.stream, wanted));
     }
     loop {
         match poll(&mut fds, None) {
@@ -143,47 +159,160 @@ fn accept(listener: &UnixListener, number: u32) -> Option<Peer> {
         return None;
     }
     let alive = pidfd_open(credentials.pid, PidfdFlags::empty()).ok()?;
-    stream.set_nonblocking(false).ok()?;
     // A peer that stops in the middle of a request must not hold up the others.
-    stream
-        .set_read_timeout(Some(std::time::Duration::from_secs(1)))
-        .ok()?;
+    stream.set_nonblocking(true).ok()?;
     Some(Peer {
         number,
         stream,
         alive,
         pid: credentials.pid.as_raw_nonzero().get(),
+        request: [0; 8],
+        received: 0,
     })
 }
 
-/// Answers one request. An error is a connection at its end: the peer dropped the arena.
-fn serve(peer: &mut Peer, segments: &Segments, event: &OwnedFd) -> std::io::Result<()> {
-    let mut request = [0; 8];
-    peer.stream.read_exact(&mut request)?;
-    let segment = u64::from_le_bytes(request);
+/// Goes on with a peer's request as far as it can without waiting. False at the connection's end:
+/// the peer dropped the arena.
+fn serve(peer: &mut Peer, segments: &Segments, event: &OwnedFd) -> bool {
+    if peer.received < peer.request.len() {
+        match peer.stream.read(&mut peer.request[peer.received..]) {
+            Ok(0) => return false,
+            Ok(count) => peer.received += count,
+            // Closed with an answer unread: an end like any other.
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return false,
+            Err(_) => return true,
+        }
+        if peer.received < peer.request.len() {
+            return true;
+        }
+    }
+    let segment = u64::from_le_bytes(peer.request);
     let file = segments
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .get(&segment)
         .cloned();
-    let mut answer = [0; 5];
-    answer[0] = u8::from(file.is_some());
-    answer[1..].copy_from_slice(&peer.number.to_le_bytes());
     let fds: Vec<BorrowedFd<'_>> = match &file {
         Some(file) if segment == 0 => vec![file.as_fd(), event.as_fd()],
         Some(file) => vec![file.as_fd()],
         None => Vec::new(),
     };
+    match answer(peer, segment, &fds) {
+        // A broken pipe is read as the connection's end next.
+        Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => peer.received = 0,
+        Err(Errno::AGAIN | Errno::INTR) => {}
+        // The kernel does not pass the files on, for example because too many are on their way: refused.
+        Err(_) => {
+            if answer(peer, segment, &[]) != Err(Errno::AGAIN) {
+                peer.received = 0;
+            }
+        }
+    }
+    true
+}
+
+/// Sends a segment's files, or without any a refusal.
+fn answer(peer: &Peer, segment: u64, fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    let mut answer = [0; ANSWER_LEN];
+    answer[0] = u8::from(!fds.is_empty());
+    answer[1..5].copy_from_slice(&peer.number.to_le_bytes());
+    answer[5..].copy_from_slice(&segment.to_le_bytes());
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
-        control.push(SendAncillaryMessage::ScmRights(&fds));
+        control.push(SendAncillaryMessage::ScmRights(fds));
     }
+    // So small a message goes as a whole or not at all.
     sendmsg(
         &peer.stream,
         &[IoSlice::new(&answer)],
         &mut control,
         SendFlags::NOSIGNAL,
-    )?;
-    Ok(())
+    )
+    .map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::Duration;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// A server without segments, whose answers are refusals, and the numbers of the peers it loses.
+    fn server(name: &str) -> (Server, Receiver<u32>) {
+        let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let (sender, lost) = channel();
+        let server = Server::start(
+            name,
+            Segments::default(),
+            Arc::new(event),
+            |_, _| {},
+            move |number| sender.send(number).unwrap(),
+        );
+        (server.unwrap(), lost)
+    }
+
+    fn connect(name: &str) -> UnixStream {
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let stream = UnixStream::connect_addr(&address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// The peer number and the segment of the next answer.
+    fn answered(stream: &mut UnixStream) -> (u32, u64) {
+        let mut answer = [0; ANSWER_LEN];
+        stream.read_exact(&mut answer).unwrap();
+        let (number, segment) = answer[1..].split_at(4);
+        (
+            u32::from_le_bytes(number.try_into().unwrap()),
+            u64::from_le_bytes(segment.try_into().unwrap()),
+        )
+    }
+
+    #[test]
+    fn a_peer_halfway_through_a_request_is_not_lost_and_holds_up_nobody() {
+        let name = format!("relay-test-half-{}", std::process::id());
+        let (_server, lost) = server(&name);
+        let (mut slow, mut other) = (connect(&name), connect(&name));
+        slow.write_all(&7u64.to_le_bytes()[..3]).unwrap();
+        for segment in 0..3u64 {
+            other.write_all(&segment.to_le_bytes()).unwrap();
+            assert_eq!(answered(&mut other), (2, segment));
+        }
+        assert!(lost.recv_timeout(Duration::from_millis(1500)).is_err());
+        slow.write_all(&7u64.to_le_bytes()[3..]).unwrap();
+        assert_eq!(answered(&mut slow), (1, 7));
+        drop(slow);
+        assert_eq!(lost.recv_timeout(PATIENCE), Ok(1));
+    }
+
+    #[test]
+    fn a_peer_that_reads_no_answers_is_not_lost_and_gets_them_all_later() {
+        let name = format!("relay-test-deaf-{}", std::process::id());
+        let (_server, lost) = server(&name);
+        let mut deaf = connect(&name);
+        let asking = deaf.try_clone().unwrap();
+        let count = 20_000u64;
+        let asked = std::thread::spawn(move || {
+            (0..count).for_each(|segment| (&asking).write_all(&segment.to_le_bytes()).unwrap());
+        });
+        // Served while the first peer's answers have filled its connection, or are about to.
+        let mut other = connect(&name);
+        other.write_all(&5u64.to_le_bytes()).unwrap();
+        assert_eq!(answered(&mut other), (2, 5));
+        for segment in 0..count {
+            assert_eq!(answered(&mut deaf), (1, segment));
+        }
+        asked.join().unwrap();
+        assert!(lost.try_recv().is_err());
+        // Closed with an answer it has not read.
+        deaf.write_all(&1u64.to_le_bytes()).unwrap();
+        drop(deaf);
+        assert_eq!(lost.recv_timeout(PATIENCE), Ok(1));
+    }
 }
