@@ -44,7 +44,7 @@ _MAX_DEPTH = 500
 class TensorSink(Protocol):
     """Takes tensors out of an object while it is packed."""
 
-    def __call__(self, tensor: Any) -> int | None:
+    def __call__(self, tensor: Any, /) -> int | None:
         """The number the packed object refers to ``tensor`` by, or None to pack it in place."""
         ...
 
