@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import os
 import signal
 import threading
@@ -15,8 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import soundfile
-
-from .conftest import STOP_DEADLINE, Fleet, wait_until
+from fleet import STOP_DEADLINE, Fleet, wait_until
 
 HELLO = {"model": "speech-chat", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8}
 
@@ -58,8 +58,6 @@ def heard(data: str) -> dict:
     ],
 )
 def test_bad_input_names_the_field(api: httpx.Client, body: dict, status: int, names: str) -> None:
-    import json
-
     answer = api.post(
         "/v1/chat/completions", content=json.dumps(body), headers={"content-type": "application/json"}
     )

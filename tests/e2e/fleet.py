@@ -1,0 +1,95 @@
+"""Launching a server as a user does, and seeing to it that nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+START_DEADLINE = 300.0
+STOP_DEADLINE = 10.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(holds: Callable[[], bool], deadline: float, what: str) -> float:
+    """Seconds until ``holds`` did; fails the test with ``what`` where it never does."""
+    began = time.monotonic()
+    while time.monotonic() - began < deadline:
+        if holds():
+            return time.monotonic() - began
+        time.sleep(0.05)
+    pytest.fail(f"after {deadline:.0f} s: {what}")
+
+
+@dataclass
+class Fleet:
+    """A launched server and everything that it started."""
+
+    process: subprocess.Popen[bytes]
+    base_url: str
+    log: Path
+    descendants: dict[int, psutil.Process] = field(default_factory=dict)
+
+    @classmethod
+    def launch(cls, log: Path, *arguments: str) -> Fleet:
+        port = free_port()
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "sglang_omni.launch_server", "--port", str(port), *arguments],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        fleet = cls(process, f"http://127.0.0.1:{port}", log)
+        try:
+            wait_until(fleet.is_ready, START_DEADLINE, f"no healthy server; its log:\n{fleet.tail()}")
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            print(fleet.tail())
+            raise
+        fleet.remember_descendants()
+        return fleet
+
+    def is_ready(self) -> bool:
+        if self.process.poll() is not None:
+            pytest.fail(f"the server exited with {self.process.returncode}:\n{self.tail()}")
+        try:
+            return httpx.get(f"{self.base_url}/health", timeout=2).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def tail(self, lines: int = 60) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def remember_descendants(self) -> None:
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            self.descendants[child.pid] = child
+
+    def survivors(self) -> list[psutil.Process]:
+        return [
+            process
+            for process in self.descendants.values()
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        ]
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End the server as a user does, and insist that nothing of it stays."""
+        self.remember_descendants()
+        self.process.send_signal(how)
+        self.process.wait(timeout=STOP_DEADLINE)
+        wait_until(lambda: not self.survivors(), STOP_DEADLINE, f"orphans: {self.survivors()}")

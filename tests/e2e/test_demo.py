@@ -1,0 +1,50 @@
+"""`make demo` as a user runs it: what it prints, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import psutil
+
+QUESTION = "What is the capital of Italy?"
+
+
+def test_demo_asks_answers_and_leaves_nothing(tmp_path: Path) -> None:
+    run_dir, temp, out = (tmp_path / name for name in ("run", "temp", "out"))
+    for folder in (run_dir, temp):
+        folder.mkdir(mode=0o700)
+    mark = f"demo-test-{os.getpid()}"
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang_omni.demo", "--say", QUESTION, "--out", out],
+        env=os.environ | {"XDG_RUNTIME_DIR": str(run_dir), "TMPDIR": str(temp), "DEMO_TEST_MARK": mark},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    shown = dict(re.findall(r"^ *(heard back|heard|answer|served by)  (.+)$", done.stdout, re.M))
+    assert shown["heard"] == QUESTION
+    assert "Rome" in shown["answer"]
+    assert "Rome" in shown["heard back"]
+    assert shown["served by"].startswith("http://127.0.0.1:")
+    for stage in ("preprocess", "transcribe", "thinker", "decode", "speak"):
+        assert re.search(rf"^ +{stage} +\d+\.\d\d s$", done.stdout, re.M), done.stdout
+    for name in ("question.wav", "answer.wav"):
+        with wave.open(str(out / name)) as file:
+            assert file.getnframes() > 12_000
+
+    left = [p for p in psutil.process_iter() if mark in _environment(p).values()]
+    assert left == []
+    assert [path for folder in (run_dir, temp) for path in folder.rglob("*")] == []
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
