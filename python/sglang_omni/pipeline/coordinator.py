@@ -16,6 +16,8 @@ from sglang_omni.proto import (
     CompleteMessage,
     Message,
     OmniRequest,
+    ProfilerStartMessage,
+    ProfilerStopMessage,
     ProgressMessage,
     RequestError,
     RequestState,
@@ -126,6 +128,18 @@ class Coordinator:
         """Asks every registered stage to finish and leave."""
         for name, endpoint in self._endpoints.items():
             await self.control_plane.send_shutdown(name, endpoint)
+
+    async def start_profile(self, run_id: str, trace_path_template: str) -> None:
+        """Asks every stage for a torch profile; ``{run_id}`` and ``{stage}`` are filled in its path."""
+        await self._tell_stages(ProfilerStartMessage(run_id, trace_path_template))
+
+    async def stop_profile(self, run_id: str | None = None) -> None:
+        """Has the stages write the traces of this profile, or of whichever runs."""
+        await self._tell_stages(ProfilerStopMessage(run_id))
+
+    async def _tell_stages(self, message: Message) -> None:
+        for name, endpoint in self._endpoints.items():
+            await self.control_plane.send_to_stage(name, endpoint, message)
 
     async def submit(self, request_id: str, request: OmniRequest | Any) -> Any:
         """Runs a request and returns its result: the one terminal stage's, or ``{stage: result}`` of several.

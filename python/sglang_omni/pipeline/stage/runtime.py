@@ -27,6 +27,7 @@ from sglang_omni.pipeline.stage.outgoing import (
     ProjectFn,
     StageLink,
 )
+from sglang_omni.pipeline.stage.profiler import StageProfiler
 from sglang_omni.pipeline.stage.requests import RequestRecord
 from sglang_omni.pipeline.stage.room import Room
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
@@ -34,6 +35,8 @@ from sglang_omni.proto import (
     CompleteMessage,
     DataReadyMessage,
     Message,
+    ProfilerStartMessage,
+    ProfilerStopMessage,
     RequestError,
     ShutdownMessage,
     StagePayload,
@@ -130,6 +133,7 @@ class Stage:
             on_sent=self._on_sent,
         )
         self._requests = self._outgoing.requests
+        self._profiler = StageProfiler(name)
         self._receive_lanes: dict[str, Lane] = {}
         self._room = Room(
             self.scheduler.inbox, lambda: sum(map(len, self._receive_lanes.values())), self._on_room
@@ -202,6 +206,7 @@ class Stage:
             await asyncio.wait_for(self._outgoing.drain(), _STOP_TIMEOUT_S)
         except TimeoutError:
             logger.warning("Stage %s: dropped %d unsent messages", self.name, self._outgoing.backlog)
+        await self._profiler.finish()
         self._loop = None
         for lane in self._receive_lanes.values():
             await lane.close()
@@ -251,6 +256,10 @@ class Stage:
                 lane.put(message.request_id, self._receive, message)
             case SubmitMessage():
                 self._accept_payload(message.request_id, None, message.data)
+            case ProfilerStartMessage():
+                self._profiler.start(message)
+            case ProfilerStopMessage():
+                self._profiler.stop(message)
             case _:
                 logger.warning("Stage %s ignored a %s message", self.name, message.type)
 
