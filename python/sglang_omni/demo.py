@@ -27,6 +27,7 @@ from sglang_omni.client import (
     CompletionStreamChunk,
     GenerateRequest,
     RequestError,
+    SamplingParams,
     SpeechResult,
     SyncClient,
 )
@@ -109,6 +110,7 @@ def _ask(client: SyncClient, question: SpeechResult, began: float) -> Answer:
     request = GenerateRequest(
         messages=[{"role": "user", "content": [part]}],
         output_modalities=["text", "audio"],
+        sampling=SamplingParams(temperature=0),  # the same question, the same answer
         max_tokens=96,
         timings=True,
     )

@@ -93,7 +93,7 @@ def _serve(args: argparse.Namespace) -> int:
         return asyncio.run(_replica(config, args))
     except ConfigError as exc:
         raise LaunchError(f"the config cannot be used:\n{exc}") from exc
-    except (OSError, RuntimeError) as exc:
+    except (OSError, ValueError, RuntimeError) as exc:
         raise LaunchError(str(exc)) from exc
 
 

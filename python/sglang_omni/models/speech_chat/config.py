@@ -80,8 +80,11 @@ class SpeechChatPipelineConfig(PipelineConfig):
     stages: list[StageConfig] = Field(default_factory=default_stages)
     entry_stage: str | None = "preprocess"
     terminal_stages_fn: str | None = f"{_PACKAGE}.routing.terminal_stages"
-    # Several processes share few cores: idle worker threads must sleep instead of spinning.
-    env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+    # Several processes share few cores: idle worker threads must sleep instead of spinning. ONNX Runtime
+    # reports its use over the network, and leaves a file for that in the temp folder, unless told not to.
+    env_defaults: dict[str, str] = Field(
+        default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE", "ORT_DISABLE_TELEMETRY": "1"}
+    )
 
     @property
     def required_packages(self) -> dict[str, tuple[str, ...]]:
