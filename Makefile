@@ -13,6 +13,7 @@ UV_VERSION := 0.13.8
 CORE := python/sglang_omni/_core.abi3.so
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
 SAY ?= What is the capital of France?
+PORT ?= 8000
 
 .PHONY: help
 help: ## list the targets
@@ -23,8 +24,8 @@ demo: build ## a spoken question through two replicas, and a spoken answer (SAY=
 	$(BIN)/python -m sglang_omni.demo --say "$(SAY)"
 
 .PHONY: serve
-serve: build ## the same two replicas behind the router, kept serving until Ctrl-C
-	exec $(BIN)/python -m sglang_omni.launch_server --dp-size 2
+serve: build ## the same, and it keeps serving on PORT until Ctrl-C: open http://127.0.0.1:8000/ and talk
+	exec $(BIN)/python -m sglang_omni.demo --say "$(SAY)" --keep-serving --port $(PORT)
 
 .PHONY: test
 test: lint test-rust test-python ## everything CI runs: linters, Rust tests, Python tests
