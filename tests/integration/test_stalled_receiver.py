@@ -1,0 +1,65 @@
+"""One stage that feeds two others, of which one stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from sglang_omni.config import EndpointsConfig, PipelineConfig, RelayConfig, StageConfig
+from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+
+BLOCK = 400_000
+REQUESTS = 150
+PATIENCE = 60
+
+
+async def test_a_stalled_receiver_does_not_slow_the_other_edge(tmp_path: Path) -> None:
+    def stage(name: str, factory: str, **fields: Any) -> StageConfig:
+        return StageConfig(name=name, process=name, factory=f"breaking_factories.{factory}", **fields)
+
+    # Room for five blocks on each edge.
+    source = stage(
+        "source",
+        "block",
+        next=["free", "stalled"],
+        route_fn="breaking_factories.route_to_named",
+        relay=RelayConfig(slot_size_mb=2, credits=1),
+    )
+    config = PipelineConfig(
+        model_path="none",
+        stages=[source, stage("free", "total", terminal=True), stage("stalled", "total", terminal=True)],
+        terminal_stages_fn="breaking_factories.terminal_named",
+        endpoints=EndpointsConfig(base_path=str(tmp_path)),
+    )
+    async with MultiProcessPipelineRunner(config) as runner:
+
+        def submit(request_id: str, to: str) -> Any:
+            return asyncio.create_task(runner.coordinator.submit(request_id, {"to": to}))
+
+        async def rate(name: str) -> float:
+            """Requests a second over the free edge, four at a time."""
+            begin = time.monotonic()
+            for first in range(0, REQUESTS, 4):
+                batch = [submit(f"{name} {first + n}", "free") for n in range(4)]
+                async with asyncio.timeout(PATIENCE):
+                    assert await asyncio.gather(*batch) == [7 * BLOCK] * 4
+            return REQUESTS / (time.monotonic() - begin)
+
+        await rate("warm-up")
+        alone = await rate("alone")
+        os.kill(runner.process_ids["stalled"], signal.SIGSTOP)
+        # Many more than the edge has room for: the rest wait in the source for all the time that follows.
+        waiting = [submit(f"stalled {n}", "stalled") for n in range(40)]
+        await rate("filling")
+        beside = await rate("beside")
+        assert not any(task.done() for task in waiting)
+        os.kill(runner.process_ids["stalled"], signal.SIGCONT)
+        async with asyncio.timeout(PATIENCE):
+            assert await asyncio.gather(*waiting) == [7 * BLOCK] * 40
+
+        # Other load on the machine makes rates vary; an edge that shares anything would stand still.
+        assert beside > alone / 4
