@@ -15,7 +15,7 @@ from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload, unti
 
 from sglang_omni.pipeline.control_plane import CoordinatorControlPlane, StageControlPlane
 from sglang_omni.pipeline.stage.runtime import Stage
-from sglang_omni.proto import AbortMessage, SubmitMessage
+from sglang_omni.proto import AbortMessage, ProgressMessage, SubmitMessage
 from sglang_omni.relay.base import create_relay
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
@@ -221,3 +221,27 @@ async def fill(one: Harness, count: int) -> None:
     await until(lambda: one.scheduler.inbox.qsize() == 2)
     for index in range(count):
         one.emit("long", "stream", index)
+
+
+async def test_a_stage_says_that_it_is_done_after_its_last_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = asyncio.Event()
+    order: list[str] = []
+    async with harness(get_next=lambda *_: None) as one:
+
+        async def slow(message: Any) -> None:
+            await gate.wait()
+            order.append(f"chunk {message.chunk}")
+
+        async def report(message: ProgressMessage) -> None:
+            order.extend(f"finished {name}" for name, _ in message.spans)
+
+        monkeypatch.setattr(one.control_plane, "send_stream", slow)
+        one.stage._outgoing._send_progress = report
+        await fill(one, 5)
+        one.emit("short", "result", payload("short"))
+        one.emit("long", "result", payload("long"))
+        await until(lambda: not one.stage._requests.active)
+        await asyncio.sleep(0.03)  # Longer than any report waits.
+        gate.set()
+        await until(lambda: "finished long" in order)
+        assert order.index("finished long") > order.index("chunk 4")

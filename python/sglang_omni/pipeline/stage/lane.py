@@ -48,6 +48,11 @@ class Lane:
         """Jobs that have not begun."""
         return self._queued
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether every job is done."""
+        return self._idle.is_set()
+
     def put(self, request_id: str, job: Job, *args: Any) -> None:
         """Adds ``job(*args)``, which is expected to report its own failure."""
         if self._task is None:

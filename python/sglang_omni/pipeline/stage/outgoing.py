@@ -91,7 +91,7 @@ class Outgoing:
         self._puts: set[asyncio.Task[None]] = set()
         self._send_progress = getattr(control_plane, "send_progress", None)
         self.progress = ProgressReporter(stage, self._report)
-        self.requests = RequestTable(self.progress)
+        self.requests = RequestTable(self.progress, self._after_sent)
 
     @property
     def backlog(self) -> int:
@@ -328,6 +328,16 @@ class Outgoing:
             await self._control_plane.send_complete(message)
         except (TypeError, ValueError) as exc:
             self._fail_sending(message.request_id, COORDINATOR, exc)
+
+    def _after_sent(self, request_id: str, report: Callable[[], None]) -> None:
+        # The coordinator waits for no chunk of a request that a stage has reported as finished.
+        if self._to_coordinator.is_idle:
+            report()
+        else:
+            self._to_coordinator.put(request_id, self._do, report)
+
+    async def _do(self, report: Callable[[], None]) -> None:
+        report()
 
     def _report(self, message: ProgressMessage) -> None:
         if self._send_progress is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from sglang_omni.pipeline.progress import ProgressReporter
 from sglang_omni.scheduling.messages import IncomingMessage
@@ -44,11 +46,18 @@ class RequestTable:
 
     Args:
         progress: Told of every request that comes and goes.
+        after_sent: ``after_sent(request_id, report)`` calls ``report`` once everything the request's caller
+            is to get from this stage has left; by default at once.
     """
 
-    def __init__(self, progress: ProgressReporter) -> None:
+    def __init__(
+        self,
+        progress: ProgressReporter,
+        after_sent: Callable[[str, Callable[[], None]], None] = lambda request_id, report: report(),
+    ) -> None:
         self.active: dict[str, RequestRecord] = {}
         self._progress = progress
+        self._after_sent = after_sent
         self._dropped = RecentIds(_REMEMBERED_IDS)
         # Finished requests, each with the streams that were counted for it.
         self._finished: OrderedDict[str, set[str]] = OrderedDict()
@@ -94,7 +103,9 @@ class RequestTable:
         self._finished[request_id] = record.sources
         if len(self._finished) > _REMEMBERED_IDS:
             self._finished.popitem(last=False)
-        self._progress.finished(request_id, record.times_received, time.monotonic() - record.since)
+        seconds = time.monotonic() - record.since
+        report = partial(self._progress.finished, request_id, record.times_received, seconds)
+        self._after_sent(request_id, report)
 
     def drop(self, request_id: str) -> None:
         """The request is aborted, or has failed: what still comes of it is refused."""
