@@ -127,6 +127,7 @@ async def test_views_hold_their_room_until_dropped_in_the_other_process(relay: S
 async def test_a_put_waiting_for_room_wakes_when_the_peer_lets_go(relay: ShmRelay, peer: Peer) -> None:
     metadata, _ = await relay_io.write_blob(relay, "k", block(1, kib=3 << 10))
     peer("keep", "k", metadata)
+    await relay_io.write_blob(relay, "unread", block(1, kib=3 << 10))
     waiting = asyncio.create_task(relay_io.write_blob(relay, "l", block(2, kib=6 << 10)))
     await asyncio.sleep(0.05)
     assert not waiting.done()
@@ -134,16 +135,28 @@ async def test_a_put_waiting_for_room_wakes_when_the_peer_lets_go(relay: ShmRela
     await asyncio.wait_for(waiting, 5)
 
 
+async def test_views_that_are_kept_stop_no_put_however_large(relay: ShmRelay, peer: Peer) -> None:
+    metadata, _ = await relay_io.write_blob(relay, "k", block(1, kib=3 << 10))
+    peer("keep", "k", metadata)
+    for number, mib in enumerate((6, 20, 8), start=1):
+        metadata, _ = await asyncio.wait_for(relay_io.write_blob(relay, "l", block(number, mib << 10)), 5)
+        assert peer("read", "l", metadata) == number * (mib << 20)
+    assert relay.arena.outstanding() == 1
+    peer("drop")
+
+
 async def test_room_of_a_killed_reader_returns(relay: ShmRelay) -> None:
     reader = Peer()
     metadata, _ = await relay_io.write_blob(relay, "k", block(1, kib=3 << 10))
     reader("keep", "k", metadata)
+    await relay_io.write_blob(relay, "unread", block(1, kib=3 << 10))
     waiting = asyncio.create_task(relay_io.write_blob(relay, "l", block(2, kib=6 << 10)))
     await asyncio.sleep(0.05)
     assert not waiting.done()
     reader.kill()
     await asyncio.wait_for(waiting, 5)
     relay.cleanup("l")
+    relay.cleanup("unread")
     assert relay.arena.outstanding() == 0
 
 
