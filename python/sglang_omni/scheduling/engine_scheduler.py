@@ -11,6 +11,7 @@ from typing import Any
 from sglang_omni.engines import EngineRequest, OmniEngine
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
+from sglang_omni.scheduling.queues import Inbox, Outbox
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +54,8 @@ class EngineScheduler:
         stream_done_handler: StreamChunkHandler | None = None,
         abort_callback: Callable[[str], None] | None = None,
     ) -> None:
-        self.inbox: Queue[IncomingMessage] = Queue()
-        self.outbox: Queue[OutgoingMessage] = Queue()
+        self.inbox: Queue[IncomingMessage] = Inbox()
+        self.outbox: Queue[OutgoingMessage] = Outbox()
         self.engine = engine
         self._build_request = request_builder
         self._adapt_result = result_adapter

@@ -12,6 +12,7 @@ from typing import Any
 
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
+from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.recent_ids import RecentIds
 
 
@@ -61,8 +62,8 @@ class StreamScheduler:
         expects_stream: Callable[[StagePayload], bool],
         wants_chunks: Callable[[StagePayload], bool],
     ) -> None:
-        self.inbox: queue.Queue[IncomingMessage] = queue.Queue()
-        self.outbox: queue.Queue[OutgoingMessage] = queue.Queue()
+        self.inbox: queue.Queue[IncomingMessage] = Inbox()
+        self.outbox: queue.Queue[OutgoingMessage] = Outbox()
         self._open_session = open_session
         self._expects_stream = expects_stream
         self._wants_chunks = wants_chunks
