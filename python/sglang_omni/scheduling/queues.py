@@ -101,7 +101,8 @@ class Outbox(Inbox[_T]):
                 items.append(self._items.get_nowait())
         except Empty:
             pass
-        if self._waiting:
+        # Who fills it is woken for a good part of it, not for every few items.
+        if self._waiting and self._items.qsize() <= self._limit // 2:
             with self._room:
                 self._room.notify_all()
         return items
