@@ -119,6 +119,8 @@ def _decode_ffmpeg(data: bytes, *, param: str, max_seconds: float) -> tuple[NDAr
             if not container.streams.audio:
                 _refuse_content(param)
             stream = container.streams.audio[0]
+            if stream.codec_context is None:  # a codec FFmpeg does not know has no attributes either
+                _refuse_content(param)
             rate = stream.rate or 0
             _check_layout(rate, stream.channels, param=param)
             mono = av.AudioResampler(format="flt", layout="mono", rate=rate)

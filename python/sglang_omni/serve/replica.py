@@ -32,6 +32,7 @@ _DRAIN_S = 1.0
 _SHUTDOWN_S = 8.0
 # Longer than a router or a client keeps an idle connection, so that none is closed as it is used again.
 _KEEP_ALIVE_S = 120
+_BACKLOG = 2048
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,8 @@ async def _serve(
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     lost = asyncio.ensure_future(runner.wait_failed())
     host, port = listener.getsockname()[:2]
+    # Whoever reads the next line may connect; the server takes it from there a moment later.
+    listener.listen(_BACKLOG)
     logger.info("%s is served on http://%s:%d", config.name, host, port)
     try:
         await asyncio.wait({serving, lost, stopped}, return_when=asyncio.FIRST_COMPLETED)
