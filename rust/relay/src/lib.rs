@@ -8,11 +8,13 @@
 //! Nothing here has a name in a file system, so nothing is left behind when processes are killed.
 
 mod arena;
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod arena_tests;
 mod control;
 mod extents;
 mod ledger;
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;
 mod mapping;
 mod peer;
 mod server;

@@ -1,9 +1,11 @@
 //! A ticket: one reader's right to one extent, in one atomic word shared by two processes.
 
-use std::sync::atomic::{
-    AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
-};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+#[cfg(feature = "loom")]
+use loom::sync::atomic::AtomicU64;
+#[cfg(not(feature = "loom"))]
+use std::sync::atomic::AtomicU64;
 
 /// Who may do what next. Only the sender issues, revokes and collects; only a reader takes and returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,14 +101,15 @@ impl Ticket {
 }
 
 #[cfg(test)]
+pub fn fresh() -> Ticket {
+    Ticket {
+        word: AtomicU64::new(0),
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
-
-    fn fresh() -> Ticket {
-        Ticket {
-            word: AtomicU64::new(0),
-        }
-    }
 
     #[test]
     fn one_round() {
