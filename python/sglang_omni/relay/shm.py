@@ -4,6 +4,9 @@ The sender copies a payload into an extent of its arena; the reader maps that ar
 the extent. When the last view is gone the room comes back by itself, in whatever thread that
 happens. Each edge has credit for ``slot_size_mb * credits``, so a reader that holds on to what it
 got stops only its own edge.
+
+Views are read-only by contract. With ``SGLANG_OMNI_RELAY_READ_ONLY=1`` in its environment a receiving
+process crashes (SIGSEGV) where it breaks that; ``python -X faulthandler`` then says where.
 """
 
 from __future__ import annotations

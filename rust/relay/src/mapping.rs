@@ -7,7 +7,7 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 use rustix::io::Result;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mprotect, munmap};
 
 /// A whole memory file mapped for reading and writing, unmapped when dropped.
 #[derive(Debug)]
@@ -61,6 +61,13 @@ impl Mapping {
 
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Makes every write from `offset` on, a multiple of the page size, a fault.
+    pub fn forbid_writes(&self, offset: usize) -> Result<()> {
+        let len = self.len - offset;
+        // SAFETY: the range is inside the mapping, and Rust code writes to none of it.
+        unsafe { mprotect(self.start().add(offset).cast(), len, MprotectFlags::READ) }
     }
 
     /// Has the kernel provide pages in one go, which is far cheaper than a fault for each.

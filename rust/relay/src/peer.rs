@@ -49,6 +49,10 @@ impl fmt::Display for ReadError {
 
 impl std::error::Error for ReadError {}
 
+/// For debugging: whoever writes to a received payload, which others may be reading, crashes there.
+static READ_ONLY: LazyLock<bool> =
+    LazyLock::new(|| std::env::var_os("SGLANG_OMNI_RELAY_READ_ONLY").is_some_and(|on| on == "1"));
+
 /// A sender's arena as seen from here.
 struct Remote {
     number: u32,
@@ -72,6 +76,9 @@ impl Remote {
         let mapping = Arc::new(Mapping::new(&file)?);
         if mapping.len() < CONTROL_LEN {
             return Err(std::io::Error::other("its memory is too small"));
+        }
+        if *READ_ONLY {
+            mapping.forbid_writes(CONTROL_LEN)?;
         }
         Ok(Self {
             number,
@@ -199,8 +206,11 @@ pub fn open(name: &str, place: &Place) -> Result<Lease, ReadError> {
         let (_, files) = ask(&stream, place.segment).map_err(ReadError::Unreachable)?;
         drop(stream);
         let file = files.first().ok_or(ReadError::Malformed)?;
-        lease.mapping =
-            Arc::new(Mapping::new(file).map_err(|errno| ReadError::Unreachable(errno.into()))?);
+        let unreachable = |errno: rustix::io::Errno| ReadError::Unreachable(errno.into());
+        lease.mapping = Arc::new(Mapping::new(file).map_err(unreachable)?);
+        if *READ_ONLY {
+            lease.mapping.forbid_writes(0).map_err(unreachable)?;
+        }
         0
     };
     let end = base
