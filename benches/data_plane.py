@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -47,8 +48,8 @@ class Ours:
     """The shm relay with relay_io, and the stages' control plane."""
 
     def __init__(self) -> None:
-        # Room for a payload of 1 GiB inside the arena, with its header.
-        self.relay = create_relay("shm", engine_id="bench", slot_size_mb=1024, credits=2)
+        # A reader keeps views while at most half of the room is taken: enough for 1 GiB and its header.
+        self.relay = create_relay("shm", engine_id="bench", slot_size_mb=2048, credits=2)
 
     def payload(self, request_id: str, tensors: Any) -> StagePayload:
         return StagePayload(request_id, OmniRequest(""), tensors)
@@ -285,7 +286,9 @@ def peer() -> dict[str, Any]:
     if not PEER.exists():
         return {}
     script = Path(__file__).with_name("peer_data_plane.py")
-    done = subprocess.run([PEER, script], capture_output=True, text=True, check=False)
+    # A PYTHONPATH of ours would put our package of the same name before the peer's.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([PEER, script], capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise SystemExit(f"the peer's benchmark failed; its last words:\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
