@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::fence;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -300,17 +299,16 @@ impl Arena {
     /// From now on readers signal [`Arena::event`]. Under `pressure` they also copy out.
     pub fn wait_begin(&self, pressure: bool) {
         let control = self.shared.control();
-        control.waiting.fetch_add(1, SeqCst);
         if pressure {
             control.pressure.fetch_add(1, SeqCst);
         }
-        fence(SeqCst);
+        control.waiting.join();
     }
 
     /// Ends what [`Arena::wait_begin`] began, with the same argument.
     pub fn wait_end(&self, pressure: bool) {
         let control = self.shared.control();
-        control.waiting.fetch_sub(1, SeqCst);
+        control.waiting.leave();
         if pressure {
             control.pressure.fetch_sub(1, SeqCst);
         }

@@ -5,6 +5,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire};
 use loom::thread;
 
+use crate::control::Waiters;
 use crate::ticket::{Ticket, TicketState, fresh};
 
 const READER: u32 = 7;
@@ -119,6 +120,23 @@ fn a_dead_readers_ticket_comes_back_once() {
             Some(second) => assert_eq!(slot.ticket.state(second), TicketState::Ready),
             None => assert!(slot.ticket.collect(first)),
         }
+    });
+}
+
+#[test]
+fn whoever_waits_for_a_return_sees_it_or_is_told() {
+    loom::model(|| {
+        let (slot, first) = Slot::with(1);
+        assert!(slot.ticket.take(first, READER));
+        let waiters = Arc::new(Waiters::nobody());
+        let told = thread::spawn({
+            let (slot, waiters) = (slot.clone(), waiters.clone());
+            move || slot.ticket.give_back(first, READER) && waiters.any()
+        });
+        waiters.join();
+        let seen = slot.ticket.collect(first);
+        assert!(told.join().unwrap() || seen);
+        waiters.leave();
     });
 }
 

@@ -7,8 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
-use std::sync::atomic::Ordering::{Acquire, SeqCst};
-use std::sync::atomic::fence;
+use std::sync::atomic::Ordering::Acquire;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use rustix::net::sockopt::socket_peercred;
@@ -228,9 +227,7 @@ pub fn open(name: &str, place: &Place) -> Result<Lease, ReadError> {
 impl Remote {
     /// Tells the sender that a ticket changed, if it waits for that.
     fn notify(&self) {
-        // Pairs with the fence in `Arena::wait_begin`: either we see the waiter or it sees our change.
-        fence(SeqCst);
-        if self.control().waiting.load(SeqCst) > 0 {
+        if self.control().waiting.any() {
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
