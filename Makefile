@@ -47,6 +47,30 @@ test-rust:
 test-python: build
 	$(BIN)/python -m pytest
 
+.PHONY: bench
+bench: build ## the data plane and the pipeline against memcpy, and against the peer where it is installed
+	cd benches && ../$(BIN)/python data_plane.py && ../$(BIN)/python pipeline.py && ../$(BIN)/python plot.py
+
+.PHONY: bench-peers
+bench-peers: $(BIN)/uv ## install the peer for `make bench`, in an environment of its own
+	$(BIN)/uv venv --quiet --allow-existing --python $(PYTHON) build/peers
+	$(BIN)/uv pip install --quiet --python build/peers/bin/python -r benches/peer_requirements.txt
+	$(BIN)/uv pip install --quiet --python build/peers/bin/python --no-deps sglang-omni==0.1.9 sglang==0.5.22
+
+.PHONY: soak
+soak: build ## hours: a million random payloads between two processes, 200 kills at random moments
+	$(BIN)/python tests/soak/payloads.py
+	$(BIN)/python tests/soak/kills.py
+
+.PHONY: fuzz
+fuzz: ## ten minutes of hostile bytes for the payload decoder
+	cargo fuzz --version >/dev/null 2>&1 || cargo install --locked --version 0.13.2 cargo-fuzz
+	cd rust/payload && RUSTC_BOOTSTRAP=1 cargo fuzz run decode -- -max_total_time=600
+
+.PHONY: loom
+loom: ## every interleaving of the relay's tickets
+	cargo test --release --locked --package sglang-omni-relay --features loom loom
+
 .PHONY: fmt
 fmt: build ## format both languages
 	$(BIN)/ruff format .
