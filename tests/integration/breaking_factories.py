@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sglang_omni.proto import OmniRequest, StagePayload
+from sglang_omni.proto import StagePayload
 
 Span = collections.namedtuple("Span", "start end")
 
@@ -129,23 +129,3 @@ def difference(made: Any, got: Any, path: str = "data") -> str | None:
 def _bytes(tensor: torch.Tensor) -> bytes:
     dense = tensor.resolve_conj().clone(memory_format=torch.contiguous_format)
     return dense.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-# --- one sender, two receivers -----------------------------------------------------------------
-
-
-def block() -> Callable[[StagePayload], Any]:
-    """An array for the stage the request names."""
-    return lambda payload: {"block": np.full(400_000, 7, np.uint8)}
-
-
-def route_to_named(request_id: str, output: StagePayload) -> str:
-    return output.request.inputs["to"]
-
-
-def terminal_named(request: OmniRequest) -> list[str]:
-    return [request.inputs["to"]]
-
-
-def total() -> Callable[[StagePayload], int]:
-    return lambda payload: int(payload.data["block"].sum())

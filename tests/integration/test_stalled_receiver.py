@@ -19,20 +19,20 @@ PATIENCE = 60
 
 async def test_a_stalled_receiver_does_not_slow_the_other_edge(tmp_path: Path) -> None:
     def stage(name: str, factory: str, **fields: Any) -> StageConfig:
-        return StageConfig(name=name, process=name, factory=f"breaking_factories.{factory}", **fields)
+        return StageConfig(name=name, process=name, factory=f"stalled_factories.{factory}", **fields)
 
     # Room for five blocks on each edge.
     source = stage(
         "source",
         "block",
         next=["free", "stalled"],
-        route_fn="breaking_factories.route_to_named",
+        route_fn="stalled_factories.route_to_named",
         relay=RelayConfig(slot_size_mb=2, credits=1),
     )
     config = PipelineConfig(
         model_path="none",
         stages=[source, stage("free", "total", terminal=True), stage("stalled", "total", terminal=True)],
-        terminal_stages_fn="breaking_factories.terminal_named",
+        terminal_stages_fn="stalled_factories.terminal_named",
         endpoints=EndpointsConfig(base_path=str(tmp_path)),
     )
     async with MultiProcessPipelineRunner(config) as runner:
