@@ -162,7 +162,7 @@ async def between_processes(scaling: dict[int, dict[str, float]]) -> list[Result
 
     def against_memcpy(case: str, nbytes: int, what: str, must: float, aim: float) -> Result:
         found = scaling[nbytes]
-        floor = found["copy and touch"] if "touched" in what else found["memcpy"]
+        floor = found["memcpy"] + (found["touch"] if "touched" in what else 0)
         also = {"memcpy": found["memcpy"], "memcpy into fresh memory": found["fresh"]}
         name = "memcpy and touch" if "touched" in what else "memcpy"
         return Result(case, found[what], must, aim, floor, name, also=also)
