@@ -58,14 +58,17 @@ bench-peers: $(BIN)/uv ## install the peer for `make bench`, in an environment o
 	$(BIN)/uv pip install --quiet --python build/peers/bin/python --no-deps sglang-omni==0.1.9 sglang==0.5.22
 
 .PHONY: soak
-soak: build ## hours: a million random payloads between two processes, 200 kills at random moments
+soak: build ## half an hour: a million random payloads between two processes, 200 kills at random moments
 	$(BIN)/python tests/soak/payloads.py
 	$(BIN)/python tests/soak/kills.py
 
 .PHONY: fuzz
 fuzz: ## ten minutes of hostile bytes for the payload decoder
 	cargo fuzz --version >/dev/null 2>&1 || cargo install --locked --version 0.13.2 cargo-fuzz
-	cd rust/payload && RUSTC_BOOTSTRAP=1 cargo fuzz run decode -- -max_total_time=600
+	mkdir -p target/fuzz-corpus
+	RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=target/fuzz cargo fuzz run --fuzz-dir rust/payload/fuzz decode \
+		target/fuzz-corpus rust/payload/fuzz/corpus/decode -- \
+		-max_total_time=600 -malloc_limit_mb=64 -max_len=4096 -use_value_profile=1
 
 .PHONY: loom
 loom: ## every interleaving of the relay's tickets

@@ -350,3 +350,17 @@ async def test_a_follower_sends_nothing() -> None:
         await until(lambda: not one.stage._requests.active)
         assert one.control_plane.sent == []
         assert one.control_plane.completed == []
+
+
+async def test_a_payload_that_cannot_be_sent_fails_once(caplog: pytest.LogCaptureFixture) -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    async with harness(get_next=lambda request_id, output: "t") as one:
+        await one.work("before", payload("before"))
+        await one.sends(1)  # From here on the lane waits, and begins a job where it is put.
+        await one.work("a", payload("a", endless))
+        failure = await one.failure()
+        assert failure.request_id == "a"
+        await one.still_works()
+        assert len([message for message in one.control_plane.completed if message.request_id == "a"]) == 1
+    assert "KeyError" not in caplog.text

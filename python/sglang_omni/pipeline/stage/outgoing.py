@@ -119,6 +119,8 @@ class Outgoing:
         for target, payload, is_local in payloads:
             self.progress.handed_on(request_id, target)
             self._lane(target).put(request_id, self._send_payload, request_id, target, payload, is_local)
+        if self.requests.active.get(request_id) is not record:
+            return  # A send began at once and failed, which has ended the request.
         if returned is None:
             self.progress.handed_on(request_id, None)
         record.running -= 1
