@@ -53,9 +53,9 @@ bench: build ## the data plane and the pipeline against memcpy, and against the 
 
 .PHONY: bench-peers
 bench-peers: $(BIN)/uv ## install the peer for `make bench`, in an environment of its own
-	$(BIN)/uv venv --quiet --allow-existing --python $(PYTHON) build/peers
-	$(BIN)/uv pip install --quiet --python build/peers/bin/python -r benches/peer_requirements.txt
-	$(BIN)/uv pip install --quiet --python build/peers/bin/python --no-deps sglang-omni==0.1.9 sglang==0.5.22
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/peers/sglang-omni
+	$(BIN)/uv pip install --quiet --python build/peers/sglang-omni/bin/python -r benches/peer_requirements.txt
+	$(BIN)/uv pip install --quiet --python build/peers/sglang-omni/bin/python --no-deps sglang-omni==0.1.9 sglang==0.5.22
 
 .PHONY: soak
 soak: build ## half an hour: a million random payloads between two processes, 200 kills at random moments
