@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from sglang_omni.pipeline.control_plane import StageControlPlane
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.runtime_config import build_relay_config
 from sglang_omni.pipeline.stage.input import AggregatedInput, DirectInput
+from sglang_omni.pipeline.stage.routes import checked_targets
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import Scheduler
@@ -110,9 +111,6 @@ def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: L
         as_scheduler(factory(**arguments), stage=stage.name, factory=factory_path)
         for _ in range(stage.num_workers)
     ]
-    done_targets = (
-        load(stage.stream_done_to_fn, field="stream_done_to_fn") if stage.stream_done_to_fn else None
-    )
     return Stage(
         name=stage.name,
         role=launch.role,
@@ -130,9 +128,8 @@ def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: L
             for target, path in stage.project_payload.items()
         },
         stream_targets=list(stage.stream_to),
-        get_stream_done_targets=done_targets
-        and _within(
-            done_targets, stage.stream_to, stage=stage.name, field="stream_done_to_fn", may_be_empty=True
+        get_stream_done_targets=(
+            load(stage.stream_done_to_fn, field="stream_done_to_fn") if stage.stream_done_to_fn else None
         ),
         same_gpu_targets=set(launch.same_gpu_targets),
         same_process_targets=set(launch.same_process_targets),
@@ -188,39 +185,11 @@ def _routing(stage: StageConfig, load: Callable[..., Callable[..., Any]]) -> Cal
         return load(stage.get_next, field="get_next")
     if stage.route_fn is not None:
         route = load(stage.route_fn, field="route_fn")
-        return _within(route, stage.next_stages, stage=stage.name, field="route_fn")
+        return lambda request_id, output: checked_targets(
+            route(request_id, output), stage.next_stages, stage=stage.name, hook="route_fn"
+        )
     following = None if stage.terminal else stage.next
     return lambda request_id, output: following
-
-
-def _within(
-    function: Callable[[str, Any], Targets],
-    allowed: Collection[str],
-    *,
-    stage: str,
-    field: str,
-    may_be_empty: bool = False,
-) -> Callable[[str, Any], Targets]:
-    """``function``, held to targets that the config declares."""
-
-    def checked(request_id: str, output: Any) -> Targets:
-        chosen = function(request_id, output)
-        if not chosen:
-            if may_be_empty:
-                return None
-            raise ValueError(
-                f"stage {stage!r}: {field} returned no targets; it must choose from {list(allowed)}, "
-                "and a stage that ends requests is terminal"
-            )
-        names = [chosen] if isinstance(chosen, str) else list(chosen)
-        if outside := [name for name in names if name not in allowed]:
-            raise ValueError(
-                f"stage {stage!r}: {field} returned targets outside the static topology: {outside}; "
-                f"it must choose from {list(allowed)}"
-            )
-        return chosen if isinstance(chosen, str) else names
-
-    return checked
 
 
 def _input_handler(

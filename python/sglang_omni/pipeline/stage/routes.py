@@ -12,7 +12,7 @@ def checked_targets(
     """The stage names a routing hook returned, in order and each once.
 
     Args:
-        returned: A name, or names.
+        returned: A name, names, or None for no name.
         allowed: The names the pipeline's configuration leaves to choose from.
         stage: The stage the hook belongs to.
         hook: The hook's name, for the error.
@@ -21,16 +21,19 @@ def checked_targets(
     Raises:
         ValueError: ``returned`` is not a name or names, or not among ``allowed``.
     """
-    names = [returned] if isinstance(returned, str) else returned
+    names = [returned] if isinstance(returned, str) else () if returned is None else returned
     if not isinstance(names, Iterable) or isinstance(names, (bytes, dict)):
-        raise ValueError(f"{hook} of stage {stage!r} must return a stage name or names, got {returned!r}")
+        raise ValueError(f"stage {stage!r}: {hook} must return a stage name or names, got {returned!r}")
     targets = list(dict.fromkeys(names))
     if not targets and not empty_ok:
-        raise ValueError(f"{hook} of stage {stage!r} returned no target; choose from {sorted(allowed)}")
+        raise ValueError(
+            f"stage {stage!r}: {hook} returned no targets; it must choose from {sorted(allowed)}, "
+            "and a stage that ends requests is terminal"
+        )
     unknown = [name for name in targets if name not in allowed]
     if unknown:
         raise ValueError(
-            f"{hook} of stage {stage!r} returned targets outside the static topology: {unknown}; "
+            f"stage {stage!r}: {hook} returned targets outside the static topology: {unknown}; "
             f"allowed: {sorted(allowed)}"
         )
     return targets
