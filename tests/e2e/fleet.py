@@ -58,6 +58,8 @@ class Fleet:
         fleet = cls(process, f"http://127.0.0.1:{port}", log)
         try:
             wait_until(fleet.is_ready, START_DEADLINE, f"no healthy server; its log:\n{fleet.tail()}")
+            # The launcher's own word: until then it takes a member's end for one that cannot start.
+            wait_until(lambda: f"served on {fleet.base_url}" in fleet.tail(), 30, "never announced")
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             print(fleet.tail())

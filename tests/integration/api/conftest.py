@@ -160,9 +160,15 @@ def served() -> Iterator[tuple[ScriptedPipeline, str]]:
 
 
 @pytest.fixture
-def pipeline(served: tuple[ScriptedPipeline, str]) -> ScriptedPipeline:
-    served[0].reset()
-    return served[0]
+def pipeline(served: tuple[ScriptedPipeline, str]) -> Iterator[ScriptedPipeline]:
+    scripted = served[0]
+    scripted.reset()
+    yield scripted
+    # A caller that left is noticed a moment later: in this test, not in the next.
+    left_by = time.monotonic() + 10
+    while scripted.running and time.monotonic() < left_by:
+        time.sleep(0.005)
+    assert not scripted.running, "a request outlived its test"
 
 
 @pytest.fixture
