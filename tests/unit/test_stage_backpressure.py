@@ -14,6 +14,7 @@ import pytest
 from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload, until
 
 from sglang_omni.pipeline.control_plane import CoordinatorControlPlane, StageControlPlane
+from sglang_omni.pipeline.stage.input import AggregatedInput
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.proto import AbortMessage, ProgressMessage, SubmitMessage
 from sglang_omni.relay.base import create_relay
@@ -245,3 +246,23 @@ async def test_a_stage_says_that_it_is_done_after_its_last_chunk(monkeypatch: py
         gate.set()
         await until(lambda: "finished long" in order)
         assert order.index("finished long") > order.index("chunk 4")
+
+
+async def test_a_stream_that_waits_for_another_payload_too_long_ends_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sglang_omni.pipeline.stage.requests._HELD_MOST", 3)
+    merging = AggregatedInput({"left", "right"}, lambda payloads: payloads["left"])
+    async with harness(input_handler=merging) as one:
+        await one.stage.receive_local_payload("r", "left", payload("r"))
+        for index in range(4):
+            await one.stage.receive_local_stream_chunk("r", "left", index, index, None)
+        failed = await one.failure()
+        assert failed.request_id == "r"
+        assert "3 stream messages wait for a payload of another source" in str(failed.error)
+        await one.stage.receive_local_payload("other", "left", payload("other"))
+        for index in range(3):
+            await one.stage.receive_local_stream_chunk("other", "left", index, index, None)
+        await one.stage.receive_local_payload("other", "right", payload("other"))
+        kinds = [message.type for message in await asyncio.to_thread(taken, one.scheduler, 4)]
+        assert kinds == ["new_request", "stream_chunk", "stream_chunk", "stream_chunk"]

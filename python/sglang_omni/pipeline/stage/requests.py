@@ -14,6 +14,8 @@ from sglang_omni.scheduling.recent_ids import RecentIds
 
 # Half of what the coordinator remembers, so that it never gives out an id that is still refused here.
 _REMEMBERED_IDS = 10_000
+# Stream messages that a request may have here before it can start.
+_HELD_MOST = 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +41,19 @@ class RequestRecord:
     sources: set[str] = field(default_factory=set)
     held: list[IncomingMessage] = field(default_factory=list)
     chunks_sent: dict[str | None, int] = field(default_factory=dict)
+
+    def hold(self, message: IncomingMessage) -> None:
+        """Keeps a stream message until the scheduler has the payload.
+
+        Raises:
+            RuntimeError: Too many wait; a source whose payload is waited for has stopped.
+        """
+        if len(self.held) >= _HELD_MOST:
+            raise RuntimeError(
+                f"{_HELD_MOST} stream messages wait for a payload of another source; a stage that can start "
+                "without it sets can_accept_stream_before_payload"
+            )
+        self.held.append(message)
 
 
 class RequestTable:

@@ -359,7 +359,10 @@ class Stage:
         if record.started or self.can_accept_stream_before_payload:
             self.scheduler.inbox.put(message)
         elif record.has_payload or message.type == "stream_done":
-            record.held.append(message)
+            try:
+                record.hold(message)
+            except RuntimeError as exc:
+                self._fail(request_id, str(exc))
         else:
             self._fail(
                 request_id,
