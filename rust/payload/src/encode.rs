@@ -45,6 +45,8 @@ struct Run {
     address: usize,
     len: usize,
     offset: u64,
+    /// In a GPU's memory, which this code cannot read.
+    foreign: bool,
 }
 
 /// Where everything goes: made once, then written anywhere that has `len` bytes.
@@ -93,6 +95,7 @@ impl Plan {
                     address: start,
                     len: end - start,
                     offset: 0,
+                    foreign: false,
                 }),
             }
             run_of_row[row] = Some(runs.len() - 1);
@@ -158,16 +161,31 @@ impl Plan {
         self.len
     }
 
-    /// Copies header, skeleton and tensors to `target`; bytes of padding are left as they are.
+    /// Leaves the memory around `address`, part of a source, to be written by others: a GPU's, say.
+    pub fn set_foreign(&mut self, address: usize) {
+        let holds = |run: &&mut Run| (run.address..run.address + run.len).contains(&address);
+        if let Some(run) = self.runs.iter_mut().find(holds) {
+            run.foreign = true;
+        }
+    }
+
+    /// What [`Plan::write_to`] leaves out: address, length and place in the payload.
+    pub fn foreign(&self) -> impl Iterator<Item = (usize, usize, u64)> {
+        let foreign = self.runs.iter().filter(|run| run.foreign);
+        foreign.map(|run| (run.address, run.len, run.offset))
+    }
+
+    /// Copies header, skeleton and tensors to `target`; bytes of padding and of foreign memory are left
+    /// as they are.
     ///
     /// # Safety
-    /// `target` is valid for writing `len()` bytes, and the memory of every source is still there,
+    /// `target` is valid for writing `len()` bytes, and the memory of every source that is not foreign is still there,
     /// readable and not part of the target. Another thread may write to a source meanwhile; then
     /// the payload holds a mix of old and new bytes.
     pub unsafe fn write_to(&self, target: *mut u8) {
         // SAFETY: the caller guarantees `len()` writable bytes, of which these are the first.
         unsafe { std::ptr::copy_nonoverlapping(self.head.as_ptr(), target, self.head.len()) };
-        for run in &self.runs {
+        for run in self.runs.iter().filter(|run| !run.foreign) {
             // SAFETY: `new` placed every run inside `len()`; the caller vouches for both memories.
             unsafe {
                 copy(

@@ -167,3 +167,26 @@ proptest! {
         prop_assert_eq!(sources.len(), copied.len());
     }
 }
+
+#[test]
+fn foreign_memory_has_its_place_and_is_left_alone() {
+    let (near, far): (Vec<u8>, Vec<u8>) = (vec![1; 100], vec![2; 100]);
+    let sources = [
+        view(&near, 0, &[100], &[1]),
+        view(&far, 10, &[50], &[1]),
+        view(&far, 20, &[60], &[1]),
+    ];
+    let mut plan = Plan::new(b"s", &sources).unwrap();
+    plan.set_foreign(sources[1].address);
+    let mut bytes = vec![9; plan.len() as usize];
+    // SAFETY: `bytes` is as long as the plan says, and the sources live to the end.
+    unsafe { plan.write_to(bytes.as_mut_ptr()) };
+    let decoded = decode(&bytes).unwrap();
+    let offset = decoded.tensors[1].offset;
+    // The other view of that memory overlaps, so one buffer holds both.
+    let foreign: Vec<_> = plan.foreign().collect();
+    assert_eq!(foreign, [(sources[1].address, 70, offset as u64)]);
+    assert_eq!(bytes[offset..offset + 70], [9; 70]);
+    let first = decoded.tensors[0].offset;
+    assert_eq!(bytes[first..first + 100], [1; 100]);
+}
