@@ -1,7 +1,7 @@
 """The Rust core. One section an area; each area is one file in `rust/python/src`."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from typing_extensions import Buffer
 
@@ -13,30 +13,62 @@ PAYLOAD_DTYPES: list[str]
 """Names of the payload format's element types; the index is the code."""
 
 class PayloadPlan:
-    """Where header, skeleton and tensors of a payload go. Tensors that overlap in memory are copied once."""
+    """Where header, skeleton and tensors of a payload go. Tensors that overlap in memory are copied once.
 
-    def __init__(
-        self,
-        skeleton: bytes,
-        tensors: Sequence[tuple[int, int, int, Sequence[int], Sequence[int]]],
-        sources: object,
-    ) -> None:
-        """``tensors``: (0 torch | 1 numpy, dtype code, address, shape, strides in elements | bytes).
-
-        ``sources`` owns the memory at the addresses; the plan keeps it.
-        """
+    Made by ``Codec.plan``; keeps the tensors it points to.
+    """
 
     @property
     def nbytes(self) -> int: ...
+    @property
+    def tensors(self) -> int:
+        """How many tensors lie beside the skeleton."""
     def to_bytes(self) -> bytes: ...
     def write_to(self, address: int) -> None:
         """Write ``nbytes`` bytes at ``address``, which the caller vouches for."""
 
-def decode_payload(
-    payload: Buffer,
-) -> tuple[bytes, list[tuple[int, int, int, list[int], list[int] | None]]]:
-    """Skeleton and tensor rows: as ``PayloadPlan``'s, with a byte offset for the address and None for
-    contiguous strides. Raises ValueError for a malformed payload."""
+# --- codec -----------------------------------------------------------------------------------
+
+class Codec:
+    """The walk over Python objects in both directions; see ``proto/codec.py``, which makes the one there is.
+
+    Args:
+        describe: Class -> how its instances are written: ``("enum", name, attribute)``, ``("dataclass",
+            name, fields)``, ``("namedtuple", name, fields)``, ``("array", encode)``, ``("tensor", plain,
+            encode)`` or ``("other", encode)``. ``encode`` returns an extension's code and body. Raises
+            TypeError for classes that cannot be encoded.
+        find: Name, trusted -> class, enum members, whether they are flags, dataclass fields, arity of a
+            namedtuple. Raises ValueError for what may not be built.
+        revive: Extension code, body -> object.
+        load_torch: () -> torch.Tensor.
+        describe_tensor: Tensor -> (stand-in, dtype code, address, shape, strides in elements) or None.
+        view_tensor: Buffer, dtype's name, offset in bytes, shape, strides in elements -> tensor.
+        dense: Tensor or array -> a contiguous one.
+        ndarray: numpy.ndarray.
+        numpy_dtypes: numpy's dtypes by code.
+    """
+
+    def __init__(
+        self,
+        *,
+        describe: Callable[[type], tuple[Any, ...]],
+        find: Callable[
+            [str, bool], tuple[Any, dict[str, Any] | None, bool, tuple[str, ...] | None, int | None]
+        ],
+        revive: Callable[[int, Any], Any],
+        load_torch: Callable[[], Any],
+        describe_tensor: Callable[[Any], tuple[Any, int, int, Sequence[int], Sequence[int]] | None],
+        view_tensor: Callable[[Any, str, int, Sequence[int], Sequence[int]], Any],
+        dense: Callable[[Any], Any],
+        ndarray: type,
+        numpy_dtypes: dict[int, Any],
+    ) -> None: ...
+    def pack(self, object: Any) -> bytes: ...
+    def plan(self, object: Any) -> PayloadPlan: ...
+    def unpack(self, data: Buffer, *, trusted: bool = False) -> Any: ...
+    def unpack_payload(self, payload: Buffer, *, trusted: bool = False) -> Any: ...
+    def forget_names(self) -> None:
+        """A name stands for another class now."""
 
 # --- relay -----------------------------------------------------------------------------------
 

@@ -186,10 +186,21 @@ def test_too_deep_is_an_error(wrap: Any) -> None:
         codec.pack(obj)
 
 
-def test_bytes_nested_too_deeply_are_refused() -> None:
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda data: b"\x91" + data,
+        lambda data: b"\x81\x01" + data,
+        lambda data: msgpack.packb(msgpack.ExtType(1, b"\x91" + data)),
+        lambda data: msgpack.packb(msgpack.ExtType(2, b"\x91" + data)),
+        lambda data: msgpack.packb(msgpack.ExtType(9, data)),
+    ],
+    ids=["lists", "dicts", "tuples", "sets", "scalars"],
+)
+def test_bytes_nested_too_deeply_are_refused(wrap: Any) -> None:
     data = b"\x01"
     for _ in range(3000):
-        data = msgpack.packb(msgpack.ExtType(1, data))
+        data = wrap(data)
     with pytest.raises(ValueError, match="deep"):
         codec.unpack(data)
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
-from sglang_omni._core import decode_payload
-from sglang_omni.pipeline.packing import UnpackedTensors, plan_payload
+from sglang_omni._core import PayloadPlan
 from sglang_omni.proto import DataReadyMessage, StagePayload, codec
 from sglang_omni.relay.base import Relay, RelayOperation, RelayReadError
 
@@ -90,7 +89,12 @@ async def read_blob(relay: Relay, key: str, metadata: Mapping[str, Any]) -> Any:
 async def _write(
     relay: Relay, key: str, obj: Any, target: str | None
 ) -> tuple[dict[str, Any], RelayOperation]:
-    plan = plan_payload(obj)
+    return await _write_plan(relay, key, codec.plan(obj), target)
+
+
+async def _write_plan(
+    relay: Relay, key: str, plan: PayloadPlan, target: str | None
+) -> tuple[dict[str, Any], RelayOperation]:
     nbytes = plan.nbytes
     if nbytes <= getattr(relay, "inline_limit", 0):
         metadata: dict[str, Any] = {"inline": plan.to_bytes()}
@@ -120,10 +124,7 @@ async def _read(relay: Relay, key: str, metadata: Mapping[str, Any]) -> Any:
                 buffer = await _receive(relay, key, relay_info, nbytes)
         case _:
             raise RelayReadError(f"metadata that no write returns: {metadata!r:.200}")
-    skeleton, rows = decode_payload(buffer)
-    return codec.unpack(
-        skeleton, trusted=getattr(relay, "trusted", False), tensor_source=UnpackedTensors(buffer, rows)
-    )
+    return codec.unpack_payload(buffer, trusted=getattr(relay, "trusted", False))
 
 
 async def _receive(relay: Relay, key: str, relay_info: Any, nbytes: int) -> Any:
@@ -184,8 +185,10 @@ async def send_stream_chunk(
         "chunk_metadata": plain if metadata is not None else None,
         "chunk_metadata_tensors": {},
     }
-    for name, value in tensors.items():
-        wire["chunk_metadata_tensors"][name], _ = await _write(relay, f"{key}:{name}", value, target_stage)
+    for name, plan in tensors.items():
+        wire["chunk_metadata_tensors"][name], _ = await _write_plan(
+            relay, f"{key}:{name}", plan, target_stage
+        )
     await control_plane.send_to_stage(
         target_stage,
         target_endpoint,
@@ -231,18 +234,14 @@ async def send_stream_signal(
     await control_plane.send_to_stage(target_stage, target_endpoint, message)
 
 
-def _split_metadata(metadata: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Entries that are tensors or hold some go through the relay, the others in the message."""
-    found: list[Any] = []
-
-    def note(tensor: Any) -> int:
-        found.append(tensor)
-        return 0
-
+def _split_metadata(metadata: dict[str, Any]) -> tuple[dict[str, Any], dict[str, PayloadPlan]]:
+    """Entries that hold tensors go through the relay as planned, the others in the message."""
     plain: dict[str, Any] = {}
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, PayloadPlan] = {}
     for name, value in metadata.items():
-        found.clear()
-        codec.pack(value, tensor_sink=note)
-        (tensors if found else plain)[name] = value
+        plan = codec.plan(value)
+        if plan.tensors:
+            tensors[name] = plan
+        else:
+            plain[name] = value
     return plain, tensors

@@ -5,10 +5,15 @@ hashable keys, ints of any size, complex, enums, dataclasses, namedtuples, numpy
 dtypes, torch tensors, dtypes, devices and sizes. ``bytearray`` and ``memoryview`` arrive as
 ``bytes``, and a tensor subclass (a ``Parameter``) as a plain tensor without its gradient.
 
+``plan`` and ``unpack_payload`` are the same for objects with tensors that are too large to be copied
+through a message: the tensors lie beside the message and are viewed where they were received.
+
 Classes travel by name. ``unpack`` builds instances only of dataclasses, enums and namedtuples that
 this process registered (``register_type``) or has itself packed; with ``trusted=True``, for peers
 of this host and user, it also imports them by ``module:qualname``. No constructor, ``__setstate__``
 or ``__reduce__`` of the peer's choice ever runs.
+
+The walk itself is in the Rust core. Here is what it asks once a class, and what is rare.
 """
 
 from __future__ import annotations
@@ -17,36 +22,65 @@ import ctypes
 import dataclasses
 import enum
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import msgpack
 import numpy as np
 
+from sglang_omni._core import Codec, PayloadPlan
+from sglang_omni.proto import tensors
 from sglang_omni.proto.request import OmniRequest, RequestState, StagePayload
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import Buffer
 
-# Extension codes: part of the wire format, never reused for something else.
-_TUPLE, _SET, _FROZENSET, _BIGINT, _COMPLEX = 1, 2, 3, 4, 5
-_ENUM, _DATACLASS, _NAMEDTUPLE = 6, 7, 8
+# Extension codes that are written or read here; all of them are in the core.
 _NP_SCALAR, _NP_ARRAY, _NP_DTYPE = 9, 10, 11
 _TORCH_TENSOR, _TORCH_DTYPE, _TORCH_DEVICE, _TORCH_SIZE = 12, 13, 14, 15
-_TENSOR_REF = 16
-
-# An extension nests as a message in a message; each level costs the decoder 40 KiB of C stack.
-_MAX_NESTED = 64
-_MAX_DEPTH = 500
 
 
-class TensorSink(Protocol):
-    """Takes tensors out of an object while it is packed."""
+def pack(obj: Any) -> bytes:
+    """``obj`` as bytes for ``unpack``, tensors and all.
 
-    def __call__(self, tensor: Any, /) -> int | None:
-        """The number the packed object refers to ``tensor`` by, or None to pack it in place."""
-        ...
+    Raises:
+        TypeError: Something in ``obj`` cannot be encoded; the text names its path and type.
+        ValueError: ``obj`` contains itself or is nested too deeply; the text names the path.
+    """
+    return _codec.pack(obj)
+
+
+def unpack(data: Buffer, *, trusted: bool = False) -> Any:
+    """The object ``pack`` was given.
+
+    Args:
+        data: What ``pack`` returned.
+        trusted: The bytes come from this host and user, so classes that are not registered may be
+            imported by name.
+
+    Raises:
+        ValueError: The bytes are malformed, or name a type that may not be built here.
+    """
+    return _codec.unpack(data, trusted=trusted)
+
+
+def plan(obj: Any) -> PayloadPlan:
+    """How ``obj`` is packed as a payload. The plan keeps the tensors it points to.
+
+    Raises:
+        As ``pack``.
+    """
+    return _codec.plan(obj)
+
+
+def unpack_payload(payload: Buffer, *, trusted: bool = False) -> Any:
+    """The object ``plan`` was given, from what the plan wrote. Its tensors are views of ``payload``.
+
+    Raises:
+        As ``unpack``.
+    """
+    return _codec.unpack_payload(payload, trusted=trusted)
 
 
 # --- registry --------------------------------------------------------------------------------
@@ -74,6 +108,7 @@ def register_type(cls: type, name: str | None = None) -> type:
         raise ValueError(f"the name {name!r} already stands for {known!r}")
     _names[cls] = name
     _types[name] = cls
+    _codec.forget_names()
     return cls
 
 
@@ -93,9 +128,7 @@ def _is_record(cls: object) -> bool:
     )
 
 
-def _resolve(name: Any, trusted: bool) -> Any:
-    if not isinstance(name, str):
-        raise ValueError(f"a type's name must be a str, got {type(name).__name__}")
+def _resolve(name: str, trusted: bool) -> Any:
     cls = _types.get(name)
     if cls is not None:
         return cls
@@ -117,84 +150,59 @@ def _resolve(name: Any, trusted: bool) -> Any:
     return found
 
 
-# --- packing ---------------------------------------------------------------------------------
+def _find(name: str, trusted: bool) -> tuple[Any, Any, bool, tuple[str, ...] | None, int | None]:
+    """What the core builds instances from: class, enum members, whether they are flags, fields, arity."""
+    cls = _resolve(name, trusted)
+    is_enum = issubclass(cls, enum.Enum)
+    names: tuple[str, ...] | None = None
+    if dataclasses.is_dataclass(cls):
+        # In the order in which they are written; then what only looks like a field.
+        written = tuple(field.name for field in dataclasses.fields(cls))
+        names = written + tuple(name for name in cls.__dataclass_fields__ if name not in written)
+    return (
+        cls,
+        dict(cls._member_map_) if is_enum else None,
+        is_enum and issubclass(cls, enum.Flag),
+        names,
+        len(cls._fields) if _is_namedtuple(cls) else None,
+    )
 
 
-def pack(obj: Any, *, tensor_sink: TensorSink | None = None) -> bytes:
-    """``obj`` as bytes for ``unpack``.
+# --- writing ---------------------------------------------------------------------------------
 
-    Args:
-        obj: What to pack.
-        tensor_sink: Called with every torch tensor and numpy array. It may take it out of the
-            message by returning a number, which ``unpack`` hands to its ``tensor_source``.
+# An extension's code with its body: bytes as they are, or an object to be packed.
+_Body = tuple[int, Any]
+
+
+def _describe(cls: type) -> tuple[Any, ...]:
+    """How the core writes instances of a class that it meets for the first time.
 
     Raises:
-        TypeError: Something in ``obj`` cannot be encoded; the text names its path and type.
-        ValueError: ``obj`` contains itself or is nested too deeply; the text names the path.
+        TypeError: They cannot be encoded.
     """
-    packer = _Packer(tensor_sink)
-    try:
-        return packer.pack(obj)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        _explain(obj, packer)
-        raise ValueError(f"cannot encode {type(obj).__name__}: {error}") from error
-
-
-class _Packer:
-    __slots__ = ("nested", "sink")
-
-    def __init__(self, sink: TensorSink | None) -> None:
-        self.sink = sink
-        self.nested = 0
-
-    def pack(self, obj: Any) -> bytes:
-        packed: bytes = msgpack.packb(
-            obj, default=self.default, strict_types=True, unicode_errors="surrogatepass"
-        )
-        return packed
-
-    def nest(self, code: int, obj: Any) -> msgpack.ExtType:
-        self.nested += 1
-        if self.nested > _MAX_NESTED:
-            raise ValueError(f"nested more than {_MAX_NESTED} levels deep")
-        packed = msgpack.ExtType(code, self.pack(obj))
-        self.nested -= 1
-        return packed
-
-    def default(self, obj: Any) -> msgpack.ExtType:
-        """msgpack calls this for everything that is not exactly one of its own types."""
-        encode = _ENCODERS.get(type(obj))
-        if encode is None:
-            encode = _ENCODERS[type(obj)] = _find_encoder(type(obj))
-        return encode(self, obj)
-
-
-_Encoder = Callable[[_Packer, Any], msgpack.ExtType]
-
-
-def _find_encoder(cls: type) -> _Encoder:
-    """The encoder of a class met for the first time."""
     torch = sys.modules.get("torch")
     if torch is not None:
         if issubclass(cls, torch.Tensor):
-            return _encode_tensor
+            return "tensor", cls in (torch.Tensor, torch.nn.Parameter), _encode_tensor
         if cls is torch.dtype:
-            return lambda p, o: msgpack.ExtType(_TORCH_DTYPE, str(o).removeprefix("torch.").encode())
+            return "other", lambda o: (_TORCH_DTYPE, tensors.dtype_name(o).encode())
         if cls is torch.device:
-            return lambda p, o: msgpack.ExtType(_TORCH_DEVICE, str(o).encode())
+            return "other", lambda o: (_TORCH_DEVICE, str(o).encode())
         if cls is torch.Size:
-            return lambda p, o: p.nest(_TORCH_SIZE, list(o))
+            return "other", lambda o: (_TORCH_SIZE, list(o))
+    if cls in (np.ndarray, np.memmap):
+        return "array", _encode_array
     if issubclass(cls, np.generic):
-        return lambda p, o: p.nest(_NP_SCALAR, [_dtype_to_wire(o.dtype), o.tobytes()])
+        return "other", lambda o: (_NP_SCALAR, [_dtype_to_wire(o.dtype), o.tobytes()])
     if issubclass(cls, np.dtype):
-        return lambda p, o: p.nest(_NP_DTYPE, _dtype_to_wire(o))
+        return "other", lambda o: (_NP_DTYPE, _dtype_to_wire(o))
     if issubclass(cls, enum.Enum):
-        return _enum_encoder(cls)
+        # A combination of flags has no member name of its own, so that flags travel by value.
+        return "enum", _known_name(cls), "_value_" if issubclass(cls, enum.Flag) else "_name_"
     if dataclasses.is_dataclass(cls):
-        return _dataclass_encoder(cls)
+        return "dataclass", _known_name(cls), tuple(field.name for field in dataclasses.fields(cls))
     if _is_namedtuple(cls):
-        name = _known_name(cls)
-        return lambda p, o: p.nest(_NAMEDTUPLE, [name, *o])
+        return "namedtuple", _known_name(cls), cls._fields  # type: ignore[attr-defined]
     raise TypeError(f"{cls.__module__}.{cls.__qualname__} cannot be encoded")
 
 
@@ -205,40 +213,18 @@ def _known_name(cls: type) -> str:
     return _names[cls]
 
 
-def _enum_encoder(cls: type[enum.Enum]) -> _Encoder:
-    name = _known_name(cls)
-    # A combination of flags has no member name of its own, so that flags travel by value.
-    attribute = "_value_" if issubclass(cls, enum.Flag) else "_name_"
-    return lambda p, o: p.nest(_ENUM, [name, getattr(o, attribute)])
+def _encode_array(array: np.ndarray[Any, Any]) -> _Body:
+    return _NP_ARRAY, [_dtype_to_wire(array.dtype), list(array.shape), array.tobytes()]
 
 
-def _dataclass_encoder(cls: type) -> _Encoder:
-    name = _known_name(cls)
-    fields = tuple(field.name for field in dataclasses.fields(cls))
-    return lambda p, o: p.nest(_DATACLASS, [name, {f: getattr(o, f) for f in fields if hasattr(o, f)}])
-
-
-def _encode_bigint(packer: _Packer, obj: int) -> msgpack.ExtType:
-    return msgpack.ExtType(_BIGINT, obj.to_bytes(obj.bit_length() // 8 + 1, "little", signed=True))
-
-
-def _encode_array(packer: _Packer, obj: np.ndarray[Any, Any]) -> msgpack.ExtType:
-    descr = _dtype_to_wire(obj.dtype)
-    if packer.sink is not None and (number := packer.sink(obj)) is not None:
-        return packer.nest(_TENSOR_REF, number)
-    return packer.nest(_NP_ARRAY, [descr, list(obj.shape), obj.tobytes()])
-
-
-def _encode_tensor(packer: _Packer, obj: torch.Tensor) -> msgpack.ExtType:
-    if packer.sink is not None and (number := packer.sink(obj)) is not None:
-        return packer.nest(_TENSOR_REF, number)
+def _encode_tensor(tensor: torch.Tensor) -> _Body:
     import torch
 
-    if obj.layout is not torch.strided or obj.is_quantized or obj.is_meta:
-        raise TypeError(f"a tensor of layout {obj.layout} on {obj.device} cannot be encoded")
-    tensor = obj.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    data = ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.numel() else b""
-    return packer.nest(_TORCH_TENSOR, [str(obj.dtype).removeprefix("torch."), list(obj.shape), data])
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+        raise TypeError(f"a tensor of layout {tensor.layout} on {tensor.device} cannot be encoded")
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    data = ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""
+    return _TORCH_TENSOR, [tensors.dtype_name(tensor.dtype), list(tensor.shape), data]
 
 
 def _dtype_to_wire(dtype: np.dtype[Any]) -> Any:
@@ -247,102 +233,12 @@ def _dtype_to_wire(dtype: np.dtype[Any]) -> Any:
     return np.lib.format.dtype_to_descr(dtype)
 
 
-_ENCODERS: dict[type, _Encoder] = {
-    tuple: lambda p, o: p.nest(_TUPLE, list(o)),
-    set: lambda p, o: p.nest(_SET, list(o)),
-    frozenset: lambda p, o: p.nest(_FROZENSET, list(o)),
-    int: _encode_bigint,
-    complex: lambda p, o: p.nest(_COMPLEX, [o.real, o.imag]),
-    np.ndarray: _encode_array,
-    np.memmap: _encode_array,
-}
+# --- reading ---------------------------------------------------------------------------------
 
 
-# --- unpacking -------------------------------------------------------------------------------
-
-
-def unpack(
-    data: bytes | bytearray | memoryview,
-    *,
-    trusted: bool = False,
-    tensor_source: Callable[[int], Any] | None = None,
-) -> Any:
-    """The object ``pack`` was given.
-
-    Args:
-        data: What ``pack`` returned.
-        trusted: The bytes come from this host and user, so classes that are not registered may be
-            imported by name.
-        tensor_source: Gives the tensor for a number that ``pack``'s ``tensor_sink`` returned.
-
-    Raises:
-        ValueError: The bytes are malformed, or name a type that may not be built here.
-    """
-    try:
-        return _Unpacker(trusted, tensor_source).unpack(data)
-    except ValueError:
-        raise
-    except Exception as error:  # whatever malformed bytes provoke is reported as one kind
-        raise ValueError(f"malformed message: {type(error).__name__}: {error}") from error
-
-
-class _Unpacker:
-    __slots__ = ("nested", "tensor_source", "trusted")
-
-    def __init__(self, trusted: bool, tensor_source: Callable[[int], Any] | None) -> None:
-        self.trusted = trusted
-        self.tensor_source = tensor_source
-        self.nested = 0
-
-    def unpack(self, data: bytes | bytearray | memoryview) -> Any:
-        return msgpack.unpackb(
-            data, ext_hook=self.ext, strict_map_key=False, unicode_errors="surrogatepass", raw=False
-        )
-
-    def ext(self, code: int, data: bytes) -> Any:
-        decode = _DECODERS.get(code)
-        if decode is None:
-            raise ValueError(f"unknown extension type {code}")
-        if code in _FLAT:
-            return decode(self, data)
-        self.nested += 1
-        if self.nested > _MAX_NESTED:
-            raise ValueError(f"nested more than {_MAX_NESTED} levels deep")
-        value = decode(self, self.unpack(data))
-        self.nested -= 1
-        return value
-
-
-def _decode_enum(unpacker: _Unpacker, wire: Any) -> enum.Enum:
-    name, member = wire
-    cls = _resolve(name, unpacker.trusted)
-    if not issubclass(cls, enum.Enum):
-        raise ValueError(f"{name!r} is no enum")
-    found: enum.Enum = cls(member) if issubclass(cls, enum.Flag) else cls[member]
-    return found
-
-
-def _decode_dataclass(unpacker: _Unpacker, wire: Any) -> Any:
-    name, values = wire
-    cls: Any = _resolve(name, unpacker.trusted)
-    known = getattr(cls, "__dataclass_fields__", None)
-    if known is None:
-        raise ValueError(f"{name!r} is no dataclass")
-    # The fields are set as they were: __init__ and __post_init__ ran at the sender.
-    obj: Any = object.__new__(cls)
-    for field, value in values.items():
-        if field not in known:
-            raise ValueError(f"{name!r} has no field {field!r}")
-        object.__setattr__(obj, field, value)
-    return obj
-
-
-def _decode_namedtuple(unpacker: _Unpacker, wire: Any) -> Any:
-    name, *values = wire
-    cls = _resolve(name, unpacker.trusted)
-    if not _is_namedtuple(cls) or len(values) != len(cls._fields):
-        raise ValueError(f"{name!r} is no namedtuple of {len(values)} fields")
-    return tuple.__new__(cls, values)
+def _revive(code: int, body: Any) -> Any:
+    """The object of an extension that the core does not make by itself."""
+    return _DECODERS[code](body)
 
 
 def _dtype_from_wire(wire: Any) -> np.dtype[Any]:
@@ -356,126 +252,56 @@ def _tuples(descr: Any) -> Any:
     return descr if isinstance(descr, str | tuple) else [tuple(field) for field in descr]
 
 
-def _decode_array(unpacker: _Unpacker, wire: Any) -> np.ndarray[Any, Any]:
+def _decode_array(wire: Any) -> np.ndarray[Any, Any]:
     descr, shape, data = wire
     dtype = _dtype_from_wire(descr)
-    expected = dtype.itemsize
-    for size in shape:
-        expected *= size
-    if len(data) != expected:
-        raise ValueError(f"an array of {shape} {dtype} needs {expected} bytes, got {len(data)}")
+    _check_size(shape, dtype, dtype.itemsize, data)
     return np.ndarray(tuple(shape), dtype, buffer=bytearray(data))
 
 
-def _decode_scalar(unpacker: _Unpacker, wire: Any) -> Any:
+def _decode_scalar(wire: Any) -> Any:
     descr, data = wire
-    return _decode_array(unpacker, [descr, [], data])[()]
+    return _decode_array([descr, [], data])[()]
 
 
-def _torch() -> Any:
-    try:
-        return import_module("torch")
-    except ImportError as error:
-        raise ValueError(
-            "the message holds a torch object and torch is not installed; pip install 'sglang-omni[serve]'"
-        ) from error
-
-
-def _torch_dtype(name: str) -> Any:
-    torch = _torch()
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"unknown torch dtype {name!r}")
-    return dtype
-
-
-def _decode_tensor(unpacker: _Unpacker, wire: Any) -> Any:
+def _decode_tensor(wire: Any) -> Any:
     name, shape, data = wire
-    torch = _torch()
-    dtype = _torch_dtype(name)
-    expected = dtype.itemsize
+    dtype = tensors.torch_dtype(name)
+    _check_size(shape, dtype, dtype.itemsize, data)
+    if not data:
+        return tensors.load_torch().empty(shape, dtype=dtype)
+    return tensors.load_torch().frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+
+
+def _check_size(shape: list[int], dtype: Any, itemsize: int, data: bytes) -> None:
+    expected = itemsize
     for size in shape:
         expected *= size
     if len(data) != expected:
-        raise ValueError(f"a tensor of {shape} {name} needs {expected} bytes, got {len(data)}")
-    if not data:
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+        raise ValueError(f"a shape of {shape} in {dtype} needs {expected} bytes, got {len(data)}")
 
 
-def _decode_tensor_ref(unpacker: _Unpacker, number: Any) -> Any:
-    if unpacker.tensor_source is None or not isinstance(number, int):
-        raise ValueError(f"the message refers to a tensor ({number!r}) that did not come with it")
-    return unpacker.tensor_source(number)
-
-
-_DECODERS: dict[int, Callable[[_Unpacker, Any], Any]] = {
-    _TUPLE: lambda u, w: tuple(w),
-    _SET: lambda u, w: set(w),
-    _FROZENSET: lambda u, w: frozenset(w),
-    _BIGINT: lambda u, w: int.from_bytes(w, "little", signed=True),
-    _COMPLEX: lambda u, w: complex(*w),
-    _ENUM: _decode_enum,
-    _DATACLASS: _decode_dataclass,
-    _NAMEDTUPLE: _decode_namedtuple,
+_DECODERS: dict[int, Callable[[Any], Any]] = {
     _NP_SCALAR: _decode_scalar,
     _NP_ARRAY: _decode_array,
-    _NP_DTYPE: lambda u, w: _dtype_from_wire(w),
+    _NP_DTYPE: _dtype_from_wire,
     _TORCH_TENSOR: _decode_tensor,
-    _TORCH_DTYPE: lambda u, w: _torch_dtype(w.decode()),
-    _TORCH_DEVICE: lambda u, w: _torch().device(w.decode()),
-    _TORCH_SIZE: lambda u, w: _torch().Size(w),
-    _TENSOR_REF: _decode_tensor_ref,
+    _TORCH_DTYPE: lambda body: tensors.torch_dtype(body.decode()),
+    _TORCH_DEVICE: lambda body: tensors.load_torch().device(body.decode()),
+    _TORCH_SIZE: lambda body: tensors.load_torch().Size(body),
 }
-_FLAT = frozenset({_BIGINT, _TORCH_DTYPE, _TORCH_DEVICE})
 
-
-# --- explaining what could not be packed -----------------------------------------------------
-
-
-def _explain(obj: Any, packer: _Packer) -> None:
-    """Raise the error that names the path of what cannot be packed. Runs after packing failed."""
-    _explain_at(obj, "", (), _Packer(packer.sink))
-
-
-def _explain_at(obj: Any, path: str, above: tuple[int, ...], packer: _Packer) -> None:
-    where = path or "the top"
-    children = _children(obj)
-    if children is None:
-        try:
-            packer.nested = 0
-            packer.pack(obj)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise TypeError(f"cannot encode {type(obj).__name__} at {where}: {error}") from error
-        return
-    if id(obj) in above:
-        raise ValueError(f"{type(obj).__name__} at {where} contains itself")
-    if len(above) >= _MAX_DEPTH // 4:
-        raise ValueError(f"nested too deeply at {where}")
-    for step, child in children:
-        _explain_at(child, path + step, (*above, id(obj)), packer)
-
-
-def _children(obj: Any) -> Iterator[tuple[str, Any]] | None:
-    """What a container holds, with the step of the path to each; None for everything else."""
-    cls = type(obj)
-    if cls is dict:
-        return (
-            (f"[{'key ' if part else ''}{key!r}]", (key if part else value))
-            for key, value in obj.items()
-            for part in (0, 1)
-        )
-    if cls in (list, tuple):
-        return ((f"[{index}]", value) for index, value in enumerate(obj))
-    if cls in (set, frozenset):
-        return ((f"{{{value!r}}}", value) for value in obj)
-    if dataclasses.is_dataclass(cls):
-        names = (field.name for field in dataclasses.fields(cls))
-        return ((f".{name}", getattr(obj, name)) for name in names if hasattr(obj, name))
-    if _is_namedtuple(cls):
-        return ((f".{name}", value) for name, value in zip(obj._fields, obj, strict=True))
-    return None
-
+_codec = Codec(
+    describe=_describe,
+    find=_find,
+    revive=_revive,
+    load_torch=lambda: tensors.load_torch().Tensor,
+    describe_tensor=tensors.describe,
+    view_tensor=tensors.view,
+    dense=tensors.dense,
+    ndarray=np.ndarray,
+    numpy_dtypes=tensors.NUMPY_DTYPES,
+)
 
 for _cls in (OmniRequest, RequestState, StagePayload):
     register_type(_cls)

@@ -7,7 +7,7 @@
 //! tensors   per tensor: framework u8, dtype u8, dims u16, buffer u32, offset u64,
 //!           then dims x size u64, then dims x stride i64 (both in the row; strides in bytes)
 //! buffers   per buffer: offset u64 (from the start, 64-byte aligned), length u64
-//! skeleton  the object the tensors belong to, opaque here
+//! skeleton  the object the tensors belong to: one msgpack value, opaque here
 //! data      the buffers, each 64-byte aligned, in the order of their rows
 //! ```
 //!
@@ -17,6 +17,7 @@
 mod decode;
 mod dtype;
 mod encode;
+pub mod msgpack;
 #[cfg(test)]
 mod tests;
 

@@ -3,6 +3,7 @@
 
 use pyo3::prelude::*;
 
+mod codec;
 mod payload;
 mod relay;
 mod router;
@@ -10,6 +11,7 @@ mod router;
 #[pymodule(gil_used = false)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    codec::register(module)?;
     payload::register(module)?;
     relay::register(module)?;
     router::register(module)?;

@@ -1,0 +1,85 @@
+"""Torch tensors where the codec cannot read or make them by itself.
+
+The Rust core takes the common tensor through DLPack's C exchange table. What comes here: a torch
+without that table, tensors of other devices and layouts, lazy conjugation and negation, dtypes that
+DLPack does not have, and gaps in views.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from sglang_omni._core import PAYLOAD_DTYPES
+
+CODES = {name: code for code, name in enumerate(PAYLOAD_DTYPES)}
+NUMPY_DTYPES: dict[int, np.dtype[Any]] = {
+    code: np.dtype(name) for name, code in CODES.items() if hasattr(np, name)
+}
+
+
+def load_torch() -> Any:
+    """torch, imported if need be.
+
+    Raises:
+        ValueError: It is not installed.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return torch
+    try:
+        return import_module("torch")
+    except ImportError as error:
+        raise ValueError(
+            "a torch object was received and torch is not installed; pip install 'sglang-omni[serve]'"
+        ) from error
+
+
+def torch_dtype(name: str) -> Any:
+    """The dtype of that name, e.g. ``"bfloat16"``. Raises ValueError where this torch has none."""
+    torch = load_torch()
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"unknown torch dtype {name!r}")
+    return dtype
+
+
+def dtype_name(dtype: Any) -> str:
+    """``"bfloat16"`` for ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def describe(tensor: Any) -> tuple[Any, int, int, Sequence[int], Sequence[int]] | None:
+    """Where a tensor's elements are: stand-in, dtype code, address, shape, strides in elements.
+
+    The stand-in owns the memory: the tensor itself, or a copy on the CPU with its values resolved.
+    None for tensors without memory of a dtype of the payload format.
+    """
+    torch = sys.modules["torch"]
+    code = CODES.get(dtype_name(tensor.dtype))
+    if code is None or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
+        return None
+    if tensor.device.type != "cpu":
+        tensor = tensor.detach().cpu()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+    return tensor, code, tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def dense(source: Any) -> Any:
+    """A contiguous tensor or array of the same values."""
+    return np.ascontiguousarray(source) if isinstance(source, np.ndarray) else source.contiguous()
+
+
+def view(buffer: Any, name: str, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Any:
+    """A tensor that views ``buffer`` from byte ``offset`` on; strides in elements."""
+    torch, dtype = load_torch(), torch_dtype(name)
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    flat = torch.frombuffer(buffer, dtype=dtype, count=reach, offset=offset)
+    return flat.as_strided(shape, strides)

@@ -1,0 +1,375 @@
+//! msgpack with typed extensions into Python objects.
+//!
+//! Total: whatever the bytes are, the result is a value or an error, the stack grows with at most
+//! `MAX_DEPTH` containers, and memory with the bytes.
+
+use pyo3::exceptions::{PyException, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PySet};
+use pyo3::{ffi, intern};
+use sglang_omni_payload::msgpack::{Malformed, Reader, Token};
+
+use super::encode::MAX_DEPTH;
+use super::types::Found;
+use super::views::{self, Views};
+use super::{Tools, code};
+
+// Boxed, because every container on the way in has room for one on the stack.
+type Fault = Box<PyErr>;
+type Read<'py> = Result<Bound<'py, PyAny>, Fault>;
+
+pub struct Decoder<'a, 'py> {
+    py: Python<'py>,
+    tools: &'a Tools,
+    /// Whether classes may be imported by name.
+    trusted: bool,
+    /// Tensors that came beside the message.
+    views: Option<Views<'a, 'py>>,
+    depth: usize,
+}
+
+fn refuse<T>(reason: impl Into<String>) -> Result<T, Fault> {
+    Err(Box::new(PyValueError::new_err(reason.into())))
+}
+
+fn malformed(reason: Malformed) -> Fault {
+    Box::new(PyValueError::new_err(format!(
+        "malformed message: {reason}"
+    )))
+}
+
+/// Whatever malformed bytes provoke is reported as one kind of error.
+pub fn as_value_error(py: Python<'_>, error: PyErr) -> PyErr {
+    if error.is_instance_of::<PyValueError>(py) || !error.is_instance_of::<PyException>(py) {
+        return error;
+    }
+    let kind = error.get_type(py);
+    let kind = kind
+        .name()
+        .map_or_else(|_| "?".to_owned(), |name| name.to_string());
+    let said = PyValueError::new_err(format!("malformed message: {kind}: {}", error.value(py)));
+    said.set_cause(py, Some(error));
+    said
+}
+
+impl<'a, 'py> Decoder<'a, 'py> {
+    pub fn new(
+        py: Python<'py>,
+        tools: &'a Tools,
+        trusted: bool,
+        views: Option<Views<'a, 'py>>,
+    ) -> Self {
+        Self {
+            py,
+            tools,
+            trusted,
+            views,
+            depth: 0,
+        }
+    }
+
+    /// The one value that `message` is.
+    pub fn message(&mut self, message: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+        self.nested(message, Self::value)
+            .map_err(|fault| as_value_error(self.py, *fault))
+    }
+
+    fn nested<T>(
+        &mut self,
+        body: &[u8],
+        read: impl FnOnce(&mut Self, &mut Reader<'_>) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
+        let mut reader = Reader::new(body);
+        let value = read(self, &mut reader)?;
+        reader.finish().map_err(malformed)?;
+        Ok(value)
+    }
+
+    fn value(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
+        match reader.next_token().map_err(malformed)? {
+            Token::Str(utf8) => self.text(utf8),
+            Token::Int(value) => Ok(PyInt::new(self.py, value).into_any()),
+            Token::Float(value) => Ok(PyFloat::new(self.py, value).into_any()),
+            Token::Nil => Ok(self.py.None().into_bound(self.py)),
+            Token::Bool(value) => Ok(PyBool::new(self.py, value).to_owned().into_any()),
+            Token::Bin(bytes) => Ok(PyBytes::new(self.py, bytes).into_any()),
+            Token::Map(len) => self.dict(reader, len),
+            Token::Array(len) => self.list(reader, len),
+            Token::Ext(code, body) => self.ext(code, body),
+            Token::Uint(value) => Ok(PyInt::new(self.py, value).into_any()),
+        }
+    }
+
+    #[inline]
+    fn text(&self, utf8: &[u8]) -> Read<'py> {
+        // SAFETY: bytes with their length, and a C string.
+        unsafe {
+            let text = ffi::PyUnicode_DecodeUTF8(
+                utf8.as_ptr().cast(),
+                utf8.len() as ffi::Py_ssize_t,
+                c"surrogatepass".as_ptr(),
+            );
+            Ok(Bound::from_owned_ptr_or_err(self.py, text)?)
+        }
+    }
+
+    // --- containers ---------------------------------------------------------------------------
+
+    #[inline]
+    fn deeper(&mut self) -> Result<(), Fault> {
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return refuse(format!("nested more than {MAX_DEPTH} levels deep"));
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn list(&mut self, reader: &mut Reader<'_>, len: usize) -> Read<'py> {
+        self.deeper()?;
+        // SAFETY: there are at least as many bytes as elements, so that it fits. Nobody else sees it
+        // before it is full; an error drops it as it is.
+        let list = unsafe { Bound::from_owned_ptr_or_err(self.py, ffi::PyList_New(len as isize))? };
+        for index in 0..len {
+            let item = self.value(reader)?;
+            // SAFETY: a list of that length, and the item's reference passes on.
+            unsafe { ffi::PyList_SetItem(list.as_ptr(), index as isize, item.into_ptr()) };
+        }
+        self.depth -= 1;
+        Ok(list)
+    }
+
+    #[inline(never)]
+    fn dict(&mut self, reader: &mut Reader<'_>, len: usize) -> Read<'py> {
+        self.deeper()?;
+        let dict = PyDict::new(self.py);
+        for _ in 0..len {
+            let key = match reader.next_token().map_err(malformed)? {
+                Token::Str(utf8) => self.key(utf8)?,
+                Token::Int(value) => PyInt::new(self.py, value).into_any(),
+                Token::Ext(code, body) => self.ext(code, body)?,
+                Token::Nil => self.py.None().into_bound(self.py),
+                Token::Bool(value) => PyBool::new(self.py, value).to_owned().into_any(),
+                Token::Float(value) => PyFloat::new(self.py, value).into_any(),
+                Token::Bin(bytes) => PyBytes::new(self.py, bytes).into_any(),
+                Token::Uint(value) => PyInt::new(self.py, value).into_any(),
+                Token::Array(_) | Token::Map(_) => {
+                    return refuse("malformed message: a list or a dict cannot be a key");
+                }
+            };
+            dict.set_item(key, self.value(reader)?)?;
+        }
+        self.depth -= 1;
+        Ok(dict.into_any())
+    }
+
+    /// Keys are looked up by literals, which are interned, and come again and again.
+    fn key(&self, utf8: &[u8]) -> Read<'py> {
+        let mut text = self.text(utf8)?.into_ptr();
+        // SAFETY: a str just made; the reference to it is exchanged for one to its interned equal.
+        unsafe {
+            ffi::PyUnicode_InternInPlace(&raw mut text);
+            Ok(Bound::from_owned_ptr(self.py, text))
+        }
+    }
+
+    fn array(&mut self, reader: &mut Reader<'_>) -> Result<usize, Fault> {
+        match reader.next_token().map_err(malformed)? {
+            Token::Array(len) => Ok(len),
+            _ => refuse("malformed message: an extension of another make"),
+        }
+    }
+
+    fn tuple_of(&mut self, reader: &mut Reader<'_>, len: usize) -> Read<'py> {
+        // SAFETY: as for `list`.
+        let tuple =
+            unsafe { Bound::from_owned_ptr_or_err(self.py, ffi::PyTuple_New(len as isize))? };
+        for index in 0..len {
+            let item = self.value(reader)?;
+            // SAFETY: a new tuple of that length, and the item's reference passes on.
+            unsafe { ffi::PyTuple_SetItem(tuple.as_ptr(), index as isize, item.into_ptr()) };
+        }
+        Ok(tuple)
+    }
+
+    // --- extensions ---------------------------------------------------------------------------
+
+    #[inline(never)]
+    fn ext(&mut self, code: i8, body: &[u8]) -> Read<'py> {
+        self.deeper()?;
+        let value = match code {
+            code::TUPLE => self.nested(body, |decoder, reader| {
+                let len = decoder.array(reader)?;
+                decoder.tuple_of(reader, len)
+            }),
+            code::DATACLASS => self.nested(body, Self::dataclass),
+            code::TENSOR_REF => self.nested(body, Self::reference),
+            code::ENUM => self.nested(body, Self::member),
+            code::NAMEDTUPLE => self.nested(body, Self::namedtuple),
+            code::SET => self.nested(body, |decoder, reader| {
+                let set = PySet::empty(decoder.py)?;
+                for _ in 0..decoder.array(reader)? {
+                    set.add(decoder.value(reader)?)?;
+                }
+                Ok(set.into_any())
+            }),
+            code::FROZENSET => self.nested(body, |decoder, reader| {
+                let len = decoder.array(reader)?;
+                let items = decoder.tuple_of(reader, len)?;
+                // SAFETY: any iterable will do.
+                let set = unsafe { ffi::PyFrozenSet_New(items.as_ptr()) };
+                // SAFETY: a new reference or null with an error.
+                Ok(unsafe { Bound::from_owned_ptr_or_err(decoder.py, set)? })
+            }),
+            code::BIGINT => self.bigint(body),
+            code::COMPLEX => self.nested(body, Self::complex),
+            code::ARRAY | code::TENSOR => self.in_place(code, body),
+            code::SCALAR | code::NUMPY_DTYPE | code::SIZE => {
+                let wire = self.nested(body, Self::value)?;
+                self.by_python(code, &wire)
+            }
+            code::TORCH_DTYPE | code::DEVICE => {
+                self.by_python(code, PyBytes::new(self.py, body).as_any())
+            }
+            unknown => refuse(format!("unknown extension type {unknown}")),
+        }?;
+        self.depth -= 1;
+        Ok(value)
+    }
+
+    #[inline(never)]
+    fn bigint(&self, body: &[u8]) -> Read<'py> {
+        let signed = PyDict::new(self.py);
+        signed.set_item(intern!(self.py, "signed"), true)?;
+        Ok(self.py.get_type::<PyInt>().call_method(
+            intern!(self.py, "from_bytes"),
+            (PyBytes::new(self.py, body), intern!(self.py, "little")),
+            Some(&signed),
+        )?)
+    }
+
+    fn complex(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
+        let (2, Ok(Token::Float(real)), Ok(Token::Float(imaginary))) = (
+            self.array(reader)?,
+            reader.next_token(),
+            reader.next_token(),
+        ) else {
+            return refuse("malformed message: not the two parts of a complex number");
+        };
+        Ok(PyComplex::from_doubles(self.py, real, imaginary).into_any())
+    }
+
+    fn reference(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
+        match (&mut self.views, reader.next_token().map_err(malformed)?) {
+            (Some(views), Token::Int(number)) => Ok(views.get(self.py, self.tools, number)?),
+            (_, number) => refuse(format!(
+                "the message refers to a tensor ({number:?}) that did not come with it"
+            )),
+        }
+    }
+
+    #[inline(never)]
+    fn in_place(&mut self, code: i8, body: &[u8]) -> Read<'py> {
+        if let Some(value) = views::in_place(self.py, self.tools, code, body)? {
+            return Ok(value);
+        }
+        let wire = self.nested(body, Self::value)?;
+        self.by_python(code, &wire)
+    }
+
+    #[inline(never)]
+    fn by_python(&self, code: i8, wire: &Bound<'py, PyAny>) -> Read<'py> {
+        Ok(self.tools.revive.bind(self.py).call1((code, wire))?)
+    }
+
+    // --- classes ------------------------------------------------------------------------------
+
+    fn class(&mut self, reader: &mut Reader<'_>) -> Result<std::sync::Arc<Found>, Fault> {
+        match reader.next_token().map_err(malformed)? {
+            Token::Str(name) => Ok(self.tools.classes.named(self.py, name, self.trusted)?),
+            other => refuse(format!("a type's name must be a str, got {other:?}")),
+        }
+    }
+
+    #[inline(never)]
+    fn dataclass(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
+        let len = self.array(reader)?;
+        let found = self.class(reader)?;
+        let (2, Some(fields), Token::Map(len)) =
+            (len, &found.fields, reader.next_token().map_err(malformed)?)
+        else {
+            return refuse(format!("{} is no dataclass of such fields", found.class));
+        };
+        // The fields are set as they were: __init__ and __post_init__ ran at the sender.
+        // SAFETY: a callable, its argument and the end of the list.
+        let object = unsafe {
+            let object = ffi::PyObject_CallFunctionObjArgs(
+                self.tools.new_object.as_ptr(),
+                found.class.as_ptr(),
+                std::ptr::null_mut::<ffi::PyObject>(),
+            );
+            Bound::from_owned_ptr_or_err(self.py, object)?
+        };
+        for index in 0..len {
+            let Token::Str(name) = reader.next_token().map_err(malformed)? else {
+                return refuse(format!("a field of {} has no name", found.class));
+            };
+            // They come in the order of the class, if need be with gaps.
+            let field = match fields.get(index) {
+                Some(field) if field.utf8() == name => field,
+                _ => match fields.iter().find(|field| field.utf8() == name) {
+                    Some(field) => field,
+                    None => {
+                        let name = String::from_utf8_lossy(name);
+                        return refuse(format!("{} has no field {name:?}", found.class));
+                    }
+                },
+            };
+            let value = self.value(reader)?;
+            // SAFETY: three live objects. As object.__setattr__, whatever the class defines.
+            let set = unsafe {
+                ffi::PyObject_GenericSetAttr(object.as_ptr(), field.name.as_ptr(), value.as_ptr())
+            };
+            if set != 0 {
+                return Err(Box::new(PyErr::fetch(self.py)));
+            }
+        }
+        Ok(object)
+    }
+
+    #[inline(never)]
+    fn member(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
+        let len = self.array(reader)?;
+        let found = self.class(reader)?;
+        let (2, Some(members)) = (len, &found.members) else {
+            return refuse(format!("{} is no enum", found.class));
+        };
+        let member = self.value(reader)?;
+        if found.is_flag {
+            return Ok(found.class.bind(self.py).call1((member,))?);
+        }
+        match members.bind(self.py).get_item(&member)? {
+            Some(member) => Ok(member),
+            None => refuse(format!("{} has no member {member:?}", found.class)),
+        }
+    }
+
+    #[inline(never)]
+    fn namedtuple(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
+        let len = self.array(reader)?;
+        let found = self.class(reader)?;
+        let count = len.saturating_sub(1);
+        if found.arity != Some(count) {
+            return refuse(format!(
+                "{} is no namedtuple of {count} fields",
+                found.class
+            ));
+        }
+        let values = self.tuple_of(reader, count)?;
+        Ok(self
+            .tools
+            .new_tuple
+            .bind(self.py)
+            .call1((found.class.bind(self.py), values))?)
+    }
+}

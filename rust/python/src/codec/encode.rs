@@ -1,0 +1,479 @@
+//! The walk over an object that writes it as msgpack and notes the tensors in it.
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+use pyo3::{ffi, intern};
+use sglang_omni_payload::DType;
+use sglang_omni_payload::msgpack::{
+    begin_ext, end_ext, write_array, write_bin, write_bool, write_ext, write_float, write_int,
+    write_map, write_nil, write_str, write_uint,
+};
+
+use super::dlpack::{Exchange, Held};
+use super::failure::{Failure, Outcome, Step};
+use super::numpy::{self, Array};
+use super::rows::Rows;
+use super::types::{Field, Kind};
+use super::{Tools, code};
+
+/// Containers within containers. Each takes some hundred bytes of stack at either end.
+pub const MAX_DEPTH: usize = 500;
+
+pub struct Walk<'a, 'py> {
+    py: Python<'py>,
+    tools: &'a Tools,
+    pub out: Vec<u8>,
+    /// Addresses of the containers around what is being written.
+    above: Vec<usize>,
+    /// Where tensors go that the object refers to by number; without, they are packed in place.
+    pub rows: Option<Rows>,
+}
+
+impl<'a, 'py> Walk<'a, 'py> {
+    pub fn new(py: Python<'py>, tools: &'a Tools, rows: Option<Rows>) -> Self {
+        Self {
+            py,
+            tools,
+            out: Vec::with_capacity(512),
+            above: Vec::with_capacity(16),
+            rows,
+        }
+    }
+
+    pub fn value(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+        self.write(object).map_err(|failure| failure.by(object))
+    }
+
+    /// Every type by exact match: a subclass would come back as something else.
+    fn write(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+        let class = object.get_type_ptr();
+        if class == &raw mut ffi::PyUnicode_Type {
+            self.text(object)
+        } else if class == &raw mut ffi::PyDict_Type {
+            self.dict(object)
+        } else if class == &raw mut ffi::PyLong_Type {
+            self.int(object)
+        } else if class == &raw mut ffi::PyFloat_Type {
+            // SAFETY: it is a float.
+            write_float(&mut self.out, unsafe {
+                ffi::PyFloat_AsDouble(object.as_ptr())
+            });
+            Ok(())
+        } else if class == &raw mut ffi::PyList_Type {
+            self.list(object)
+        } else if object.is_none() {
+            write_nil(&mut self.out);
+            Ok(())
+        } else if class == &raw mut ffi::PyBool_Type {
+            // SAFETY: True is a singleton that lives as long as the interpreter.
+            write_bool(&mut self.out, object.as_ptr() == unsafe { ffi::Py_True() });
+            Ok(())
+        } else if class == &raw mut ffi::PyTuple_Type {
+            self.tuple(object)
+        } else if class == &raw mut ffi::PyBytes_Type
+            || class == &raw mut ffi::PyByteArray_Type
+            || class == &raw mut ffi::PyMemoryView_Type
+        {
+            self.bytes(object)
+        } else if class == &raw mut ffi::PySet_Type {
+            self.set(object, code::SET)
+        } else if class == &raw mut ffi::PyFrozenSet_Type {
+            self.set(object, code::FROZENSET)
+        } else if class == &raw mut ffi::PyComplex_Type {
+            self.complex(object)
+        } else {
+            self.other(object)
+        }
+    }
+
+    fn text(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+        let mut len = 0;
+        // SAFETY: it is a str, which keeps its UTF-8 as long as it lives.
+        let utf8 = unsafe { ffi::PyUnicode_AsUTF8AndSize(object.as_ptr(), &raw mut len) };
+        if utf8.is_null() {
+            drop(PyErr::take(self.py));
+            return self.surrogates(object);
+        }
+        // SAFETY: as above.
+        let utf8 = unsafe { std::slice::from_raw_parts(utf8.cast::<u8>(), len as usize) };
+        Ok(write_str(&mut self.out, utf8)?)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn surrogates(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+        // SAFETY: a str and two C strings.
+        let bytes = unsafe {
+            let encoded = ffi::PyUnicode_AsEncodedString(
+                object.as_ptr(),
+                c"utf-8".as_ptr(),
+                c"surrogatepass".as_ptr(),
+            );
+            Bound::from_owned_ptr_or_err(self.py, encoded)?
+        };
+        let bytes = bytes.cast::<PyBytes>().map_err(PyErr::from)?;
+        Ok(write_str(&mut self.out, bytes.as_bytes())?)
+    }
+
+    fn int(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+        let mut overflow = 0;
+        // SAFETY: it is an int.
+        let value =
+            unsafe { ffi::PyLong_AsLongLongAndOverflow(object.as_ptr(), &raw mut overflow) };
+        if overflow == 0 {
+            write_int(&mut self.out, value);
+            return Ok(());
+        }
+        self.large_int(object, overflow > 0)
+    }
+
+    #[inline(never)]
+    fn large_int(&mut self, object: &Bound<'py, PyAny>, positive: bool) -> Outcome {
+        if positive && let Ok(value) = object.extract::<u64>() {
+            write_uint(&mut self.out, value);
+            return Ok(());
+        }
+        let bits: usize = object
+            .call_method0(intern!(self.py, "bit_length"))?
+            .extract()?;
+        let signed = pyo3::types::PyDict::new(self.py);
+        signed.set_item(intern!(self.py, "signed"), true)?;
+        let bytes = object.call_method(
+            intern!(self.py, "to_bytes"),
+            (bits / 8 + 1, intern!(self.py, "little")),
+            Some(&signed),
+        )?;
+        let bytes = bytes.cast::<PyBytes>().map_err(PyErr::from)?;
+        Ok(write_ext(&mut self.out, code::BIGINT, bytes.as_bytes())?)
+    }
+
+    #[inline(never)]
+    fn complex(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+        let ext = begin_ext(&mut self.out, code::COMPLEX);
+        write_array(&mut self.out, 2)?;
+        // SAFETY: it is a complex.
+        unsafe {
+            write_float(&mut self.out, ffi::PyComplex_RealAsDouble(object.as_ptr()));
+            write_float(&mut self.out, ffi::PyComplex_ImagAsDouble(object.as_ptr()));
+        }
+        Ok(end_ext(&mut self.out, ext)?)
+    }
+
+    #[inline(never)]
+    fn bytes(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+        let held = Held::new(object)
+            .map_err(|error| PyValueError::new_err(format!("its bytes cannot be read: {error}")))?;
+        Ok(write_bin(&mut self.out, held.as_slice())?)
+    }
+
+    // --- containers ---------------------------------------------------------------------------
+
+    #[inline]
+    fn enter(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+        let address = object.as_ptr() as usize;
+        if self.above.contains(&address) {
+            return Err(Failure::cyclic(object));
+        }
+        if self.above.len() >= MAX_DEPTH {
+            return Err(Failure::too_deep());
+        }
+        self.above.push(address);
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn dict(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+        self.enter(object)?;
+        // SAFETY: it is a dict.
+        let mut left = unsafe { ffi::PyDict_Size(object.as_ptr()) };
+        write_map(&mut self.out, left as usize)?;
+        let mut position = 0;
+        let (mut key, mut value) = (std::ptr::null_mut(), std::ptr::null_mut());
+        loop {
+            // SAFETY: it is a dict, and this checks its place anew each time. What it lends is owned
+            // before anything else runs.
+            let (key, value) = unsafe {
+                let next = ffi::PyDict_Next(
+                    object.as_ptr(),
+                    &raw mut position,
+                    &raw mut key,
+                    &raw mut value,
+                );
+                if next == 0 {
+                    break;
+                }
+                (
+                    Bound::from_borrowed_ptr(self.py, key),
+                    Bound::from_borrowed_ptr(self.py, value),
+                )
+            };
+            left -= 1;
+            if left < 0 {
+                return Err(Failure::changed());
+            }
+            self.value(&key)
+                .map_err(|failure| failure.at(Step::Key(key.clone().unbind())))?;
+            self.value(&value)
+                .map_err(|failure| failure.at(Step::Value(key.unbind())))?;
+        }
+        if left != 0 {
+            return Err(Failure::changed());
+        }
+        self.above.pop();
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn list(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+        self.enter(object)?;
+        // SAFETY: it is a list.
+        let len = || unsafe { ffi::PyList_Size(object.as_ptr()) };
+        let started = len();
+        write_array(&mut self.out, started as usize)?;
+        for index in 0..started {
+            if len() != started {
+                return Err(Failure::changed());
+            }
+            // SAFETY: it is a list of that length, and what it lends is owned at once.
+            let item = unsafe {
+                Bound::from_borrowed_ptr(self.py, ffi::PyList_GetItem(object.as_ptr(), index))
+            };
+            self.value(&item)
+                .map_err(|failure| failure.at(Step::Index(index as usize)))?;
+        }
+        if len() != started {
+            return Err(Failure::changed());
+        }
+        self.above.pop();
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn tuple(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+        self.enter(object)?;
+        // SAFETY: it is a tuple.
+        let tuple = unsafe { object.cast_unchecked::<PyTuple>() };
+        let ext = begin_ext(&mut self.out, code::TUPLE);
+        write_array(&mut self.out, tuple.len())?;
+        for (index, item) in tuple.iter_borrowed().enumerate() {
+            self.value(&item)
+                .map_err(|failure| failure.at(Step::Index(index)))?;
+        }
+        end_ext(&mut self.out, ext)?;
+        self.above.pop();
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn set(&mut self, object: &Bound<'py, PyAny>, code: i8) -> Outcome {
+        self.enter(object)?;
+        let ext = begin_ext(&mut self.out, code);
+        let mut left = object.len()?;
+        write_array(&mut self.out, left)?;
+        for item in object.try_iter()? {
+            let item = item?;
+            left = left.checked_sub(1).ok_or_else(Failure::changed)?;
+            self.value(&item)
+                .map_err(|failure| failure.at(Step::Member(item.unbind())))?;
+        }
+        if left != 0 {
+            return Err(Failure::changed());
+        }
+        end_ext(&mut self.out, ext)?;
+        self.above.pop();
+        Ok(())
+    }
+
+    // --- classes ------------------------------------------------------------------------------
+
+    #[inline(never)]
+    fn other(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+        let kind = self.tools.classes.kind_of(object)?;
+        match &*kind {
+            Kind::Dataclass { head, fields } => self.dataclass(object, head, fields),
+            Kind::Enum { head, attribute } => {
+                let ext = begin_ext(&mut self.out, code::ENUM);
+                self.out.extend_from_slice(head);
+                self.value(&object.getattr(attribute)?)?;
+                Ok(end_ext(&mut self.out, ext)?)
+            }
+            Kind::Namedtuple { name, fields } => self.namedtuple(object, name, fields),
+            Kind::Tensor { plain, encode } => {
+                let exchange = if *plain {
+                    self.tools.torch(self.py)?
+                } else {
+                    None
+                };
+                self.tensor(object, exchange, encode)
+            }
+            Kind::Array { encode } => self.array(object, encode),
+            Kind::Other { encode } => self.by_python(object, encode),
+        }
+    }
+
+    #[inline(never)]
+    fn dataclass(&mut self, object: &Bound<'py, PyAny>, head: &[u8], fields: &[Field]) -> Outcome {
+        self.enter(object)?;
+        let ext = begin_ext(&mut self.out, code::DATACLASS);
+        self.out.extend_from_slice(head);
+        let counted = self.out.len();
+        // As long as it is with all fields there, for the count to be filled in below.
+        write_map(&mut self.out, fields.len())?;
+        let mut there = 0;
+        for field in fields {
+            if let Some(value) = object.getattr_opt(&field.name)? {
+                there += 1;
+                self.out.extend_from_slice(&field.key);
+                self.value(&value)
+                    .map_err(|failure| failure.at(Step::Field(field.name.clone_ref(self.py))))?;
+            }
+        }
+        if there != fields.len() {
+            match fields.len() {
+                ..=15 => self.out[counted] = 0x80 | there as u8,
+                16..=0xffff => self.out[counted + 1..counted + 3]
+                    .copy_from_slice(&(there as u16).to_be_bytes()),
+                _ => self.out[counted + 1..counted + 5]
+                    .copy_from_slice(&(there as u32).to_be_bytes()),
+            }
+        }
+        end_ext(&mut self.out, ext)?;
+        self.above.pop();
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn namedtuple(&mut self, object: &Bound<'py, PyAny>, name: &[u8], fields: &[Field]) -> Outcome {
+        self.enter(object)?;
+        // SAFETY: a namedtuple's class is a subclass of tuple.
+        let tuple = unsafe { object.cast_unchecked::<PyTuple>() };
+        let ext = begin_ext(&mut self.out, code::NAMEDTUPLE);
+        write_array(&mut self.out, 1 + tuple.len())?;
+        self.out.extend_from_slice(name);
+        for (index, item) in tuple.iter_borrowed().enumerate() {
+            self.value(&item).map_err(|failure| {
+                failure.at(fields.get(index).map_or(Step::Index(index), |field| {
+                    Step::Field(field.name.clone_ref(self.py))
+                }))
+            })?;
+        }
+        end_ext(&mut self.out, ext)?;
+        self.above.pop();
+        Ok(())
+    }
+
+    /// `encode` returns an extension's code and its body: bytes as they are, or an object to pack.
+    #[inline(never)]
+    fn by_python(&mut self, object: &Bound<'py, PyAny>, encode: &Py<PyAny>) -> Outcome {
+        let parts = encode.bind(self.py).call1((object,))?;
+        let (code, body): (i8, Bound<'py, PyAny>) = parts.extract()?;
+        if let Ok(bytes) = body.cast_exact::<PyBytes>() {
+            return Ok(write_ext(&mut self.out, code, bytes.as_bytes())?);
+        }
+        let ext = begin_ext(&mut self.out, code);
+        self.value(&body)?;
+        Ok(end_ext(&mut self.out, ext)?)
+    }
+
+    // --- tensors ------------------------------------------------------------------------------
+
+    #[inline(never)]
+    fn array(&mut self, object: &Bound<'py, PyAny>, encode: &Py<PyAny>) -> Outcome {
+        if let Some(rows) = &mut self.rows {
+            let number = match rows.number_of(object) {
+                Some(number) => Some(number),
+                None => rows.add_array(object)?,
+            };
+            if let Some(number) = number {
+                return self.reference(number);
+            }
+        } else if let Some(array) = Array::of(object)?
+            && array.is_contiguous()
+            && let Some(name) = numpy::name(array.dtype)
+        {
+            // SAFETY: a contiguous array's memory, which stays while the array does.
+            return unsafe {
+                self.in_place(
+                    code::ARRAY,
+                    name,
+                    array.dtype,
+                    array.address(),
+                    array.shape(),
+                )
+            };
+        }
+        self.by_python(object, encode)
+    }
+
+    #[inline(never)]
+    fn tensor(
+        &mut self,
+        object: &Bound<'py, PyAny>,
+        exchange: Option<Exchange>,
+        encode: &Py<PyAny>,
+    ) -> Outcome {
+        if let Some(rows) = &mut self.rows {
+            let number = match rows.number_of(object) {
+                Some(number) => Some(number),
+                None => rows.add_tensor(self.tools, exchange, object)?,
+            };
+            if let Some(number) = number {
+                return self.reference(number);
+            }
+        } else if let Some(exchange) = exchange
+            && let Some(tensor) = exchange.describe(object)?
+            && tensor.is_contiguous()
+        {
+            let shape = tensor.shape.iter().map(|&size| size as u64);
+            // SAFETY: a contiguous tensor's memory, which stays while the tensor does.
+            return unsafe {
+                self.in_place(
+                    code::TENSOR,
+                    tensor.dtype.name,
+                    tensor.dtype,
+                    tensor.address,
+                    shape,
+                )
+            };
+        }
+        self.by_python(object, encode)
+    }
+
+    fn reference(&mut self, number: u32) -> Outcome {
+        let mut body = Vec::with_capacity(5);
+        write_uint(&mut body, u64::from(number));
+        Ok(write_ext(&mut self.out, code::TENSOR_REF, &body)?)
+    }
+
+    /// # Safety
+    /// At `address` is a contiguous tensor of that dtype and shape.
+    unsafe fn in_place(
+        &mut self,
+        code: i8,
+        name: &str,
+        dtype: DType,
+        address: usize,
+        shape: impl ExactSizeIterator<Item = u64>,
+    ) -> Outcome {
+        let ext = begin_ext(&mut self.out, code);
+        write_array(&mut self.out, 3)?;
+        write_str(&mut self.out, name.as_bytes())?;
+        write_array(&mut self.out, shape.len())?;
+        let mut nbytes = dtype.itemsize;
+        for size in shape {
+            nbytes = nbytes
+                .checked_mul(size)
+                .ok_or_else(|| PyRuntimeError::new_err("its sizes are impossible"))?;
+            write_uint(&mut self.out, size);
+        }
+        let bytes = if nbytes == 0 {
+            &[]
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { std::slice::from_raw_parts(address as *const u8, nbytes as usize) }
+        };
+        write_bin(&mut self.out, bytes)?;
+        Ok(end_ext(&mut self.out, ext)?)
+    }
+}

@@ -1,0 +1,186 @@
+//! Python objects as msgpack with typed extensions, and the tensors in them as a payload.
+//!
+//! `proto/codec.py` says what a class is and does by itself what is rare; it hands its part over as
+//! the callables of `Codec`.
+
+mod decode;
+mod dlpack;
+mod encode;
+mod failure;
+mod numpy;
+mod rows;
+mod types;
+mod views;
+
+use std::sync::{Arc, OnceLock};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use sglang_omni_payload::{DType, Plan, decode as decode_payload};
+
+use crate::payload::PayloadPlan;
+use decode::{Decoder, as_value_error};
+use dlpack::{Exchange, Held};
+use encode::Walk;
+use rows::Rows;
+use types::Classes;
+use views::Views;
+
+/// Extension codes: part of the wire format, never reused for something else.
+mod code {
+    pub const TUPLE: i8 = 1;
+    pub const SET: i8 = 2;
+    pub const FROZENSET: i8 = 3;
+    pub const BIGINT: i8 = 4;
+    pub const COMPLEX: i8 = 5;
+    pub const ENUM: i8 = 6;
+    pub const DATACLASS: i8 = 7;
+    pub const NAMEDTUPLE: i8 = 8;
+    pub const SCALAR: i8 = 9;
+    pub const ARRAY: i8 = 10;
+    pub const NUMPY_DTYPE: i8 = 11;
+    pub const TENSOR: i8 = 12;
+    pub const TORCH_DTYPE: i8 = 13;
+    pub const DEVICE: i8 = 14;
+    pub const SIZE: i8 = 15;
+    pub const TENSOR_REF: i8 = 16;
+}
+
+/// What Python does for the codec.
+struct Tools {
+    classes: Classes,
+    /// An extension's code and body -> the object.
+    revive: Py<PyAny>,
+    /// () -> torch.Tensor.
+    load_torch: Py<PyAny>,
+    /// A tensor -> (stand-in, dtype code, address, shape, strides) or None.
+    describe_tensor: Py<PyAny>,
+    /// Buffer, dtype's name, offset, shape, strides -> a tensor.
+    view_tensor: Py<PyAny>,
+    /// A tensor or array -> a contiguous one.
+    dense: Py<PyAny>,
+    ndarray: Py<PyAny>,
+    /// By the dtype's code.
+    numpy_dtypes: Py<PyDict>,
+    new_object: Py<PyAny>,
+    new_tuple: Py<PyAny>,
+    torch: OnceLock<Option<Exchange>>,
+}
+
+impl Tools {
+    /// torch's exchange table, where it has one; imports torch.
+    fn torch(&self, py: Python<'_>) -> PyResult<Option<Exchange>> {
+        if let Some(known) = self.torch.get() {
+            return Ok(*known);
+        }
+        let exchange = Exchange::of(&self.load_torch.bind(py).call0()?)?;
+        Ok(*self.torch.get_or_init(|| exchange))
+    }
+
+    fn numpy_dtype<'py>(&self, py: Python<'py>, dtype: DType) -> PyResult<Bound<'py, PyAny>> {
+        self.numpy_dtypes
+            .bind(py)
+            .get_item(dtype.code)?
+            .ok_or_else(|| PyValueError::new_err(format!("numpy has no dtype {:?}", dtype.name)))
+    }
+}
+
+#[pyclass(frozen, module = "sglang_omni._core")]
+struct Codec {
+    tools: Tools,
+}
+
+#[pymethods]
+impl Codec {
+    #[new]
+    #[pyo3(signature = (*, describe, find, revive, load_torch, describe_tensor, view_tensor, dense, ndarray, numpy_dtypes))]
+    #[allow(clippy::too_many_arguments)] // by name, once
+    fn new(
+        py: Python<'_>,
+        describe: Py<PyAny>,
+        find: Py<PyAny>,
+        revive: Py<PyAny>,
+        load_torch: Py<PyAny>,
+        describe_tensor: Py<PyAny>,
+        view_tensor: Py<PyAny>,
+        dense: Py<PyAny>,
+        ndarray: Py<PyAny>,
+        numpy_dtypes: Py<PyDict>,
+    ) -> PyResult<Self> {
+        let builtins = py.import("builtins")?;
+        let new = |name| {
+            builtins
+                .getattr(name)?
+                .getattr("__new__")
+                .map(Bound::unbind)
+        };
+        Ok(Self {
+            tools: Tools {
+                classes: Classes::new(describe, find),
+                revive,
+                load_torch,
+                describe_tensor,
+                view_tensor,
+                dense,
+                ndarray,
+                numpy_dtypes,
+                new_object: new("object")?,
+                new_tuple: new("tuple")?,
+                torch: OnceLock::new(),
+            },
+        })
+    }
+
+    fn pack<'py>(&self, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+        let py = object.py();
+        let mut walk = Walk::new(py, &self.tools, None);
+        match walk.value(object) {
+            Ok(()) => Ok(PyBytes::new(py, &walk.out)),
+            Err(failure) => Err(failure.into_err(py)),
+        }
+    }
+
+    fn plan(&self, object: &Bound<'_, PyAny>) -> PyResult<PayloadPlan> {
+        let py = object.py();
+        let mut walk = Walk::new(py, &self.tools, Some(Rows::default()));
+        walk.value(object).map_err(|failure| failure.into_err(py))?;
+        let mut rows = walk.rows.unwrap_or_default();
+        rows.close_gaps(py, &self.tools)?;
+        let plan = Plan::new(&walk.out, &rows.sources)
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok(PayloadPlan::new(plan, rows.owners))
+    }
+
+    #[pyo3(signature = (data, *, trusted = false))]
+    fn unpack<'py>(&self, data: &Bound<'py, PyAny>, trusted: bool) -> PyResult<Bound<'py, PyAny>> {
+        let py = data.py();
+        let held = Held::new(data).map_err(|error| as_value_error(py, error))?;
+        Decoder::new(py, &self.tools, trusted, None).message(held.as_slice())
+    }
+
+    #[pyo3(signature = (payload, *, trusted = false))]
+    fn unpack_payload<'py>(
+        &self,
+        payload: &Bound<'py, PyAny>,
+        trusted: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = payload.py();
+        let held = Arc::new(Held::new(payload).map_err(|error| as_value_error(py, error))?);
+        let decoded = decode_payload(held.as_slice())
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        // A copy, because a sender that breaks the contract may write to it while it is read.
+        let skeleton = held.as_slice()[decoded.skeleton].to_vec();
+        let views = Views::new(payload, &held, decoded.tensors);
+        Decoder::new(py, &self.tools, trusted, Some(views)).message(&skeleton)
+    }
+
+    /// A name stands for another class now.
+    fn forget_names(&self) {
+        self.tools.classes.forget_names();
+    }
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Codec>()
+}
