@@ -90,9 +90,17 @@ class ShmArena:
     @property
     def event_fd(self) -> int:
         """Readable when a reader took or returned something while ``wait_begin`` is in force."""
-    def put(self, edge: str, key: str, plan: PayloadPlan, keep: float) -> Place:
-        """Pack into an extent; unread after ``keep`` seconds it may be given up. Raises ArenaFull."""
-    def put_raw(self, edge: str, key: str, address: int, nbytes: int, keep: float) -> Place: ...
+    def put(self, edge: str, key: str, plan: PayloadPlan, keep: float) -> tuple[Place, bool]:
+        """Pack into room of its own. Unread after ``keep`` seconds it may be given up.
+
+        Returns where it lies, and whether its reader may keep views: otherwise the edge has so much under
+        way that it should copy. Raises ArenaFull.
+        """
+    def put_raw(self, edge: str, key: str, address: int, nbytes: int, keep: float) -> tuple[Place, bool]: ...
+    def hold(self, plan: PayloadPlan) -> ShmHeld:
+        """Pack for several edges at once. Raises ArenaFull where too much waits for slow edges already."""
+    def put_held(self, edge: str, key: str, held: ShmHeld, keep: float) -> tuple[Place, bool]:
+        """As ``put``, of what was written before. Each edge is granted it from its own credit."""
     def state(self, place: Place) -> Literal["free", "ready", "held", "returned"]: ...
     def revoke(self, key: str) -> int:
         """Take back what is under ``key`` and unread; returns how many."""
@@ -100,10 +108,30 @@ class ShmArena:
     def wait_end(self, pressure: bool) -> None: ...
     def edges(self) -> list[tuple[str, int, int]]:
         """(edge, bytes under way, times refused)."""
+    def written(self) -> int:
+        """Bytes copied into the arena so far, counted once for all readers of a payload."""
     def outstanding(self) -> int:
-        """Payloads under way."""
-    def is_crowded(self, edge: str) -> bool:
-        """Whether readers of the edge should copy instead of keeping views."""
+        """Payloads under way, counted once for each reader."""
+
+class ShmHeld:
+    """A payload of an arena that waits for targets; its room is free when this and all readers let go."""
+
+class CreditLedger:
+    """Credits of edges, which do not share: ``limit`` for each, in whatever unit the backend deals in.
+
+    Safe to use from several threads; none of them waits for another.
+    """
+
+    def __init__(self, limit: int) -> None: ...
+    @property
+    def limit(self) -> int: ...
+    def take(self, edge: str, amount: int = 1) -> bool:
+        """Take ``amount`` if the edge has it, or any amount where it holds at most half its limit."""
+    def give_back(self, edge: str, amount: int = 1) -> None:
+        """Return what was taken. Raises ValueError where the edge does not hold that much."""
+    def held(self, edge: str) -> int: ...
+    def snapshot(self) -> list[tuple[str, int, int]]:
+        """(edge, held, times refused) of every edge seen."""
 
 class ShmLease:
     """A payload of another process, viewed through the buffer protocol; given back when it dies."""

@@ -52,6 +52,8 @@ class Relay(ABC):
         inline_limit: Payloads of at most this many packed bytes travel inside the control message,
             without the relay; 0 for none.
         packs: The relay has ``put_payload``, which packs straight into its own memory.
+        fans_out: The relay also has ``hold_payload`` and ``put_held``, which write a payload for several
+            targets once.
         lends: The relay has ``get_payload``, which gives views of its memory.
         trusted: The peers are processes of this host and user, so payloads may name classes that
             are not registered with ``proto.codec``.
@@ -59,6 +61,7 @@ class Relay(ABC):
 
     inline_limit: ClassVar[int] = 0
     packs: ClassVar[bool] = False
+    fans_out: ClassVar[bool] = False
     lends: ClassVar[bool] = False
     trusted: ClassVar[bool] = False
 
@@ -89,6 +92,19 @@ class Relay(ABC):
     ) -> RelayOperation:
         """Send a packed payload without an intermediate buffer. Only where ``packs`` is set."""
         raise NotImplementedError(f"{type(self).__name__} does not pack")
+
+    async def hold_payload(self, plan: PayloadPlan) -> Any | None:
+        """Write a payload that several targets get, and keep it for as long as the returned object exists.
+
+        Does not wait for room: None where there is none now. Only where ``fans_out`` is set.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not fan out")
+
+    async def put_held(
+        self, held: Any, nbytes: int, request_id: str, edge: str | None = None
+    ) -> RelayOperation:
+        """Send ``nbytes`` that are held to one target. Waits for that edge's credit; copies nothing."""
+        raise NotImplementedError(f"{type(self).__name__} does not fan out")
 
     async def get_payload(self, metadata: Mapping[str, Any]) -> Any:
         """The payload's bytes as a writable buffer that keeps them alive. Only where ``lends`` is set."""

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni._core import ArenaFull, LeaseError, ShmArena, ShmLease
+from sglang_omni._core import ArenaFull, LeaseError, ShmArena, ShmHeld, ShmLease
 from sglang_omni.relay.base import Relay, RelayError, RelayReadError, RelayTimeout, register_relay
 
 if TYPE_CHECKING:
     import torch
 
     from sglang_omni._core import PayloadPlan, Place
+
+    # Where a payload lies, and whether its reader may keep views of it.
+    _Announced = tuple[Place, bool]
 
 # What takes longer to copy than to hand to a thread is copied there, so that the loop goes on.
 _COPY_IN_THREAD = 32 << 20
@@ -44,6 +47,7 @@ class ShmRelay(Relay):
 
     inline_limit = 16 << 10
     packs = True
+    fans_out = True
     lends = True
     trusted = True
 
@@ -83,23 +87,44 @@ class ShmRelay(Relay):
         arena, key = self.arena, request_id or ""
         edge = "" if dst_rank is None else f"rank {dst_rank}"
 
-        def put() -> Place:
+        def put() -> _Announced:
             return arena.put_raw(edge, key, flat.data_ptr(), flat.nbytes, _KEEP_SECONDS)
 
-        return await self._put(put, flat.nbytes, key, edge)
+        return await self._put(put, flat.nbytes, key)
 
     async def put_payload(self, plan: PayloadPlan, request_id: str, edge: str | None = None) -> ShmPut:
         """Pack a payload into the arena. See ``Relay.put_payload``."""
         arena, target = self.arena, edge or ""
 
-        def put() -> Place:
+        def put() -> _Announced:
             return arena.put(target, request_id, plan, _KEEP_SECONDS)
 
-        return await self._put(put, plan.nbytes, request_id, target)
+        return await self._put(put, plan.nbytes, request_id)
 
-    async def _put(self, put: Callable[[], Place], nbytes: int, key: str, edge: str) -> ShmPut:
-        async def attempt() -> Place:
-            if nbytes <= _COPY_IN_THREAD:
+    async def hold_payload(self, plan: PayloadPlan) -> ShmHeld | None:
+        """Pack a payload into the arena for several targets. See ``Relay.hold_payload``."""
+        arena = self.arena
+        try:
+            if plan.nbytes <= _COPY_IN_THREAD:
+                return arena.hold(plan)
+            return await asyncio.to_thread(arena.hold, plan)
+        except ArenaFull:
+            return None
+
+    async def put_held(self, held: ShmHeld, nbytes: int, request_id: str, edge: str | None = None) -> ShmPut:
+        """Announce what is held to one target. See ``Relay.put_held``."""
+        arena, target = self.arena, edge or ""
+
+        def put() -> _Announced:
+            return arena.put_held(target, request_id, held, _KEEP_SECONDS)
+
+        return await self._put(put, nbytes, request_id, copies=False)
+
+    async def _put(
+        self, put: Callable[[], _Announced], nbytes: int, key: str, *, copies: bool = True
+    ) -> ShmPut:
+        async def attempt() -> _Announced:
+            if not copies or nbytes <= _COPY_IN_THREAD:
                 return put()
             copying = asyncio.ensure_future(asyncio.to_thread(put))
             try:
@@ -111,19 +136,19 @@ class ShmRelay(Relay):
 
         arena = self.arena
         try:
-            place = await attempt()
+            place, lend = await attempt()
         except ArenaFull:
-            place = await self._wait_for_room(attempt, key, edge)
+            place, lend = await self._wait_for_room(attempt, key)
         metadata = {
             "arena": arena.name,
             "place": list(place),
-            "lend": not arena.is_crowded(edge),
+            "lend": lend,
             # What a reader with a destination of its own has to allocate.
             "transfer_info": {"size": nbytes, "req_id": key},
         }
         return ShmPut(self, place, metadata, key)
 
-    async def _wait_for_room(self, attempt: Callable[[], Any], key: str, edge: str) -> Place:
+    async def _wait_for_room(self, attempt: Callable[[], Awaitable[_Announced]], key: str) -> _Announced:
         arena = self.arena
         deadline = asyncio.get_running_loop().time() + _WAIT_SECONDS
         arena.wait_begin(True)
@@ -131,8 +156,7 @@ class ShmRelay(Relay):
             while True:
                 changed = self._next_change()
                 try:
-                    place: Place = await attempt()
-                    return place
+                    return await attempt()
                 except ArenaFull as full:
                     try:
                         async with asyncio.timeout_at(deadline):

@@ -7,7 +7,9 @@ use std::time::Duration;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::{create_exception, ffi};
-use sglang_omni_relay::{AllocateError, Arena, Grant, Lease, Place, TicketState, open};
+use sglang_omni_relay::{
+    AllocateError, Arena, Grant, Held, Lease, Ledger, Place, TicketState, open,
+};
 
 use crate::payload::PayloadPlan;
 
@@ -37,25 +39,10 @@ fn place((segment, offset, len, ticket, generation): PlaceRow) -> Place {
     }
 }
 
-#[pyclass(frozen, name = "ShmArena", module = "sglang_omni._core")]
-struct ShmArena {
-    arena: Arena,
-}
+/// Where a payload lies, and whether its reader may keep views of it.
+type Announced = (PlaceRow, bool);
 
-impl ShmArena {
-    fn grant(&self, edge: &str, key: &str, len: u64, keep: f64) -> PyResult<Grant> {
-        let keep = Duration::try_from_secs_f64(keep)
-            .map_err(|error| PyValueError::new_err(error.to_string()))?;
-        self.arena
-            .allocate(edge, key, len, keep)
-            .map_err(|error| match error {
-                AllocateError::Full(full) => ArenaFull::new_err(full.to_string()),
-                AllocateError::Io(error) => PyOSError::new_err(error.to_string()),
-            })
-    }
-}
-
-fn row(grant: &Grant) -> PlaceRow {
+fn announced(grant: &Grant) -> Announced {
     let Place {
         segment,
         offset,
@@ -63,7 +50,29 @@ fn row(grant: &Grant) -> PlaceRow {
         ticket,
         generation,
     } = grant.place;
-    (segment, offset, len, ticket, generation)
+    ((segment, offset, len, ticket, generation), grant.lend)
+}
+
+fn refused(error: AllocateError) -> PyErr {
+    match error {
+        AllocateError::Full(full) => ArenaFull::new_err(full.to_string()),
+        AllocateError::Io(error) => PyOSError::new_err(error.to_string()),
+    }
+}
+
+fn seconds(keep: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(keep).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// A payload written once for several targets.
+#[pyclass(frozen, name = "ShmHeld", module = "sglang_omni._core")]
+struct ShmHeld {
+    held: Held,
+}
+
+#[pyclass(frozen, name = "ShmArena", module = "sglang_omni._core")]
+struct ShmArena {
+    arena: Arena,
 }
 
 #[pymethods]
@@ -85,7 +94,7 @@ impl ShmArena {
         self.arena.event().as_raw_fd()
     }
 
-    /// Packs a payload into an extent: the one copy it takes.
+    /// Packs a payload into room for it: the one copy it takes.
     fn put(
         &self,
         py: Python<'_>,
@@ -93,14 +102,17 @@ impl ShmArena {
         key: &str,
         plan: &PayloadPlan,
         keep: f64,
-    ) -> PyResult<PlaceRow> {
-        let grant = self.grant(edge, key, plan.plan.len(), keep)?;
-        // SAFETY: the extent is ours alone and long enough; the Python side keeps the sources alive.
-        py.detach(|| unsafe { plan.plan.write_to(grant.ready()) });
-        Ok(row(&grant))
+    ) -> PyResult<Announced> {
+        let grant = self
+            .arena
+            .allocate(edge, key, plan.plan.len(), seconds(keep)?)
+            .map_err(refused)?;
+        // SAFETY: the room is ours alone and long enough; the Python side keeps the sources alive.
+        py.detach(|| unsafe { plan.plan.write_to(grant.room.ready()) });
+        Ok(announced(&grant))
     }
 
-    /// Copies plain memory into an extent.
+    /// Copies plain memory into room for it.
     fn put_raw(
         &self,
         py: Python<'_>,
@@ -109,13 +121,30 @@ impl ShmArena {
         address: usize,
         nbytes: usize,
         keep: f64,
-    ) -> PyResult<PlaceRow> {
-        let grant = self.grant(edge, key, nbytes as u64, keep)?;
-        // SAFETY: the extent is ours alone and long enough; the Python side owns the source.
+    ) -> PyResult<Announced> {
+        let grant = self
+            .arena
+            .allocate(edge, key, nbytes as u64, seconds(keep)?)
+            .map_err(refused)?;
+        // SAFETY: the room is ours alone and long enough; the Python side owns the source.
         py.detach(|| unsafe {
-            std::ptr::copy_nonoverlapping(address as *const u8, grant.ready(), nbytes)
+            std::ptr::copy_nonoverlapping(address as *const u8, grant.room.ready(), nbytes)
         });
-        Ok(row(&grant))
+        Ok(announced(&grant))
+    }
+
+    /// Packs a payload for several targets: the one copy all of them take together.
+    fn hold(&self, py: Python<'_>, plan: &PayloadPlan) -> PyResult<ShmHeld> {
+        let held = self.arena.hold(plan.plan.len()).map_err(refused)?;
+        // SAFETY: the room is ours alone and long enough; the Python side keeps the sources alive.
+        py.detach(|| unsafe { plan.plan.write_to(held.room.ready()) });
+        Ok(ShmHeld { held })
+    }
+
+    /// One target's right to what is held.
+    fn put_held(&self, edge: &str, key: &str, held: &ShmHeld, keep: f64) -> PyResult<Announced> {
+        let grant = self.arena.issue(&held.held, edge, key, seconds(keep)?);
+        Ok(announced(&grant.map_err(refused)?))
     }
 
     /// "ready", "held", "returned", or "free" once its room is given to others or taken back.
@@ -144,12 +173,58 @@ impl ShmArena {
         self.arena.edges()
     }
 
+    fn written(&self) -> u64 {
+        self.arena.written()
+    }
+
     fn outstanding(&self) -> usize {
         self.arena.outstanding()
     }
+}
 
-    fn is_crowded(&self, edge: &str) -> bool {
-        self.arena.is_crowded(edge)
+/// Credits of edges that do not share.
+#[pyclass(frozen, module = "sglang_omni._core")]
+struct CreditLedger {
+    ledger: Ledger,
+}
+
+#[pymethods]
+impl CreditLedger {
+    #[new]
+    fn new(limit: u64) -> Self {
+        Self {
+            ledger: Ledger::new(limit),
+        }
+    }
+
+    #[getter]
+    fn limit(&self) -> u64 {
+        self.ledger.limit()
+    }
+
+    #[pyo3(signature = (edge, amount = 1))]
+    fn take(&self, edge: &str, amount: u64) -> bool {
+        self.ledger.edge(edge).take(amount).is_some()
+    }
+
+    #[pyo3(signature = (edge, amount = 1))]
+    fn give_back(&self, edge: &str, amount: u64) -> PyResult<()> {
+        let credit = self.ledger.edge(edge);
+        if credit.give_back(amount) {
+            return Ok(());
+        }
+        let held = credit.held();
+        Err(PyValueError::new_err(format!(
+            "edge {edge:?} holds {held}: {amount} were not taken and cannot be given back"
+        )))
+    }
+
+    fn held(&self, edge: &str) -> u64 {
+        self.ledger.edge(edge).held()
+    }
+
+    fn snapshot(&self) -> Vec<(String, u64, u64)> {
+        self.ledger.snapshot()
     }
 }
 
@@ -217,7 +292,9 @@ impl ShmLease {
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ShmArena>()?;
+    module.add_class::<ShmHeld>()?;
     module.add_class::<ShmLease>()?;
+    module.add_class::<CreditLedger>()?;
     module.add("ArenaFull", module.py().get_type::<ArenaFull>())?;
     module.add("LeaseError", module.py().get_type::<LeaseError>())?;
     Ok(())

@@ -4,20 +4,25 @@ use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::control::{CONTROL_LEN, Control, TICKETS};
-use crate::extents::{Extent, Extents};
+use crate::control::{Control, TICKETS};
 use crate::ledger::Ledger;
+use crate::lock;
 use crate::mapping::{self, Mapping};
-use crate::server::{Segments, Server};
+use crate::memory::{Memory, Room};
+use crate::records::{Credit, Records, UnderWay};
+use crate::server::{self, Segments, Server};
 use crate::ticket::TicketState;
 
-/// Edges whose full quota has address space of its own; more edges share it. Costs no memory.
+/// Edges whose full quota has address space and tickets of its own; more edges share it. The space is
+/// doubled for what slots have on top of their payloads. It costs no memory.
 const EDGES: u64 = 8;
+/// The edge that pays for what several targets are to get, until each has its ticket.
+const FAN_OUT: &str = "(fan-out)";
 
 /// Where a payload lies: what its reader must know, next to the arena's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,28 +35,18 @@ pub struct Place {
     pub generation: u32,
 }
 
-/// An extent to write a payload into, announced to its reader by `place`.
+/// A ticket for one reader, and the room to write its payload into before the reader hears of it.
 pub struct Grant {
     pub place: Place,
-    mapping: Arc<Mapping>,
-    start: usize,
-    fresh: usize,
+    /// Whether the reader may keep views. Otherwise its edge has too much under way: it should copy.
+    pub lend: bool,
+    pub room: Arc<Room>,
 }
 
-impl Grant {
-    /// The first of `place.len` writable bytes, 64-byte aligned, with their pages present.
-    pub fn ready(&self) -> *mut u8 {
-        let len = self.place.len as usize;
-        if self.fresh > 0 {
-            let size = len.next_multiple_of(64);
-            self.mapping.populate(
-                self.start + size.saturating_sub(self.fresh),
-                self.fresh.min(size),
-            );
-        }
-        // SAFETY: the extent lies inside the mapping.
-        unsafe { self.mapping.start().add(self.start) }
-    }
+/// Room for a payload that several readers get, each with a ticket of its own ([`Arena::issue`]).
+pub struct Held {
+    pub room: Arc<Room>,
+    _credit: Credit,
 }
 
 /// No room for a payload now, and who has it.
@@ -67,7 +62,6 @@ pub struct Full {
 #[derive(Clone, Debug)]
 pub struct Waiting {
     pub key: String,
-    pub edge: String,
     pub bytes: u64,
     /// Process that has views of it; `None` where it was not read yet.
     pub holder: Option<i32>,
@@ -76,14 +70,18 @@ pub struct Waiting {
 impl fmt::Display for Full {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (edge, held, limit) = (&self.edge, self.held, self.limit);
-        write!(f, "edge {edge:?} has {held} of {limit} bytes under way")?;
+        let count = self.waiting_for.len();
+        write!(
+            f,
+            "edge {edge:?} has {held} of {limit} bytes and {count} payloads under way"
+        )?;
         for waiting in self.waiting_for.iter().take(4) {
             match waiting.holder {
                 Some(pid) => write!(f, "; {:?} is held by process {pid}", waiting.key)?,
                 None => write!(f, "; {:?} is not read yet", waiting.key)?,
             }
         }
-        match self.waiting_for.len().saturating_sub(4) {
+        match count.saturating_sub(4) {
             0 => Ok(()),
             more => write!(f, "; and {more} more"),
         }
@@ -92,35 +90,21 @@ impl fmt::Display for Full {
 
 impl std::error::Error for Full {}
 
-enum Memory {
-    Extent(Extent),
-    Segment(u64),
-}
-
-struct Outstanding {
-    key: String,
-    edge: String,
-    bytes: u64,
-    generation: u32,
-    expires: Instant,
-    memory: Memory,
-}
-
-struct Books {
-    extents: Extents,
-    ledger: Ledger,
-    free: Vec<u32>,
-    outstanding: HashMap<u32, Outstanding>,
-    peers: HashMap<u32, i32>,
-    next_segment: u64,
+/// Why there is no room.
+#[derive(Debug)]
+pub enum AllocateError {
+    Full(Full),
+    Io(std::io::Error),
 }
 
 struct Shared {
-    mapping: Arc<Mapping>,
+    memory: Arc<Memory>,
+    records: Records,
+    bytes: Ledger,
+    /// A ticket is a credit too, or small payloads for a stalled target would use them up.
+    tickets: Ledger,
+    peers: Mutex<HashMap<u32, i32>>,
     event: Arc<OwnedFd>,
-    segments: Segments,
-    books: Mutex<Books>,
-    capacity: u64,
 }
 
 /// Memory that this process writes payloads into and others of the same user read them from.
@@ -134,26 +118,19 @@ impl Arena {
     /// An arena in which each edge may have `limit` bytes under way.
     pub fn new(limit: u64) -> std::io::Result<Self> {
         let limit = limit.max(1 << 20);
-        let capacity = limit.saturating_mul(EDGES).min(1 << 40);
-        let file = mapping::create(CONTROL_LEN + capacity as usize)?;
+        let capacity = limit.saturating_mul(2 * EDGES).min(1 << 40);
+        let file = mapping::create(Control::LEN + capacity as usize)?;
         let mapping = Arc::new(Mapping::new(&file)?);
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let segments = Segments::default();
-        lock(&segments).insert(0, Arc::new(file));
-        let books = Books {
-            extents: Extents::new(capacity),
-            ledger: Ledger::new(limit),
-            free: (0..TICKETS as u32).rev().collect(),
-            outstanding: HashMap::new(),
-            peers: HashMap::new(),
-            next_segment: 1,
-        };
+        lock(&segments).insert(server::ARENA, Arc::new(file));
         let shared = Arc::new(Shared {
-            mapping,
+            memory: Arc::new(Memory::new(mapping, capacity, limit, segments.clone())?),
+            records: Records::new(),
+            bytes: Ledger::new(limit),
+            tickets: Ledger::new(TICKETS as u64 / EDGES),
+            peers: Mutex::default(),
             event,
-            segments,
-            books: Mutex::new(books),
-            capacity,
         });
 
         let mut secret = [0u8; 16];
@@ -162,12 +139,16 @@ impl Arena {
         let (joined, lost) = (shared.clone(), shared.clone());
         let server = Server::start(
             &name,
-            shared.segments.clone(),
+            segments,
             shared.event.clone(),
             move |number, pid| {
-                lock(&joined.books).peers.insert(number, pid);
+                lock(&joined.peers).insert(number, pid);
             },
-            move |number| lost.peer_lost(number),
+            move |number| {
+                lock(&lost.peers).remove(&number);
+                lost.records.reclaim(lost.control(), number);
+                lost.signal();
+            },
         )?;
         Ok(Self {
             name,
@@ -195,76 +176,35 @@ impl Arena {
         len: u64,
         keep: Duration,
     ) -> Result<Grant, AllocateError> {
-        let mut books = lock(&self.shared.books);
-        let full = |books: &Books| AllocateError::Full(books.full(&self.shared, edge));
-        self.shared.collect(&mut books, false);
-        if books.ledger.take(edge, len).is_none() {
-            // Expired payloads are looked for only when room is short.
-            self.shared.collect(&mut books, true);
-            if books.ledger.take(edge, len).is_none() {
-                return Err(full(&books));
-            }
-        }
-        let undo = |books: &mut Books| books.ledger.give_back(edge, len);
-        let Some(ticket) = books.free.pop() else {
-            undo(&mut books);
-            return Err(full(&books));
-        };
-        let (memory, mapping, segment, offset, fresh) = if len > books.ledger.limit() {
-            match self.own_segment(&mut books, len) {
-                Ok((number, mapping)) => (Memory::Segment(number), mapping, number, 0, len),
-                Err(error) => {
-                    books.free.push(ticket);
-                    undo(&mut books);
-                    return Err(AllocateError::Io(error));
-                }
-            }
-        } else if let Some(extent) = books.extents.allocate(len) {
-            (
-                Memory::Extent(extent),
-                self.shared.mapping.clone(),
-                0,
-                extent.start,
-                extent.fresh,
-            )
-        } else {
-            books.free.push(ticket);
-            undo(&mut books);
-            return Err(full(&books));
-        };
-        let generation = self.shared.control().tickets[ticket as usize].issue();
-        let under_way = Outstanding {
-            key: key.to_owned(),
-            edge: edge.to_owned(),
-            bytes: len,
-            generation,
-            expires: Instant::now() + keep,
-            memory,
-        };
-        books.outstanding.insert(ticket, under_way);
-        let start = offset as usize + if segment == 0 { CONTROL_LEN } else { 0 };
-        let place = Place {
-            segment,
-            offset,
-            len,
-            ticket,
-            generation,
-        };
-        Ok(Grant {
-            place,
-            mapping,
-            start,
-            fresh: fresh as usize,
+        let credit = self.shared.credit(edge, len)?;
+        let room = self.shared.memory.room(len).map_err(AllocateError::Io)?;
+        self.shared.issue(edge, key, Arc::new(room), credit, keep)
+    }
+
+    /// Room for a payload of `len` bytes which several edges are to get: written once, then
+    /// [`Arena::issue`]d to each when that has credit.
+    ///
+    /// What waits for slow edges is bounded like an edge of its own.
+    pub fn hold(&self, len: u64) -> Result<Held, AllocateError> {
+        let (credit, _) = self.shared.credit(FAN_OUT, len)?;
+        let room = self.shared.memory.room(len).map_err(AllocateError::Io)?;
+        Ok(Held {
+            room: Arc::new(room),
+            _credit: credit,
         })
     }
 
-    fn own_segment(&self, books: &mut Books, len: u64) -> std::io::Result<(u64, Arc<Mapping>)> {
-        let file = mapping::create(len as usize)?;
-        let mapping = Arc::new(Mapping::new(&file)?);
-        let number = books.next_segment;
-        books.next_segment += 1;
-        lock(&self.shared.segments).insert(number, Arc::new(file));
-        Ok((number, mapping))
+    /// One edge's ticket to what is held. As `allocate`, but there is nothing to write.
+    pub fn issue(
+        &self,
+        held: &Held,
+        edge: &str,
+        key: &str,
+        keep: Duration,
+    ) -> Result<Grant, AllocateError> {
+        let credit = self.shared.credit(edge, held.room.len)?;
+        self.shared
+            .issue(edge, key, held.room.clone(), credit, keep)
     }
 
     /// Where a payload stands. `Free` once it is collected, revoked or expired.
@@ -274,22 +214,8 @@ impl Arena {
 
     /// Takes back every payload under `key` that nobody has read. What is being read stays until it is let go.
     pub fn revoke(&self, key: &str) -> usize {
-        let mut books = lock(&self.shared.books);
-        let tickets: Vec<u32> = books
-            .outstanding
-            .iter()
-            .filter(|(_, o)| o.key == key)
-            .map(|(&ticket, _)| ticket)
-            .collect();
-        let mut revoked = 0;
-        for ticket in tickets {
-            let generation = books.outstanding[&ticket].generation;
-            if self.shared.control().tickets[ticket as usize].revoke(generation) {
-                self.shared.free(&mut books, ticket);
-                revoked += 1;
-            }
-        }
-        drop(books);
+        let records = &self.shared.records;
+        let revoked = records.sweep(self.shared.control(), |under_way| under_way.key == key);
         if revoked > 0 {
             self.shared.signal();
         }
@@ -316,119 +242,125 @@ impl Arena {
 
     /// `(edge, bytes under way, times refused)` of every edge, after collecting what came back.
     pub fn edges(&self) -> Vec<(String, u64, u64)> {
-        let mut books = lock(&self.shared.books);
-        self.shared.collect(&mut books, true);
-        books.ledger.snapshot()
+        self.shared.collect_all();
+        self.shared.bytes.snapshot()
     }
 
-    /// Payloads under way, after collecting what came back.
+    /// Bytes copied into the arena so far, counted once for all readers of a payload.
+    pub fn written(&self) -> u64 {
+        self.shared.memory.written()
+    }
+
+    /// Tickets under way, after collecting what came back.
     pub fn outstanding(&self) -> usize {
-        let mut books = lock(&self.shared.books);
-        self.shared.collect(&mut books, true);
-        books.outstanding.len()
+        self.shared.collect_all();
+        self.shared.records.len()
     }
-
-    /// Whether an edge has so much under way that its reader should not keep views.
-    pub fn is_crowded(&self, edge: &str) -> bool {
-        let books = lock(&self.shared.books);
-        books.ledger.held(edge) > books.ledger.limit() / 2 || books.outstanding.len() > TICKETS / 2
-    }
-
-    /// Address space for payloads, in bytes.
-    pub fn capacity(&self) -> u64 {
-        self.shared.capacity
-    }
-}
-
-/// Why there is no room.
-#[derive(Debug)]
-pub enum AllocateError {
-    Full(Full),
-    Io(std::io::Error),
 }
 
 impl Shared {
     fn control(&self) -> &Control {
-        // SAFETY: the mapping is page-aligned, at least CONTROL_LEN long, lives as long as `self`,
-        // and everything in a Control is atomic, valid for every bit pattern.
-        unsafe { &*self.mapping.start().cast::<Control>() }
+        self.memory.control()
     }
 
     fn signal(&self) {
         let _ = rustix::io::write(&*self.event, &1u64.to_ne_bytes());
     }
 
-    /// Frees what readers returned and, where `expired`, what nobody read in time.
-    fn collect(&self, books: &mut Books, expired: bool) {
-        let now = expired.then(Instant::now);
-        let tickets = &self.control().tickets;
-        let done: Vec<u32> = books
-            .outstanding
-            .iter()
-            .filter(|(ticket, o)| {
-                let word = &tickets[**ticket as usize];
-                word.collect(o.generation)
-                    || (now.is_some_and(|now| now >= o.expires) && word.revoke(o.generation))
-            })
-            .map(|(&ticket, _)| ticket)
-            .collect();
-        for ticket in done {
-            self.free(books, ticket);
-        }
+    /// Frees what readers returned and what nobody read in time.
+    fn collect_all(&self) {
+        let now = Instant::now();
+        self.records
+            .sweep(self.control(), |under_way| now >= under_way.expires);
     }
 
-    fn free(&self, books: &mut Books, ticket: u32) {
-        let Some(done) = books.outstanding.remove(&ticket) else {
-            return;
+    /// Credit for a payload, and whether its reader may keep views of it.
+    fn credit(&self, edge: &str, len: u64) -> Result<(Credit, bool), AllocateError> {
+        self.records.collect(self.control());
+        if let Some(credit) = self.try_credit(edge, len) {
+            return Ok(credit);
+        }
+        // Expired payloads and those of readers that died are looked for only when room is short.
+        self.collect_all();
+        self.discount_lent(edge);
+        self.try_credit(edge, len).ok_or_else(|| self.full(edge))
+    }
+
+    fn try_credit(&self, edge: &str, len: u64) -> Option<(Credit, bool)> {
+        let (bytes, tickets) = (self.bytes.edge(edge), self.tickets.edge(edge));
+        let count = tickets.take(1)?;
+        let Some(held) = bytes.take(len) else {
+            tickets.give_back(1);
+            return None;
         };
-        books.free.push(ticket);
-        books.ledger.give_back(&done.edge, done.bytes);
-        match done.memory {
-            Memory::Extent(extent) => books.extents.release(extent),
-            Memory::Segment(number) => {
-                lock(&self.segments).remove(&number);
+        let credit = Credit {
+            bytes: bytes.clone(),
+            taken: len,
+            tickets: tickets.clone(),
+        };
+        // What has its edge to itself is lent, however large.
+        let lend = held <= self.bytes.limit() / 2 || held == len;
+        Some((credit, lend && count <= self.tickets.limit() / 2))
+    }
+
+    /// A payload that its reader keeps views of counts for no more than may be kept for ever, so that
+    /// a larger one does not stop its edge.
+    fn discount_lent(&self, edge: &str) {
+        self.records.each(self.control(), |under_way, holder| {
+            if under_way.lend && holder.is_some() && under_way.edge == edge {
+                under_way.credit.reduce(self.bytes.limit() / 2);
             }
-        }
+        });
     }
 
-    /// What a dead process held comes back.
-    fn peer_lost(&self, number: u32) {
-        let mut books = lock(&self.books);
-        books.peers.remove(&number);
-        for (&ticket, outstanding) in &books.outstanding {
-            self.control().tickets[ticket as usize].give_back(outstanding.generation, number);
-        }
-        self.collect(&mut books, false);
-        drop(books);
-        self.signal();
-    }
-}
-
-impl Books {
-    fn full(&self, shared: &Shared, edge: &str) -> Full {
-        let waiting_for = self
-            .outstanding
-            .iter()
-            .filter(|(_, o)| o.edge == edge)
-            .map(|(&ticket, o)| Waiting {
-                key: o.key.clone(),
-                edge: o.edge.clone(),
-                bytes: o.bytes,
-                holder: shared.control().tickets[ticket as usize]
-                    .holder(o.generation)
-                    .and_then(|number| self.peers.get(&number).copied()),
-            })
-            .collect();
-        Full {
+    fn issue(
+        &self,
+        edge: &str,
+        key: &str,
+        room: Arc<Room>,
+        (credit, lend): (Credit, bool),
+        keep: Duration,
+    ) -> Result<Grant, AllocateError> {
+        let under_way = UnderWay {
+            key: key.to_owned(),
             edge: edge.to_owned(),
-            held: self.ledger.held(edge),
-            limit: self.ledger.limit(),
-            waiting_for,
-        }
+            bytes: room.len,
+            expires: Instant::now() + keep,
+            lend,
+            credit,
+            _room: room.clone(),
+        };
+        let (ticket, generation) = self
+            .records
+            .issue(self.control(), under_way)
+            .map_err(|_| self.full(edge))?;
+        let place = Place {
+            segment: room.segment(),
+            offset: room.offset,
+            len: room.len,
+            ticket,
+            generation,
+        };
+        Ok(Grant { place, lend, room })
     }
-}
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every change to the books is complete before anything that can panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    fn full(&self, edge: &str) -> AllocateError {
+        let peers = lock(&self.peers);
+        let mut waiting_for = Vec::new();
+        self.records.each(self.control(), |under_way, holder| {
+            if under_way.edge == edge {
+                waiting_for.push(Waiting {
+                    key: under_way.key.clone(),
+                    bytes: under_way.bytes,
+                    holder: holder.and_then(|number| peers.get(&number).copied()),
+                });
+            }
+        });
+        AllocateError::Full(Full {
+            edge: edge.to_owned(),
+            held: self.bytes.edge(edge).held(),
+            limit: self.bytes.limit(),
+            waiting_for,
+        })
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{AllocateError, Arena, Grant, Place, ReadError, TicketState, open};
+use crate::{AllocateError, Arena, Grant, Place, ReadError, TicketState, open, remotes};
 
 const KEEP: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
@@ -10,8 +10,13 @@ const MIB: u64 = 1 << 20;
 fn put(arena: &Arena, edge: &str, key: &str, bytes: &[u8]) -> Place {
     let grant: Grant = arena.allocate(edge, key, bytes.len() as u64, KEEP).unwrap();
     // SAFETY: the grant is ours and that long.
-    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), grant.ready(), bytes.len()) };
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), grant.room.ready(), bytes.len()) };
     grant.place
+}
+
+fn bytes_held(arena: &Arena, edge: &str) -> u64 {
+    let edges = arena.edges();
+    edges.iter().find(|(name, ..)| name == edge).unwrap().1
 }
 
 fn read(arena: &Arena, place: &Place) -> Vec<u8> {
@@ -32,10 +37,134 @@ fn a_payload_is_read_once_and_its_room_returns() {
 }
 
 #[test]
+fn what_several_targets_get_is_written_once_and_lives_until_the_last_let_go() {
+    let arena = Arena::new(MIB).unwrap();
+    let held = arena.hold(1000).unwrap();
+    // SAFETY: the room is ours and that long.
+    unsafe { held.room.ready().write_bytes(7, 1000) };
+    let places = ["a", "b", "c"].map(|edge| arena.issue(&held, edge, edge, KEEP).unwrap().place);
+    let offsets = places.map(|place| place.offset);
+    assert_eq!(offsets, [offsets[0]; 3]);
+    assert_eq!(arena.written(), 1000);
+    drop(held);
+
+    let first = open(arena.name(), &places[0]).unwrap();
+    assert_eq!(arena.revoke("b"), 1);
+    assert_eq!(read(&arena, &places[2]), [7; 1000]);
+    // Of the three only the first still has it: the room is not given away, and a's credit is not back.
+    assert_eq!(arena.outstanding(), 1);
+    let held_by: Vec<u64> = ["a", "b", "c"].map(|edge| bytes_held(&arena, edge)).into();
+    assert_eq!(held_by, [1000, 0, 0]);
+    assert_ne!(put(&arena, "d", "k", &[1; 1000]).offset, offsets[0]);
+    // SAFETY: the lease holds the extent.
+    assert_eq!(unsafe { *first.as_ptr() }, 7);
+    drop(first);
+    assert_eq!(arena.outstanding(), 1);
+    assert_eq!(put(&arena, "a", "k", &[1; 1000]).offset, offsets[0]);
+}
+
+#[test]
+fn a_target_without_credit_gets_what_is_held_when_it_has_some() {
+    let arena = Arena::new(MIB).unwrap();
+    let stalled = put(&arena, "stalled", "before", &[1; 600_000]);
+    let held = arena.hold(600_000).unwrap();
+    // SAFETY: the room is ours and that long.
+    unsafe { held.room.ready().write_bytes(9, 600_000) };
+    let going = arena.issue(&held, "going", "k", KEEP).unwrap().place;
+    assert!(matches!(
+        arena.issue(&held, "stalled", "k", KEEP),
+        Err(AllocateError::Full(_))
+    ));
+    assert_eq!(read(&arena, &going), [9; 600_000]);
+    read(&arena, &stalled);
+    let late = arena.issue(&held, "stalled", "k", KEEP).unwrap().place;
+    drop(held);
+    assert_eq!(read(&arena, &late), [9; 600_000]);
+    assert_eq!(arena.outstanding(), 0);
+    assert!(arena.edges().iter().all(|(_, held, _)| *held == 0));
+}
+
+#[test]
+fn what_is_held_for_slow_targets_is_bounded() {
+    let arena = Arena::new(MIB).unwrap();
+    let held: Vec<_> = std::iter::from_fn(|| arena.hold(300_000).ok()).collect();
+    assert_eq!(held.len(), 3);
+    put(&arena, "e", "k", &[1; 300_000]);
+    drop(held);
+    assert!(arena.hold(300_000).is_ok());
+}
+
+#[test]
+fn a_room_that_is_being_written_is_not_given_away_when_its_payload_is_taken_back() {
+    let arena = Arena::new(MIB).unwrap();
+    let grant = arena.allocate("e", "gone", 1000, KEEP).unwrap();
+    assert_eq!(arena.revoke("gone"), 1);
+    assert_ne!(put(&arena, "e", "k", &[1; 1000]).offset, grant.place.offset);
+}
+
+#[test]
+fn small_payloads_for_a_stalled_target_leave_tickets_for_the_others() {
+    let arena = Arena::new(1 << 30).unwrap();
+    let under_way = |edge: &str| {
+        (0..10_000)
+            .take_while(|_| arena.allocate(edge, "k", 10, KEEP).is_ok())
+            .count()
+    };
+    assert_eq!(under_way("stalled"), 512);
+    assert_eq!(under_way("other"), 512);
+}
+
+#[test]
+fn a_large_payload_alone_on_its_edge_is_lent_and_does_not_stop_it() {
+    let arena = Arena::new(10 * MIB).unwrap();
+    let allocate = |key| arena.allocate("e", key, 9 * MIB, KEEP);
+    let first = allocate("a").unwrap();
+    assert!(first.lend);
+    assert!(allocate("too early: a is unread").is_err());
+    let kept = open(arena.name(), &first.place).unwrap();
+    let second = allocate("b").unwrap();
+    assert!(!second.lend);
+    assert!(allocate("c").is_err());
+    drop(open(arena.name(), &second.place).unwrap());
+    drop(allocate("c").unwrap());
+    assert_eq!(arena.revoke("c"), 1);
+    drop(kept);
+    assert_eq!(arena.outstanding(), 0);
+    assert_eq!(bytes_held(&arena, "e"), 0);
+}
+
+#[test]
+fn many_threads_share_one_arena() {
+    let arena = Arena::new(4 * MIB).unwrap();
+    let sizes = [10, 30_000, 100_000, 700_000];
+    std::thread::scope(|scope| {
+        for thread in 0..4u8 {
+            let arena = &arena;
+            scope.spawn(move || {
+                for round in 0..300usize {
+                    let value = thread.wrapping_mul(50).wrapping_add(round as u8);
+                    let bytes = vec![value; sizes[(round + thread as usize) % sizes.len()]];
+                    let place = put(arena, &format!("to {thread}"), "k", &bytes);
+                    assert_eq!(read(arena, &place), bytes);
+                }
+            });
+        }
+    });
+    assert_eq!(arena.outstanding(), 0);
+    assert!(
+        arena
+            .edges()
+            .iter()
+            .all(|(_, held, refused)| (*held, *refused) == (0, 0))
+    );
+}
+
+#[test]
 fn room_is_not_given_away_while_a_lease_lives() {
     let arena = Arena::new(MIB).unwrap();
-    let place = put(&arena, "e", "k", &[1; 600_000]);
+    let place = put(&arena, "e", "k", &[1; 300_000]);
     let lease = open(arena.name(), &place).unwrap();
+    put(&arena, "e", "unread", &[1; 300_000]);
     let Err(AllocateError::Full(full)) = arena.allocate("e", "next", 600_000, KEEP) else {
         panic!("granted")
     };
@@ -50,6 +179,7 @@ fn room_is_not_given_away_while_a_lease_lives() {
     assert_eq!(unsafe { *lease.as_ptr() }, 1);
     std::thread::spawn(move || drop(lease)).join().unwrap();
     put(&arena, "e", "next", &[3; 600_000]);
+    assert_eq!(arena.outstanding(), 3);
 }
 
 #[test]
@@ -61,6 +191,36 @@ fn leases_outlive_the_arena() {
     // SAFETY: the lease holds the extent.
     let bytes = unsafe { std::slice::from_raw_parts(lease.as_ptr(), lease.len()) };
     assert_eq!(bytes, [9; 5000]);
+}
+
+#[test]
+fn memory_of_a_sender_that_is_gone_is_let_go_with_the_last_lease() {
+    let until = |condition: &dyn Fn() -> bool| {
+        let start = std::time::Instant::now();
+        while !condition() {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let arena = Arena::new(MIB).unwrap();
+    let name = arena.name().to_owned();
+    let lease = open(&name, &put(&arena, "e", "k", &[9; 5000])).unwrap();
+    let unread = put(&arena, "e", "l", &[8; 5000]);
+    drop(arena);
+    // What came before the end can be read for as long as something else is.
+    drop(open(&name, &unread).unwrap());
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(remotes::is_mapped(&name));
+    drop(lease);
+    until(&|| !remotes::is_mapped(&name));
+
+    // Without a lease the end itself is the moment.
+    let arena = Arena::new(MIB).unwrap();
+    let name = arena.name().to_owned();
+    read(&arena, &put(&arena, "e", "k", &[9; 5000]));
+    assert!(remotes::is_mapped(&name));
+    drop(arena);
+    until(&|| !remotes::is_mapped(&name));
 }
 
 #[test]

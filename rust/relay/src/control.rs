@@ -3,21 +3,52 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 #[cfg(feature = "loom")]
-use loom::sync::atomic::{AtomicU32, fence};
+use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
 #[cfg(not(feature = "loom"))]
-use std::sync::atomic::{AtomicU32, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, fence};
 
+use crate::bitmap::Bitmap;
+use crate::mapping::Mapping;
 use crate::ticket::Ticket;
 
-/// Payloads one arena can have under way at once.
-pub const TICKETS: usize = 4095;
+/// Tickets are numbered by the bits of this many words.
+pub const TICKET_WORDS: usize = 64;
+/// Tickets one arena can have under way at once.
+pub const TICKETS: usize = 64 * TICKET_WORDS;
 
 #[repr(C, align(64))]
 pub struct Control {
     pub waiting: Waiters,
     /// Set while the sender lacks room: readers copy out instead of keeping views.
     pub pressure: AtomicU32,
+    /// Bytes at the start of the data whose pages are there.
+    pub present: AtomicU64,
+    /// Tickets that came back and that the sender has not collected yet. A reader that dies between
+    /// returning a ticket and noting it here is found when the sender looks at them all.
+    pub returned: Bitmap<TICKET_WORDS>,
     pub tickets: [Ticket; TICKETS],
+}
+
+impl Control {
+    /// Bytes of the header in the file; data starts here.
+    pub const LEN: usize = size_of::<Control>().next_multiple_of(1 << 16);
+
+    /// The header of a mapped arena.
+    pub fn of(mapping: &Mapping) -> &Self {
+        assert!(mapping.len() >= Self::LEN, "checked when it was mapped");
+        // SAFETY: the mapping is page-aligned, long enough and outlives the reference, and everything
+        // in a Control is atomic and valid for every bit pattern.
+        unsafe { &*mapping.start().cast::<Control>() }
+    }
+
+    /// Reader: returns a ticket, and tells whether the sender must be told.
+    pub fn give_back(&self, ticket: usize, generation: u32, holder: u32) -> bool {
+        if !self.tickets[ticket].give_back(generation, holder) {
+            return false;
+        }
+        self.returned.put(ticket as u32);
+        self.waiting.any()
+    }
 }
 
 /// How many of the sender's threads wait for a ticket to change. Readers signal only then: either the
@@ -47,6 +78,3 @@ impl Waiters {
         self.0.load(SeqCst) > 0
     }
 }
-
-/// Bytes of the header in the file; data starts here.
-pub const CONTROL_LEN: usize = size_of::<Control>().next_multiple_of(1 << 16);

@@ -7,20 +7,33 @@
 //!
 //! Nothing here has a name in a file system, so nothing is left behind when processes are killed.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 mod arena;
 #[cfg(all(test, not(feature = "loom")))]
 mod arena_tests;
+mod bitmap;
 mod control;
 mod extents;
 mod ledger;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
 mod mapping;
+mod memory;
+mod pages;
 mod peer;
+mod records;
+mod remotes;
 mod server;
 mod ticket;
 
-pub use arena::{AllocateError, Arena, Full, Grant, Place, Waiting};
-pub use ledger::Ledger;
+pub use arena::{AllocateError, Arena, Full, Grant, Held, Place, Waiting};
+pub use ledger::{Edge, Ledger};
+pub use memory::Room;
 pub use peer::{Lease, ReadError, open};
 pub use ticket::TicketState;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change under a lock is complete before anything that can panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -70,19 +70,20 @@ impl Mapping {
         unsafe { mprotect(self.start().add(offset).cast(), len, MprotectFlags::READ) }
     }
 
-    /// Has the kernel provide pages in one go, which is far cheaper than a fault for each.
-    pub fn populate(&self, offset: usize, len: usize) {
+    /// Has the kernel provide pages in one go, which is far cheaper than a fault for each. False where it
+    /// did not: the memory is used up, or it does not know how. Pages then come by faults.
+    pub fn populate(&self, offset: usize, len: usize) -> bool {
         let from = offset & !4095;
         let to = (offset + len).next_multiple_of(4096).min(self.len);
         // SAFETY: the range is inside the mapping and the advice does not change its contents.
-        // Failure means a kernel without this advice: the pages then come by faults.
-        let _ = unsafe {
+        unsafe {
             madvise(
                 self.start().add(from).cast(),
                 to - from,
                 Advice::LinuxPopulateWrite,
             )
-        };
+        }
+        .is_ok()
     }
 }
 

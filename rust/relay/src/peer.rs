@@ -1,6 +1,5 @@
 //! The reading side: an arena of another process, mapped once, and leases on its extents.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::io::{IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -8,16 +7,17 @@ use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::atomic::Ordering::Acquire;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::getuid;
 
 use crate::arena::Place;
-use crate::control::{CONTROL_LEN, Control, TICKETS};
+use crate::control::{Control, TICKETS};
 use crate::mapping::Mapping;
-use crate::server::ANSWER_LEN;
+use crate::server::{self, ANSWER_LEN};
+use crate::{lock, remotes};
 
 /// Why a place cannot be read.
 #[derive(Debug)]
@@ -53,44 +53,45 @@ static READ_ONLY: LazyLock<bool> =
     LazyLock::new(|| std::env::var_os("SGLANG_OMNI_RELAY_READ_ONLY").is_some_and(|on| on == "1"));
 
 /// A sender's arena as seen from here.
-struct Remote {
+pub struct Remote {
     number: u32,
     mapping: Arc<Mapping>,
     event: OwnedFd,
-    // Open as long as anything here is used: its end tells the sender that nothing is held any more.
-    stream: Mutex<UnixStream>,
+    /// Open as long as anything here is used: its end tells the sender that nothing is held any more.
+    pub stream: UnixStream,
+    /// One question at a time.
+    asking: Mutex<()>,
 }
 
 impl Remote {
-    fn connect(name: &str) -> std::io::Result<Self> {
+    pub fn connect(name: &str) -> std::io::Result<Self> {
         let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
         if socket_peercred(&stream)?.uid != getuid() {
             return Err(std::io::Error::other("it belongs to another user"));
         }
         stream.set_read_timeout(Some(std::time::Duration::from_secs(5)))?;
-        let (number, mut files) = ask(&stream, 0)?;
+        let (number, mut files) = ask(&stream, server::ARENA)?;
         let (Some(event), Some(file)) = (files.pop(), files.pop()) else {
             return Err(std::io::Error::other("it sent no memory"));
         };
         let mapping = Arc::new(Mapping::new(&file)?);
-        if mapping.len() < CONTROL_LEN {
+        if mapping.len() < Control::LEN {
             return Err(std::io::Error::other("its memory is too small"));
         }
         if *READ_ONLY {
-            mapping.forbid_writes(CONTROL_LEN)?;
+            mapping.forbid_writes(Control::LEN)?;
         }
         Ok(Self {
             number,
             mapping,
             event,
-            stream: Mutex::new(stream),
+            stream,
+            asking: Mutex::new(()),
         })
     }
 
     fn control(&self) -> &Control {
-        // SAFETY: the mapping is page-aligned, at least CONTROL_LEN long, lives as long as `self`,
-        // and everything in a Control is atomic, valid for every bit pattern.
-        unsafe { &*self.mapping.start().cast::<Control>() }
+        Control::of(&self.mapping)
     }
 }
 
@@ -132,34 +133,6 @@ fn ask(mut stream: &UnixStream, segment: u64) -> std::io::Result<(u32, Vec<Owned
     }
 }
 
-/// Arenas this process has mapped. Entries die with their last lease or reader.
-static REMOTES: LazyLock<Mutex<HashMap<String, Arc<Remote>>>> = LazyLock::new(Mutex::default);
-
-fn remote(name: &str) -> std::io::Result<Arc<Remote>> {
-    let mut remotes = REMOTES.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(remote) = remotes.get(name) {
-        return Ok(remote.clone());
-    }
-    // A new sender is the moment to let go of those that are gone.
-    remotes.retain(|_, remote| !remote.hung_up());
-    let remote = Arc::new(Remote::connect(name)?);
-    remotes.insert(name.to_owned(), remote.clone());
-    Ok(remote)
-}
-
-impl Remote {
-    fn hung_up(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut fds = [PollFd::new(&*stream, PollFlags::RDHUP)];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        poll(&mut fds, Some(&now)).is_ok() && !fds[0].revents().is_empty()
-    }
-}
-
 /// The right to read one payload. Dropping it, in whatever thread, gives the extent back.
 pub struct Lease {
     remote: Arc<Remote>,
@@ -173,7 +146,7 @@ pub struct Lease {
 
 /// Takes the ticket of a place a sender announced.
 pub fn open(name: &str, place: &Place) -> Result<Lease, ReadError> {
-    let remote = remote(name).map_err(ReadError::Unreachable)?;
+    let remote = remotes::get(name).map_err(ReadError::Unreachable)?;
     if place.ticket as usize >= TICKETS {
         return Err(ReadError::Malformed);
     }
@@ -194,16 +167,13 @@ pub fn open(name: &str, place: &Place) -> Result<Lease, ReadError> {
         ticket,
         generation: place.generation,
     };
-    let base = if place.segment == 0 {
-        CONTROL_LEN
+    let base = if place.segment == server::ARENA {
+        Control::LEN
     } else {
-        let stream = lease
-            .remote
-            .stream
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let (_, files) = ask(&stream, place.segment).map_err(ReadError::Unreachable)?;
-        drop(stream);
+        let asking = lock(&lease.remote.asking);
+        let asked = ask(&lease.remote.stream, place.segment);
+        drop(asking);
+        let (_, files) = asked.map_err(ReadError::Unreachable)?;
         let file = files.first().ok_or(ReadError::Malformed)?;
         let unreachable = |errno: rustix::io::Errno| ReadError::Unreachable(errno.into());
         lease.mapping = Arc::new(Mapping::new(file).map_err(unreachable)?);
@@ -220,16 +190,16 @@ pub fn open(name: &str, place: &Place) -> Result<Lease, ReadError> {
     }
     lease.start = base + offset;
     lease.len = len;
-    lease.remote.notify();
+    if lease.remote.control().waiting.any() {
+        lease.remote.signal();
+    }
     Ok(lease)
 }
 
 impl Remote {
-    /// Tells the sender that a ticket changed, if it waits for that.
-    fn notify(&self) {
-        if self.control().waiting.any() {
-            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
-        }
+    /// Tells the sender, which waits for that, that a ticket changed.
+    fn signal(&self) {
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }
 
@@ -252,9 +222,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.remote.control().tickets[self.ticket].give_back(self.generation, self.remote.number)
-        {
-            self.remote.notify();
+        let control = self.remote.control();
+        if control.give_back(self.ticket, self.generation, self.remote.number) {
+            self.remote.signal();
         }
     }
 }

@@ -13,13 +13,15 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{PidfdFlags, getuid, pidfd_open};
+
+use crate::lock;
 
 /// Files peers may ask for, by number.
 pub type Segments = Arc<Mutex<HashMap<u64, Arc<OwnedFd>>>>;
@@ -38,6 +40,9 @@ struct Peer {
     request: [u8; 8],
     received: usize,
 }
+
+/// The number of the arena's own memory.
+pub const ARENA: u64 = 0;
 
 /// Bytes of an answer.
 pub const ANSWER_LEN: usize = 13;
@@ -187,13 +192,9 @@ fn serve(peer: &mut Peer, segments: &Segments, event: &OwnedFd) -> bool {
         }
     }
     let segment = u64::from_le_bytes(peer.request);
-    let file = segments
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get(&segment)
-        .cloned();
+    let file = lock(segments).get(&segment).cloned();
     let fds: Vec<BorrowedFd<'_>> = match &file {
-        Some(file) if segment == 0 => vec![file.as_fd(), event.as_fd()],
+        Some(file) if segment == ARENA => vec![file.as_fd(), event.as_fd()],
         Some(file) => vec![file.as_fd()],
         None => Vec::new(),
     };

@@ -31,6 +31,11 @@ const fn word(generation: u32, holder: u32, state: TicketState) -> u64 {
     (generation as u64) << 32 | (holder as u64) << 8 | state as u64
 }
 
+/// The same generation, nobody's.
+const fn freed(now: u64) -> u64 {
+    word((now >> 32) as u32, 0, TicketState::Free)
+}
+
 impl Ticket {
     /// Sender: makes a free ticket ready and returns its generation.
     pub fn issue(&self) -> u32 {
@@ -54,27 +59,29 @@ impl Ticket {
         }
     }
 
-    /// Sender: the peer that holds this generation, if one does.
-    pub fn holder(&self, generation: u32) -> Option<u32> {
+    /// Sender: the peer that holds it now, if one does.
+    pub fn holder(&self) -> Option<u32> {
         let now = self.word.load(Acquire);
-        let held = (now >> 32) as u32 == generation && now as u8 == TicketState::Held as u8;
-        held.then_some((now >> 8) as u32 & 0xff_ffff)
+        (now as u8 == TicketState::Held as u8).then_some((now >> 8) as u32 & 0xff_ffff)
     }
 
-    /// Sender: takes back a ticket that no reader has taken. False where one was quicker.
-    pub fn revoke(&self, generation: u32) -> bool {
-        self.swap(
-            word(generation, 0, TicketState::Ready),
-            word(generation, 0, TicketState::Free),
-        )
+    /// Sender: takes back a ticket that no reader has taken. False where there is none, or one was quicker.
+    pub fn revoke(&self) -> bool {
+        let now = self.word.load(Acquire);
+        now as u8 == TicketState::Ready as u8 && self.swap(now, freed(now))
     }
 
     /// Sender: frees a returned ticket. False where it is not returned.
-    pub fn collect(&self, generation: u32) -> bool {
+    pub fn collect(&self) -> bool {
         let now = self.word.load(Acquire);
-        (now >> 32) as u32 == generation
-            && now as u8 == TicketState::Returned as u8
-            && self.swap(now, word(generation, 0, TicketState::Free))
+        now as u8 == TicketState::Returned as u8 && self.swap(now, freed(now))
+    }
+
+    /// Sender: returns the ticket for a reader that died. False where that reader does not hold it.
+    pub fn reclaim(&self, holder: u32) -> bool {
+        let now = self.word.load(Acquire);
+        let generation = (now >> 32) as u32;
+        now == word(generation, holder, TicketState::Held) && self.give_back(generation, holder)
     }
 
     /// Reader: turns a ready ticket of this generation into a held one. False where it is stale.
@@ -85,7 +92,7 @@ impl Ticket {
         )
     }
 
-    /// Reader, or the sender for a dead one: returns a held ticket.
+    /// Reader: returns a held ticket.
     pub fn give_back(&self, generation: u32, holder: u32) -> bool {
         self.swap(
             word(generation, holder, TicketState::Held),
@@ -116,10 +123,10 @@ mod tests {
         let ticket = fresh();
         let generation = ticket.issue();
         assert!(ticket.take(generation, 7));
-        assert_eq!(ticket.holder(generation), Some(7));
-        assert!(!ticket.collect(generation));
+        assert_eq!(ticket.holder(), Some(7));
+        assert!(!ticket.collect());
         assert!(ticket.give_back(generation, 7));
-        assert!(ticket.collect(generation));
+        assert!(ticket.collect());
         assert_eq!(ticket.state(generation), TicketState::Free);
     }
 
@@ -127,7 +134,7 @@ mod tests {
     fn a_stale_generation_changes_nothing() {
         let ticket = fresh();
         let old = ticket.issue();
-        assert!(ticket.revoke(old));
+        assert!(ticket.revoke());
         let new = ticket.issue();
         assert!(!ticket.take(old, 1));
         assert!(ticket.take(new, 2));
@@ -142,6 +149,6 @@ mod tests {
         let generation = ticket.issue();
         assert!(ticket.take(generation, 1));
         assert!(!ticket.take(generation, 1));
-        assert!(!ticket.revoke(generation));
+        assert!(!ticket.revoke());
     }
 }

@@ -1,0 +1,243 @@
+//! Room for payloads: slots of a few sizes without a lock, ranges of any size, memory of their own.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::{Arc, Mutex};
+
+use crate::bitmap::Bitmap;
+use crate::control::Control;
+use crate::extents::{Extent, Extents};
+use crate::mapping::{self, Mapping};
+use crate::pages::Pages;
+use crate::server::Segments;
+use crate::{lock, server};
+
+/// Slots have the size of a power of two from 16 KiB to 16 MiB and a page on top, for tensors tend to
+/// be powers of two and what is packed with them is small.
+const SMALLEST: u32 = 14;
+const CLASSES: usize = 11;
+const MARGIN: u64 = 4096;
+/// Slots of a size, at most. Beyond that payloads have ranges.
+const SLOT_WORDS: usize = 16;
+/// Bytes cut into slots at once.
+const CUT: u64 = 1 << 20;
+
+/// Slots of one size. Taking one and putting it back takes no lock.
+struct Class {
+    size: u64,
+    free: Bitmap<SLOT_WORDS>,
+    /// Where each slot is. Written before the slot is first put into `free`.
+    starts: Box<[AtomicU64]>,
+}
+
+/// What only the cutting of new slots and large payloads need. Their copies take milliseconds and
+/// slots stay cut, so a lock is not what they wait for.
+struct Ranges {
+    extents: Extents,
+    /// Numbers of each class that are no slot now, the lowest last.
+    unused: [Vec<u32>; CLASSES],
+}
+
+/// The memory of an arena, as its owner sees it.
+pub struct Memory {
+    mapping: Arc<Mapping>,
+    limit: u64,
+    classes: [Class; CLASSES],
+    ranges: Mutex<Ranges>,
+    segments: Segments,
+    next_segment: AtomicU64,
+    written: AtomicU64,
+    pages: Pages,
+}
+
+/// Memory for one payload, free again when the last who has to do with it lets go: the one that
+/// writes it, and each ticket to it.
+pub struct Room {
+    memory: Arc<Memory>,
+    home: Home,
+    pub offset: u64,
+    pub len: u64,
+}
+
+enum Home {
+    Slot { class: usize, number: u32 },
+    Extent(Extent),
+    Segment { number: u64, mapping: Mapping },
+}
+
+impl Memory {
+    /// Payloads of more than `limit` bytes get memory of their own.
+    pub fn new(
+        mapping: Arc<Mapping>,
+        capacity: u64,
+        limit: u64,
+        segments: Segments,
+    ) -> std::io::Result<Self> {
+        let numbers = || (0..64 * SLOT_WORDS as u32).rev().collect();
+        Ok(Self {
+            limit,
+            classes: std::array::from_fn(|class| Class {
+                size: (1 << (SMALLEST + class as u32)) + MARGIN,
+                free: Bitmap::empty(),
+                starts: (0..64 * SLOT_WORDS).map(|_| AtomicU64::new(0)).collect(),
+            }),
+            ranges: Mutex::new(Ranges {
+                extents: Extents::new(capacity),
+                unused: std::array::from_fn(|_| numbers()),
+            }),
+            segments,
+            next_segment: AtomicU64::new(server::ARENA + 1),
+            written: AtomicU64::new(0),
+            pages: Pages::start(mapping.clone(), capacity)?,
+            mapping,
+        })
+    }
+
+    pub fn control(&self) -> &Control {
+        Control::of(&self.mapping)
+    }
+
+    /// Bytes of all rooms so far. Each is written once.
+    pub fn written(&self) -> u64 {
+        self.written.load(Relaxed)
+    }
+
+    /// Room for `len` bytes. Only memory of its own can fail.
+    pub fn room(self: &Arc<Self>, len: u64) -> std::io::Result<Room> {
+        let (home, offset) = self.find(len)?;
+        self.written.fetch_add(len, Relaxed);
+        Ok(Room {
+            memory: self.clone(),
+            home,
+            offset,
+            len,
+        })
+    }
+
+    fn find(&self, len: u64) -> std::io::Result<(Home, u64)> {
+        let fitting = self.classes.iter().position(|class| len <= class.size);
+        if let Some(class) = fitting.filter(|_| len <= self.limit)
+            && let Some(number) = self.classes[class].free.take().or_else(|| self.cut(class))
+        {
+            let start = self.classes[class].starts[number as usize].load(Relaxed);
+            return Ok((Home::Slot { class, number }, start));
+        }
+        if len <= self.limit
+            && let Some(extent) = self.range(&mut lock(&self.ranges), len)
+        {
+            return Ok((Home::Extent(extent), extent.start));
+        }
+        let file = mapping::create(len as usize)?;
+        let mapping = Mapping::new(&file)?;
+        let number = self.next_segment.fetch_add(1, Relaxed);
+        lock(&self.segments).insert(number, Arc::new(file));
+        Ok((Home::Segment { number, mapping }, 0))
+    }
+
+    /// Makes new slots of a class and takes one of them.
+    fn cut(&self, index: usize) -> Option<u32> {
+        let class = &self.classes[index];
+        let mut ranges = lock(&self.ranges);
+        // Somebody else may have been here in the meantime.
+        if let Some(number) = class.free.take() {
+            return Some(number);
+        }
+        let wanted = (CUT / class.size)
+            .max(1)
+            .min(ranges.unused[index].len() as u64);
+        if wanted == 0 {
+            return None;
+        }
+        let extent = self
+            .range(&mut ranges, wanted * class.size)
+            .or_else(|| self.range(&mut ranges, class.size))?;
+        let first = ranges.unused[index].pop()?;
+        class.starts[first as usize].store(extent.start, Relaxed);
+        for start in (extent.start..extent.start + extent.len)
+            .step_by(class.size as usize)
+            .skip(1)
+        {
+            let number = ranges.unused[index].pop()?;
+            class.starts[number as usize].store(start, Relaxed);
+            class.free.put(number);
+        }
+        Some(first)
+    }
+
+    /// A free range. Where it would take memory that was never used, and as much lies idle in slots of
+    /// other sizes as is in use, those are given up first.
+    fn range(&self, ranges: &mut Ranges, len: u64) -> Option<Extent> {
+        let touched = ranges.extents.touched();
+        let found = ranges.extents.find(len);
+        if found.is_none_or(|found| found.start + found.len > touched)
+            && (found.is_none() || self.idle() > touched / 2)
+        {
+            self.give_up_slots(ranges);
+        }
+        let extent = ranges.extents.allocate(len)?;
+        if ranges.extents.touched() > touched {
+            self.pages.touched(ranges.extents.touched());
+        }
+        Some(extent)
+    }
+
+    /// Bytes in slots that nobody uses.
+    fn idle(&self) -> u64 {
+        let free = |class: &Class| class.free.len() as u64 * class.size;
+        self.classes.iter().map(free).sum()
+    }
+
+    fn give_up_slots(&self, ranges: &mut Ranges) {
+        for (class, unused) in self.classes.iter().zip(&mut ranges.unused) {
+            while let Some(number) = class.free.take() {
+                ranges.extents.release(Extent {
+                    start: class.starts[number as usize].load(Relaxed),
+                    len: class.size,
+                });
+                unused.push(number);
+            }
+            unused.sort_unstable_by(|a, b| b.cmp(a));
+        }
+    }
+}
+
+impl Room {
+    /// 0 for the arena, otherwise the number of the room's own memory.
+    pub fn segment(&self) -> u64 {
+        match self.home {
+            Home::Segment { number, .. } => number,
+            _ => server::ARENA,
+        }
+    }
+
+    /// The first of `len` writable bytes, 64-byte aligned, with their pages present.
+    pub fn ready(&self) -> *mut u8 {
+        let (mapping, start, present) = match &self.home {
+            Home::Segment { mapping, .. } => (mapping, 0, 0),
+            _ => (
+                &*self.memory.mapping,
+                Control::LEN + self.offset as usize,
+                self.memory.control().present.load(Acquire),
+            ),
+        };
+        let missing = (self.offset + self.len)
+            .saturating_sub(present)
+            .min(self.len) as usize;
+        if missing > 0 {
+            // In one go, which is far cheaper than a fault for each page.
+            mapping.populate(start + self.len as usize - missing, missing);
+        }
+        // SAFETY: the room lies inside its mapping.
+        unsafe { mapping.start().add(start) }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        match &self.home {
+            Home::Slot { class, number } => self.memory.classes[*class].free.put(*number),
+            Home::Extent(extent) => lock(&self.memory.ranges).extents.release(*extent),
+            Home::Segment { number, .. } => drop(lock(&self.memory.segments).remove(number)),
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Pages provided before they are needed: a page that a copy finds missing costs more than the copy.
+//!
+//! An arena starts with [`FIRST`] bytes present and keeps as much again ahead of what was used, up to
+//! [`MOST`]: a process that sends small payloads holds a few MiB, and growth is paid for elsewhere.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::thread::JoinHandle;
+
+use crate::control::Control;
+use crate::mapping::Mapping;
+
+/// Bytes present ahead of use at first, and at most.
+const FIRST: u64 = 4 << 20;
+const MOST: u64 = 64 << 20;
+/// Bytes provided in one go: a fraction of a millisecond, so that who waits for the end waits no longer.
+const STEP: u64 = 1 << 20;
+
+/// Keeps the low end of an arena's memory present, ahead of what is in use. One thread an arena.
+pub struct Pages {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    mapping: Arc<Mapping>,
+    capacity: u64,
+    goal: std::sync::atomic::AtomicU64,
+    stopped: AtomicBool,
+}
+
+impl Pages {
+    pub fn start(mapping: Arc<Mapping>, capacity: u64) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            mapping,
+            capacity,
+            goal: FIRST.min(capacity).into(),
+            stopped: AtomicBool::new(false),
+        });
+        let thread = std::thread::Builder::new()
+            .name("relay-pages".into())
+            .spawn({
+                let shared = shared.clone();
+                move || shared.run()
+            })?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Everything below `touched` is or was in use.
+    pub fn touched(&self, touched: u64) {
+        let ahead = touched.clamp(FIRST, MOST);
+        let goal = (touched + ahead).min(self.shared.capacity);
+        if self.shared.goal.fetch_max(goal, AcqRel) < goal
+            && let Some(thread) = &self.thread
+        {
+            thread.thread().unpark();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let control = Control::of(&self.mapping);
+        while !self.stopped.load(Acquire) {
+            let present = control.present.load(Relaxed);
+            let goal = self.goal.load(Acquire);
+            if present >= goal {
+                std::thread::park();
+                continue;
+            }
+            let len = STEP.min(goal - present);
+            if !self
+                .mapping
+                .populate(Control::LEN + present as usize, len as usize)
+            {
+                return; // Out of memory, or a kernel that cannot: pages come as they are written.
+            }
+            control.present.store(present + len, Release);
+        }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What the sender knows of each ticket under way.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use crate::bitmap::Bitmap;
+use crate::control::{Control, TICKET_WORDS, TICKETS};
+use crate::ledger::Edge;
+use crate::lock;
+use crate::memory::Room;
+
+/// One target's right to one room.
+pub struct UnderWay {
+    pub key: String,
+    pub edge: String,
+    pub bytes: u64,
+    pub expires: Instant,
+    /// Whether the reader was told that it may keep views.
+    pub lend: bool,
+    /// Given back by being dropped, as the room is.
+    pub credit: Credit,
+    pub _room: Arc<Room>,
+}
+
+/// Bytes and a ticket taken from an edge, given back when dropped.
+pub struct Credit {
+    pub bytes: Arc<Edge>,
+    pub taken: u64,
+    pub tickets: Arc<Edge>,
+}
+
+impl Credit {
+    /// Gives back what is over `most` bytes.
+    pub fn reduce(&mut self, most: u64) {
+        self.bytes.give_back(self.taken.saturating_sub(most));
+        self.taken = self.taken.min(most);
+    }
+}
+
+impl Drop for Credit {
+    fn drop(&mut self) {
+        self.bytes.give_back(self.taken);
+        self.tickets.give_back(1);
+    }
+}
+
+/// Tickets by number. A ticket that is not free belongs to whoever moved its word to `Free`, once. Its
+/// record has a lock of its own, which nobody else asks for but a revoke or an error's text that looks
+/// at all of them.
+pub struct Records {
+    free: Bitmap<TICKET_WORDS>,
+    records: Box<[Mutex<Option<UnderWay>>]>,
+}
+
+impl Records {
+    pub fn new() -> Self {
+        Self {
+            free: Bitmap::full(),
+            records: (0..TICKETS).map(|_| Mutex::new(None)).collect(),
+        }
+    }
+
+    /// Issues a ticket: its number and generation. Gives `under_way` back where all are in use.
+    pub fn issue(&self, control: &Control, under_way: UnderWay) -> Result<(u32, u32), UnderWay> {
+        let Some(number) = self.free.take() else {
+            return Err(under_way);
+        };
+        let mut record = lock(&self.records[number as usize]);
+        *record = Some(under_way);
+        // Inside the lock, so that who looks at record and ticket sees those of one payload.
+        Ok((number, control.tickets[number as usize].issue()))
+    }
+
+    /// Frees what readers returned since the last time.
+    pub fn collect(&self, control: &Control) {
+        control.returned.drain(|number| {
+            if control.tickets[number as usize].collect() {
+                self.free(number);
+            }
+        });
+    }
+
+    /// Frees every returned ticket and every unread one that `given_up` picks. Returns how many of these.
+    pub fn sweep(&self, control: &Control, given_up: impl Fn(&UnderWay) -> bool) -> usize {
+        let mut revoked = 0;
+        self.free.each_missing(|number| {
+            let ticket = &control.tickets[number as usize];
+            let record = lock(&self.records[number as usize]);
+            let unread = record.as_ref().is_some_and(&given_up) && ticket.revoke();
+            drop(record);
+            if unread || ticket.collect() {
+                self.free(number);
+            }
+            revoked += usize::from(unread);
+        });
+        revoked
+    }
+
+    /// Returns what a dead reader holds.
+    pub fn reclaim(&self, control: &Control, holder: u32) {
+        self.free.each_missing(|number| {
+            control.tickets[number as usize].reclaim(holder);
+        });
+        self.sweep(control, |_| false);
+    }
+
+    /// What is under way, with the number of the reader that has it.
+    pub fn each(&self, control: &Control, mut see: impl FnMut(&mut UnderWay, Option<u32>)) {
+        self.free.each_missing(|number| {
+            if let Some(under_way) = &mut *lock(&self.records[number as usize]) {
+                see(under_way, control.tickets[number as usize].holder());
+            }
+        });
+    }
+
+    pub fn len(&self) -> usize {
+        TICKETS - self.free.len()
+    }
+
+    /// To be called by whoever moved the ticket to `Free`.
+    fn free(&self, number: u32) {
+        let done = lock(&self.records[number as usize]).take();
+        drop(done); // Its room and credit are there before its ticket is.
+        self.free.put(number);
+    }
+}
