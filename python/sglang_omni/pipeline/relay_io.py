@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from sglang_omni._core import PayloadPlan
+from sglang_omni.pipeline.lending import borrow, lend
 from sglang_omni.proto import DataReadyMessage, StagePayload, codec
 from sglang_omni.relay.base import Relay, RelayOperation, RelayReadError
 
@@ -172,12 +173,16 @@ async def send_stream_chunk(
         from_stage: The sending stage.
         chunk_id: Position in the stream, from 0.
         metadata: What the chunk says beside its data; may hold tensors.
-        same_gpu_targets: Stages on this stage's GPU. They too receive through the relay.
+        same_gpu_targets: Stages of other processes on this stage's GPU. Tensors on it are lent to them,
+            without a copy, where the relay can.
 
     Raises:
         As ``write_payload``.
     """
     key = stream_key(request_id, from_stage, target_stage, chunk_id)
+    loan = None
+    if same_gpu_targets and target_stage in same_gpu_targets:
+        (data, metadata), loan = await lend(relay, (data, metadata), request_id, target_stage)
     plain, tensors = _split_metadata(metadata or {})
     info, _ = await _write(relay, key, data, target_stage)
     wire: dict[str, Any] = {
@@ -189,6 +194,8 @@ async def send_stream_chunk(
         wire["chunk_metadata_tensors"][name], _ = await _write_plan(
             relay, f"{key}:{name}", plan, target_stage
         )
+    if loan is not None:
+        wire["loan"] = loan
     await control_plane.send_to_stage(
         target_stage,
         target_endpoint,
@@ -216,6 +223,8 @@ async def read_stream_chunk(
     data = await _read(relay, request_id, info)
     if tensors:
         plain = {**(plain or {}), **{name: await _read(relay, request_id, i) for name, i in tensors.items()}}
+    if metadata.get("loan") is not None:
+        data, plain = borrow(relay, (data, plain), metadata["loan"])
     return data, plain
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -55,6 +55,8 @@ class Relay(ABC):
         fans_out: The relay also has ``hold_payload`` and ``put_held``, which write a payload for several
             targets once.
         lends: The relay has ``get_payload``, which gives views of its memory.
+        lends_tensors: The relay has ``lend_tensors`` and ``borrow_tensors``, by which processes on one GPU
+            share what is in its memory.
         trusted: The peers are processes of this host and user, so payloads may name classes that
             are not registered with ``proto.codec``.
     """
@@ -63,6 +65,7 @@ class Relay(ABC):
     packs: ClassVar[bool] = False
     fans_out: ClassVar[bool] = False
     lends: ClassVar[bool] = False
+    lends_tensors: ClassVar[bool] = False
     trusted: ClassVar[bool] = False
 
     device: str = "cpu"
@@ -109,6 +112,30 @@ class Relay(ABC):
     async def get_payload(self, metadata: Mapping[str, Any]) -> Any:
         """The payload's bytes as a writable buffer that keeps them alive. Only where ``lends`` is set."""
         raise NotImplementedError(f"{type(self).__name__} does not lend")
+
+    async def lend_tensors(
+        self, tensors: Sequence[torch.Tensor], request_id: str, edge: str | None = None
+    ) -> dict[str, Any] | None:
+        """Lend tensors to a process on the same GPU. Only where ``lends_tensors`` is set.
+
+        They are not copied: what is written to them from now on the reader may see.
+
+        Returns:
+            What ``borrow_tensors`` needs. None where the edge has as much on loan as it may have.
+
+        Raises:
+            CannotLend: They cannot be lent; the text says why.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not lend tensors")
+
+    def borrow_tensors(self, loan: Any) -> list[torch.Tensor]:
+        """The tensors that ``lend_tensors`` was given, where they are. Only where ``lends_tensors`` is set.
+
+        Raises:
+            ValueError: The loan is malformed.
+            RelayReadError: The tensors cannot be had (any more).
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not lend tensors")
 
 
 _RelayClass = TypeVar("_RelayClass", bound=type)

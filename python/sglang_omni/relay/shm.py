@@ -12,12 +12,16 @@ process crashes (SIGSEGV) where it breaks that; ``python -X faulthandler`` then 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni._core import ArenaFull, LeaseError, ShmArena, ShmHeld, ShmLease
 from sglang_omni.relay.base import Relay, RelayError, RelayReadError, RelayTimeout, register_relay
+from sglang_omni.relay.cuda_driver import CudaError
+from sglang_omni.relay.cuda_ipc import borrow
+from sglang_omni.relay.loans import Loans
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +36,8 @@ _COPY_IN_THREAD = 32 << 20
 # Room for a payload is waited for this long, and a payload nobody reads is given up after it.
 _WAIT_SECONDS = 30.0
 _KEEP_SECONDS = 300.0
+# What lies where a ticket alone matters.
+_NOTHING = ctypes.create_string_buffer(64)
 
 
 @register_relay("shm")
@@ -49,6 +55,7 @@ class ShmRelay(Relay):
     packs = True
     fans_out = True
     lends = True
+    lends_tensors = True
     trusted = True
 
     def __init__(
@@ -63,6 +70,7 @@ class ShmRelay(Relay):
             )
         self.engine_id = engine_id
         self._limit = (slot_size_mb << 20) * credits
+        self.loans = Loans(self._limit)
         self._arena: ShmArena | None = None
         self._closed = False
         self._waiters: set[asyncio.Future[None]] = set()
@@ -227,6 +235,36 @@ class ShmRelay(Relay):
         await _copy_out(lease, lambda: copy.ctypes.data)
         return copy
 
+    # --- a GPU's memory --------------------------------------------------------------------------
+
+    async def lend_tensors(
+        self, tensors: Sequence[torch.Tensor], request_id: str, edge: str | None = None
+    ) -> dict[str, Any] | None:
+        """Lend them for as long as the reader holds a ticket of the arena. See ``Relay.lend_tensors``."""
+        arena, target = self.arena, edge or ""
+        if not self.loans.fits(tensors, target):
+            return None
+        described, kept = self.loans.describe(tensors)
+
+        def put() -> _Announced:
+            return arena.put_raw(target, request_id, ctypes.addressof(_NOTHING), len(_NOTHING), _KEEP_SECONDS)
+
+        ticket = await self._put(put, len(_NOTHING), request_id)
+        self.loans.keep(kept, ticket, target)
+        return {"ticket": ticket.metadata, "described": described}
+
+    def borrow_tensors(self, loan: Any) -> list[torch.Tensor]:
+        """The lender's tensors; its ticket is back when the last is gone. See ``Relay.borrow_tensors``."""
+        match loan:
+            case {"ticket": dict(ticket), "described": described}:
+                pass
+            case _:
+                raise ValueError(f"not a loan of tensors: {loan!r:.200}")
+        try:
+            return borrow(described, _lease(ticket))
+        except CudaError as error:
+            raise RelayReadError(str(error)) from error
+
     # --- ends ------------------------------------------------------------------------------------
 
     def cleanup(self, request_id: str) -> None:
@@ -265,26 +303,46 @@ class ShmPut:
         """Whether the reader has taken it, or it was taken back."""
         return self._arena.state(self._place) != "ready"
 
+    @property
+    def is_returned(self) -> bool:
+        """Whether nobody can read it any more."""
+        return self._arena.state(self._place) not in ("ready", "held")
+
     async def wait_for_completion(self, timeout: float = 30.0) -> None:
         """Return when the reader has the payload or a cleanup took it back.
 
         Raises:
             RelayTimeout: Nobody has read it within ``timeout`` seconds.
         """
-        if self.is_complete:
-            return
+        if not await self._wait(lambda: self.is_complete, timeout):
+            raise RelayTimeout(f"{self._key!r} was not read within {timeout:g} s")
+
+    async def wait_for_return(self) -> None:
+        """Return when the reader has let go of the payload, is dead, or never came.
+
+        Raises:
+            RelayError: The relay was closed.
+        """
+        while not await self._wait(lambda: self.is_returned, _KEEP_SECONDS):
+            # What nobody has read in time is not looked for by itself.
+            self._arena.outstanding()
+
+    async def _wait(self, done: Callable[[], bool], timeout: float) -> bool:
+        """Wait until ``done``; False where it is not within ``timeout`` seconds."""
+        if done():
+            return True
         deadline = asyncio.get_running_loop().time() + timeout
         self._arena.wait_begin(False)
         try:
             while True:
                 changed = self._relay._next_change()
                 try:
-                    if self.is_complete:
-                        return
+                    if done():
+                        return True
                     async with asyncio.timeout_at(deadline):
                         await changed
-                except TimeoutError as error:
-                    raise RelayTimeout(f"{self._key!r} was not read within {timeout:g} s") from error
+                except TimeoutError:
+                    return False
                 finally:
                     self._relay._forget(changed)
         finally:

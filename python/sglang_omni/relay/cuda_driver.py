@@ -1,0 +1,120 @@
+"""The few calls of the CUDA driver that torch does not offer to Python.
+
+They are the driver's own and not the runtime's: the runtime remembers a failed call per thread and
+reports it at the next kernel launch there, whosever that is, and a refusal is nothing unusual here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+# CU_MEMHOSTREGISTER_PORTABLE: page-locked for every device, not only for the current one.
+_PORTABLE = 1
+# CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is; it must be given.
+_LAZY_PEER_ACCESS = 1
+
+IPC_HANDLE_BYTES = 64
+
+
+class CudaError(RuntimeError):
+    """The CUDA driver is missing or refused a call; the text is its own."""
+
+
+class _IpcHandle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_ubyte * IPC_HANDLE_BYTES),)
+
+
+def is_cuda_in_use() -> bool:
+    """Whether this process has begun to use a GPU through torch. Imports nothing."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
+@cache
+def cuda_driver() -> CudaDriver:
+    """This process's driver.
+
+    Raises:
+        CudaError: There is none.
+    """
+    return CudaDriver()
+
+
+class CudaDriver:
+    """Addresses are integers, sizes are bytes. Every method raises CudaError where the driver refuses."""
+
+    def __init__(self) -> None:
+        try:
+            self._lib = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise CudaError(f"no CUDA driver: {error}") from error
+        self._contexts: dict[int, ctypes.c_void_p] = {}
+        self._call("cuInit", ctypes.c_uint(0))
+
+    @contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        """Make torch's context of ``device`` this thread's; the other methods work inside of this."""
+        context = self._contexts.get(device)
+        if context is None:
+            number, context = ctypes.c_int(), ctypes.c_void_p()
+            self._call("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+            self._contexts[device] = context
+        self._call("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+    def page_lock(self, address: int, nbytes: int) -> None:
+        """Lock whole pages of host memory, so that copies between them and a GPU are direct."""
+        self._call(
+            "cuMemHostRegister_v2",
+            ctypes.c_void_p(address),
+            ctypes.c_size_t(nbytes),
+            ctypes.c_uint(_PORTABLE),
+        )
+
+    def page_unlock(self, address: int) -> None:
+        """Undo ``page_lock`` of the range that begins at ``address``."""
+        self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+
+    def allocation(self, address: int) -> tuple[int, int]:
+        """Start and size of the device allocation that ``address`` is in."""
+        start, size = ctypes.c_uint64(), ctypes.c_size_t()
+        self._call(
+            "cuMemGetAddressRange_v2", ctypes.byref(start), ctypes.byref(size), ctypes.c_uint64(address)
+        )
+        return start.value, size.value
+
+    def export_memory(self, start: int) -> bytes:
+        """A handle of ``IPC_HANDLE_BYTES`` by which another process can open the allocation at ``start``."""
+        handle = _IpcHandle()
+        self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(start))
+        return bytes(handle)
+
+    def open_memory(self, handle: bytes) -> int:
+        """Where another process's allocation is in this one. Opened twice, it must be closed twice."""
+        start = ctypes.c_uint64()
+        self._call(
+            "cuIpcOpenMemHandle_v2",
+            ctypes.byref(start),
+            _IpcHandle.from_buffer_copy(handle),
+            ctypes.c_uint(_LAZY_PEER_ACCESS),
+        )
+        return start.value
+
+    def close_memory(self, start: int) -> None:
+        self._call("cuIpcCloseMemHandle", ctypes.c_uint64(start))
+
+    def _call(self, name: str, *arguments: object) -> None:
+        status = getattr(self._lib, name)(*arguments)
+        if status != 0:
+            text = ctypes.c_char_p()
+            self._lib.cuGetErrorString(status, ctypes.byref(text))
+            reason = text.value.decode() if text.value else "unknown error"
+            raise CudaError(f"{name}: {reason} (CUDA error {status})")

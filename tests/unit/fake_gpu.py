@@ -1,0 +1,143 @@
+"""A GPU made of host memory: what a machine without one can check of the code for those that have one."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_omni.pipeline import lending
+from sglang_omni.relay import cuda_ipc
+from sglang_omni.relay.cuda_driver import CudaError
+
+UUID = "0123-4567"
+STREAM = 7
+
+
+class FakeDriver:
+    """The calls of ``CudaDriver``, recorded, on host memory.
+
+    Attributes:
+        refusal: When set, what ``page_lock`` and ``export_memory`` fail with.
+        room: Bytes of every allocation, counted from the address asked for.
+        locked: ``(address, nbytes)`` locked now.
+        opened: Addresses opened and not closed.
+    """
+
+    def __init__(self) -> None:
+        self.refusal: str | None = None
+        self.room = 1 << 20
+        self.calls: list[str] = []
+        self.locked: list[tuple[int, int]] = []
+        self.opened: list[int] = []
+        self._inside = 0
+
+    @contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        self._inside += 1
+        yield
+        self._inside -= 1
+
+    def page_lock(self, address: int, nbytes: int) -> None:
+        self._called("page_lock")
+        assert not any(a < address + nbytes and address < a + n for a, n in self.locked), "locked twice"
+        self.locked.append((address, nbytes))
+
+    def page_unlock(self, address: int) -> None:
+        assert self._inside
+        self.locked.remove(next(entry for entry in self.locked if entry[0] == address))
+
+    def allocation(self, address: int) -> tuple[int, int]:
+        return address & ~63, self.room
+
+    def export_memory(self, start: int) -> bytes:
+        self._called("export_memory")
+        return start.to_bytes(8, "little").ljust(64, b"\0")
+
+    def open_memory(self, handle: bytes) -> int:
+        assert self._inside
+        self.opened.append(int.from_bytes(handle[:8], "little"))
+        return self.opened[-1]
+
+    def close_memory(self, start: int) -> None:
+        assert self._inside
+        self.opened.remove(start)
+
+    def _called(self, name: str) -> None:
+        assert self._inside, "without a context"
+        self.calls.append(name)
+        if self.refusal is not None:
+            raise CudaError(self.refusal)
+
+
+class FakeEvent:
+    made = 0
+
+    def __init__(self, interprocess: bool = False) -> None:
+        assert interprocess
+        FakeEvent.made += 1
+        self.recorded: list[Any] = []
+
+    def record(self, stream: Any) -> None:
+        self.recorded.append(stream)
+
+    def ipc_handle(self) -> bytes:
+        assert self.recorded, "of an event that nothing has recorded yet"
+        return b"e" * 64
+
+    @staticmethod
+    def from_ipc_handle(device: Any, handle: bytes) -> bytes:
+        return handle
+
+
+class FakeGpu:
+    """Attributes: driver; waited, the events a stream was told to wait for; tensors "on" the GPU."""
+
+    def __init__(self) -> None:
+        self.driver = FakeDriver()
+        self.waited: list[bytes] = []
+        self.synchronized = 0
+        self.addresses: set[int] = set()
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Has this very tensor count as one on the GPU."""
+        self.addresses.add(id(tensor))
+        return tensor
+
+    def synchronize(self, device: int) -> None:
+        self.synchronized += 1
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    gpu = FakeGpu()
+    FakeEvent.made = 0
+    stream = SimpleNamespace(cuda_stream=STREAM, wait_event=gpu.waited.append)
+    for name, fake in {
+        "init": lambda: None,
+        "device_count": lambda: 1,
+        "get_device_properties": lambda device: SimpleNamespace(uuid=UUID),
+        "current_stream": lambda device: stream,
+        "Event": FakeEvent,
+        "synchronize": gpu.synchronize,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(cuda_ipc, "cuda_driver", lambda: gpu.driver)
+    monkeypatch.setattr(cuda_ipc, "_device", lambda number: torch.device("cpu"))
+    monkeypatch.setattr(cuda_ipc, "_as_tensor", _as_tensor)
+    monkeypatch.setattr(lending, "is_lendable", lambda value: id(value) in gpu.addresses)
+    monkeypatch.setattr(lending, "_reported", set())
+    cuda_ipc._devices.cache_clear()
+    cuda_ipc._event.cache_clear()
+    return gpu
+
+
+def _as_tensor(memory: Any) -> torch.Tensor:
+    interface = memory.__cuda_array_interface__
+    view = (ctypes.c_uint8 * interface["shape"][0]).from_address(interface["data"][0])
+    view.memory = memory
+    return torch.frombuffer(view, dtype=torch.uint8)
