@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 from sglang_omni.proto.errors import RequestError
 from sglang_omni.proto.request import OmniRequest, RequestState, StagePayload
@@ -35,50 +35,65 @@ __all__ = [
 _Types = tuple[type, ...]
 _ANY: _Types = (object,)
 _NONE = type(None)
+_T = TypeVar("_T")
 
 
 def _type_name(value: Any) -> str:
     return type(value).__name__
 
 
-@dataclass
 class _Message:
     type: ClassVar[str]
     # Field name -> types accepted from the wire. Each message states its own.
-    _accepted: ClassVar[dict[str, _Types]] = {}
+    _accepted: ClassVar[dict[str, _Types]]
+    # Fields that the wire must have, and those that it lacks while they are at their default.
+    _required: ClassVar[tuple[str, ...]]
+    _defaults: ClassVar[tuple[tuple[str, Any], ...]]
 
     def to_dict(self) -> dict[str, Any]:
-        wire: dict[str, Any] = {"type": self.type}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if item.default is MISSING or value != item.default:
-                wire[item.name] = value
+        wire: dict[str, Any] = {"type": self.type, **self.__dict__}
+        for name, default in self._defaults:
+            if wire[name] == default:
+                del wire[name]
         return wire
 
     @classmethod
     def from_dict(cls, wire: Mapping[str, Any]) -> Self:
+        accepted = cls._accepted
         values = {}
-        for item in fields(cls):
-            if item.name not in wire:
-                if item.default is MISSING and item.default_factory is MISSING:
-                    raise ValueError(f"{cls.type} message lacks the field {item.name!r}")
-                continue
-            value = wire[item.name]
-            accepted = cls._accepted[item.name]
-            # bool is an int to isinstance; a flag where a number belongs is a malformed message.
-            if not isinstance(value, accepted) or (
-                isinstance(value, bool) and bool not in accepted and accepted is not _ANY
-            ):
-                raise ValueError(
-                    f"{cls.type} message: {item.name} must be "
-                    f"{' or '.join('None' if t is _NONE else t.__name__ for t in accepted)}, "
-                    f"got {_type_name(value)}"
-                )
-            values[item.name] = value
-        return cls(**values)
+        for name, value in wire.items():
+            types = accepted.get(name)
+            if types is None:
+                continue  # the type, and fields of later versions
+            if type(value) not in types and types is not _ANY:
+                _check(cls.type, name, value, types)
+            values[name] = value
+        try:
+            return cls(**values)
+        except TypeError:
+            missing = next(name for name in cls._required if name not in values)
+            raise ValueError(f"{cls.type} message lacks the field {missing!r}") from None
 
 
-@dataclass
+def _check(kind: str, name: str, value: Any, types: _Types) -> None:
+    """Accept instances of subclasses, but a bool is no int: a flag in a number's place is malformed."""
+    if not isinstance(value, types) or isinstance(value, bool):
+        expected = " or ".join("None" if t is _NONE else t.__name__ for t in types)
+        raise ValueError(f"{kind} message: {name} must be {expected}, got {_type_name(value)}")
+
+
+@dataclass_transform()
+def _message(cls: type[_T]) -> type[_T]:
+    """A dataclass that knows what its wire form needs."""
+    made: Any = dataclass(cls)
+    made._defaults = tuple((item.name, item.default) for item in fields(made) if item.default is not MISSING)
+    made._required = tuple(
+        item.name for item in fields(made) if item.default is MISSING and item.default_factory is MISSING
+    )
+    return cls
+
+
+@_message
 class SubmitMessage(_Message):
     """Coordinator -> entry stage: a new request. ``data`` is a StagePayload."""
 
@@ -106,7 +121,7 @@ class SubmitMessage(_Message):
         return message
 
 
-@dataclass
+@_message
 class DataReadyMessage(_Message):
     """Stage -> stage: a payload, a stream chunk (``chunk_id`` set) or a stream's end.
 
@@ -133,7 +148,7 @@ class DataReadyMessage(_Message):
     error: str | None = None
 
 
-@dataclass
+@_message
 class CompleteMessage(_Message):
     """Stage -> coordinator: a terminal stage's result, or any stage's failure.
 
@@ -180,7 +195,7 @@ class CompleteMessage(_Message):
         return message
 
 
-@dataclass
+@_message
 class StreamMessage(_Message):
     """Stage -> coordinator: one chunk of partial output for the caller."""
 
@@ -204,7 +219,7 @@ class StreamMessage(_Message):
     chunk_id: int | None = None
 
 
-@dataclass
+@_message
 class ProgressMessage(_Message):
     """Stage -> coordinator: which stages answer for which requests, as differences.
 
@@ -239,7 +254,7 @@ class ProgressMessage(_Message):
         return message
 
 
-@dataclass
+@_message
 class AbortMessage(_Message):
     """Coordinator -> every stage: stop working on a request and free what it holds."""
 
@@ -249,7 +264,7 @@ class AbortMessage(_Message):
     request_id: str
 
 
-@dataclass
+@_message
 class ShutdownMessage(_Message):
     """Coordinator -> stage: finish and leave."""
 
@@ -257,7 +272,7 @@ class ShutdownMessage(_Message):
     _accepted: ClassVar = {}
 
 
-@dataclass
+@_message
 class ProfilerStartMessage(_Message):
     """Coordinator -> stage: start a torch profile; ``{run_id}`` and ``{stage}`` are filled in the path."""
 
@@ -268,7 +283,7 @@ class ProfilerStartMessage(_Message):
     trace_path_template: str
 
 
-@dataclass
+@_message
 class ProfilerStopMessage(_Message):
     """Coordinator -> stage: stop the profile and write it."""
 
@@ -312,7 +327,7 @@ def parse_message(wire: Any) -> Message:
     Raises:
         ValueError: ``wire`` is no map, its ``type`` is unknown, or a field is missing or mistyped.
     """
-    if not isinstance(wire, Mapping):
+    if type(wire) is not dict and not isinstance(wire, Mapping):
         raise ValueError(f"a message must be a map, got {_type_name(wire)}")
     kind = wire.get("type")
     message = _BY_TYPE.get(kind) if isinstance(kind, str) else None

@@ -5,11 +5,12 @@
 
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PySet};
+use pyo3::types::{PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PySet, PyString};
 use pyo3::{ffi, intern};
 use sglang_omni_payload::msgpack::{Malformed, Reader, Token};
 
 use super::encode::MAX_DEPTH;
+use super::keys::Keys;
 use super::types::Found;
 use super::views::{self, Views};
 use super::{Tools, code};
@@ -25,6 +26,7 @@ pub struct Decoder<'a, 'py> {
     trusted: bool,
     /// Tensors that came beside the message.
     views: Option<Views<'a, 'py>>,
+    keys: Option<Keys>,
     depth: usize,
 }
 
@@ -52,6 +54,29 @@ pub fn as_value_error(py: Python<'_>, error: PyErr) -> PyErr {
     said
 }
 
+#[inline]
+fn text<'py>(py: Python<'py>, utf8: &[u8]) -> Result<Bound<'py, PyString>, Fault> {
+    // SAFETY: bytes with their length, and a C string; a new str or null with an error.
+    unsafe {
+        let text = ffi::PyUnicode_DecodeUTF8(
+            utf8.as_ptr().cast(),
+            utf8.len() as ffi::Py_ssize_t,
+            c"surrogatepass".as_ptr(),
+        );
+        Ok(Bound::from_owned_ptr_or_err(py, text)?.cast_into_unchecked())
+    }
+}
+
+/// As the literals are that a key will be looked up by.
+fn interned<'py>(py: Python<'py>, utf8: &[u8]) -> Result<Bound<'py, PyString>, Fault> {
+    let mut text = text(py, utf8)?.into_ptr();
+    // SAFETY: a str just made; the reference to it is exchanged for one to its interned equal.
+    unsafe {
+        ffi::PyUnicode_InternInPlace(&raw mut text);
+        Ok(Bound::from_owned_ptr(py, text).cast_into_unchecked())
+    }
+}
+
 impl<'a, 'py> Decoder<'a, 'py> {
     pub fn new(
         py: Python<'py>,
@@ -64,14 +89,17 @@ impl<'a, 'py> Decoder<'a, 'py> {
             tools,
             trusted,
             views,
+            keys: None,
             depth: 0,
         }
     }
 
     /// The one value that `message` is.
     pub fn message(&mut self, message: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-        self.nested(message, Self::value)
-            .map_err(|fault| as_value_error(self.py, *fault))
+        self.keys = self.tools.keys.take();
+        let value = self.nested(message, Self::value);
+        self.tools.keys.give_back(self.keys.take());
+        value.map_err(|fault| as_value_error(self.py, *fault))
     }
 
     fn nested<T>(
@@ -87,7 +115,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     fn value(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
         match reader.next_token().map_err(malformed)? {
-            Token::Str(utf8) => self.text(utf8),
+            Token::Str(utf8) => Ok(text(self.py, utf8)?.into_any()),
             Token::Int(value) => Ok(PyInt::new(self.py, value).into_any()),
             Token::Float(value) => Ok(PyFloat::new(self.py, value).into_any()),
             Token::Nil => Ok(self.py.None().into_bound(self.py)),
@@ -97,19 +125,6 @@ impl<'a, 'py> Decoder<'a, 'py> {
             Token::Array(len) => self.list(reader, len),
             Token::Ext(code, body) => self.ext(code, body),
             Token::Uint(value) => Ok(PyInt::new(self.py, value).into_any()),
-        }
-    }
-
-    #[inline]
-    fn text(&self, utf8: &[u8]) -> Read<'py> {
-        // SAFETY: bytes with their length, and a C string.
-        unsafe {
-            let text = ffi::PyUnicode_DecodeUTF8(
-                utf8.as_ptr().cast(),
-                utf8.len() as ffi::Py_ssize_t,
-                c"surrogatepass".as_ptr(),
-            );
-            Ok(Bound::from_owned_ptr_or_err(self.py, text)?)
         }
     }
 
@@ -163,14 +178,14 @@ impl<'a, 'py> Decoder<'a, 'py> {
         Ok(dict.into_any())
     }
 
-    /// Keys are looked up by literals, which are interned, and come again and again.
-    fn key(&self, utf8: &[u8]) -> Read<'py> {
-        let mut text = self.text(utf8)?.into_ptr();
-        // SAFETY: a str just made; the reference to it is exchanged for one to its interned equal.
-        unsafe {
-            ffi::PyUnicode_InternInPlace(&raw mut text);
-            Ok(Bound::from_owned_ptr(self.py, text))
-        }
+    #[inline]
+    fn key(&mut self, utf8: &[u8]) -> Read<'py> {
+        let (py, keys) = (self.py, self.keys.as_mut());
+        let text = match keys {
+            Some(keys) => keys.get(py, utf8, || interned(py, utf8))?,
+            None => interned(py, utf8)?,
+        };
+        Ok(text.into_any())
     }
 
     fn array(&mut self, reader: &mut Reader<'_>) -> Result<usize, Fault> {

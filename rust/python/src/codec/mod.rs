@@ -7,6 +7,7 @@ mod decode;
 mod dlpack;
 mod encode;
 mod failure;
+mod keys;
 mod numpy;
 mod rows;
 mod types;
@@ -23,6 +24,7 @@ use crate::payload::PayloadPlan;
 use decode::{Decoder, as_value_error};
 use dlpack::{Exchange, Held};
 use encode::Walk;
+use keys::KeyStore;
 use rows::Rows;
 use types::Classes;
 use views::Views;
@@ -54,7 +56,7 @@ struct Tools {
     revive: Py<PyAny>,
     /// () -> torch.Tensor.
     load_torch: Py<PyAny>,
-    /// A tensor -> (stand-in, dtype code, address, shape, strides) or None.
+    /// A tensor -> (stand-in, dtype code, address, shape, strides, whether a GPU's memory) or None.
     describe_tensor: Py<PyAny>,
     /// Buffer, dtype's name, offset, shape, strides -> a tensor.
     view_tensor: Py<PyAny>,
@@ -66,6 +68,7 @@ struct Tools {
     new_object: Py<PyAny>,
     new_tuple: Py<PyAny>,
     torch: OnceLock<Option<Exchange>>,
+    keys: KeyStore,
 }
 
 impl Tools {
@@ -128,6 +131,7 @@ impl Codec {
                 new_object: new("object")?,
                 new_tuple: new("tuple")?,
                 torch: OnceLock::new(),
+                keys: KeyStore::new(),
             },
         })
     }
@@ -147,8 +151,11 @@ impl Codec {
         walk.value(object).map_err(|failure| failure.into_err(py))?;
         let mut rows = walk.rows.unwrap_or_default();
         rows.close_gaps(py, &self.tools)?;
-        let plan = Plan::new(&walk.out, &rows.sources)
+        let mut plan = Plan::new(&walk.out, &rows.sources)
             .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        for &row in &rows.foreign {
+            plan.set_foreign(rows.sources[row].address);
+        }
         Ok(PayloadPlan::new(plan, rows.owners))
     }
 

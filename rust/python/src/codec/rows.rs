@@ -20,12 +20,14 @@ pub struct Rows {
     replaced: Vec<Py<PyAny>>,
     /// An object's row, by its address.
     numbers: HashMap<usize, u32, AddressHash>,
+    /// Rows in the memory of a GPU.
+    pub foreign: Vec<usize>,
     /// Rows whose views skip over memory that they do not use.
     gapped: Vec<usize>,
 }
 
-/// Stand-in, dtype code, address, shape and strides in elements.
-type DescribedTensor<'py> = (Bound<'py, PyAny>, u8, usize, Vec<u64>, Vec<i64>);
+/// Stand-in, dtype code, address, shape, strides in elements, whether a GPU's memory.
+type DescribedTensor<'py> = (Bound<'py, PyAny>, u8, usize, Vec<u64>, Vec<i64>, bool);
 
 impl Rows {
     pub fn number_of(&self, object: &Bound<'_, PyAny>) -> Option<u32> {
@@ -70,7 +72,10 @@ impl Rows {
         if described.is_none() {
             return Ok(None);
         }
-        let (owner, source) = described_source(&described)?;
+        let (owner, source, foreign) = described_source(&described)?;
+        if foreign {
+            self.foreign.push(self.sources.len());
+        }
         Ok(Some(self.add(object, &owner, source)))
     }
 
@@ -150,8 +155,8 @@ fn source_of(array: &Array<'_>) -> Source {
     }
 }
 
-fn described_source<'py>(described: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Source)> {
-    let (owner, code, address, shape, mut strides): DescribedTensor<'py> =
+fn described_source<'py>(described: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Source, bool)> {
+    let (owner, code, address, shape, mut strides, foreign): DescribedTensor<'py> =
         described.cast::<PyTuple>()?.extract()?;
     let dtype = DType::from_code(code)
         .ok_or_else(|| pyo3::exceptions::PyValueError::new_err("unknown dtype"))?;
@@ -165,7 +170,7 @@ fn described_source<'py>(described: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, 
         shape,
         strides,
     };
-    Ok((owner, source))
+    Ok((owner, source, foreign))
 }
 
 /// Whether the memory between the first and the last element is more than the elements take.
