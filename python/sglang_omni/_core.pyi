@@ -23,6 +23,9 @@ class PayloadPlan:
     @property
     def tensors(self) -> int:
         """How many tensors lie beside the skeleton."""
+    @property
+    def on_device(self) -> bool:
+        """Whether writing has to wait for copies from a GPU."""
     def to_bytes(self) -> bytes: ...
     def write_to(self, address: int) -> None:
         """Write ``nbytes`` bytes at ``address``, which the caller vouches for."""
@@ -41,7 +44,8 @@ class Codec:
             namedtuple. Raises ValueError for what may not be built.
         revive: Extension code, body -> object.
         load_torch: () -> torch.Tensor.
-        describe_tensor: Tensor -> (stand-in, dtype code, address, shape, strides in elements) or None.
+        describe_tensor: Tensor -> (stand-in, dtype code, address, shape, strides in elements, whether
+            it is in a GPU's memory) or None.
         view_tensor: Buffer, dtype's name, offset in bytes, shape, strides in elements -> tensor.
         dense: Tensor or array -> a contiguous one.
         ndarray: numpy.ndarray.
@@ -57,7 +61,7 @@ class Codec:
         ],
         revive: Callable[[int, Any], Any],
         load_torch: Callable[[], Any],
-        describe_tensor: Callable[[Any], tuple[Any, int, int, Sequence[int], Sequence[int]] | None],
+        describe_tensor: Callable[[Any], tuple[Any, int, int, Sequence[int], Sequence[int], bool] | None],
         view_tensor: Callable[[Any, str, int, Sequence[int], Sequence[int]], Any],
         dense: Callable[[Any], Any],
         ndarray: type,
@@ -101,6 +105,8 @@ class ShmArena:
         """Pack for several edges at once. Raises ArenaFull where too much waits for slow edges already."""
     def put_held(self, edge: str, key: str, held: ShmHeld, keep: float) -> tuple[Place, bool]:
         """As ``put``, of what was written before. Each edge is granted it from its own credit."""
+    @property
+    def mapping(self) -> ShmMapping: ...
     def state(self, place: Place) -> Literal["free", "ready", "held", "returned"]: ...
     def revoke(self, key: str) -> int:
         """Take back what is under ``key`` and unread; returns how many."""
@@ -115,6 +121,17 @@ class ShmArena:
 
 class ShmHeld:
     """A payload of an arena that waits for targets; its room is free when this and all readers let go."""
+
+class ShmMapping:
+    """An arena as this process has it mapped, for as long as this object lives."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def is_used_elsewhere(self) -> bool:
+        """Whether anything but this object keeps it mapped."""
 
 class CreditLedger:
     """Credits of edges, which do not share: ``limit`` for each, in whatever unit the backend deals in.
@@ -140,6 +157,11 @@ class ShmLease:
         """Raises LeaseError where the sender is gone or the place is stale."""
     @property
     def nbytes(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def arena(self) -> ShmMapping | None:
+        """The sender's arena; None for a payload in memory of its own."""
     @property
     def should_copy(self) -> bool:
         """The sender lacks room."""

@@ -9,6 +9,7 @@ Received tensors are views of one buffer and read-only by contract: who wants to
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
@@ -98,7 +99,8 @@ async def _write_plan(
 ) -> tuple[dict[str, Any], RelayOperation]:
     nbytes = plan.nbytes
     if nbytes <= getattr(relay, "inline_limit", 0):
-        metadata: dict[str, Any] = {"inline": plan.to_bytes()}
+        packed = await asyncio.to_thread(plan.to_bytes) if plan.on_device else plan.to_bytes()
+        metadata: dict[str, Any] = {"inline": packed}
         return metadata, _Done(metadata)
     put: RelayOperation
     if getattr(relay, "packs", False):
@@ -107,7 +109,10 @@ async def _write_plan(
         import torch
 
         flat = torch.empty(nbytes, dtype=torch.uint8)
-        plan.write_to(flat.data_ptr())
+        if plan.on_device:
+            await asyncio.to_thread(plan.write_to, flat.data_ptr())
+        else:
+            plan.write_to(flat.data_ptr())
         put = await relay.put_async(flat.to(getattr(relay, "device", "cpu")), request_id=key)
     return {"relay_info": put.metadata, "nbytes": nbytes}, put
 

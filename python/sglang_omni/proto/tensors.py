@@ -53,21 +53,22 @@ def dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def describe(tensor: Any) -> tuple[Any, int, int, Sequence[int], Sequence[int]] | None:
-    """Where a tensor's elements are: stand-in, dtype code, address, shape, strides in elements.
+def describe(tensor: Any) -> tuple[Any, int, int, Sequence[int], Sequence[int], bool] | None:
+    """Where a tensor's elements are: stand-in, dtype code, address, shape, strides in elements, device.
 
-    The stand-in owns the memory: the tensor itself, or a copy on the CPU with its values resolved.
+    The stand-in owns the memory: the tensor itself, or a copy with its values resolved. ``device`` says
+    that this is the memory of a CUDA GPU, out of the CPU's reach; of other devices it is a copy.
     None for tensors without memory of a dtype of the payload format.
     """
     torch = sys.modules["torch"]
     code = CODES.get(dtype_name(tensor.dtype))
     if code is None or tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
         return None
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", "cuda"):
         tensor = tensor.detach().cpu()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
-    return tensor, code, tensor.data_ptr(), tensor.shape, tensor.stride()
+    return tensor, code, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.is_cuda
 
 
 def dense(source: Any) -> Any:

@@ -22,6 +22,7 @@ from sglang_omni.relay.base import Relay, RelayError, RelayReadError, RelayTimeo
 from sglang_omni.relay.cuda_driver import CudaError
 from sglang_omni.relay.cuda_ipc import borrow
 from sglang_omni.relay.loans import Loans
+from sglang_omni.relay.pinned import is_cuda_in_use, pinned_memory
 
 if TYPE_CHECKING:
     import torch
@@ -91,6 +92,8 @@ class ShmRelay(Relay):
         self, tensor: torch.Tensor, request_id: str | None = None, dst_rank: int | None = None
     ) -> ShmPut:
         """Send a CPU tensor's bytes. See ``Relay.put_async``."""
+        if tensor.device.type != "cpu":
+            raise ValueError(f"the shm relay sends CPU tensors, not one on {tensor.device}")
         flat = tensor.detach().contiguous()
         arena, key = self.arena, request_id or ""
         edge = "" if dst_rank is None else f"rank {dst_rank}"
@@ -98,7 +101,7 @@ class ShmRelay(Relay):
         def put() -> _Announced:
             return arena.put_raw(edge, key, flat.data_ptr(), flat.nbytes, _KEEP_SECONDS)
 
-        return await self._put(put, flat.nbytes, key)
+        return await self._put(put, flat.nbytes, key, in_thread=flat.nbytes > _COPY_IN_THREAD)
 
     async def put_payload(self, plan: PayloadPlan, request_id: str, edge: str | None = None) -> ShmPut:
         """Pack a payload into the arena. See ``Relay.put_payload``."""
@@ -107,15 +110,15 @@ class ShmRelay(Relay):
         def put() -> _Announced:
             return arena.put(target, request_id, plan, _KEEP_SECONDS)
 
-        return await self._put(put, plan.nbytes, request_id)
+        return await self._put(put, plan.nbytes, request_id, in_thread=self._takes_long(plan))
 
     async def hold_payload(self, plan: PayloadPlan) -> ShmHeld | None:
         """Pack a payload into the arena for several targets. See ``Relay.hold_payload``."""
         arena = self.arena
         try:
-            if plan.nbytes <= _COPY_IN_THREAD:
-                return arena.hold(plan)
-            return await asyncio.to_thread(arena.hold, plan)
+            if self._takes_long(plan):
+                return await asyncio.to_thread(arena.hold, plan)
+            return arena.hold(plan)
         except ArenaFull:
             return None
 
@@ -126,13 +129,20 @@ class ShmRelay(Relay):
         def put() -> _Announced:
             return arena.put_held(target, request_id, held, _KEEP_SECONDS)
 
-        return await self._put(put, nbytes, request_id, copies=False)
+        return await self._put(put, nbytes, request_id)
+
+    def _takes_long(self, plan: PayloadPlan) -> bool:
+        """Whether writing it is for a thread, so that the loop goes on."""
+        if plan.on_device:
+            pinned_memory().add(self.arena.mapping)
+            return True
+        return plan.nbytes > _COPY_IN_THREAD
 
     async def _put(
-        self, put: Callable[[], _Announced], nbytes: int, key: str, *, copies: bool = True
+        self, put: Callable[[], _Announced], nbytes: int, key: str, *, in_thread: bool = False
     ) -> ShmPut:
         async def attempt() -> _Announced:
-            if not copies or nbytes <= _COPY_IN_THREAD:
+            if not in_thread:
                 return put()
             copying = asyncio.ensure_future(asyncio.to_thread(put))
             try:
@@ -227,6 +237,8 @@ class ShmRelay(Relay):
         """A view of the sender's memory, or a copy where its room is short. See ``Relay.get_payload``."""
         lease = _lease(metadata)
         if metadata.get("lend") is True and not lease.should_copy:
+            if is_cuda_in_use():
+                await _pin(lease)
             return lease
         # numpy's memory is left as it comes, where a bytearray would be zeroed first.
         import numpy as np
@@ -279,6 +291,8 @@ class ShmRelay(Relay):
             if not future.done():
                 future.set_exception(RelayError(f"the shm relay of {self.engine_id!r} was closed"))
         self._stop_listening()
+        if self._arena is not None:
+            pinned_memory().remove(self._arena.mapping)
         self._arena = None
 
     def stats(self) -> dict[str, dict[str, int]]:
@@ -359,6 +373,17 @@ class ShmGet:
 
     async def wait_for_completion(self, timeout: float = 30.0) -> None:
         """Return at once: the copy was made by ``get_async``."""
+
+
+async def _pin(lease: ShmLease) -> None:
+    """Make ready for copies to a GPU, which is where a process that uses one takes what it gets."""
+    memory, address, nbytes = pinned_memory(), lease.address, lease.nbytes
+    if memory.is_pinned(address, nbytes) or (arena := lease.arena) is None:
+        return
+    import torch
+
+    memory.add(arena)
+    await asyncio.to_thread(memory.pin, address, nbytes, device=torch.cuda.current_device())
 
 
 async def _copy_out(lease: ShmLease, address: Callable[[], int]) -> None:

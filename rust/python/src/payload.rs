@@ -16,6 +16,19 @@ impl PayloadPlan {
     pub fn new(plan: Plan, owners: Vec<Py<PyAny>>) -> Self {
         Self { plan, owners }
     }
+
+    /// Copies what lies in a GPU's memory to its places in the payload that was written to `target`.
+    pub fn fill(&self, py: Python<'_>, target: usize) -> PyResult<()> {
+        let place = |(address, len, offset)| (address, len, target + offset as usize);
+        let runs: Vec<(usize, usize, usize)> = self.plan.foreign().map(place).collect();
+        if runs.is_empty() {
+            return Ok(());
+        }
+        let owners: Vec<_> = self.owners.iter().map(|owner| owner.bind(py)).collect();
+        py.import("sglang_omni.relay.device_copy")?
+            .call_method1("copy_from_device", (owners, runs))?;
+        Ok(())
+    }
 }
 
 #[pymethods]
@@ -30,18 +43,24 @@ impl PayloadPlan {
         self.owners.len()
     }
 
+    #[getter]
+    fn on_device(&self) -> bool {
+        self.plan.foreign().next().is_some()
+    }
+
     fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         PyBytes::new_with(py, self.plan.len() as usize, |target| {
             // SAFETY: `target` is exactly that long and new, and the sources' owners are kept.
             unsafe { self.plan.write_to(target.as_mut_ptr()) };
-            Ok(())
+            self.fill(py, target.as_mut_ptr() as usize)
         })
     }
 
     /// Writes to `nbytes` bytes of memory at an address.
-    fn write_to(&self, py: Python<'_>, address: usize) {
+    fn write_to(&self, py: Python<'_>, address: usize) -> PyResult<()> {
         // SAFETY: the Python side owns that memory, and the sources' owners are kept.
         py.detach(|| unsafe { self.plan.write_to(address as *mut u8) });
+        self.fill(py, address)
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::{create_exception, ffi};
 use sglang_omni_relay::{
-    AllocateError, Arena, Grant, Held, Lease, Ledger, Place, TicketState, open,
+    AllocateError, Arena, Grant, Held, Lease, Ledger, Mapping, Place, Room, TicketState, open,
 };
 
 use crate::payload::PayloadPlan;
@@ -60,6 +61,17 @@ fn refused(error: AllocateError) -> PyErr {
     }
 }
 
+/// Writes a payload but for what lies in a GPU's memory. Returns where it begins.
+///
+/// # Safety
+/// The room is the caller's alone and long enough, and the memory of the plan's sources is still there.
+unsafe fn write(plan: &PayloadPlan, room: &Room) -> usize {
+    let target = room.ready();
+    // SAFETY: the caller's promise.
+    unsafe { plan.plan.write_to(target) };
+    target as usize
+}
+
 fn seconds(keep: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(keep).map_err(|error| PyValueError::new_err(error.to_string()))
 }
@@ -108,7 +120,10 @@ impl ShmArena {
             .allocate(edge, key, plan.plan.len(), seconds(keep)?)
             .map_err(refused)?;
         // SAFETY: the room is ours alone and long enough; the Python side keeps the sources alive.
-        py.detach(|| unsafe { plan.plan.write_to(grant.room.ready()) });
+        let target = py.detach(|| unsafe { write(plan, &grant.room) });
+        plan.fill(py, target).inspect_err(|_| {
+            self.arena.revoke(key);
+        })?;
         Ok(announced(&grant))
     }
 
@@ -137,7 +152,8 @@ impl ShmArena {
     fn hold(&self, py: Python<'_>, plan: &PayloadPlan) -> PyResult<ShmHeld> {
         let held = self.arena.hold(plan.plan.len()).map_err(refused)?;
         // SAFETY: the room is ours alone and long enough; the Python side keeps the sources alive.
-        py.detach(|| unsafe { plan.plan.write_to(held.room.ready()) });
+        let target = py.detach(|| unsafe { write(plan, &held.room) });
+        plan.fill(py, target)?;
         Ok(ShmHeld { held })
     }
 
@@ -145,6 +161,13 @@ impl ShmArena {
     fn put_held(&self, edge: &str, key: &str, held: &ShmHeld, keep: f64) -> PyResult<Announced> {
         let grant = self.arena.issue(&held.held, edge, key, seconds(keep)?);
         Ok(announced(&grant.map_err(refused)?))
+    }
+
+    #[getter]
+    fn mapping(&self) -> ShmMapping {
+        ShmMapping {
+            mapping: self.arena.mapping(),
+        }
     }
 
     /// "ready", "held", "returned", or "free" once its room is given to others or taken back.
@@ -179,6 +202,30 @@ impl ShmArena {
 
     fn outstanding(&self) -> usize {
         self.arena.outstanding()
+    }
+}
+
+/// An arena's memory as this process has it mapped, for as long as this lives.
+#[pyclass(frozen, name = "ShmMapping", module = "sglang_omni._core")]
+struct ShmMapping {
+    mapping: Arc<Mapping>,
+}
+
+#[pymethods]
+impl ShmMapping {
+    #[getter]
+    fn address(&self) -> usize {
+        self.mapping.start() as usize
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.mapping.len()
+    }
+
+    #[getter]
+    fn is_used_elsewhere(&self) -> bool {
+        Arc::strong_count(&self.mapping) > 1
     }
 }
 
@@ -250,6 +297,18 @@ impl ShmLease {
     }
 
     #[getter]
+    fn address(&self) -> usize {
+        self.lease.as_ptr() as usize
+    }
+
+    /// The sender's arena; None for a payload in memory of its own.
+    #[getter]
+    fn arena(&self) -> Option<ShmMapping> {
+        let mapping = self.lease.arena()?;
+        Some(ShmMapping { mapping })
+    }
+
+    #[getter]
     fn should_copy(&self) -> bool {
         self.lease.should_copy()
     }
@@ -294,6 +353,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ShmArena>()?;
     module.add_class::<ShmHeld>()?;
     module.add_class::<ShmLease>()?;
+    module.add_class::<ShmMapping>()?;
     module.add_class::<CreditLedger>()?;
     module.add("ArenaFull", module.py().get_type::<ArenaFull>())?;
     module.add("LeaseError", module.py().get_type::<LeaseError>())?;

@@ -157,6 +157,11 @@ impl Arena {
         })
     }
 
+    /// The memory, as its owner has it mapped.
+    pub fn mapping(&self) -> Arc<Mapping> {
+        self.shared.memory.mapping()
+    }
+
     /// What a reader passes to [`crate::open`].
     pub fn name(&self) -> &str {
         &self.name

@@ -29,6 +29,7 @@ mod ticket;
 
 pub use arena::{AllocateError, Arena, Full, Grant, Held, Place, Waiting};
 pub use ledger::{Edge, Ledger};
+pub use mapping::Mapping;
 pub use memory::Room;
 pub use peer::{Lease, ReadError, open};
 pub use ticket::TicketState;

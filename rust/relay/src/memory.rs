@@ -93,6 +93,10 @@ impl Memory {
         })
     }
 
+    pub fn mapping(&self) -> Arc<Mapping> {
+        self.mapping.clone()
+    }
+
     pub fn control(&self) -> &Control {
         Control::of(&self.mapping)
     }

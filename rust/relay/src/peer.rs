@@ -204,6 +204,11 @@ impl Remote {
 }
 
 impl Lease {
+    /// The sender's arena as mapped here; `None` for a payload in memory of its own.
+    pub fn arena(&self) -> Option<Arc<Mapping>> {
+        Arc::ptr_eq(&self.mapping, &self.remote.mapping).then(|| self.mapping.clone())
+    }
+
     pub fn as_ptr(&self) -> *mut u8 {
         // SAFETY: `open` checked that start and len lie in the mapping.
         unsafe { self.mapping.start().add(self.start) }

@@ -155,7 +155,9 @@ fn source_of(array: &Array<'_>) -> Source {
     }
 }
 
-fn described_source<'py>(described: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Source, bool)> {
+fn described_source<'py>(
+    described: &Bound<'py, PyAny>,
+) -> PyResult<(Bound<'py, PyAny>, Source, bool)> {
     let (owner, code, address, shape, mut strides, foreign): DescribedTensor<'py> =
         described.cast::<PyTuple>()?.extract()?;
     let dtype = DType::from_code(code)
