@@ -194,7 +194,7 @@ class PipelineRuntimePrep:
         stages_cfg: The stages, in config order.
         name_map: Stage of the config -> the stage that runs it. Fusing is colocation, so each runs itself.
         entry_stage: Where requests enter.
-        endpoints: ``"completion"``, ``"abort"`` and ``"stage_{name}"`` -> ZMQ endpoint.
+        endpoints: ``"completion"``, ``"abort"`` and ``"stage_{name}"`` -> endpoint of the socket.
         placement_plan: Which stage is on which GPUs.
         process_plan: Which stage is in which process.
         runtime_dir: The folder of the run's sockets; whoever asked for the preparation closes it.

@@ -63,7 +63,7 @@ def plan_stage_launch(
     """Wire one stage: who is in its process, who is on its GPU, where everybody receives.
 
     Args:
-        endpoints: ``"completion"``, ``"abort"`` and ``"stage_{name}"`` -> ZMQ endpoint.
+        endpoints: ``"completion"``, ``"abort"`` and ``"stage_{name}"`` -> endpoint of the socket.
         process_of: Stage -> the process it runs in; TP stages, which nobody can reach in-process, are absent.
     """
     placements = placement_plan.stages
