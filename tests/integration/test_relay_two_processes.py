@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from sglang_omni.pipeline import relay_io
+from sglang_omni.pipeline.fan_out import FanOut
 from sglang_omni.relay import RelayReadError, create_relay
 from sglang_omni.relay.shm import ShmRelay
 
@@ -191,3 +192,26 @@ async def test_a_stopped_reader_stops_only_its_own_edge(relay: ShmRelay, peer: P
         assert peer("read", "m", metadata) == number * (6 << 20)
     reader.kill()
     await asyncio.wait_for(waiting, 5)
+
+
+async def test_a_killed_reader_of_a_fan_out_leaves_it_to_the_others(relay: ShmRelay, peer: Peer) -> None:
+    reader = Peer()
+    sent = FanOut(relay, block(5, kib=3 << 10))
+    written = {target: await sent.write("k", target) for target in ("killed", "kept", "late")}
+    del sent
+    assert relay.arena.written() < 4 << 20
+    reader("keep", "k", written["killed"][0])
+    peer("keep", "k", written["kept"][0])
+    reader.kill()
+    await until(lambda: relay.stats()["killed"]["held"] == 0)
+    # Its room is in use still, so what comes next lies elsewhere.
+    metadata, _ = await relay_io.write_blob(relay, "l", block(6, kib=3 << 10))
+    assert peer("read", "l", metadata) == 6 * (3 << 20)
+    assert (await relay_io.read_blob(relay, "k", written["late"][0])).sum().item() == 5 * (3 << 20)
+    assert {edge: stats["held"] > 0 for edge, stats in relay.stats().items() if edge in written} == {
+        "killed": False,
+        "kept": True,
+        "late": False,
+    }
+    peer("drop")
+    assert relay.arena.outstanding() == 0

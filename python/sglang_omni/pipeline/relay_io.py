@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_omni._core import PayloadPlan
 from sglang_omni.pipeline.lending import borrow, lend
 from sglang_omni.proto import DataReadyMessage, StagePayload, codec
 from sglang_omni.relay.base import Relay, RelayOperation, RelayReadError
+
+if TYPE_CHECKING:
+    from sglang_omni.pipeline.fan_out import FanOut
 
 
 class StageSender(Protocol):
@@ -91,12 +94,13 @@ async def read_blob(relay: Relay, key: str, metadata: Mapping[str, Any]) -> Any:
 async def _write(
     relay: Relay, key: str, obj: Any, target: str | None
 ) -> tuple[dict[str, Any], RelayOperation]:
-    return await _write_plan(relay, key, codec.plan(obj), target)
+    return await write_plan(relay, key, codec.plan(obj), target)
 
 
-async def _write_plan(
+async def write_plan(
     relay: Relay, key: str, plan: PayloadPlan, target: str | None
 ) -> tuple[dict[str, Any], RelayOperation]:
+    """As ``write_blob``, of what ``codec.plan`` has planned. Inline metadata does for any target."""
     nbytes = plan.nbytes
     if nbytes <= getattr(relay, "inline_limit", 0):
         packed = await asyncio.to_thread(plan.to_bytes) if plan.on_device else plan.to_bytes()
@@ -163,6 +167,7 @@ async def send_stream_chunk(
     chunk_id: int,
     metadata: dict[str, Any] | None = None,
     same_gpu_targets: Collection[str] | None = None,
+    fan_out: FanOut | None = None,
 ) -> None:
     """Send one chunk of a stream and announce it.
 
@@ -180,6 +185,7 @@ async def send_stream_chunk(
         metadata: What the chunk says beside its data; may hold tensors.
         same_gpu_targets: Stages of other processes on this stage's GPU. Tensors on it are lent to them,
             without a copy, where the relay can.
+        fan_out: Writes the data where other targets get it as well.
 
     Raises:
         As ``write_payload``.
@@ -189,16 +195,17 @@ async def send_stream_chunk(
     if same_gpu_targets and target_stage in same_gpu_targets:
         (data, metadata), loan = await lend(relay, (data, metadata), request_id, target_stage)
     plain, tensors = _split_metadata(metadata or {})
-    info, _ = await _write(relay, key, data, target_stage)
+    if fan_out is not None and loan is None:
+        info, _ = await fan_out.write(key, target_stage)
+    else:
+        info, _ = await _write(relay, key, data, target_stage)
     wire: dict[str, Any] = {
         "relay_info": info,
         "chunk_metadata": plain if metadata is not None else None,
         "chunk_metadata_tensors": {},
     }
     for name, plan in tensors.items():
-        wire["chunk_metadata_tensors"][name], _ = await _write_plan(
-            relay, f"{key}:{name}", plan, target_stage
-        )
+        wire["chunk_metadata_tensors"][name], _ = await write_plan(relay, f"{key}:{name}", plan, target_stage)
     if loan is not None:
         wire["loan"] = loan
     await control_plane.send_to_stage(

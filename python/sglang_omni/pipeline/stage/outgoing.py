@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from sglang_omni.pipeline import relay_io
+from sglang_omni.pipeline.fan_out import FanOut
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.progress import ProgressReporter
 from sglang_omni.pipeline.stage.isolation import has_own_container
@@ -116,9 +118,14 @@ class Outgoing:
         for target in ended:
             self._open_stream(request_id, record, target)
             self._lane(target).put(request_id, self._send_done, request_id, target)
+        shared = self._shared(payloads)
         for target, payload, is_local in payloads:
             self.progress.handed_on(request_id, target)
-            self._lane(target).put(request_id, self._send_payload, request_id, target, payload, is_local)
+            if is_local:
+                self._lane(target).put(request_id, self._hand_over, request_id, target, payload)
+            else:
+                written = shared.get(id(payload), payload)
+                self._lane(target).put(request_id, self._send_payload, request_id, target, written)
         if self.requests.active.get(request_id) is not record:
             return  # A send began at once and failed, which has ended the request.
         if returned is None:
@@ -145,6 +152,8 @@ class Outgoing:
                 f"stream target {out.target!r} is outside the static topology: stream_to is "
                 f"{self._stream_targets}"
             )
+        remote = [t for t in targets if t != COORDINATOR and t not in self._same_process_targets]
+        fan_out = FanOut(self._relay, out.data) if self._relay is not None and len(remote) > 1 else None
         for target in targets:
             if target == COORDINATOR:
                 chunk_id = record.chunks_sent.get(None, 0)
@@ -155,7 +164,7 @@ class Outgoing:
                 self._open_stream(request_id, record, target)
                 chunk_id = record.chunks_sent[target]
                 record.chunks_sent[target] = chunk_id + 1
-                args = (request_id, target, chunk_id, out.data, out.metadata)
+                args = (request_id, target, chunk_id, out.data, out.metadata, fan_out)
                 self._lane(target).put(request_id, self._send_chunk, *args)
 
     def complete(self, message: CompleteMessage) -> None:
@@ -205,6 +214,14 @@ class Outgoing:
             for i, (target, payload) in enumerate(zip(targets, projected, strict=True))
         ]
 
+    def _shared(self, payloads: list[tuple[str, StagePayload, bool]]) -> dict[int, FanOut]:
+        """By its id, each payload that several targets get through the relay."""
+        if self._relay is None or len(payloads) < 2:
+            return {}
+        sent = [payload for _, payload, is_local in payloads if not is_local]
+        uses = Counter(map(id, sent))
+        return {id(payload): FanOut(self._relay, payload) for payload in sent if uses[id(payload)] > 1}
+
     @staticmethod
     def _is_alone(index: int, projected: list[StagePayload], output: Any) -> bool:
         """Whether no other target of the fan-out can see what this one does to its payload."""
@@ -239,21 +256,27 @@ class Outgoing:
 
     # --- sending, inside the target's lane --------------------------------------------------------
 
-    async def _send_payload(
-        self, request_id: str, target: str, payload: StagePayload, is_local: bool
-    ) -> None:
+    async def _hand_over(self, request_id: str, target: str, payload: StagePayload) -> None:
+        if self.requests.is_dropped(request_id):
+            return
+        assert self._dispatcher is not None
+        try:
+            await self._dispatcher.send_payload(
+                from_stage=self._stage, to_stage=target, request_id=request_id, payload=payload
+            )
+        except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
+            self._fail_sending(request_id, target, exc)
+
+    async def _send_payload(self, request_id: str, target: str, payload: StagePayload | FanOut) -> None:
         if self.requests.is_dropped(request_id):
             return
         try:
-            if is_local:
-                assert self._dispatcher is not None
-                await self._dispatcher.send_payload(
-                    from_stage=self._stage, to_stage=target, request_id=request_id, payload=payload
+            if isinstance(payload, FanOut):
+                metadata, put = await payload.write(request_id, target)
+            else:
+                metadata, put = await relay_io.write_payload(
+                    self._needed_relay(target), request_id, payload, target=target
                 )
-                return
-            metadata, put = await relay_io.write_payload(
-                self._needed_relay(target), request_id, payload, target=target
-            )
             # The message leaves before the put is waited for: reading is what completes it.
             await self._control_plane.send_to_stage(
                 target,
@@ -265,7 +288,13 @@ class Outgoing:
             self._fail_sending(request_id, target, exc)
 
     async def _send_chunk(
-        self, request_id: str, target: str, chunk_id: int, data: Any, metadata: dict[str, Any] | None
+        self,
+        request_id: str,
+        target: str,
+        chunk_id: int,
+        data: Any,
+        metadata: dict[str, Any] | None,
+        fan_out: FanOut | None,
     ) -> None:
         if self.requests.is_dropped(request_id):
             return
@@ -292,6 +321,7 @@ class Outgoing:
                 chunk_id=chunk_id,
                 metadata=metadata,
                 same_gpu_targets=self._same_gpu_targets,
+                fan_out=fan_out,
             )
         except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
             self._fail_sending(request_id, target, exc)
