@@ -35,6 +35,7 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=benches:tests/soak $(BIN)/mypy $(filter-out benches/peer_%,$(wildcard benches/*.py)) $(wildcard tests/soak/*.py)
 	$(BIN)/lint-imports
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
@@ -48,27 +49,39 @@ test-python: build
 	$(BIN)/python -m pytest
 
 .PHONY: bench
-bench: build ## the data plane and the pipeline against memcpy, and against the peer where it is installed
-	cd benches && ../$(BIN)/python data_plane.py && ../$(BIN)/python pipeline.py && ../$(BIN)/python plot.py
+bench: build ## every case against memcpy, and against the peer where it is installed; some ten minutes
+	cd benches && ../$(BIN)/python data_plane.py
+	cd benches && ../$(BIN)/python pipeline.py
+	cd benches && ../$(BIN)/python stalled.py
+	cd benches && ../$(BIN)/python plot.py
+	cd benches && ../$(BIN)/python report.py
+	$(MAKE) bench-rust
+
+.PHONY: bench-rust
+bench-rust: ## encode, decode, allocate and the ledger, without Python
+	mkdir -p benches/results
+	cargo bench --locked --package sglang-omni-payload --package sglang-omni-relay --bench '*' \
+		| tee benches/results/rust.txt
 
 .PHONY: bench-peers
-bench-peers: $(BIN)/uv ## install the peer for `make bench`, in an environment of its own
+bench-peers: $(BIN)/uv ## install the peer for `make bench`, in an environment of its own (6 GB)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/peers/sglang-omni
-	$(BIN)/uv pip install --quiet --python build/peers/sglang-omni/bin/python -r benches/peer_requirements.txt
-	$(BIN)/uv pip install --quiet --python build/peers/sglang-omni/bin/python --no-deps sglang-omni==0.1.9 sglang==0.5.22
+	$(BIN)/uv pip install --python build/peers/sglang-omni/bin/python -r benches/peer_requirements.txt
+	$(BIN)/uv pip install --python build/peers/sglang-omni/bin/python --no-deps sglang-omni==0.1.9 sglang==0.5.22
 
 .PHONY: soak
 soak: build ## half an hour: a million random payloads between two processes, 200 kills at random moments
 	$(BIN)/python tests/soak/payloads.py
 	$(BIN)/python tests/soak/kills.py
 
+FUZZ_SECONDS ?= 600
 .PHONY: fuzz
-fuzz: ## ten minutes of hostile bytes for the payload decoder
+fuzz: ## ten minutes of hostile bytes for the payload decoder (FUZZ_SECONDS=60 for one)
 	cargo fuzz --version >/dev/null 2>&1 || cargo install --locked --version 0.13.2 cargo-fuzz
 	mkdir -p target/fuzz-corpus
 	RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=target/fuzz cargo fuzz run --fuzz-dir rust/payload/fuzz decode \
 		target/fuzz-corpus rust/payload/fuzz/corpus/decode -- \
-		-max_total_time=600 -malloc_limit_mb=64 -max_len=4096 -use_value_profile=1
+		-max_total_time=$(FUZZ_SECONDS) -malloc_limit_mb=64 -max_len=4096 -use_value_profile=1
 
 .PHONY: loom
 loom: ## every interleaving of the relay's tickets

@@ -1,38 +1,37 @@
-"""What a payload costs between two processes, against memcpy in the same run.
+"""What a payload costs between two processes, against memcpy in the same run, and beside the peer.
 
-python benches/data_plane.py
+    python benches/data_plane.py
 
-Prints one table and writes benches/results/data_plane.json. Where `make bench-peers` has built the
-peer's environment, the peer does the same work and gets a column.
+Writes benches/results/data_plane.json, which ``report.py`` and ``plot.py`` read. Blocks of our samples,
+the copies' and the peer's take turns; the peer takes part where `make bench-peers` has installed it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
+import ctypes
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from measure import memcpy_fresh, show_time, table, timed, write_results
-from two_processes import (
+from measure import (
     KIB,
     MIB,
-    SCALING,
-    TOUCH,
-    Line,
-    copies,
-    line,
-    medians,
-    one_thread,
-    rounds_for,
-    shapes,
+    Block,
+    Result,
+    Samples,
+    block,
+    conditions,
+    interleaved,
+    memcpy_fresh,
+    progress,
+    timed,
+    write_results,
 )
+from peer import Peer
+from two_processes import TENSOR_BYTES, TENSORS, TOUCH, Line, line, one_thread, shapes, touch
 
 from sglang_omni._core import ShmArena
 from sglang_omni.pipeline import relay_io
@@ -40,8 +39,8 @@ from sglang_omni.pipeline.control_plane import StageControlPlane, decode_message
 from sglang_omni.proto import DataReadyMessage, OmniRequest, StagePayload, codec
 from sglang_omni.relay import create_relay
 
-PEER = Path(__file__).resolve().parent.parent / "build/peers/sglang-omni/bin/python"
-TENSORS, TENSOR_BYTES = 200, 64 * KIB
+# Payload sizes of the scaling plot.
+SCALING = [KIB << (2 * step) for step in range(11)]
 
 
 class Ours:
@@ -51,17 +50,16 @@ class Ours:
         # A reader keeps views while at most half of the room is taken: enough for 1 GiB and its header.
         self.relay = create_relay("shm", engine_id="bench", slot_size_mb=2048, credits=2)
 
-    def payload(self, request_id: str, tensors: Any) -> StagePayload:
-        return StagePayload(request_id, OmniRequest(""), tensors)
+    def payload(self, request_id: str, data: Any) -> StagePayload:
+        return StagePayload(request_id, OmniRequest(""), data)
 
     async def write(self, payload: StagePayload) -> DataReadyMessage:
         metadata, _ = await relay_io.write_payload(self.relay, payload.request_id, payload, target="reader")
         return DataReadyMessage(payload.request_id, "writer", "reader", metadata)
 
-    async def read(self, message: Any) -> torch.Tensor:
+    async def read(self, message: Any) -> Any:
         payload = await relay_io.read_payload(self.relay, message.request_id, message.shm_metadata)
-        tensor: torch.Tensor = payload.data["tensor"]
-        return tensor
+        return payload.data
 
     async def settle(self) -> None:
         """Room comes back by itself."""
@@ -88,119 +86,123 @@ class Pair:
     names: list[str] = field(default_factory=list)
 
 
-@dataclass
-class Result:
-    """Seconds; ``must`` and ``aim`` are ratios to the limit or, for a bare case, seconds."""
-
-    case: str
-    ours: float
-    must: float
-    aim: float
-    limit: float | None = None
-    limit_name: str = "memcpy"
-    absolute: bool = False
-    also: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def ratio(self) -> float | None:
-        return self.ours / self.limit if self.limit else None
-
-    @property
-    def reached(self) -> bool:
-        return (self.ours if self.absolute or not self.limit else self.ours / self.limit) <= self.must
-
-    def goal(self, value: float) -> str:
-        return show_time(value) if self.absolute else f"{value:g} x"
+# --- two processes ---------------------------------------------------------------------------
 
 
-async def one_way(line: Line, carrier: Ours, nbytes: int) -> dict[str, float]:
-    """Medians for one size: our write and one way, with and without touching, and the floors."""
+def copies(source: torch.Tensor, count: int) -> list[Block]:
+    """The floors: a tensor copied into warm memory by each who might be quickest, and a look at every page.
+
+    numpy asks for huge pages for the target, so the quickest is the fastest copy one thread has here.
+    """
+    array, into = source.numpy(), np.ones(source.nbytes, np.uint8)
+    target = torch.from_numpy(into)
+    return [
+        block("torch copy_", lambda: target.copy_(source), count),
+        block("np.copyto", lambda: np.copyto(into, array), count),
+        block("memmove", lambda: ctypes.memmove(into.ctypes.data, array.ctypes.data, array.nbytes), count),
+        block("touch", lambda: touch(target), count),
+    ]
+
+
+def effort(nbytes: int) -> tuple[int, int]:
+    """Rounds, and samples of each block in a round: a few seconds for any size."""
+    return max(5, min(15, (2 << 30) // nbytes)), max(
+        1, min(20, (512 << 20) // nbytes, (8 << 20) // nbytes + 3)
+    )
+
+
+async def one_way(between: Line, peer: Peer, carrier: Ours, nbytes: int) -> dict[str, float]:
+    """Medians for one size, with and without reading every page, and the floors."""
     tensor = torch.ones(nbytes, dtype=torch.uint8)
     payload = carrier.payload("bench", {"tensor": tensor})
-    fresh = memcpy_fresh(nbytes)
-    wrote: list[float] = []
+    rounds, count = effort(nbytes)
 
-    async def look() -> float:
-        write, whole = await line.pipe(payload)
-        wrote.append(write)
-        return whole
+    async def look() -> Samples:
+        return await between.pipe(payload, count)
 
-    async def look_and_touch() -> float:
-        return (await line.pipe(payload, TOUCH))[1]
+    async def look_and_touch() -> Samples:
+        return {"touched": (await between.pipe(payload, count, TOUCH))["one way"]}
 
-    async def into_fresh() -> float:
-        return timed(fresh)
-
-    rounds = rounds_for(nbytes)
-    cases = {**copies(tensor), "one way": look, "one way, touched": look_and_touch}
-    found = await medians(cases, rounds)
+    blocks = [*copies(tensor, count), look, peer.block("one_way", nbytes, count, False)]
+    if nbytes == 256 * MIB:
+        blocks.append(look_and_touch)
+    found = await interleaved(blocks, rounds)
+    if nbytes == 256 * MIB:
+        theirs = await interleaved([peer.block("one_way", nbytes, count, True)], rounds)
+        found |= {"peer touched": theirs["peer one way"]} if theirs else {}
     # Apart from the others: its page faults leave nobody's data in the caches.
-    found |= await medians({"fresh": into_fresh}, min(rounds, 20))
-    found["write"] = float(np.median(wrote[3:]))
+    found |= await interleaved([block("fresh", memcpy_fresh(nbytes), count)], rounds)
     found["memcpy"] = min(found[name] for name in ("torch copy_", "np.copyto", "memmove"))
     return found
 
 
-async def between_processes(scaling: dict[int, dict[str, float]]) -> list[Result]:
-    carrier = Ours()
-    async with line(Ours, carrier) as between:
-        for nbytes in SCALING:
-            scaling[nbytes] = await one_way(between, carrier, nbytes)
-        small = carrier.payload("bench", {"tensor": torch.ones(4 * KIB, dtype=torch.uint8)})
+async def small_payload(between: Line, peer: Peer, carrier: Ours) -> dict[str, float]:
+    """4 KiB: over a pipe, and over the control plane. After this the line is of no use for pipes."""
+    payload = carrier.payload("bench", {"tensor": torch.ones(4 * KIB, dtype=torch.uint8)})
 
-        async def through_pipe() -> float:
-            return (await between.pipe(small))[1]
+    async def pipe() -> Samples:
+        return {"pipe": (await between.pipe(payload, 50))["one way"]}
 
-        pipe = await medians({"wake": between.wake, "pipe": through_pipe}, 2000)
-        await between.use_plane()
+    found = await interleaved([lambda: between.wake(50), pipe, peer.block("pipe", 50)], 20)
+    await between.use_plane()
+    await peer.block("use_plane")()
+    found |= await interleaved([lambda: between.plane(payload, 50), peer.block("control_plane", 50)], 40)
+    await between.end(payload)
+    return found
 
-        async def through_plane() -> float:
-            return await between.plane(small)
 
-        plane = await medians({"plane": through_plane}, 2000)
-        await between.end(small)
-
-    def against_memcpy(case: str, nbytes: int, what: str, must: float, aim: float) -> Result:
+def two_process_results(scaling: dict[int, dict[str, float]], small: dict[str, float]) -> list[Result]:
+    def row(case: str, nbytes: int, what: str, must: float, aim: float) -> Result:
         found = scaling[nbytes]
-        floor = found["memcpy"] + (found["touch"] if "touched" in what else 0)
-        also = {"memcpy": found["memcpy"], "memcpy into fresh memory": found["fresh"]}
-        name = "memcpy and touch" if "touched" in what else "memcpy"
-        return Result(case, found[what], must, aim, floor, name, also=also)
+        return Result(
+            case,
+            found[what],
+            "x",
+            must,
+            aim,
+            found["memcpy"] + (found["touch"] if what == "touched" else 0),
+            "memcpy and a look at each page" if what == "touched" else "memcpy",
+            found["fresh"],
+            found.get(f"peer {what}"),
+        )
 
-    results = [against_memcpy("write side, 256 MiB", 256 * MIB, "write", 1.25, 1.05)]
-    for size, must, aim in ((256, 1.5, 1.1), (64, 1.5, 1.1), (1, 4, 2)):
-        name = f"write to read, two processes, {size} MiB"
-        results.append(against_memcpy(f"{name}: view", size * MIB, "one way", must, aim))
-        results.append(
-            against_memcpy(f"{name}: view, every page read", size * MIB, "one way, touched", must, aim)
-        )
-    for name, seconds in (("control plane", plane["plane"]), ("a pipe", pipe["pipe"])):
-        results.append(
-            Result(
-                f"4 KiB one way, two processes, data and control over {name}",
-                seconds,
-                0.12e-3,
-                0.04e-3,
-                pipe["wake"],
-                "200 bytes through a pipe",
-                absolute=True,
-            )
-        )
+    big = 256 * MIB
+    results = [
+        row("write side, 1 x 256 MiB, pack and put", big, "write", 1.25, 1.05),
+        row("write to read, two processes, 256 MiB", big, "one way", 1.5, 1.1),
+        row("the same, and every page read", big, "touched", 1.5, 1.1),
+    ]
+    for size, must, aim in ((64, 1.5, 1.1), (1, 4, 2)):
+        results += [
+            row(f"write to read, {size} MiB, relay only", size * MIB, "relay", must, aim),
+            row(f"the same with message and wake-up, {size} MiB", size * MIB, "one way", must, aim),
+        ]
+    wake = "200 bytes through a pipe"
+    for through, name in (("control plane", "4 KiB one way, two processes, data and control"),
+                          ("pipe", "the same, the message through a pipe")):  # fmt: skip
+        peer = small.get(f"peer {through}")
+        results.append(Result(name, small[through], "s", 0.12e-3, 0.04e-3, small["wake"], wake, peer=peer))
     return results
 
 
-async def in_one_process() -> list[Result]:
-    """Packing and unpacking, where both ends can be in one process."""
+# --- one process -----------------------------------------------------------------------------
+
+
+async def many_tensors(peer: Peer) -> list[Result]:
+    """Packing and unpacking 200 tensors, where both ends can be in one process."""
     carrier = Ours()
     tensors = [torch.ones(TENSOR_BYTES, dtype=torch.uint8) for _ in range(TENSORS)]
     arrays = [tensor.numpy() for tensor in tensors]
-    flat = np.ones(TENSORS * TENSOR_BYTES, np.uint8)
-    parts = [flat[i * TENSOR_BYTES :][:TENSOR_BYTES] for i in range(TENSORS)]
     buffer = bytearray(TENSORS * TENSOR_BYTES)
 
-    def copy_all() -> None:
-        for part, array in zip(parts, arrays, strict=True):
-            np.copyto(part, array)
+    def copy_into(flat: Any) -> Callable[[], None]:
+        parts = [flat[i * TENSOR_BYTES :][:TENSOR_BYTES] for i in range(TENSORS)]
+
+        def copy() -> None:
+            for part, array in zip(parts, arrays, strict=True):
+                np.copyto(part, array)
+
+        return copy
 
     def view_all() -> list[torch.Tensor]:
         return [
@@ -208,59 +210,40 @@ async def in_one_process() -> list[Result]:
             for i in range(TENSORS)
         ]
 
-    announced: dict[str, DataReadyMessage] = {}
-
-    def pack(name: str, payload: StagePayload) -> Callable[[], Any]:
-        async def case() -> float:
+    def ours(name: str, payload: StagePayload) -> Block:
+        async def run() -> Samples:
+            samples: Samples = {f"pack {name}": [], f"unpack {name}": []}
             loop = asyncio.get_running_loop()
-            began = loop.time()
-            announced[name] = await carrier.write(payload)
-            return loop.time() - began
+            for _ in range(5):
+                began = loop.time()
+                message = await carrier.write(payload)
+                packed = loop.time()
+                data = await carrier.read(message)
+                samples[f"unpack {name}"].append(loop.time() - packed)
+                samples[f"pack {name}"].append(packed - began)
+                del data
+            return samples
 
-        return case
+        return run
 
-    def unpack(name: str) -> Callable[[], Any]:
-        async def case() -> float:
-            loop = asyncio.get_running_loop()
-            message = announced[name]
-            began = loop.time()
-            payload = await relay_io.read_payload(
-                carrier.relay, message.request_id, message.shm_metadata or {}
-            )
-            seconds = loop.time() - began
-            del payload
-            return seconds
-
-        return case
-
-    async def copied() -> float:
-        return timed(copy_all)
-
-    async def viewed() -> float:
-        return timed(view_all)
-
-    cases: dict[str, Any] = {"memcpy": copied, "views": viewed}
-    for name, data in shapes(tensors, Pair).items():
-        cases[f"pack {name}"] = pack(name, carrier.payload("bench", data))
-        cases[f"unpack {name}"] = unpack(name)
-    found = await medians(cases, 100)
-    many = f"{TENSORS} x {TENSOR_BYTES // KIB} KiB in "
-    results = [
-        Result(f"{many}{name}: pack and put", found[f"pack {name}"], 2, 1.3, found["memcpy"])
-        for name in ("dicts and lists", "dataclasses")
-    ]
-    results += [
-        Result(
-            f"unpack {TENSORS} tensors from {name}",
-            found[f"unpack {name}"],
-            0.9e-3,
-            0.3e-3,
-            found["views"],
-            f"{TENSORS} x torch.frombuffer",
-            absolute=True,
+    many = shapes(tensors, Pair)
+    blocks = [block("memcpy", copy_into(np.ones(len(buffer), np.uint8)), 5), block("views", view_all, 5)]
+    for name, data in many.items():
+        blocks += [ours(name, carrier.payload("bench", data)), peer.block("pack", name, 5)]
+    found = await interleaved(blocks, 25)
+    found |= await interleaved([block("fresh", memcpy_fresh(len(buffer)), 5)], 10)
+    results = []
+    for name in many:
+        case = f"{TENSORS} x {TENSOR_BYTES // KIB} KiB in {name}: pack"
+        peers = found.get(f"peer pack {name}")
+        floor, fresh = found["memcpy"], found["fresh"]
+        results.append(Result(case, found[f"pack {name}"], "x", 2, 1.3, floor, fresh=fresh, peer=peers))
+    for name in many:
+        case, peers = f"unpack {TENSORS} tensors from {name}", found.get(f"peer unpack {name}")
+        limit = f"{TENSORS} x torch.frombuffer"
+        results.append(
+            Result(case, found[f"unpack {name}"], "s", 0.9e-3, 0.3e-3, found["views"], limit, peer=peers)
         )
-        for name in ("dicts and lists", "dataclasses")
-    ]
     return results
 
 
@@ -276,54 +259,24 @@ def credit() -> Result:
             arena.revoke("bench")
 
     seconds = float(np.median([timed(take_and_return) for _ in range(30)])) / times
-    return Result(
-        "take and return a credit from Python (put 64 bytes, revoke)", seconds, 1e-6, 0.3e-6, absolute=True
-    )
-
-
-def peer() -> dict[str, Any]:
-    """What the peer needs for the same cases, or nothing where its environment is not built."""
-    if not PEER.exists():
-        return {}
-    script = Path(__file__).with_name("peer_data_plane.py")
-    # A PYTHONPATH of ours would put our package of the same name before the peer's.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([PEER, script], capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise SystemExit(f"the peer's benchmark failed; its last words:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def report(results: list[Result], others: dict[str, Any]) -> str:
-    headings = ["case", "limit", "ours", "ratio", "must reach", "aim for", "reached", "peer"]
-    rows = []
-    for result in results:
-        limit = f"{result.limit_name} {show_time(result.limit)}" if result.limit else "-"
-        theirs = others.get("cases", {}).get(result.case)
-        rows.append(
-            [
-                result.case,
-                limit,
-                show_time(result.ours),
-                f"{result.ratio:.2f} x" if result.ratio else "-",
-                result.goal(result.must),
-                result.goal(result.aim),
-                "yes" if result.reached else "no",
-                show_time(theirs) if theirs else "-",
-            ]
-        )
-    return table(headings, rows)
+    return Result("take and return a credit, from Python", seconds, "s", 1e-6, 0.3e-6)
 
 
 async def main() -> None:
     one_thread()
-    scaling: dict[int, dict[str, float]] = {}
-    results = [*await between_processes(scaling), *await in_one_process(), credit()]
-    others = peer()
-    print(report(results, others))
-    cases = [{**asdict(result), "ratio": result.ratio, "reached": result.reached} for result in results]
-    write_results("data_plane", {"cases": cases, "scaling": scaling, "peer": others})
+    began = conditions()
+    async with Peer("peer_data_plane.py") as peer:
+        carrier = Ours()
+        scaling: dict[int, dict[str, float]] = {}
+        async with line(Ours, carrier) as between:
+            for nbytes in SCALING:
+                scaling[nbytes] = await one_way(between, peer, carrier, nbytes)
+                progress(f"one way, {nbytes // KIB} KiB: {scaling[nbytes]['one way'] * 1e3:.3f} ms")
+            small = await small_payload(between, peer, carrier)
+        results = two_process_results(scaling, small)
+        results += [*await many_tensors(peer), credit()]
+    path = write_results("data_plane", began, results, scaling=scaling)
+    progress(f"wrote {path}")
 
 
 if __name__ == "__main__":

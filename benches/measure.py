@@ -1,4 +1,7 @@
-"""What every benchmark here shares: medians of interleaved runs, memcpy as the limit, tables and JSON."""
+"""What the benchmarks share: interleaved samples, memcpy as the limit, results as JSON and as a table.
+
+Needs nothing but numpy, because the peer's environment imports it too.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,25 @@ import mmap
 import os
 import platform
 import statistics
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+KIB, MIB = 1 << 10, 1 << 20
 RESULTS = Path(__file__).resolve().parent / "results"
+
+# Some samples of one or several quantities: {"write": [seconds, ...], "read": [...]}.
+Samples = dict[str, list[float]]
+Block = Callable[[], Awaitable[Samples]]
+
+
+def progress(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", file=sys.stderr, flush=True)
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -24,26 +38,24 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def interleaved(cases: Mapping[str, Callable[[], Any]], rounds: int, warmup: int = 2) -> dict[str, float]:
-    """Median seconds of each case. Rounds go A B A B ..., so a drift of the machine meets all alike."""
-    samples: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(warmup + rounds):
-        for name, work in cases.items():
-            seconds = timed(work)
-            if number >= warmup:
-                samples[name].append(seconds)
+def block(name: str, work: Callable[[], Any], count: int = 1) -> Block:
+    """The seconds of ``count`` calls."""
+
+    async def run() -> Samples:
+        return {name: [timed(work) for _ in range(count)]}
+
+    return run
+
+
+async def interleaved(blocks: Sequence[Block], rounds: int) -> dict[str, float]:
+    """Medians of all samples. Blocks go A B A B ..., so a drift of the machine meets all; first a warm-up."""
+    samples: Samples = {}
+    for number in range(1 + rounds):
+        for run in blocks:
+            for name, values in (await run()).items():
+                if number:
+                    samples.setdefault(name, []).extend(values)
     return {name: statistics.median(values) for name, values in samples.items()}
-
-
-def percentile(samples: list[float], percent: float) -> float:
-    ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
-
-
-def memcpy_warm(nbytes: int) -> Callable[[], None]:
-    """A copy between two buffers that are mapped and faulted in: the floor of any transport with one copy."""
-    source, destination = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
-    return lambda: np.copyto(destination, source)
 
 
 def memcpy_fresh(nbytes: int) -> Callable[[], None]:
@@ -59,6 +71,61 @@ def memcpy_fresh(nbytes: int) -> Callable[[], None]:
     return copy
 
 
+@dataclass
+class Result:
+    """One row: a quantity in seconds, or in events per second.
+
+    ``must`` and ``aim`` are multiples of ``limit`` where ``unit`` is "x", and in its unit otherwise. A row
+    without them is there to be read beside the others.
+    """
+
+    case: str
+    ours: float
+    unit: Literal["x", "s", "/s"]
+    must: float | None = None
+    aim: float | None = None
+    limit: float | None = None
+    limit_name: str = "memcpy"
+    fresh: float | None = None
+    peer: float | None = None
+
+    def reaches(self, goal: float) -> bool:
+        if self.unit == "/s":
+            return self.ours >= goal
+        return (self.ours / self.limit if self.unit == "x" and self.limit else self.ours) <= goal
+
+    @property
+    def reached(self) -> str:
+        if self.must is None or self.aim is None:
+            return "-"
+        return (
+            "yes, and the aim" if self.reaches(self.aim) else "yes" if self.reaches(self.must) else "**no**"
+        )
+
+    def row(self) -> list[str]:
+        show = show_rate if self.unit == "/s" else show_time
+        goal = (lambda value: f"{value:g} x") if self.unit == "x" else show
+        limit = "-" if self.limit is None else show(self.limit)
+        if self.limit is not None and self.limit_name != "memcpy":
+            limit = f"{self.limit_name} {limit}"
+        return [
+            self.case,
+            limit,
+            "-" if self.fresh is None else show(self.fresh),
+            show(self.ours),
+            "-" if self.limit is None else f"{self.ours / self.limit:.2f} x",
+            "-" if self.must is None else goal(self.must),
+            "-" if self.aim is None else goal(self.aim),
+            self.reached,
+            "-" if self.peer is None else show(self.peer),
+            "-" if self.peer is None else f"{max(self.peer / self.ours, self.ours / self.peer):.1f} x",
+        ]
+
+
+HEADINGS = ["case", "memcpy warm, or limit", "memcpy fresh", "ours", "of the limit", "must reach", "aim for"]
+HEADINGS += ["reached", "peer", "ours is better by"]
+
+
 def show_time(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
         if seconds * scale >= 1 or unit == "us":
@@ -66,15 +133,32 @@ def show_time(seconds: float) -> str:
     raise AssertionError
 
 
-def table(headings: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    lines = [headings, ["---"] * len(headings), *rows]
+def show_rate(per_second: float) -> str:
+    return f"{per_second:,.0f}/s"
+
+
+def table(rows: list[list[str]]) -> str:
+    """A Markdown table under ``HEADINGS``."""
+    lines = [HEADINGS, ["---"] * len(HEADINGS), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def write_results(name: str, results: Any) -> Path:
+def conditions() -> dict[str, Any]:
+    """When and where: a reader must know what else ran on the machine."""
+    return {
+        "when": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "load": [round(load, 1) for load in os.getloadavg()],
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    }
+
+
+def write_results(name: str, began: dict[str, Any], results: list[Result], **more: Any) -> Path:
+    """``began`` is what ``conditions`` were at the start."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-    path.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
+    cases = [{**asdict(result), "reached": result.reached} for result in results]
+    content = {"began": began, "ended": conditions(), "cases": cases, **more}
+    path.write_text(json.dumps(content, indent=1) + "\n")
     return path

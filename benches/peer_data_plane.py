@@ -1,26 +1,21 @@
-"""The peer's data plane on the work of ``data_plane.py``, by its public functions.
-
-Runs in the environment that `make bench-peers` builds, under the names of ``data_plane.py``'s cases;
-prints one line of JSON.
-"""
+"""The peer's data plane on the work of ``data_plane.py``, by its public functions, in its environment."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from measure import KIB, Samples
+from peer import answer
 from sglang_omni.comm import DataRef, TransportKind, stage_io
-from two_processes import KIB, MIB, SCALING, TOUCH, Line, line, medians, one_thread, rounds_for, shapes
+from two_processes import LOOK, TENSOR_BYTES, TENSORS, TOUCH, line, one_thread, shapes
 
 from sglang_omni.pipeline.control_plane import StageControlPlane, deserialize_message, serialize_message
 from sglang_omni.proto import DataReadyMessage, OmniRequest, StagePayload
 from sglang_omni.relay.shm import ShmRelay
-
-TENSORS, TENSOR_BYTES = 200, 64 * KIB
 
 
 class Peer:
@@ -30,8 +25,8 @@ class Peer:
         self.relay = ShmRelay("bench")
         self._put: Any = None
 
-    def payload(self, request_id: str, tensors: Any) -> StagePayload:
-        return StagePayload(request_id, OmniRequest(""), tensors)
+    def payload(self, request_id: str, data: Any) -> StagePayload:
+        return StagePayload(request_id, OmniRequest(""), data)
 
     async def write(self, payload: StagePayload) -> DataReadyMessage:
         reference, self._put = await stage_io.write_payload(
@@ -44,12 +39,9 @@ class Peer:
         )
         return DataReadyMessage(payload.request_id, "writer", "reader", reference.to_dict())
 
-    async def read_all(self, message: Any) -> StagePayload:
+    async def read(self, message: Any) -> Any:
         reference = DataRef.from_dict(message.data_ref)
-        return await stage_io.read_payload(self.relay, message.request_id, reference)
-
-    async def read(self, message: Any) -> torch.Tensor:
-        return (await self.read_all(message)).data["tensor"]
+        return (await stage_io.read_payload(self.relay, message.request_id, reference)).data
 
     async def settle(self) -> None:
         # Its acknowledgement, without the message that carries it.
@@ -75,79 +67,47 @@ class Pair:
     names: list[str] = field(default_factory=list)
 
 
-async def one_way(between: Line, carrier: Peer, nbytes: int) -> dict[str, float]:
-    payload = carrier.payload("bench", {"tensor": torch.ones(nbytes, dtype=torch.uint8)})
-    wrote: list[float] = []
-
-    async def look() -> float:
-        write, whole = await between.pipe(payload)
-        wrote.append(write)
-        return whole
-
-    async def look_and_touch() -> float:
-        return (await between.pipe(payload, TOUCH))[1]
-
-    cases = {"one way": look, "one way, touched": look_and_touch}
-    found = await medians(cases, min(60, rounds_for(nbytes)))
-    return {**found, "write": sorted(wrote[3:])[len(wrote[3:]) // 2]}
-
-
-async def between_processes(scaling: dict[int, dict[str, float]]) -> dict[str, float]:
-    carrier = Peer()
-    async with line(Peer, carrier) as between:
-        for nbytes in SCALING:
-            scaling[nbytes] = await one_way(between, carrier, nbytes)
-        small = carrier.payload("bench", {"tensor": torch.ones(4 * KIB, dtype=torch.uint8)})
-
-        async def through_pipe() -> float:
-            return (await between.pipe(small))[1]
-
-        pipe = await medians({"pipe": through_pipe}, 500)
-        await between.use_plane()
-
-        async def through_plane() -> float:
-            return await between.plane(small)
-
-        plane = await medians({"plane": through_plane}, 500)
-        await between.end(small)
-    cases = {"write side, 256 MiB": scaling[256 * MIB]["write"]}
-    for size in (256, 64, 1):
-        name = f"write to read, two processes, {size} MiB"
-        cases[f"{name}: view"] = scaling[size * MIB]["one way"]
-        cases[f"{name}: view, every page read"] = scaling[size * MIB]["one way, touched"]
-    name = "4 KiB one way, two processes, data and control over"
-    return {**cases, f"{name} control plane": plane["plane"], f"{name} a pipe": pipe["pipe"]}
-
-
-async def in_one_process() -> dict[str, float]:
-    carrier = Peer()
-    tensors = [torch.ones(TENSOR_BYTES, dtype=torch.uint8) for _ in range(TENSORS)]
-    cases: dict[str, float] = {}
-    for name, data in shapes(tensors, Pair).items():
-        payload = carrier.payload("bench", data)
-        unpacked: list[float] = []
-
-        async def pack() -> float:
-            began = time.monotonic()
-            message = await carrier.write(payload)  # noqa: B023 - used within this round
-            packed = time.monotonic()
-            await carrier.read_all(message)
-            unpacked.append(time.monotonic() - packed)  # noqa: B023
-            await carrier.settle()
-            return packed - began
-
-        cases[f"{TENSORS} x {TENSOR_BYTES // KIB} KiB in {name}: pack and put"] = (
-            await medians({"pack": pack}, 50)
-        )["pack"]
-        cases[f"unpack {TENSORS} tensors from {name}"] = sorted(unpacked)[len(unpacked) // 2]
-    return cases
-
-
 async def main() -> None:
     one_thread()
-    scaling: dict[int, dict[str, float]] = {}
-    cases = {**await between_processes(scaling), **await in_one_process()}
-    print(json.dumps({"cases": cases, "scaling": scaling}))
+    carrier = Peer()
+    tensors = [torch.ones(TENSOR_BYTES, dtype=torch.uint8) for _ in range(TENSORS)]
+    many = {name: carrier.payload("bench", data) for name, data in shapes(tensors, Pair).items()}
+    small = carrier.payload("bench", {"tensor": torch.ones(4 * KIB, dtype=torch.uint8)})
+    one: dict[int, StagePayload] = {}
+
+    async with line(Peer, carrier) as between:
+
+        async def one_way(nbytes: int, count: int, touched: bool) -> Samples:
+            if nbytes not in one:
+                one.clear()
+                one[nbytes] = carrier.payload("bench", {"tensor": torch.ones(nbytes, dtype=torch.uint8)})
+            return await between.pipe(one[nbytes], count, TOUCH if touched else LOOK)
+
+        async def pipe(count: int) -> Samples:
+            return {"pipe": (await between.pipe(small, count))["one way"]}
+
+        async def use_plane() -> Samples:
+            await between.use_plane()
+            return {}
+
+        async def control_plane(count: int) -> Samples:
+            return await between.plane(small, count)
+
+        async def pack(name: str, count: int) -> Samples:
+            samples: Samples = {f"pack {name}": [], f"unpack {name}": []}
+            for _ in range(count):
+                began = time.monotonic()
+                message = await carrier.write(many[name])
+                packed = time.monotonic()
+                await carrier.read(message)
+                samples[f"unpack {name}"].append(time.monotonic() - packed)
+                samples[f"pack {name}"].append(packed - began)
+                await carrier.settle()
+            return samples
+
+        cases = (one_way, pipe, use_plane, control_plane, pack)
+        await answer({case.__name__: case for case in cases})
+        await between.end(small)
 
 
 if __name__ == "__main__":

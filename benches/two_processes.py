@@ -8,24 +8,19 @@ CLOCK_MONOTONIC, which is one clock for the whole machine.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import multiprocessing
-import statistics
 import struct
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-import numpy as np
-from measure import timed
+from measure import KIB, Samples
 
-KIB, MIB = 1 << 10, 1 << 20
 PAGE = 4096
-# Payload sizes of the scaling plot.
-SCALING = [KIB << (2 * step) for step in range(11)]
+TENSORS, TENSOR_BYTES = 200, 64 * KIB
 # First byte of a frame: only look at the tensor, or read a byte of each of its pages.
 LOOK, TOUCH = b"l", b"t"
 _END = "end"
@@ -38,21 +33,16 @@ class Carrier(Protocol):
         """The control message that announces the payload."""
 
     async def read(self, message: Any) -> Any:
-        """The tensor of a payload ``{"tensor": ...}``."""
+        """The payload's data."""
 
     async def settle(self) -> None:
         """The reader is done with the last payload."""
 
-    def payload(self, request_id: str, tensors: Any) -> Any: ...
+    def payload(self, request_id: str, data: Any) -> Any: ...
     def encode(self, message: Any) -> bytes: ...
     def decode(self, frame: bytes) -> Any: ...
     def plane(self, name: str, folder: str) -> Any:
         """A StageControlPlane with sockets in ``folder``."""
-
-
-def rounds_for(nbytes: int) -> int:
-    """More rounds for what is short, at most a few seconds for any size."""
-    return max(9, min(400, (4 << 30) // nbytes))
 
 
 def touch(tensor: Any) -> int:
@@ -70,47 +60,8 @@ def shapes(tensors: list[Any], pair: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-async def medians(
-    cases: Mapping[str, Callable[[], Awaitable[float]]], rounds: int, warmup: int = 3
-) -> dict[str, float]:
-    """Median of the seconds each case reports. Rounds go A B A B ..., so a drift of the machine meets all."""
-    samples: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(warmup + rounds):
-        for name, case in cases.items():
-            seconds = await case()
-            if number >= warmup:
-                samples[name].append(seconds)
-    return {name: statistics.median(values) for name, values in samples.items()}
-
-
-def copies(source: Any) -> dict[str, Callable[[], Awaitable[float]]]:
-    """The floors: a tensor copied into warm memory by whoever is quickest, and a look at every page.
-
-    numpy asks for huge pages for the target, so this is the fastest copy one thread has here.
-    """
-    import torch
-
-    array = source.numpy()
-    into = np.ones(source.nbytes, np.uint8)
-    target = torch.from_numpy(into)
-
-    async def by_torch() -> float:
-        return timed(lambda: target.copy_(source))
-
-    async def by_numpy() -> float:
-        return timed(lambda: np.copyto(into, array))
-
-    async def by_libc() -> float:
-        return timed(lambda: ctypes.memmove(into.ctypes.data, array.ctypes.data, array.nbytes))
-
-    async def touched() -> float:
-        return timed(lambda: touch(target))
-
-    return {"torch copy_": by_torch, "np.copyto": by_numpy, "memmove": by_libc, "touch": touched}
-
-
 class Line:
-    """The sender's end of a line to a reader process."""
+    """The sender's end of a line to a reader process. Payloads are ``{"tensor": ...}``."""
 
     def __init__(self, carrier: Carrier, connection: Connection, folder: str) -> None:
         self._carrier = carrier
@@ -121,43 +72,64 @@ class Line:
     async def start(self) -> None:
         self._plane = self._carrier.plane("writer", self._folder)
         await self._plane.start()
-        self._connection.recv_bytes()  # the reader has imported everything
+        await self._receive()  # the reader has imported everything
 
-    async def pipe(self, payload: Any, how: bytes = LOOK) -> tuple[float, float]:
-        """Seconds of the write, and one way: write, message through a pipe, read."""
-        began = time.monotonic()
-        message = await self._carrier.write(payload)
-        wrote = time.monotonic()
-        self._connection.send_bytes(how + self._carrier.encode(message))
-        return wrote - began, await self._arrival() - began
+    async def pipe(self, payload: Any, count: int, how: bytes = LOOK) -> Samples:
+        """The message goes through a pipe. "relay" is the write and the read without the way between them."""
+        samples: Samples = {"write": [], "relay": [], "one way": []}
+        for _ in range(count):
+            began = time.monotonic()
+            message = await self._carrier.write(payload)
+            wrote = time.monotonic()
+            self._connection.send_bytes(how + self._carrier.encode(message))
+            read_began, arrived = await self._arrival()
+            samples["write"].append(wrote - began)
+            samples["relay"].append(wrote - began + arrived - read_began)
+            samples["one way"].append(arrived - began)
+        return samples
 
-    async def plane(self, payload: Any) -> float:
-        """Seconds one way: write, message through the control plane's sockets, read."""
-        began = time.monotonic()
-        message = await self._carrier.write(payload)
-        await self._plane.send_to_stage("reader", f"ipc://{self._folder}/reader", message)
-        return await self._arrival() - began
+    async def plane(self, payload: Any, count: int) -> Samples:
+        """The message goes through the control plane's sockets."""
+        samples = []
+        for _ in range(count):
+            began = time.monotonic()
+            message = await self._carrier.write(payload)
+            await self._plane.send_to_stage("reader", f"ipc://{self._folder}/reader", message)
+            samples.append((await self._arrival())[1] - began)
+        return {"control plane": samples}
 
-    async def wake(self) -> float:
-        """Seconds until the reader sees 200 bytes in the pipe: nothing can be quicker."""
-        began = time.monotonic()
-        self._connection.send_bytes(b"w" * 200)
-        return await self._arrival(settle=False) - began
+    async def wake(self, count: int) -> Samples:
+        """200 bytes through the pipe: nothing can be quicker."""
+        samples = []
+        for _ in range(count):
+            began = time.monotonic()
+            self._connection.send_bytes(b"w" * 200)
+            samples.append((await self._arrival(settle=False))[1] - began)
+        return {"wake": samples}
 
     async def use_plane(self) -> None:
         """From now on the reader listens to the control plane."""
         self._connection.send_bytes(b"")
-        self._connection.recv_bytes()
+        await self._receive()
 
-    async def _arrival(self, settle: bool = True) -> float:
-        (arrived,) = struct.unpack("d", self._connection.recv_bytes())
+    async def _arrival(self, settle: bool = True) -> tuple[float, float]:
+        read_began, arrived = struct.unpack("dd", await self._receive())
         if settle:
             await self._carrier.settle()
-        return float(arrived)
+        return read_began, arrived
+
+    async def _receive(self) -> bytes:
+        # Not blocking the loop: what a send has left to it must go out.
+        if not self._connection.poll():
+            loop, ready = asyncio.get_running_loop(), asyncio.Event()
+            loop.add_reader(self._connection.fileno(), ready.set)
+            await ready.wait()
+            loop.remove_reader(self._connection.fileno())
+        return self._connection.recv_bytes()
 
     async def end(self, payload: Any) -> None:
         payload.request_id = _END
-        await self.plane(payload)
+        await self.plane(payload, 1)
         self._plane.close()
 
 
@@ -195,31 +167,30 @@ def _reader(make_carrier: Callable[[], Carrier], connection: Connection, folder:
 async def _read(carrier: Carrier, connection: Connection, folder: str) -> None:
     plane = carrier.plane("reader", folder)
     await plane.start()
-
-    def arrived() -> None:
-        connection.send_bytes(struct.pack("d", time.monotonic()))
-
     connection.send_bytes(b"ready")
     while frame := connection.recv_bytes():
         how, frame = frame[:1], frame[1:]
+        began = time.monotonic()
         if how in (LOOK, TOUCH):
-            tensor = await carrier.read(carrier.decode(frame))
+            tensor = (await carrier.read(carrier.decode(frame)))["tensor"]
             if how == TOUCH:
                 touch(tensor)
             else:
                 tensor[-1].item()
-            when = struct.pack("d", time.monotonic())
+            arrived = time.monotonic()
             del tensor  # before the answer: the writer finds its room again
-            connection.send_bytes(when)
         else:
-            arrived()
+            arrived = began
+        connection.send_bytes(struct.pack("dd", began, arrived))
     connection.send_bytes(b"ready")
     while True:
         message = await plane.recv()
-        tensor = await carrier.read(message)
+        began = time.monotonic()
+        tensor = (await carrier.read(message))["tensor"]
         tensor[-1].item()
+        arrived = time.monotonic()
         del tensor
-        arrived()
+        connection.send_bytes(struct.pack("dd", began, arrived))
         if message.request_id == _END:
             plane.close()
             return
