@@ -79,7 +79,7 @@ class StreamScheduler:
             message = self._next_message(wait=not self._ready)
             while message is not None:
                 if message is _WAKE:
-                    if self._run_commands():
+                    if self._run_command():
                         return
                 else:
                     self._receive(message)
@@ -102,13 +102,12 @@ class StreamScheduler:
         except queue.Empty:
             return None
 
-    def _run_commands(self) -> bool:
-        """Whether to stop."""
-        while not self._commands.empty():
-            request_id = self._commands.get()
-            if request_id is None:
-                return True
-            self._drop(request_id)
+    def _run_command(self) -> bool:
+        """Whether to stop. One for each wake-up: an abort must not overtake the request it is about."""
+        request_id = self._commands.get()
+        if request_id is None:
+            return True
+        self._drop(request_id)
         return False
 
     def _drop(self, request_id: str) -> None:

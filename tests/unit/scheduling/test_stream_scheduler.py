@@ -14,6 +14,8 @@ from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.stream_scheduler import StreamScheduler, StreamSession
 
+WAIT_S = 60
+
 
 @dataclass
 class Item:
@@ -26,6 +28,7 @@ class Echo(StreamSession):
     """Yields what it is given, in the pieces it is told; keeps all of it as its result."""
 
     gate = threading.Event()
+    at_gate = threading.Event()
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -38,7 +41,8 @@ class Echo(StreamSession):
             if piece == "fail":
                 raise ValueError("told to fail")
             if piece == "wait":
-                Echo.gate.wait(10)
+                Echo.at_gate.set()
+                Echo.gate.wait(WAIT_S)
             self.seen.append(piece)
             yield piece
 
@@ -56,6 +60,7 @@ class Driver:
 
     def __init__(self) -> None:
         Echo.gate.clear()
+        Echo.at_gate.clear()
         self.scheduler = StreamScheduler(
             Echo,
             expects_stream=lambda payload: payload.request.params.get("streamed", False),
@@ -75,7 +80,7 @@ class Driver:
         self.scheduler.inbox.put(IncomingMessage(request_id, "stream_done"))
 
     def next(self) -> OutgoingMessage:
-        return self.scheduler.outbox.get(timeout=10)
+        return self.scheduler.outbox.get(timeout=WAIT_S)
 
     def chunks(self, count: int) -> list[tuple[str, Any]]:
         return [(message.request_id, message.data) for message in (self.next() for _ in range(count))]
@@ -89,7 +94,7 @@ class Driver:
     def close(self) -> None:
         Echo.gate.set()
         self.scheduler.stop()
-        self.thread.join(10)
+        self.thread.join(WAIT_S)
         assert not self.thread.is_alive()
 
 
@@ -168,6 +173,7 @@ def test_none_is_no_chunk(driver: Driver) -> None:
 def test_an_aborted_request_gives_nothing_more(driver: Driver) -> None:
     driver.new("r", [1, "wait", 2], streamed=True)
     assert driver.chunks(1) == [("r", 1)]
+    assert Echo.at_gate.wait(WAIT_S)
     driver.scheduler.abort("r")
     driver.feed("r", 3)
     driver.done("r")
@@ -175,6 +181,19 @@ def test_an_aborted_request_gives_nothing_more(driver: Driver) -> None:
 
     # The step that was running comes to its next chunk.
     assert driver.chunks(1) == [("r", "wait")]
+    assert driver.nothing_more()
+    assert not driver.scheduler._requests
+
+
+def test_an_abort_stands_behind_what_came_before_it(driver: Driver) -> None:
+    driver.new("busy", ["wait"], chunks=False)
+    assert Echo.at_gate.wait(WAIT_S)
+    driver.scheduler.abort("another")
+    driver.new("r", [1], streamed=True)
+    driver.scheduler.abort("r")
+    Echo.gate.set()
+
+    assert driver.next().request_id == "busy"
     assert driver.nothing_more()
     assert not driver.scheduler._requests
 
