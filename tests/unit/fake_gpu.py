@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from sglang_omni.pipeline import lending
-from sglang_omni.relay import cuda_ipc
+from sglang_omni.relay import cuda_ipc, device_copy, pinned
 from sglang_omni.relay.cuda_driver import CudaError
 
 UUID = "0123-4567"
@@ -95,11 +96,39 @@ class FakeEvent:
         return handle
 
 
+class GpuTensor(torch.Tensor):
+    """A tensor whose memory counts as a GPU's when a payload is packed."""
+
+    is_cuda = property(lambda self: True)
+
+    def cpu(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a copy by way of ordinary memory")
+
+
+def on_gpu(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_subclass(GpuTensor)
+
+
+class FakeStream:
+    """Notes what it is told to wait for, in the order of the copies that ``FakeGpu.log`` also holds."""
+
+    def __init__(self, log: list[Any]) -> None:
+        self.log = log
+
+    def wait_stream(self, other: Any) -> None:
+        self.log.append("after the current stream")
+
+    def synchronize(self) -> None:
+        self.log.append("synchronize")
+        self.thread = threading.get_ident()
+
+
 class FakeGpu:
-    """Attributes: driver; waited, the events a stream was told to wait for; tensors "on" the GPU."""
+    """Attributes: driver; waited, the events a stream was told to wait for; copies, the stream of copies."""
 
     def __init__(self) -> None:
         self.driver = FakeDriver()
+        self.copies = FakeStream([])
         self.waited: list[bytes] = []
         self.synchronized = 0
         self.addresses: set[int] = set()
@@ -124,9 +153,15 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         "current_stream": lambda device: stream,
         "Event": FakeEvent,
         "synchronize": gpu.synchronize,
+        "Stream": lambda device: gpu.copies,
+        "stream": lambda stream: nullcontext(),
+        "current_device": lambda: 0,
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     monkeypatch.setattr(cuda_ipc, "cuda_driver", lambda: gpu.driver)
+    monkeypatch.setattr(pinned, "cuda_driver", lambda: gpu.driver)
+    monkeypatch.setattr(pinned, "_memory", pinned.PinnedMemory())
+    monkeypatch.setattr(device_copy, "_streams", {})
     monkeypatch.setattr(cuda_ipc, "_device", lambda number: torch.device("cpu"))
     monkeypatch.setattr(cuda_ipc, "_as_tensor", _as_tensor)
     monkeypatch.setattr(lending, "is_lendable", lambda value: id(value) in gpu.addresses)

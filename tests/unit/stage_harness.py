@@ -22,7 +22,7 @@ from sglang_omni.proto import (
 from sglang_omni.relay.base import create_relay
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 
-WAIT_S = 10
+WAIT_S = 60
 
 
 class RecordedControlPlane:

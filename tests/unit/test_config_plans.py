@@ -258,7 +258,7 @@ def test_fusing_two_stages_brings_along_all_of_their_processes() -> None:
     assert processes(config).stage_to_process == {"a": "p", "b": "q", "c": "q", "d": "q"}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_processes_are_what_is_connected(data: st.DataObject) -> None:
     names = "abcdefgh"

@@ -31,7 +31,7 @@ from sglang_omni.proto import (
     SubmitMessage,
 )
 
-WAIT_S = 10
+WAIT_S = 60
 
 
 class Wires:

@@ -13,6 +13,8 @@ import pytest
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
+WAIT_S = 60
+
 
 @contextmanager
 def running(scheduler: SimpleScheduler) -> Iterator[SimpleScheduler]:
@@ -22,7 +24,7 @@ def running(scheduler: SimpleScheduler) -> Iterator[SimpleScheduler]:
         yield scheduler
     finally:
         scheduler.stop()
-        thread.join(10)
+        thread.join(WAIT_S)
     assert not thread.is_alive()
 
 
@@ -32,7 +34,7 @@ def put(scheduler: SimpleScheduler, *items: Any) -> None:
 
 
 def take(scheduler: SimpleScheduler, count: int) -> dict[str, OutgoingMessage]:
-    outs = [scheduler.outbox.get(timeout=10) for _ in range(count)]
+    outs = [scheduler.outbox.get(timeout=WAIT_S) for _ in range(count)]
     return {out.request_id: out for out in outs}
 
 
@@ -47,7 +49,7 @@ def batches_of(seen: list[list[Any]]) -> Callable[[list[Any]], list[Any]]:
 def test_each_request_gets_its_result_in_order() -> None:
     with running(SimpleScheduler(lambda x: x + 1)) as scheduler:
         put(scheduler, 1, 2, 3)
-        outs = [scheduler.outbox.get(timeout=10) for _ in range(3)]
+        outs = [scheduler.outbox.get(timeout=WAIT_S) for _ in range(3)]
     assert [(out.request_id, out.type, out.data) for out in outs] == [
         ("r0", "result", 2),
         ("r1", "result", 3),
@@ -99,7 +101,7 @@ def test_a_batch_takes_what_waits_up_to_its_size() -> None:
 def test_a_batch_waits_for_later_requests() -> None:
     seen: list[list[int]] = []
     scheduler = SimpleScheduler(
-        lambda x: x, batch_compute_fn=batches_of(seen), max_batch_size=2, max_batch_wait_ms=10_000
+        lambda x: x, batch_compute_fn=batches_of(seen), max_batch_size=2, max_batch_wait_ms=200_000
     )
     with running(scheduler):
         put(scheduler, 1)
@@ -175,7 +177,7 @@ def test_an_exception_of_the_batch_fails_each_request_and_work_goes_on() -> None
 
 
 def test_requests_run_at_once_up_to_max_concurrency() -> None:
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=WAIT_S)
 
     def compute(x: int) -> int:
         together.wait()  # Passes only if three requests are inside at the same time.
@@ -205,16 +207,16 @@ def test_an_aborted_request_never_runs_while_it_waits() -> None:
     def compute(x: str) -> str:
         ran.append(x)
         entered.set()
-        go.wait(10)
+        go.wait(WAIT_S)
         return x
 
     with running(SimpleScheduler(compute, abort_callback=aborted.append)) as scheduler:
         put(scheduler, "a", "b", "c")
-        assert entered.wait(10)
+        assert entered.wait(WAIT_S)
         scheduler.abort("r0")  # Is running: its result is dropped.
         scheduler.abort("r1")  # Is waiting: it never runs.
         go.set()
-        out = scheduler.outbox.get(timeout=10)
+        out = scheduler.outbox.get(timeout=WAIT_S)
     assert (out.request_id, out.data) == ("r2", "c")
     assert ran == ["a", "c"]
     assert aborted == ["r0", "r1"]
@@ -235,9 +237,9 @@ def test_an_abort_cancels_a_running_coroutine() -> None:
 
     with running(SimpleScheduler(compute)) as scheduler:
         put(scheduler, "slow", "quick")
-        assert entered.wait(10)
+        assert entered.wait(WAIT_S)
         scheduler.abort("r0")
-        out = scheduler.outbox.get(timeout=10)
+        out = scheduler.outbox.get(timeout=WAIT_S)
     assert ended.is_set()
     assert (out.request_id, out.data) == ("r1", "quick")
 
@@ -249,15 +251,15 @@ def test_an_abort_before_the_coroutine_begins_cancels_it_too() -> None:
         if x == "quick":
             return x
         entered.set()
-        go.wait(10)
+        go.wait(WAIT_S)
         return asyncio.sleep(60)
 
     with running(SimpleScheduler(compute)) as scheduler:
         put(scheduler, "slow", "quick")
-        assert entered.wait(10)
+        assert entered.wait(WAIT_S)
         scheduler.abort("r0")
         go.set()
-        assert scheduler.outbox.get(timeout=10).data == "quick"
+        assert scheduler.outbox.get(timeout=WAIT_S).data == "quick"
 
 
 def test_a_failing_abort_callback_does_not_reach_the_caller() -> None:
@@ -274,7 +276,7 @@ def test_a_stream_chunk_is_an_error_that_says_what_to_do() -> None:
     with running(SimpleScheduler(lambda x: x)) as scheduler:
         scheduler.inbox.put(IncomingMessage("r0", "stream_chunk", object()))
         scheduler.inbox.put(IncomingMessage("r0", "stream_done"))
-        out = scheduler.outbox.get(timeout=10)
+        out = scheduler.outbox.get(timeout=WAIT_S)
     assert out.type == "error"
     assert "stream_to" in str(out.data)
     assert scheduler.outbox.empty()

@@ -197,18 +197,19 @@ async def test_many_streams_arrive_whole_in_order_and_side_by_side(tmp_path: Pat
 
 
 async def test_a_long_stream_does_not_hold_up_another_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = asyncio.Event()
+    begun, gate = asyncio.Event(), asyncio.Event()
     async with harness(get_next=lambda *_: None) as one:
         keep = one.control_plane.send_stream
 
         async def slow(message: Any) -> None:
+            begun.set()
             await gate.wait()
             await keep(message)
 
         monkeypatch.setattr(one.control_plane, "send_stream", slow)
         await fill(one, 40)
         one.emit("short", "stream", "now")
-        await until(lambda: one.stage._outgoing.backlog >= 40)
+        await until(lambda: begun.is_set() and one.stage._outgoing.backlog == 40)
         gate.set()
         await until(lambda: len(one.control_plane.streamed) == 41)
         order = [message.request_id for message in one.control_plane.streamed]

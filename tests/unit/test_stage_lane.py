@@ -9,7 +9,7 @@ import pytest
 
 from sglang_omni.pipeline.stage.lane import Lane
 
-WAIT_S = 10
+WAIT_S = 60
 
 
 @pytest.fixture

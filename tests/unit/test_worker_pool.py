@@ -80,7 +80,7 @@ def test_a_finished_request_is_forgotten() -> None:
 
 
 def test_workers_run_side_by_side_and_answer_through_one_outbox() -> None:
-    together = threading.Barrier(2, timeout=10)
+    together = threading.Barrier(2, timeout=60)
 
     def compute(payload: StagePayload) -> str:
         together.wait()
@@ -91,9 +91,9 @@ def test_workers_run_side_by_side_and_answer_through_one_outbox() -> None:
     thread.start()
     pool.inbox.put(request("a"))
     pool.inbox.put(request("b"))
-    assert {pool.outbox.get(timeout=10).data for _ in range(2)} == {"a", "b"}
+    assert {pool.outbox.get(timeout=60).data for _ in range(2)} == {"a", "b"}
     pool.stop()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

@@ -192,7 +192,7 @@ def test_too_many_channels_are_refused() -> None:
     assert "33 channels" in refusal(data).message
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=12))
 @example(0, [(34, 0)])  # a codec FFmpeg has no decoder for
 def test_damaged_files_decode_or_are_refused(which: int, damage: list[tuple[int, int]]) -> None:

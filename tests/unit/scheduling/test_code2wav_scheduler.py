@@ -60,7 +60,7 @@ class Driver:
             inbox.put(IncomingMessage("r", "stream_chunk", Item(item)))
         inbox.put(IncomingMessage("r", "stream_done"))
         chunks = []
-        while (message := outbox.get(timeout=10)).type == "stream":
+        while (message := outbox.get(timeout=60)).type == "stream":
             assert message.data["modality"] == "audio"
             assert message.data["sample_rate"] == self.scheduler.sample_rate
             chunks.append(message.data["audio_data"])
@@ -113,7 +113,7 @@ def test_the_first_chunk_comes_before_the_stream_ends(drive: Any) -> None:
     )
     driver.scheduler.inbox.put(IncomingMessage("r", "stream_chunk", Item(frames(2))))
 
-    chunk = driver.scheduler.outbox.get(timeout=10)
+    chunk = driver.scheduler.outbox.get(timeout=60)
 
     assert chunk.type == "stream"
     assert len(chunk.data["audio_data"]) == 2 * UPSAMPLE
