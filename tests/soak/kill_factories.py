@@ -43,7 +43,11 @@ def summarize(name: str) -> Callable[[StagePayload], dict[str, Any]]:
 
 def _inspect() -> dict[str, int]:
     gc.collect()
+    gc.unfreeze()  # What a worker has frozen is not among the collector's objects.
     relays = [obj for obj in gc.get_objects() if isinstance(obj, ShmRelay)]
+    gc.freeze()
+    if not relays:
+        raise RuntimeError("no relay is found in this process, so nobody can say what credits it holds")
     traces = traces_of(os.getpid())
     return {
         "credits": sum(held["held"] for relay in relays for held in relay.stats().values()),
