@@ -59,6 +59,7 @@ impl Mapping {
         self.start.as_ptr()
     }
 
+    #[allow(clippy::len_without_is_empty)] // memory files are never empty
     pub fn len(&self) -> usize {
         self.len
     }
@@ -73,17 +74,19 @@ impl Mapping {
     /// Has the kernel provide pages in one go, which is far cheaper than a fault for each. False where it
     /// did not: the memory is used up, or it does not know how. Pages then come by faults.
     pub fn populate(&self, offset: usize, len: usize) -> bool {
+        self.advise(offset, len, Advice::LinuxPopulateWrite)
+    }
+
+    /// Enters pages that another process has provided into this one's page table. As `populate`.
+    pub fn enter(&self, offset: usize, len: usize) -> bool {
+        self.advise(offset, len, Advice::LinuxPopulateRead)
+    }
+
+    fn advise(&self, offset: usize, len: usize, advice: Advice) -> bool {
         let from = offset & !4095;
         let to = (offset + len).next_multiple_of(4096).min(self.len);
         // SAFETY: the range is inside the mapping and the advice does not change its contents.
-        unsafe {
-            madvise(
-                self.start().add(from).cast(),
-                to - from,
-                Advice::LinuxPopulateWrite,
-            )
-        }
-        .is_ok()
+        unsafe { madvise(self.start().add(from).cast(), to - from, advice) }.is_ok()
     }
 }
 

@@ -6,7 +6,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream};
-use std::sync::atomic::Ordering::Acquire;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use rustix::net::sockopt::socket_peercred;
@@ -61,6 +62,8 @@ pub struct Remote {
     pub stream: UnixStream,
     /// One question at a time.
     asking: Mutex<()>,
+    /// Bytes at the start of the data whose pages are in this process's table, or are about to be.
+    entered: AtomicU64,
 }
 
 impl Remote {
@@ -87,6 +90,7 @@ impl Remote {
             event,
             stream,
             asking: Mutex::new(()),
+            entered: AtomicU64::new(0),
         })
     }
 
@@ -190,13 +194,28 @@ pub fn open(name: &str, place: &Place) -> Result<Lease, ReadError> {
     }
     lease.start = base + offset;
     lease.len = len;
-    if lease.remote.control().waiting.any() {
+    let control = lease.remote.control();
+    if control.waiting.any() {
         lease.remote.signal();
+    }
+    if control.present.load(Relaxed) > lease.remote.entered.load(Relaxed) {
+        remotes::wake();
     }
     Ok(lease)
 }
 
 impl Remote {
+    /// Enters the pages that the sender has provided since the last time, all of which it will use.
+    pub fn enter_pages(&self) {
+        let present = self.control().present.load(Acquire);
+        let start = self.entered.swap(present, AcqRel);
+        let end = Control::LEN.saturating_add(present as usize);
+        if start < present && end <= self.mapping.len() {
+            let len = (present - start) as usize;
+            self.mapping.enter(Control::LEN + start as usize, len);
+        }
+    }
+
     /// Tells the sender, which waits for that, that a ticket changed.
     fn signal(&self) {
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());

@@ -1,4 +1,5 @@
-//! Arenas of other processes that this one has mapped, and the thread that notices when they end.
+//! Arenas of other processes that this one has mapped, and the thread that notices when they end and
+//! enters their pages here before they are read.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -27,17 +28,24 @@ pub fn get(name: &str) -> std::io::Result<Arc<Remote>> {
     if let Some(remote) = remotes.known.get(name).and_then(Weak::upgrade) {
         return Ok(remote);
     }
-    let wake = match &remotes.wake {
-        Some(wake) => wake.clone(),
-        None => remotes.wake.insert(watcher()?).clone(),
-    };
+    if remotes.wake.is_none() {
+        remotes.wake = Some(watcher()?);
+    }
     let remote = Arc::new(Remote::connect(name)?);
     remotes
         .known
         .insert(name.to_owned(), Arc::downgrade(&remote));
     remotes.alive.push(remote.clone());
-    let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
+    drop(remotes);
+    wake();
     Ok(remote)
+}
+
+/// Has the thread look at all arenas: there is a new one, or one has grown.
+pub fn wake() {
+    if let Some(wake) = &lock(&REMOTES).wake {
+        let _ = rustix::io::write(&**wake, &1u64.to_ne_bytes());
+    }
 }
 
 fn watcher() -> std::io::Result<Arc<OwnedFd>> {
@@ -49,9 +57,12 @@ fn watcher() -> std::io::Result<Arc<OwnedFd>> {
     Ok(wake)
 }
 
-/// Waits for a sender's end or a new one, and lets go of those that are gone. False where it cannot wait.
+/// Waits for a sender's end, growth or a new one, and lets go of those that are gone. False where it cannot wait.
 fn watch(wake: &OwnedFd) -> bool {
     let watched = lock(&REMOTES).alive.clone();
+    for remote in &watched {
+        remote.enter_pages();
+    }
     let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
     fds.extend(
         watched

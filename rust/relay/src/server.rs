@@ -15,7 +15,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Arc, Mutex};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -66,7 +66,9 @@ impl Server {
             .spawn(move || {
                 let mut peers: Vec<Peer> = Vec::new();
                 let mut next = 1u32;
-                while let Some(ready) = wait(&stopped, &listener, &peers) {
+                let mut exhausted = false;
+                while let Some(ready) = wait(&stopped, &listener, &peers, exhausted) {
+                    exhausted = false;
                     for index in ready.into_iter().rev() {
                         match index {
                             // In reverse order, so that the indices before it stay valid.
@@ -80,13 +82,15 @@ impl Server {
                                     lost(peer.number);
                                 }
                             }
-                            None => {
-                                if let Some(peer) = accept(&listener, next) {
+                            None => match accept(&listener, next) {
+                                Ok(Some(peer)) => {
                                     joined(peer.number, peer.pid);
                                     peers.push(peer);
                                     next += 1;
                                 }
-                            }
+                                Ok(None) => {}
+                                Err(_) => exhausted = true,
+                            },
                         }
                     }
                 }
@@ -112,15 +116,28 @@ enum Event {
     Asked,
 }
 
+/// How long a connection waits that could not be accepted because too many files are open.
+const EXHAUSTED: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
+
 /// Blocks until something happens; `None` when the server is to stop. A new connection is `Some(None)`.
+/// Where the process was `exhausted`, connections are left alone for a moment: they would be ready at once.
 fn wait(
     stop: &OwnedFd,
     listener: &UnixListener,
     peers: &[Peer],
+    exhausted: bool,
 ) -> Option<Vec<Option<(usize, Event)>>> {
+    let connections = if exhausted {
+        PollFlags::empty()
+    } else {
+        PollFlags::IN
+    };
     let mut fds = vec![
         PollFd::new(stop, PollFlags::IN),
-        PollFd::new(listener, PollFlags::IN),
+        PollFd::new(listener, connections),
     ];
     for peer in peers {
         fds.push(PollFd::new(&peer.alive, PollFlags::IN));
@@ -133,7 +150,7 @@ fn wait(
         fds.push(PollFd::new(&peer.stream, wanted));
     }
     loop {
-        match poll(&mut fds, None) {
+        match poll(&mut fds, exhausted.then_some(&EXHAUSTED)) {
             Ok(_) => break,
             Err(rustix::io::Errno::INTR) => {}
             Err(_) => return None,
@@ -156,9 +173,25 @@ fn wait(
     Some(events)
 }
 
-/// A connection of a process of this user. Others are dropped without a word.
-fn accept(listener: &UnixListener, number: u32) -> Option<Peer> {
-    let (stream, _) = listener.accept().ok()?;
+/// A connection of a process of this user. Others are dropped without a word, and `None`; an error where
+/// the connection is still there and cannot be had now.
+fn accept(listener: &UnixListener, number: u32) -> std::io::Result<Option<Peer>> {
+    let stream = match listener.accept() {
+        Ok((stream, _)) => stream,
+        Err(error) => {
+            let exhausted = Errno::from_io_error(&error).is_some_and(|errno| {
+                matches!(
+                    errno,
+                    Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM
+                )
+            });
+            return if exhausted { Err(error) } else { Ok(None) };
+        }
+    };
+    Ok(introduce(stream, number))
+}
+
+fn introduce(stream: UnixStream, number: u32) -> Option<Peer> {
     let credentials = socket_peercred(&stream).ok()?;
     if credentials.uid != getuid() {
         return None;
