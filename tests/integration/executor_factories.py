@@ -34,7 +34,7 @@ def passing() -> PreprocessingExecutor:
 
 def rendezvous() -> PreprocessingExecutor:
     """Two requests, neither of which ends before the other has begun."""
-    barrier = threading.Barrier(2, timeout=20)
+    barrier = threading.Barrier(2, timeout=60)
 
     def meet(payload: StagePayload) -> str:
         barrier.wait()

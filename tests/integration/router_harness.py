@@ -12,6 +12,9 @@ from urllib.parse import urlsplit
 from sglang_omni._core import RouterServer
 from sglang_omni.router import RouterConfig
 
+# Bounds every wait for what must happen, so that a test that fails ends.
+PATIENCE = 30.0
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -140,7 +143,7 @@ async def router(*workers: Replica | str, **options: Any) -> AsyncIterator[str]:
         yield server.url
     finally:
         server.stop()
-        assert await asyncio.to_thread(server.wait, 5.0), "the router did not end"
+        assert await asyncio.to_thread(server.wait, PATIENCE), "the router did not end"
 
 
 @dataclass(frozen=True)
@@ -185,9 +188,9 @@ async def get(url: str, path: str) -> Answer:
     return await send_raw(url, f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = 10.0) -> None:
-    """Waits for a condition; the limit is only there so that a test that fails ends."""
-    deadline = asyncio.get_running_loop().time() + seconds
+async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Waits for a condition."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE
     while not await condition():
         assert asyncio.get_running_loop().time() < deadline, f"never came true: {what}"
         await asyncio.sleep(0.02)

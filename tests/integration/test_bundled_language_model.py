@@ -49,7 +49,7 @@ def prepared(cache: Path) -> tuple[Path, list[str]]:
         )
         for _ in range(3)
     ]
-    outputs = [process.communicate(timeout=120) for process in processes]
+    outputs = [process.communicate(timeout=250) for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], outputs
     answers = {stdout.strip() for stdout, _ in outputs}
     assert len(answers) == 1

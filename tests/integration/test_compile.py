@@ -20,7 +20,7 @@ from sglang_omni.config import (
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.proto import CompleteMessage, OmniRequest, StreamMessage
 
-PATIENCE = 20
+PATIENCE = 60
 
 
 def stage(name: str, factory: str, **fields) -> StageConfig:

@@ -23,6 +23,8 @@ class Stage:
     def __init__(self, checkpoint: TinyCheckpoint, **options: Any) -> None:
         self.aborted: list[str] = []
         self.first_tokens = threading.Event()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
         self.engine = build_text_engine(checkpoint.path, page_size=4, **options)
         self.scheduler = EngineScheduler(
             self.engine, self.build, self.result, self.stream, abort_callback=self.aborted.append
@@ -40,6 +42,7 @@ class Stage:
         self, payload: StagePayload, request: EngineRequest, new: list[int]
     ) -> list[OutgoingMessage] | None:
         self.first_tokens.set()
+        self.may_go_on.wait(60)
         if payload.request.metadata.get("fails"):
             raise OSError("no room for chunks")
         return (
@@ -62,7 +65,7 @@ def stage(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> Iterator[Stage]:
     stage.thread.start()
     yield stage
     stage.scheduler.stop()
-    stage.thread.join(timeout=30)
+    stage.thread.join(timeout=60)
     assert not stage.thread.is_alive()
 
 
@@ -111,9 +114,11 @@ def test_a_prompt_longer_than_the_pool(tiny_checkpoint: Callable[..., TinyCheckp
 
 
 def test_an_abort_frees_the_pages_and_gives_no_result(stage: Stage) -> None:
+    stage.may_go_on.clear()
     stage.submit("long", max_new_tokens=250, ignore_eos=True)
     assert stage.first_tokens.wait(60)
     stage.scheduler.abort("long")
+    stage.may_go_on.set()
     stage.submit("next", max_new_tokens=2)
 
     message = stage.next()

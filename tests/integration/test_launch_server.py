@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from processes import command_line, is_alive
 
 HERE = Path(__file__).parent
 CONFIG = """
@@ -67,21 +68,17 @@ class Launched:
         """Its own children with ``mark`` on their command line."""
         launcher = psutil.Process(self.process.pid)
         self.seen |= {process.pid: process for process in launcher.children(recursive=True)}
-        return [child for child in launcher.children() if mark in " ".join(child.cmdline())]
+        return [child for child in launcher.children() if mark in command_line(child)]
 
     def assert_nothing_left(self) -> None:
-        self.wait_for(lambda: not any(map(alive, self.seen.values())), "processes are left")
+        self.wait_for(lambda: not any(map(is_alive, self.seen.values())), "processes are left")
 
     def end(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        for process in filter(alive, self.seen.values()):
+        for process in filter(is_alive, self.seen.values()):
             process.kill()
-
-
-def alive(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def shout(base_url: str, prompt: str = "hi") -> httpx.Response:
@@ -106,7 +103,7 @@ def test_replica_serves_and_ctrl_c_leaves_nothing(launch):
     url = server.base_url()
     answer = shout(url)
     assert answer.json()["choices"][0]["text"] == "HI"
-    info = httpx.get(f"{url}/get_server_info").json()
+    info = httpx.get(f"{url}/get_server_info", timeout=PATIENCE).json()
     assert [(p["name"], p["stages"]) for p in info["processes"]] == [("a", ["upper"]), ("b", ["answer"])]
     assert {p.pid for p in psutil.Process(server.process.pid).children()} >= {
         p["pid"] for p in info["processes"]
@@ -116,7 +113,10 @@ def test_replica_serves_and_ctrl_c_leaves_nothing(launch):
     answers: list[httpx.Response] = []
     waiting = threading.Thread(target=lambda: answers.append(shout(url, "hang")))
     waiting.start()
-    server.wait_for(lambda: httpx.get(f"{url}/get_load").json()["running"] == 1, "the request does not run")
+    server.wait_for(
+        lambda: httpx.get(f"{url}/get_load", timeout=PATIENCE).json()["running"] == 1,
+        "the request does not run",
+    )
     server.children("")
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(PATIENCE) == 0
@@ -146,11 +146,14 @@ def test_fleet_outlives_the_death_of_its_members(launch):
     below = replica.children(recursive=True)
     assert len(below) >= 2
     replica.kill()
-    server.wait_for(lambda: not any(map(alive, below)), "the replica's stages outlived it")
+    server.wait_for(lambda: not any(map(is_alive, below)), "the replica's stages outlived it")
     assert shout(url).status_code == 200
     server.wait_for(lambda: len(server.children("launch_server")) == 2, "no new replica")
-    server.wait_for(lambda: healthy_workers(url) == 2, "the new replica is not used")
-    assert {shout(url).headers["x-sglang-omni-worker"] for _ in range(4)} == workers
+    # Until its next probe the router may hold the dead one for healthy: what counts is who serves.
+    server.wait_for(
+        lambda: {shout(url).headers["x-sglang-omni-worker"] for _ in range(4)} == workers,
+        "the new replica is not used",
+    )
 
     router.kill()
     router.wait()
@@ -175,7 +178,7 @@ def test_killed_launcher_leaves_no_process(launch):
 
 def healthy_workers(url: str) -> int:
     try:
-        listed = httpx.get(f"{url}/workers", timeout=5.0).json()["workers"]
+        listed = httpx.get(f"{url}/workers", timeout=PATIENCE).json()["workers"]
     except httpx.TransportError:
         return 0
     return sum(worker["healthy"] for worker in listed)

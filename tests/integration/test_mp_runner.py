@@ -21,7 +21,7 @@ from sglang_omni.proto import OmniRequest, RequestError
 
 HERE = Path(__file__).parent
 # Bounds a wait for what must happen; what is tested is that it happens.
-PATIENCE = 20
+PATIENCE = 60
 
 
 def stage(name: str, factory: str, *, process: str = "", **fields) -> StageConfig:
@@ -212,7 +212,10 @@ async def test_a_crashed_scheduler_ends_its_process_which_is_restarted(tmp_path:
             await asyncio.wait_for(runner.coordinator.submit("one", {}), PATIENCE)
         with pytest.raises(RuntimeError, match=r"stage 'a'.*out of KV cache"):
             await asyncio.wait_for(runner.coordinator.submit("two", {}), PATIENCE)
-        assert runner.process_ids != before
+        # The second may have come to the process that was just ending, and have failed before it was gone.
+        async with asyncio.timeout(PATIENCE):
+            while runner.process_ids == before:
+                await asyncio.sleep(0.01)
 
 
 async def test_work_goes_on_after_the_death_of_any_stage(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 from sglang_omni.scheduling.worker_pool import WorkerPool
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 class Running:

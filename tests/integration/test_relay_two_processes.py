@@ -22,6 +22,8 @@ from sglang_omni.relay import RelayReadError, create_relay
 from sglang_omni.relay.shm import ShmRelay
 
 KIB = 1 << 10
+# Bounds a wait for what must happen; what is tested is that it happens.
+PATIENCE = 60.0
 
 
 def _peer(connection: Connection) -> None:
@@ -64,7 +66,7 @@ class Peer:
 
     def __call__(self, *order: Any) -> Any:
         self._here.send(order)
-        assert self._here.poll(60), f"no answer to {order[0]}"
+        assert self._here.poll(PATIENCE), f"no answer to {order[0]}"
         return self._here.recv()
 
     def kill(self) -> None:
@@ -94,7 +96,7 @@ def relay() -> Iterator[ShmRelay]:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -108,7 +110,7 @@ async def test_bytes_arrive_both_ways_and_room_returns(relay: ShmRelay, peer: Pe
         sent = block(number, kib=number * 97)
         metadata, put = await relay_io.write_blob(relay, "k", sent)
         assert peer("read", "k", metadata) == sent.sum().item()
-        await put.wait_for_completion(5)
+        await put.wait_for_completion(PATIENCE)
         back = await relay_io.read_blob(relay, "k", peer("write", "k", sent))
         assert torch.equal(back, sent)
     assert relay.arena.outstanding() == 0
@@ -117,7 +119,7 @@ async def test_bytes_arrive_both_ways_and_room_returns(relay: ShmRelay, peer: Pe
 async def test_views_hold_their_room_until_dropped_in_the_other_process(relay: ShmRelay, peer: Peer) -> None:
     metadata, put = await relay_io.write_blob(relay, "k", block(3))
     peer("keep", "k", metadata)
-    await put.wait_for_completion(5)
+    await put.wait_for_completion(PATIENCE)
     assert relay.arena.outstanding() == 1
     metadata, _ = await relay_io.write_blob(relay, "l", block(4))
     assert peer("read", "l", metadata) == 4 << 20
@@ -133,14 +135,15 @@ async def test_a_put_waiting_for_room_wakes_when_the_peer_lets_go(relay: ShmRela
     await asyncio.sleep(0.05)
     assert not waiting.done()
     peer("drop")
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, PATIENCE)
 
 
 async def test_views_that_are_kept_stop_no_put_however_large(relay: ShmRelay, peer: Peer) -> None:
     metadata, _ = await relay_io.write_blob(relay, "k", block(1, kib=3 << 10))
     peer("keep", "k", metadata)
     for number, mib in enumerate((6, 20, 8), start=1):
-        metadata, _ = await asyncio.wait_for(relay_io.write_blob(relay, "l", block(number, mib << 10)), 5)
+        writing = relay_io.write_blob(relay, "l", block(number, mib << 10))
+        metadata, _ = await asyncio.wait_for(writing, PATIENCE)
         assert peer("read", "l", metadata) == number * (mib << 20)
     assert relay.arena.outstanding() == 1
     peer("drop")
@@ -155,7 +158,7 @@ async def test_room_of_a_killed_reader_returns(relay: ShmRelay) -> None:
     await asyncio.sleep(0.05)
     assert not waiting.done()
     reader.kill()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, PATIENCE)
     relay.cleanup("l")
     relay.cleanup("unread")
     assert relay.arena.outstanding() == 0
@@ -173,7 +176,7 @@ async def test_views_outlive_a_killed_sender_and_what_was_not_read_is_an_error(r
     unknown = {**known, "relay_info": {**known["relay_info"], "arena": "sglang-omni-gone"}}
     with pytest.raises(RelayReadError, match="is it gone"):
         await relay_io.read_blob(relay, "c", unknown)
-    assert _traces() == before
+    assert _traces() <= before  # Others may have tidied up.
 
 
 def _traces() -> set[str]:
@@ -191,7 +194,7 @@ async def test_a_stopped_reader_stops_only_its_own_edge(relay: ShmRelay, peer: P
         metadata, _ = await relay_io.write_blob(relay, "m", block(number, kib=6 << 10), target="going")
         assert peer("read", "m", metadata) == number * (6 << 20)
     reader.kill()
-    await asyncio.wait_for(waiting, 5)
+    await asyncio.wait_for(waiting, PATIENCE)
 
 
 async def test_a_killed_reader_of_a_fan_out_leaves_it_to_the_others(relay: ShmRelay, peer: Peer) -> None:

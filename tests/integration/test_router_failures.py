@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from router_harness import (
+    PATIENCE,
     Replica,
     Seen,
     connect,
@@ -92,15 +93,17 @@ async def test_a_reset_before_the_first_byte_is_retried_elsewhere() -> None:
 
 
 async def test_nothing_is_replayed_after_the_first_byte_and_the_cut_shows() -> None:
+    received = asyncio.Event()
+
     async def half(_seen: Seen, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhalf \r\n")
-        await writer.drain()
-        await asyncio.sleep(0.1)
+        await received.wait()
         writer.transport.abort()
 
     async with replicas(half, half) as both, router(*both) as url, aiohttp.ClientSession() as session:
         answer = await session.post(f"{url}/v1/chat/completions", json={"stream": True})
         assert await answer.content.readexactly(5) == b"half "
+        received.set()
         with pytest.raises(aiohttp.ClientPayloadError):
             await answer.content.read()
         assert sum(len(replica.seen) for replica in both) == 1
@@ -186,7 +189,7 @@ async def test_a_client_that_leaves_cancels_its_request(streams: bool) -> None:
             await read_head(reader)
         assert (await workers(url))[replica.url]["load"] == 1
         writer.close()
-        await asyncio.wait_for(replica.closed.wait(), 10)
+        await asyncio.wait_for(replica.closed.wait(), PATIENCE)
 
         async def freed() -> bool:
             return (await workers(url))[replica.url]["load"] == 0

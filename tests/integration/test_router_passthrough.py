@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from router_harness import (
+    PATIENCE,
     Seen,
     connect,
     get,
@@ -158,7 +159,7 @@ async def test_the_rest_of_a_large_body_is_not_waited_for() -> None:
             b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 2000000\r\n\r\n"
         )
         writer.write(head + b'{"prompt":"' + b"x" * 1_700_000)
-        await asyncio.wait_for(started.wait(), 10)
+        await asyncio.wait_for(started.wait(), PATIENCE)
         writer.write(b"x" * (2_000_000 - 1_700_000 - 11))
         _, headers = await read_head(reader)
         assert await read_body(reader, headers) == b"2000000"
@@ -200,7 +201,7 @@ async def test_an_event_reaches_the_client_before_the_next_is_made() -> None:
     ):
         assert answer.headers["content-type"] == "text/event-stream"
         for event in events:
-            assert await asyncio.wait_for(answer.content.readuntil(b"\n\n"), 10) == event
+            assert await asyncio.wait_for(answer.content.readuntil(b"\n\n"), PATIENCE) == event
             received.set()
         assert await answer.content.read() == b""
 

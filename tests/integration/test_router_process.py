@@ -12,7 +12,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from router_harness import Seen, connect, get, post, read_head, replicas, router, until
+from router_harness import PATIENCE, Seen, connect, get, post, read_body, read_head, replicas, router, until
 
 from sglang_omni.launch_router import build_parser
 from sglang_omni.router import RouterConfig
@@ -123,7 +123,11 @@ async def test_sigterm_finishes_what_is_in_flight() -> None:
 
     async with replicas(handler) as [replica], launched("--worker-urls", replica.url) as (process, url):
         running = asyncio.ensure_future(post_chunked(url))
+        # It has had an answer: a connection that was not taken yet may be reset instead of closed.
         idle = await connect(url)
+        idle[1].write(b"GET /workers HTTP/1.1\r\nHost: a\r\n\r\n")
+        _, headers = await read_head(idle[0])
+        await read_body(idle[0], headers)
         await asked.wait()
         process.send_signal(signal.SIGTERM)
         # No more connections are taken; the one that was idle is closed.
@@ -131,7 +135,7 @@ async def test_sigterm_finishes_what_is_in_flight() -> None:
         await until(lambda: refused(url), "connections are refused")
         finish.set()
         assert (await running).endswith(b"4\r\nlast\r\n0\r\n\r\n")
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
         idle[1].close()
 
 
@@ -166,8 +170,9 @@ async def test_open_streams_do_not_hold_up_the_end(signals: list[signal.Signals]
             await read_head(reader)
         for number in signals:
             process.send_signal(number)
-            await asyncio.sleep(0.3)
-        assert await asyncio.wait_for(process.wait(), 5) == 0
+            await until(lambda: refused(url), "the signal has been acted on")
+        # Half of what the streams would be waited for.
+        assert await asyncio.wait_for(process.wait(), RouterConfig().drain_timeout / 2) == 0
         for reader, writer in streams:
             await reader.read()
             writer.close()

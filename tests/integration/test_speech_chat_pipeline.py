@@ -68,14 +68,14 @@ def spoken(data: str) -> list[dict[str, Any]]:
 
 async def stages_of(coordinator: Coordinator, request_id: str, count: int) -> set[str]:
     """The stages a finished request was in, once all reports of them, which may come late, are there."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(coordinator.timings(request_id)) < count:
             await asyncio.sleep(0.01)
     return set(coordinator.timings(request_id))
 
 
 async def all_idle(coordinator: Coordinator) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while any(coordinator.stage_load().values()):
             await asyncio.sleep(0.02)
 

@@ -81,7 +81,7 @@ def run(
         return chunks, message.data.data
     finally:
         scheduler.stop()
-        thread.join(10)
+        thread.join(60)
 
 
 def payload(task: str, data: dict[str, Any], **params: Any) -> StagePayload:

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from sglang_omni.config import EndpointsConfig, PipelineConfig, RelayConfig, StageConfig
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 
@@ -40,26 +42,32 @@ async def test_a_stalled_receiver_does_not_slow_the_other_edge(tmp_path: Path) -
         def submit(request_id: str, to: str) -> Any:
             return asyncio.create_task(runner.coordinator.submit(request_id, {"to": to}))
 
-        async def rate(name: str) -> float:
-            """Requests a second over the free edge, four at a time."""
-            begin = time.monotonic()
+        async def quickest(name: str) -> float:
+            """Seconds for four requests at once over the free edge, at best: other load adds to most."""
+            seconds = []
             for first in range(0, REQUESTS, 4):
+                begin = time.monotonic()
                 batch = [submit(f"{name} {first + n}", "free") for n in range(4)]
                 async with asyncio.timeout(PATIENCE):
                     assert await asyncio.gather(*batch) == [7 * BLOCK] * 4
-            return REQUESTS / (time.monotonic() - begin)
+                seconds.append(time.monotonic() - begin)
+            return min(seconds)
 
-        await rate("warm-up")
-        alone = await rate("alone")
-        os.kill(runner.process_ids["stalled"], signal.SIGSTOP)
+        await quickest("warm-up")
+        alone = await quickest("alone")
+        stalled = runner.process_ids["stalled"]
+        os.kill(stalled, signal.SIGSTOP)
+        async with asyncio.timeout(PATIENCE):
+            while psutil.Process(stalled).status() != psutil.STATUS_STOPPED:
+                await asyncio.sleep(0.001)
         # Many more than the edge has room for: the rest wait in the source for all the time that follows.
         waiting = [submit(f"stalled {n}", "stalled") for n in range(40)]
-        await rate("filling")
-        beside = await rate("beside")
+        await quickest("filling")
+        beside = await quickest("beside")
         assert not any(task.done() for task in waiting)
-        os.kill(runner.process_ids["stalled"], signal.SIGCONT)
+        os.kill(stalled, signal.SIGCONT)
         async with asyncio.timeout(PATIENCE):
             assert await asyncio.gather(*waiting) == [7 * BLOCK] * 40
 
-        # Other load on the machine makes rates vary; an edge that shares anything would stand still.
-        assert beside > alone / 4
+        # An edge that shares anything with the stalled one would stand still.
+        assert beside < 4 * alone

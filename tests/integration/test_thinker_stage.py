@@ -40,7 +40,7 @@ def thinker() -> Iterator[EngineScheduler]:
     thread.start()
     yield scheduler
     scheduler.stop()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -214,14 +214,14 @@ def test_another_checkpoint_takes_the_place_of_the_bundled_one(other_checkpoint:
     try:
         payload = StagePayload("r", request, {"raw_inputs": "Hello"})
         preprocess.inbox.put(IncomingMessage("r", "new_request", payload))
-        prepared = preprocess.outbox.get(timeout=10)
+        prepared = preprocess.outbox.get(timeout=60)
         thinker.inbox.put(IncomingMessage("r", "new_request", prepared.data))
-        result = thinker.outbox.get(timeout=30)
+        result = thinker.outbox.get(timeout=60)
     finally:
         preprocess.stop()
         thinker.stop()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
 
     assert prepared.data.data["prompt_token_ids"] == PromptEncoder(other_checkpoint).encode_prompt("Hello:")
     assert result.type == "result", result.data

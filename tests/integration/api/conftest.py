@@ -21,6 +21,8 @@ from sglang_omni.serve import create_app
 from sglang_omni.serve.state import Capabilities
 
 RATE = 24_000
+# Bounds a wait for what must happen; what is tested is that it happens.
+PATIENCE = 60.0
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
@@ -41,6 +43,13 @@ class ScriptedPipeline:
         self.running: dict[str, _Running] = {}
         self.heard: str | None = None
         self.up = True
+
+    def was_aborted(self, request_id: str) -> bool:
+        """Whether it is within the time a failing test takes: who left is noticed a moment later."""
+        deadline = time.monotonic() + PATIENCE
+        while request_id not in self.aborted and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return request_id in self.aborted
 
     @property
     def last(self) -> OmniRequest:
@@ -165,7 +174,7 @@ def pipeline(served: tuple[ScriptedPipeline, str]) -> Iterator[ScriptedPipeline]
     scripted.reset()
     yield scripted
     # A caller that left is noticed a moment later: in this test, not in the next.
-    left_by = time.monotonic() + 10
+    left_by = time.monotonic() + PATIENCE
     while scripted.running and time.monotonic() < left_by:
         time.sleep(0.005)
     assert not scripted.running, "a request outlived its test"
@@ -178,7 +187,7 @@ def base_url(served: tuple[ScriptedPipeline, str], pipeline: ScriptedPipeline) -
 
 @pytest.fixture
 def http(base_url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=base_url, trust_env=False) as client:
+    with httpx.Client(base_url=base_url, trust_env=False, timeout=PATIENCE) as client:
         yield client
 
 
