@@ -48,6 +48,10 @@ test-rust:
 test-python: build
 	$(BIN)/python -m pytest
 
+.PHONY: test-gpu
+test-gpu: build ## what needs a CUDA GPU: memory shared on it, copies to and from it
+	$(BIN)/python -m pytest tests/gpu
+
 .PHONY: bench
 bench: build ## every case against memcpy, and against the peer where it is installed; some ten minutes
 	cd benches && ../$(BIN)/python data_plane.py
