@@ -1,7 +1,9 @@
 //! msgpack with typed extensions into Python objects.
 //!
 //! Total: whatever the bytes are, the result is a value or an error, the stack grows with at most
-//! `MAX_DEPTH` containers, and memory with the bytes.
+//! `MAX_NESTED` containers, and memory with the bytes.
+
+use std::sync::Arc;
 
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
@@ -11,9 +13,12 @@ use sglang_omni_payload::msgpack::{Malformed, Reader, Token};
 
 use super::encode::MAX_DEPTH;
 use super::keys::Keys;
-use super::types::Found;
+use super::types::{Field, Found};
 use super::views::{self, Views};
 use super::{Tools, code};
+
+/// What cannot hold anything but is written as an extension, and its parts, nest a little deeper.
+const MAX_NESTED: usize = MAX_DEPTH + 4;
 
 // Boxed, because every container on the way in has room for one on the stack.
 type Fault = Box<PyErr>;
@@ -30,10 +35,27 @@ pub struct Decoder<'a, 'py> {
     depth: usize,
 }
 
+// Out of line, so that they take no room in the frames of what may nest.
+#[cold]
+#[inline(never)]
 fn refuse<T>(reason: impl Into<String>) -> Result<T, Fault> {
     Err(Box::new(PyValueError::new_err(reason.into())))
 }
 
+#[cold]
+#[inline(never)]
+fn refuse_class<T>(found: &Found, what: &str) -> Result<T, Fault> {
+    refuse(format!("{} is {what}", found.class))
+}
+
+#[cold]
+#[inline(never)]
+fn raised(py: Python<'_>) -> Fault {
+    Box::new(PyErr::fetch(py))
+}
+
+#[cold]
+#[inline(never)]
 fn malformed(reason: Malformed) -> Fault {
     Box::new(PyValueError::new_err(format!(
         "malformed message: {reason}"
@@ -54,6 +76,14 @@ pub fn as_value_error(py: Python<'_>, error: PyErr) -> PyErr {
     said
 }
 
+/// # Safety
+/// `object` is a new reference, or null with an error set.
+#[inline]
+unsafe fn owned(py: Python<'_>, object: *mut ffi::PyObject) -> Read<'_> {
+    // SAFETY: the caller's promise.
+    unsafe { Bound::from_owned_ptr_or_opt(py, object) }.ok_or_else(|| raised(py))
+}
+
 #[inline]
 fn text<'py>(py: Python<'py>, utf8: &[u8]) -> Result<Bound<'py, PyString>, Fault> {
     // SAFETY: bytes with their length, and a C string; a new str or null with an error.
@@ -63,7 +93,7 @@ fn text<'py>(py: Python<'py>, utf8: &[u8]) -> Result<Bound<'py, PyString>, Fault
             utf8.len() as ffi::Py_ssize_t,
             c"surrogatepass".as_ptr(),
         );
-        Ok(Bound::from_owned_ptr_or_err(py, text)?.cast_into_unchecked())
+        Ok(owned(py, text)?.cast_into_unchecked())
     }
 }
 
@@ -97,19 +127,16 @@ impl<'a, 'py> Decoder<'a, 'py> {
     /// The one value that `message` is.
     pub fn message(&mut self, message: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         self.keys = self.tools.keys.take();
-        let value = self.nested(message, Self::value);
+        let value = self.alone(message);
         self.tools.keys.give_back(self.keys.take());
         value.map_err(|fault| as_value_error(self.py, *fault))
     }
 
-    fn nested<T>(
-        &mut self,
-        body: &[u8],
-        read: impl FnOnce(&mut Self, &mut Reader<'_>) -> Result<T, Fault>,
-    ) -> Result<T, Fault> {
+    /// The one value that `body` is.
+    fn alone(&mut self, body: &[u8]) -> Read<'py> {
         let mut reader = Reader::new(body);
-        let value = read(self, &mut reader)?;
-        reader.finish().map_err(malformed)?;
+        let value = self.value(&mut reader)?;
+        finish(&reader)?;
         Ok(value)
     }
 
@@ -133,8 +160,8 @@ impl<'a, 'py> Decoder<'a, 'py> {
     #[inline]
     fn deeper(&mut self) -> Result<(), Fault> {
         self.depth += 1;
-        if self.depth > MAX_DEPTH {
-            return refuse(format!("nested more than {MAX_DEPTH} levels deep"));
+        if self.depth > MAX_NESTED {
+            return refuse("nested too deeply");
         }
         Ok(())
     }
@@ -144,7 +171,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
         self.deeper()?;
         // SAFETY: there are at least as many bytes as elements, so that it fits. Nobody else sees it
         // before it is full; an error drops it as it is.
-        let list = unsafe { Bound::from_owned_ptr_or_err(self.py, ffi::PyList_New(len as isize))? };
+        let list = unsafe { owned(self.py, ffi::PyList_New(len as isize))? };
         for index in 0..len {
             let item = self.value(reader)?;
             // SAFETY: a list of that length, and the item's reference passes on.
@@ -188,17 +215,9 @@ impl<'a, 'py> Decoder<'a, 'py> {
         Ok(text.into_any())
     }
 
-    fn array(&mut self, reader: &mut Reader<'_>) -> Result<usize, Fault> {
-        match reader.next_token().map_err(malformed)? {
-            Token::Array(len) => Ok(len),
-            _ => refuse("malformed message: an extension of another make"),
-        }
-    }
-
     fn tuple_of(&mut self, reader: &mut Reader<'_>, len: usize) -> Read<'py> {
         // SAFETY: as for `list`.
-        let tuple =
-            unsafe { Bound::from_owned_ptr_or_err(self.py, ffi::PyTuple_New(len as isize))? };
+        let tuple = unsafe { owned(self.py, ffi::PyTuple_New(len as isize))? };
         for index in 0..len {
             let item = self.value(reader)?;
             // SAFETY: a new tuple of that length, and the item's reference passes on.
@@ -209,47 +228,57 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     // --- extensions ---------------------------------------------------------------------------
 
+    // Only chooses: its frame is on the stack once for every level.
     #[inline(never)]
     fn ext(&mut self, code: i8, body: &[u8]) -> Read<'py> {
         self.deeper()?;
         let value = match code {
-            code::TUPLE => self.nested(body, |decoder, reader| {
-                let len = decoder.array(reader)?;
-                decoder.tuple_of(reader, len)
-            }),
-            code::DATACLASS => self.nested(body, Self::dataclass),
-            code::TENSOR_REF => self.nested(body, Self::reference),
-            code::ENUM => self.nested(body, Self::member),
-            code::NAMEDTUPLE => self.nested(body, Self::namedtuple),
-            code::SET => self.nested(body, |decoder, reader| {
-                let set = PySet::empty(decoder.py)?;
-                for _ in 0..decoder.array(reader)? {
-                    set.add(decoder.value(reader)?)?;
-                }
-                Ok(set.into_any())
-            }),
-            code::FROZENSET => self.nested(body, |decoder, reader| {
-                let len = decoder.array(reader)?;
-                let items = decoder.tuple_of(reader, len)?;
-                // SAFETY: any iterable will do.
-                let set = unsafe { ffi::PyFrozenSet_New(items.as_ptr()) };
-                // SAFETY: a new reference or null with an error.
-                Ok(unsafe { Bound::from_owned_ptr_or_err(decoder.py, set)? })
-            }),
+            code::TUPLE => self.tuple(body),
+            code::DATACLASS => self.dataclass(body),
+            code::TENSOR_REF => self.reference(body),
+            code::ENUM => self.member(body),
+            code::NAMEDTUPLE => self.namedtuple(body),
+            code::SET => self.set(body),
+            code::FROZENSET => self.frozenset(body),
             code::BIGINT => self.bigint(body),
-            code::COMPLEX => self.nested(body, Self::complex),
+            code::COMPLEX => self.complex(body),
             code::ARRAY | code::TENSOR => self.in_place(code, body),
-            code::SCALAR | code::NUMPY_DTYPE | code::SIZE => {
-                let wire = self.nested(body, Self::value)?;
-                self.by_python(code, &wire)
-            }
-            code::TORCH_DTYPE | code::DEVICE => {
-                self.by_python(code, PyBytes::new(self.py, body).as_any())
-            }
+            code::SCALAR | code::NUMPY_DTYPE | code::SIZE => self.by_python(code, body),
+            code::TORCH_DTYPE | code::DEVICE => self.by_python_flat(code, body),
             unknown => refuse(format!("unknown extension type {unknown}")),
-        }?;
+        };
         self.depth -= 1;
-        Ok(value)
+        value
+    }
+
+    #[inline(never)]
+    fn tuple(&mut self, body: &[u8]) -> Read<'py> {
+        let mut reader = Reader::new(body);
+        let len = array(&mut reader)?;
+        let tuple = self.tuple_of(&mut reader, len)?;
+        finish(&reader)?;
+        Ok(tuple)
+    }
+
+    #[inline(never)]
+    fn set(&mut self, body: &[u8]) -> Read<'py> {
+        let mut reader = Reader::new(body);
+        let set = PySet::empty(self.py)?;
+        for _ in 0..array(&mut reader)? {
+            set.add(self.value(&mut reader)?)?;
+        }
+        finish(&reader)?;
+        Ok(set.into_any())
+    }
+
+    #[inline(never)]
+    fn frozenset(&mut self, body: &[u8]) -> Read<'py> {
+        let items = self.tuple(body)?;
+        // SAFETY: any iterable will do; a new reference or null with an error.
+        unsafe {
+            let set = ffi::PyFrozenSet_New(items.as_ptr());
+            owned(self.py, set)
+        }
     }
 
     #[inline(never)]
@@ -263,21 +292,28 @@ impl<'a, 'py> Decoder<'a, 'py> {
         )?)
     }
 
-    fn complex(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
+    #[inline(never)]
+    fn complex(&self, body: &[u8]) -> Read<'py> {
+        let mut reader = Reader::new(body);
         let (2, Ok(Token::Float(real)), Ok(Token::Float(imaginary))) = (
-            self.array(reader)?,
+            array(&mut reader)?,
             reader.next_token(),
             reader.next_token(),
         ) else {
             return refuse("malformed message: not the two parts of a complex number");
         };
+        finish(&reader)?;
         Ok(PyComplex::from_doubles(self.py, real, imaginary).into_any())
     }
 
-    fn reference(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
-        match (&mut self.views, reader.next_token().map_err(malformed)?) {
+    #[inline(never)]
+    fn reference(&mut self, body: &[u8]) -> Read<'py> {
+        let mut reader = Reader::new(body);
+        let number = reader.next_token().map_err(malformed)?;
+        finish(&reader)?;
+        match (&mut self.views, number) {
             (Some(views), Token::Int(number)) => Ok(views.get(self.py, self.tools, number)?),
-            (_, number) => refuse(format!(
+            _ => refuse(format!(
                 "the message refers to a tensor ({number:?}) that did not come with it"
             )),
         }
@@ -285,21 +321,28 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     #[inline(never)]
     fn in_place(&mut self, code: i8, body: &[u8]) -> Read<'py> {
-        if let Some(value) = views::in_place(self.py, self.tools, code, body)? {
-            return Ok(value);
+        match views::in_place(self.py, self.tools, code, body)? {
+            Some(value) => Ok(value),
+            None => self.by_python(code, body),
         }
-        let wire = self.nested(body, Self::value)?;
-        self.by_python(code, &wire)
     }
 
     #[inline(never)]
-    fn by_python(&self, code: i8, wire: &Bound<'py, PyAny>) -> Read<'py> {
+    fn by_python(&mut self, code: i8, body: &[u8]) -> Read<'py> {
+        let wire = self.alone(body)?;
+        Ok(self.tools.revive.bind(self.py).call1((code, wire))?)
+    }
+
+    #[inline(never)]
+    fn by_python_flat(&self, code: i8, body: &[u8]) -> Read<'py> {
+        let wire = PyBytes::new(self.py, body);
         Ok(self.tools.revive.bind(self.py).call1((code, wire))?)
     }
 
     // --- classes ------------------------------------------------------------------------------
 
-    fn class(&mut self, reader: &mut Reader<'_>) -> Result<std::sync::Arc<Found>, Fault> {
+    #[inline(never)]
+    fn class(&self, reader: &mut Reader<'_>) -> Result<Arc<Found>, Fault> {
         match reader.next_token().map_err(malformed)? {
             Token::Str(name) => Ok(self.tools.classes.named(self.py, name, self.trusted)?),
             other => refuse(format!("a type's name must be a str, got {other:?}")),
@@ -307,13 +350,14 @@ impl<'a, 'py> Decoder<'a, 'py> {
     }
 
     #[inline(never)]
-    fn dataclass(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
-        let len = self.array(reader)?;
-        let found = self.class(reader)?;
+    fn dataclass(&mut self, body: &[u8]) -> Read<'py> {
+        let mut reader = Reader::new(body);
+        let len = array(&mut reader)?;
+        let found = self.class(&mut reader)?;
         let (2, Some(fields), Token::Map(len)) =
             (len, &found.fields, reader.next_token().map_err(malformed)?)
         else {
-            return refuse(format!("{} is no dataclass of such fields", found.class));
+            return refuse_class(&found, "no dataclass of such fields");
         };
         // The fields are set as they were: __init__ and __post_init__ ran at the sender.
         // SAFETY: a callable, its argument and the end of the list.
@@ -323,43 +367,38 @@ impl<'a, 'py> Decoder<'a, 'py> {
                 found.class.as_ptr(),
                 std::ptr::null_mut::<ffi::PyObject>(),
             );
-            Bound::from_owned_ptr_or_err(self.py, object)?
+            owned(self.py, object)?
         };
         for index in 0..len {
-            let Token::Str(name) = reader.next_token().map_err(malformed)? else {
-                return refuse(format!("a field of {} has no name", found.class));
-            };
-            // They come in the order of the class, if need be with gaps.
-            let field = match fields.get(index) {
-                Some(field) if field.utf8() == name => field,
-                _ => match fields.iter().find(|field| field.utf8() == name) {
-                    Some(field) => field,
-                    None => {
-                        let name = String::from_utf8_lossy(name);
-                        return refuse(format!("{} has no field {name:?}", found.class));
-                    }
-                },
-            };
-            let value = self.value(reader)?;
+            let field = field(
+                &found,
+                fields,
+                index,
+                reader.next_token().map_err(malformed)?,
+            )?;
+            let value = self.value(&mut reader)?;
             // SAFETY: three live objects. As object.__setattr__, whatever the class defines.
             let set = unsafe {
                 ffi::PyObject_GenericSetAttr(object.as_ptr(), field.name.as_ptr(), value.as_ptr())
             };
             if set != 0 {
-                return Err(Box::new(PyErr::fetch(self.py)));
+                return Err(raised(self.py));
             }
         }
+        finish(&reader)?;
         Ok(object)
     }
 
     #[inline(never)]
-    fn member(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
-        let len = self.array(reader)?;
-        let found = self.class(reader)?;
+    fn member(&mut self, body: &[u8]) -> Read<'py> {
+        let mut reader = Reader::new(body);
+        let len = array(&mut reader)?;
+        let found = self.class(&mut reader)?;
         let (2, Some(members)) = (len, &found.members) else {
-            return refuse(format!("{} is no enum", found.class));
+            return refuse_class(&found, "no enum");
         };
-        let member = self.value(reader)?;
+        let member = self.value(&mut reader)?;
+        finish(&reader)?;
         if found.is_flag {
             return Ok(found.class.bind(self.py).call1((member,))?);
         }
@@ -370,21 +409,52 @@ impl<'a, 'py> Decoder<'a, 'py> {
     }
 
     #[inline(never)]
-    fn namedtuple(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
-        let len = self.array(reader)?;
-        let found = self.class(reader)?;
-        let count = len.saturating_sub(1);
-        if found.arity != Some(count) {
-            return refuse(format!(
-                "{} is no namedtuple of {count} fields",
-                found.class
-            ));
+    fn namedtuple(&mut self, body: &[u8]) -> Read<'py> {
+        let mut reader = Reader::new(body);
+        let len = array(&mut reader)?;
+        let found = self.class(&mut reader)?;
+        if len == 0 || found.arity != Some(len - 1) {
+            return refuse_class(&found, "no namedtuple of so many fields");
         }
-        let values = self.tuple_of(reader, count)?;
-        Ok(self
-            .tools
-            .new_tuple
-            .bind(self.py)
-            .call1((found.class.bind(self.py), values))?)
+        let values = self.tuple_of(&mut reader, len - 1)?;
+        finish(&reader)?;
+        self.named(&found, &values)
     }
+
+    #[inline(never)]
+    fn named(&self, found: &Found, values: &Bound<'py, PyAny>) -> Read<'py> {
+        let class = found.class.bind(self.py);
+        Ok(self.tools.new_tuple.bind(self.py).call1((class, values))?)
+    }
+}
+
+/// The field that a name stands for. They come in the order of the class, if need be with gaps.
+#[inline]
+fn field<'a>(
+    found: &Found,
+    fields: &'a [Field],
+    index: usize,
+    name: Token<'_>,
+) -> Result<&'a Field, Fault> {
+    let Token::Str(name) = name else {
+        return refuse_class(found, "no class with fields of such names");
+    };
+    match fields.get(index) {
+        Some(field) if field.utf8() == name => Ok(field),
+        _ => match fields.iter().find(|field| field.utf8() == name) {
+            Some(field) => Ok(field),
+            None => refuse_class(found, &format!("no class with a field {name:?}")),
+        },
+    }
+}
+
+fn array(reader: &mut Reader<'_>) -> Result<usize, Fault> {
+    match reader.next_token().map_err(malformed)? {
+        Token::Array(len) => Ok(len),
+        _ => refuse("malformed message: an extension of another make"),
+    }
+}
+
+fn finish(reader: &Reader<'_>) -> Result<(), Fault> {
+    reader.finish().map_err(malformed)
 }

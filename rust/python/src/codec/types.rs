@@ -176,7 +176,7 @@ impl Classes {
         let described = self.describe.bind(class.py()).call1((class,))?;
         let kind = Arc::new(Kind::from_description(described.cast::<PyTuple>()?)?);
         let entry = (class.clone().unbind(), Arc::clone(&kind));
-        lock(&self.written).insert(class.as_ptr() as usize, entry);
+        let _replaced = lock(&self.written).insert(class.as_ptr() as usize, entry);
         Ok(kind)
     }
 
@@ -197,17 +197,17 @@ impl Classes {
             fields: names.map(|names| fields(&names)).transpose()?,
             arity,
         });
-        lock(&self.read).insert(name.to_vec(), Arc::clone(&found));
+        let _replaced = lock(&self.read).insert(name.to_vec(), Arc::clone(&found));
         Ok(found)
     }
 
     /// A name stands for another class now.
     pub fn forget_names(&self) {
-        lock(&self.read).clear();
+        drop(std::mem::take(&mut *lock(&self.read)));
     }
 }
 
-/// Never held while Python code may run.
+/// Never held while Python code may run, which dropping a class may.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

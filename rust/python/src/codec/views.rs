@@ -68,8 +68,13 @@ impl<'a, 'py> Views<'a, 'py> {
         tensor: &TensorView,
     ) -> PyResult<Bound<'py, PyAny>> {
         let item = tensor.dtype.itemsize as i64;
-        if tensor.strides.iter().any(|&stride| stride < 0) {
-            return Err(PyValueError::new_err("torch has no negative strides"));
+        let possible = tensor.shape.iter().all(|&size| i64::try_from(size).is_ok())
+            && tensor.strides.iter().all(|&stride| stride >= 0);
+        if !possible {
+            return Err(PyValueError::new_err(format!(
+                "a torch tensor cannot have the sizes {:?} and strides {:?}",
+                tensor.shape, tensor.strides
+            )));
         }
         let strides: Vec<i64> = if is_contiguous(tensor) {
             dense_strides(&tensor.shape)
@@ -134,7 +139,7 @@ fn is_contiguous(tensor: &TensorView) -> bool {
             })
 }
 
-/// In elements; of a shape without elements, whatever torch is given by `torch.empty`.
+/// In elements.
 fn dense_strides(shape: &[u64]) -> Vec<i64> {
     let mut strides = vec![1i64; shape.len()];
     for dim in (1..shape.len()).rev() {
