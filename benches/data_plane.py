@@ -33,7 +33,7 @@ from measure import (
 from peer import Peer
 from two_processes import TENSOR_BYTES, TENSORS, TOUCH, Line, line, one_thread, shapes, touch
 
-from sglang_omni._core import ShmArena
+from sglang_omni._core import CreditLedger
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.control_plane import StageControlPlane, decode_message, encode_message
 from sglang_omni.proto import DataReadyMessage, OmniRequest, StagePayload, codec
@@ -248,15 +248,13 @@ async def many_tensors(peer: Peer) -> list[Result]:
 
 
 def credit() -> Result:
-    """The ledger has no Python interface of its own: the smallest put that takes a credit, taken back."""
-    arena = ShmArena(64 * MIB)
-    source = np.ones(64, np.uint8)
-    address, times = source.ctypes.data, 1000
+    """A credit of one edge of the ledger that the relay's arena counts with."""
+    ledger, times = CreditLedger(64 * MIB), 10_000
 
     def take_and_return() -> None:
         for _ in range(times):
-            arena.put_raw("reader", "bench", address, 64, 60.0)
-            arena.revoke("bench")
+            ledger.take("reader", 4096)
+            ledger.give_back("reader", 4096)
 
     seconds = float(np.median([timed(take_and_return) for _ in range(30)])) / times
     return Result("take and return a credit, from Python", seconds, "s", 1e-6, 0.3e-6)

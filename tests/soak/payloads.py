@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-import gc
 import math
 import multiprocessing
 import os
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from traces import Traces, megabytes, read_frame, traces_of, write_frame
+from traces import Traces, megabytes, read_frame, tidy, traces_of, write_frame
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.proto import OmniRequest, StagePayload
@@ -30,8 +29,8 @@ from sglang_omni.relay.shm import ShmRelay
 
 PAYLOADS = int(os.environ.get("SOAK_PAYLOADS", 1_000_000))
 SEED = int(os.environ.get("SOAK_SEED", 1))
-# Growth beyond this after the warm-up is a leak: a byte a payload would be a megabyte.
-GROWTH = 24 << 20
+# Growth beyond this after the warm-up is a leak: a million payloads of ten bytes each would be one.
+GROWTH = 6 << 20
 # Seconds all of it may take: several times what a payload needs on a busy machine.
 PATIENCE = 300 + PAYLOADS * 0.005
 SLOT_MB, CREDITS = 4, 2
@@ -187,7 +186,7 @@ async def receive(connection: socket.socket) -> None:
         if order == "traces":
             kept.clear()
             got = None
-            gc.collect()
+            tidy()
             await write_frame(writer, dataclasses.asdict(traces_of(os.getpid())))
             continue
         number, metadata = order
@@ -231,10 +230,10 @@ async def send(connection: socket.socket) -> None:
         inline += "inline" in metadata
         nbytes += len(metadata["inline"]) if "inline" in metadata else metadata["nbytes"]
         await write_frame(writer, (number, metadata))
-        if (number + 1) % every == 0:
+        if (number + 1) % every == 0 or number + 1 == PAYLOADS:
             del payload, metadata
             there = await traces_there(reader, writer)
-            gc.collect()
+            tidy()
             here = traces_of(os.getpid())
             if held := relay.arena.outstanding():
                 raise SystemExit(f"FAILED: {held} credits are lost after {number + 1} payloads")
@@ -251,7 +250,6 @@ async def send(connection: socket.socket) -> None:
             # The arena has room of each size for as many as were ever under way at once.
             if grown is None and number + 1 >= PAYLOADS // 2:
                 grown = here.shared
-    here, there = traces_of(os.getpid()), await traces_there(reader, writer)
     assert warm is not None
     assert grown is not None
     problems = []
