@@ -20,6 +20,7 @@ from sglang_omni.pipeline.relay_io import read_stream_chunk, send_stream_chunk
 from sglang_omni.proto import codec
 from sglang_omni.relay import RelayReadError
 from sglang_omni.relay.cuda_ipc import CudaLender, borrow
+from sglang_omni.relay.loans import MAX_LOANS
 from sglang_omni.relay.shm import ShmRelay
 
 
@@ -27,7 +28,8 @@ from sglang_omni.relay.shm import ShmRelay
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     gpu = install(monkeypatch)
     yield gpu
-    gc.collect()
+    if gpu.driver.opened:
+        gc.collect()
     deadline = time.monotonic() + 20
     while gpu.driver.opened and time.monotonic() < deadline:
         time.sleep(0.005)  # given back by a thread, which must not meet the real torch.cuda
@@ -254,6 +256,20 @@ async def test_a_slow_reader_gets_copies_beyond_its_share(
     del data
     await until(lambda: sender.loans.lent() == {})
     assert "loan" in await send(sender, big)
+
+
+async def test_a_reader_that_collects_chunks_gets_copies_before_the_tickets_run_out(
+    gpu: FakeGpu, sender: ShmRelay
+) -> None:
+    part = gpu.tensor(torch.ones(2))
+    reader = ShmRelay("reader")
+    collected = []
+    async with asyncio.timeout(60):
+        for _ in range(MAX_LOANS + 5):
+            wire = await send(sender, part)
+            collected.append((await read_stream_chunk(reader, "r", wire), "loan" in wire))
+    assert [lent for _, lent in collected] == [True] * MAX_LOANS + [False] * 5
+    assert all(torch.equal(data, part) for (data, _), _ in collected)
 
 
 # --- what a hostile sender cannot do ---------------------------------------------------------

@@ -11,7 +11,7 @@ import logging
 import threading
 from typing import Protocol
 
-from sglang_omni.relay.cuda_driver import CudaDriver, CudaError, cuda_driver, is_cuda_in_use
+from sglang_omni.relay.cuda_driver import CudaError, cuda_driver
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,8 @@ class PinnedMemory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._mappings: dict[int, Mapping] = {}
-        self._pinned: dict[int, set[int]] = {}
+        # Of each mapping, the locked chunks and the device in whose context that was done.
+        self._pinned: dict[int, dict[int, int]] = {}
         self._refused = False
 
     def add(self, mapping: Mapping) -> None:
@@ -55,7 +56,7 @@ class PinnedMemory:
             for start in [s for s, known in self._mappings.items() if not known.is_used_elsewhere]:
                 self._remove(start)
             self._mappings[mapping.address] = mapping
-            self._pinned[mapping.address] = set()
+            self._pinned[mapping.address] = {}
 
     def remove(self, mapping: Mapping) -> None:
         """Unlock what is locked of it. Must come before its memory is unmapped."""
@@ -92,7 +93,8 @@ class PinnedMemory:
                 return False
             offset = address - mapping.address
             chunks = range(offset // CHUNK_BYTES, (offset + nbytes - 1) // CHUNK_BYTES + 1)
-            return self._pinned[mapping.address].issuperset(chunks)
+            pinned = self._pinned[mapping.address]
+            return all(chunk in pinned for chunk in chunks)
 
     def _find(self, address: int) -> Mapping | None:
         for start, mapping in self._mappings.items():
@@ -111,7 +113,7 @@ class PinnedMemory:
                 for chunk in missing:
                     offset = chunk * CHUNK_BYTES
                     driver.page_lock(mapping.address + offset, min(CHUNK_BYTES, mapping.nbytes - offset))
-                    pinned.add(chunk)
+                    pinned[chunk] = device
         except CudaError as error:
             self._refused = True
             logger.warning(
@@ -124,17 +126,10 @@ class PinnedMemory:
     def _remove(self, start: int) -> None:
         if self._mappings.pop(start, None) is None:
             return
-        chunks = self._pinned.pop(start)
-        if chunks:
-            self._unlock(cuda_driver(), [start + chunk * CHUNK_BYTES for chunk in sorted(chunks)])
-
-    @staticmethod
-    def _unlock(driver: CudaDriver, starts: list[int]) -> None:
-        import torch
-
-        with driver.on(torch.cuda.current_device()):
-            for start in starts:
-                driver.page_unlock(start)
+        for chunk, device in self._pinned.pop(start).items():
+            driver = cuda_driver()
+            with driver.on(device):
+                driver.page_unlock(start + chunk * CHUNK_BYTES)
 
 
 _memory = PinnedMemory()
@@ -143,6 +138,3 @@ _memory = PinnedMemory()
 def pinned_memory() -> PinnedMemory:
     """This process's locked memory: locking belongs to the process, not to a relay."""
     return _memory
-
-
-__all__ = ["CHUNK_BYTES", "PIN_FROM_BYTES", "Mapping", "PinnedMemory", "is_cuda_in_use", "pinned_memory"]

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni._core import ArenaFull, LeaseError, ShmArena, ShmHeld, ShmLease
 from sglang_omni.relay.base import Relay, RelayError, RelayReadError, RelayTimeout, register_relay
-from sglang_omni.relay.cuda_driver import CudaError
+from sglang_omni.relay.cuda_driver import CudaError, is_cuda_in_use
 from sglang_omni.relay.cuda_ipc import borrow
 from sglang_omni.relay.loans import Loans
-from sglang_omni.relay.pinned import is_cuda_in_use, pinned_memory
+from sglang_omni.relay.pinned import pinned_memory
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ class ShmRelay(Relay):
             )
         self.engine_id = engine_id
         self._limit = (slot_size_mb << 20) * credits
-        self.loans = Loans(self._limit)
+        self.loans = Loans(self._limit, self._wait_for_loans)
         self._arena: ShmArena | None = None
         self._closed = False
         self._waiters: set[asyncio.Future[None]] = set()
@@ -219,6 +219,27 @@ class ShmRelay(Relay):
             if not future.done():
                 future.set_result(None)
 
+    async def _wait(self, arena: ShmArena, done: Callable[[], bool], timeout: float) -> bool:
+        """Wait until ``done``, asked at every change; False where it is not within ``timeout`` seconds."""
+        if done():
+            return True
+        deadline = asyncio.get_running_loop().time() + timeout
+        arena.wait_begin(False)
+        try:
+            while True:
+                changed = self._next_change()
+                try:
+                    if done():
+                        return True
+                    async with asyncio.timeout_at(deadline):
+                        await changed
+                except TimeoutError:
+                    return False
+                finally:
+                    self._forget(changed)
+        finally:
+            arena.wait_end(False)
+
     # --- receiving -------------------------------------------------------------------------------
 
     async def get_async(
@@ -264,6 +285,12 @@ class ShmRelay(Relay):
         ticket = await self._put(put, len(_NOTHING), request_id)
         self.loans.keep(kept, ticket, target)
         return {"ticket": ticket.metadata, "described": described}
+
+    async def _wait_for_loans(self, done: Callable[[], bool]) -> None:
+        arena = self.arena
+        while not await self._wait(arena, done, _KEEP_SECONDS):
+            # What nobody has read in time is not looked for by itself.
+            arena.outstanding()
 
     def borrow_tensors(self, loan: Any) -> list[torch.Tensor]:
         """The lender's tensors; its ticket is back when the last is gone. See ``Relay.borrow_tensors``."""
@@ -328,39 +355,8 @@ class ShmPut:
         Raises:
             RelayTimeout: Nobody has read it within ``timeout`` seconds.
         """
-        if not await self._wait(lambda: self.is_complete, timeout):
+        if not await self._relay._wait(self._arena, lambda: self.is_complete, timeout):
             raise RelayTimeout(f"{self._key!r} was not read within {timeout:g} s")
-
-    async def wait_for_return(self) -> None:
-        """Return when the reader has let go of the payload, is dead, or never came.
-
-        Raises:
-            RelayError: The relay was closed.
-        """
-        while not await self._wait(lambda: self.is_returned, _KEEP_SECONDS):
-            # What nobody has read in time is not looked for by itself.
-            self._arena.outstanding()
-
-    async def _wait(self, done: Callable[[], bool], timeout: float) -> bool:
-        """Wait until ``done``; False where it is not within ``timeout`` seconds."""
-        if done():
-            return True
-        deadline = asyncio.get_running_loop().time() + timeout
-        self._arena.wait_begin(False)
-        try:
-            while True:
-                changed = self._relay._next_change()
-                try:
-                    if done():
-                        return True
-                    async with asyncio.timeout_at(deadline):
-                        await changed
-                except TimeoutError:
-                    return False
-                finally:
-                    self._relay._forget(changed)
-        finally:
-            self._arena.wait_end(False)
 
 
 class ShmGet:
