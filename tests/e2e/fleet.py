@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from processes import is_alive
 
 START_DEADLINE = 300.0
 STOP_DEADLINE = 10.0
@@ -83,11 +84,7 @@ class Fleet:
             self.descendants[child.pid] = child
 
     def survivors(self) -> list[psutil.Process]:
-        return [
-            process
-            for process in self.descendants.values()
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-        ]
+        return [process for process in self.descendants.values() if is_alive(process)]
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """End the server as a user does, and insist that nothing of it stays."""

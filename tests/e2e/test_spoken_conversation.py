@@ -94,13 +94,13 @@ def test_other_containers_are_heard_alike(api: httpx.Client, say: Say, container
 
 
 def test_streamed_text_and_audio_are_the_whole_answer(api: httpx.Client) -> None:
-    messages = [{"role": "user", "content": "Write two short sentences about the sea."}]
-    whole = chat(api, messages)["choices"][0]["message"]["content"]
+    messages = [{"role": "user", "content": "Write four short sentences about the sea."}]
+    whole = chat(api, messages, max_tokens=96)["choices"][0]["message"]["content"]
     body = {
         "model": "speech-chat",
         "messages": messages,
         "temperature": 0,
-        "max_tokens": 48,
+        "max_tokens": 96,
         "stream": True,
         "stream_options": {"include_usage": True},
         "modalities": ["text", "audio"],
