@@ -330,7 +330,7 @@ def parse_message(wire: Any) -> Message:
     if type(wire) is not dict and not isinstance(wire, Mapping):
         raise ValueError(f"a message must be a map, got {_type_name(wire)}")
     kind = wire.get("type")
-    message = _BY_TYPE.get(kind) if isinstance(kind, str) else None
+    message = _BY_TYPE.get(kind) if type(kind) is str else None
     if message is None:
         raise ValueError(f"unknown message type: {kind!r}")
     return message.from_dict(wire)
