@@ -28,6 +28,7 @@ class FakeDriver:
         room: Bytes of every allocation, counted from the address asked for.
         locked: ``(address, nbytes)`` locked now.
         opened: Addresses opened and not closed.
+        device: The device of the last context.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class FakeDriver:
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:
+        self.device = device
         self._inside += 1
         yield
         self._inside -= 1

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -325,6 +326,18 @@ async def test_a_number_without_a_tensor_is_an_error(gpu: FakeGpu, sender: ShmRe
     one = await send(sender, lent)
     with pytest.raises(ValueError, match="the chunk has 1 lent tensors, not one of number 1"):
         await read_stream_chunk(ShmRelay("reader"), "r", two | {"loan": one["loan"]})
+
+
+async def test_a_gpu_is_found_by_what_it_is_and_not_by_its_number(
+    gpu: FakeGpu, sender: ShmRelay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = await send(sender, gpu.tensor(torch.ones(3)))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda n: SimpleNamespace(uuid=["x", "y", UUID][n])
+    )
+    await read_stream_chunk(ShmRelay("reader"), "r", wire)
+    assert gpu.driver.device == 2
 
 
 def test_a_gpu_that_is_not_visible_is_named(gpu: FakeGpu) -> None:

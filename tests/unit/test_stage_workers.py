@@ -75,6 +75,19 @@ def test_stream_targets_on_the_same_gpu_in_another_process_are_known(tmp_path: P
     assert specs["s"].stages[0].gpu_id is None
 
 
+def test_a_stage_without_a_gpu_shares_none(tmp_path: Path) -> None:
+    specs = plan(tmp_path, stage("a", "p", next="b", stream_to=["b"]), stage("b", "q", gpu=0))
+    assert specs["p"].stages[0].same_gpu_targets == set()
+
+
+def test_only_streams_are_lent_on_a_gpu(tmp_path: Path) -> None:
+    half = {"resources": {"total_gpu_memory_fraction": 0.5}}
+    specs = plan(
+        tmp_path, stage("a", "p", gpu=0, runtime=half, next="b"), stage("b", "q", gpu=0, runtime=half)
+    )
+    assert specs["p"].stages[0].same_gpu_targets == set()
+
+
 def test_tensor_parallel_stages_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match=r"stage 'big': tp_size=2"):
         plan(tmp_path, stage("big", "p", gpu=[0, 1], tp_size=2))
