@@ -1,9 +1,11 @@
-"""The control plane over real sockets: every message, order, backpressure, aborts and bad input."""
+"""The control plane over real sockets of both kinds: each message, order, backpressure, aborts, bad input."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +36,14 @@ from sglang_omni.proto import (
 WAIT_S = 60
 
 
+NAMES = ("completion", "abort", "a", "b", "late")
+
+
 class Wires:
     """A coordinator's and two stages' control planes, connected."""
 
-    def __init__(self, directory: Path) -> None:
-        self.endpoint = {name: f"ipc://{directory}/{name}" for name in ("completion", "abort", "a", "b")}
+    def __init__(self, endpoint: dict[str, str]) -> None:
+        self.endpoint = endpoint
         self.coordinator = CoordinatorControlPlane(self.endpoint["completion"], self.endpoint["abort"])
         self.a = self.stage("a")
         self.b = self.stage("b")
@@ -49,9 +54,16 @@ class Wires:
         )
 
 
-@pytest.fixture
-async def wires(tmp_path: Path) -> AsyncIterator[Wires]:
-    wires = Wires(tmp_path)
+def tcp_endpoints(names: Iterable[str]) -> dict[str, str]:
+    with ExitStack() as held:
+        ports = [held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in names]
+    return {name: f"tcp://127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
+
+
+@pytest.fixture(params=["ipc", "tcp"])
+async def wires(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Wires]:
+    local = {name: f"ipc://{tmp_path}/{name}" for name in NAMES}
+    wires = Wires(local if request.param == "ipc" else tcp_endpoints(NAMES))
     await wires.coordinator.start()
     await wires.a.start()
     await wires.b.start()
@@ -127,8 +139,7 @@ async def test_one_edge_keeps_its_order_over_many_batches(wires: Wires) -> None:
 
 
 async def test_a_full_queue_makes_the_sender_wait_and_loses_nothing(wires: Wires) -> None:
-    late = wires.stage("b")
-    late.recv_endpoint += "-late"
+    late = wires.stage("late")
     sent = 0
 
     async def send() -> None:
@@ -147,6 +158,27 @@ async def test_a_full_queue_makes_the_sender_wait_and_loses_nothing(wires: Wires
     await soon(sending)
     late.close()
     assert received == [str(i) for i in range(5000)]
+
+
+async def test_a_handler_takes_over_from_recv_in_order_and_pauses(wires: Wires) -> None:
+    for i in range(10):
+        await wires.a.send_to_stage("b", wires.endpoint["b"], DataReadyMessage(str(i), "a", "b", None))
+    assert (await soon(wires.b.recv())).request_id == "0"
+    await asyncio.sleep(0.01)  # The others have arrived.
+    await wires.a.send_to_stage("b", wires.endpoint["b"], DataReadyMessage("10", "a", "b", None))
+    taken: list[str] = []
+
+    def take_one(message: Any) -> bool:
+        taken.append(message.request_id)
+        return False
+
+    wires.b.deliver_to(take_one)
+    for i in range(1, 11):
+        while len(taken) < i:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.002)
+        assert taken == [str(n) for n in range(1, i + 1)]
+        wires.b.resume()
 
 
 async def test_what_is_not_a_message_is_dropped_and_reading_goes_on(wires: Wires) -> None:
@@ -200,3 +232,16 @@ async def test_what_cannot_be_encoded_is_an_error_of_the_caller(wires: Wires) ->
         await wires.b.send_complete(CompleteMessage("r", "b", True, result={"bad": object()}))
     await wires.b.send_complete(CompleteMessage("r", "b", True, result=1))
     assert (await soon(wires.coordinator.recv())).result == 1
+
+
+async def test_closing_ends_a_send_that_waits(wires: Wires) -> None:
+    async def send_without_end() -> None:
+        while True:
+            await wires.a.send_to_stage("late", wires.endpoint["late"], ShutdownMessage())
+
+    sending = asyncio.create_task(send_without_end())
+    await asyncio.wait({sending}, timeout=0.1)
+    assert not sending.done()
+    wires.a.close()
+    with pytest.raises(ControlPlaneClosed):
+        await soon(sending)

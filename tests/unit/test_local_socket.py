@@ -9,8 +9,9 @@ import os
 import resource
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -195,6 +196,24 @@ async def test_a_message_that_had_left_in_part_is_sent_again_as_a_whole(endpoint
     assert first.messages == [b"small"]
     push.close()
     second.socket.close()
+
+
+@pytest.mark.parametrize("step", [1, 4, 1000])
+async def test_a_kernel_that_takes_a_few_bytes_at_a_time(
+    endpoint: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(socket.socket):
+        def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
+            return self.send(b"".join(buffers)[:step])
+
+    monkeypatch.setattr(socket, "socket", Slow)
+    pull, push = Pull(endpoint), PushSocket(endpoint)
+    sent = [b"x" * size for size in (0, 1, 255, 256, 300)] + numbered(20)
+    for message in sent:
+        await push.send(message)
+    assert await pull.until(len(sent)) == sent
+    push.close()
+    pull.socket.close()
 
 
 async def test_a_receiver_that_dies_in_the_middle_of_the_handshake(endpoint: str) -> None:

@@ -306,7 +306,7 @@ class PushSocket:
             self._retry_s = FIRST_RETRY_S
             self._connect()
         frame = header, message
-        if self._waiting or not self._has_room():
+        if not self._has_room():
             room = self._loop.create_future()
             self._waiting.append((frame, room))
             await room
