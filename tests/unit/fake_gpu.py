@@ -166,6 +166,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(device_copy, "_streams", {})
     monkeypatch.setattr(cuda_ipc, "_device", lambda number: torch.device("cpu"))
     monkeypatch.setattr(cuda_ipc, "_as_tensor", _as_tensor)
+    monkeypatch.setattr(lending, "is_cuda_in_use", lambda: True)
     monkeypatch.setattr(lending, "is_lendable", lambda value: id(value) in gpu.addresses)
     monkeypatch.setattr(lending, "_reported", set())
     cuda_ipc._devices.cache_clear()

@@ -9,6 +9,7 @@ from typing import Any
 
 from sglang_omni.proto.codec import register_type
 from sglang_omni.relay.base import Relay
+from sglang_omni.relay.cuda_driver import is_cuda_in_use
 from sglang_omni.relay.cuda_ipc import CannotLend, is_lendable
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ async def lend(relay: Relay, chunk: Any, request_id: str, target: str) -> tuple[
     Returns:
         The chunk to write, and what ``borrow`` needs beside it; None where nothing is lent.
     """
+    if not is_cuda_in_use():
+        return chunk, None
     tensors: list[Any] = []
 
     def take_out(value: Any) -> Any:
