@@ -49,9 +49,12 @@ class Fleet:
     @classmethod
     def launch(cls, log: Path, *arguments: str) -> Fleet:
         port = free_port()
+        command = [sys.executable, "-m", "sglang_omni.launch_server", "--port", str(port), *arguments]
+        # Tests that are killed leave no server behind.
+        command += ["--parent-pid", str(os.getpid())]
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "sglang_omni.launch_server", "--port", str(port), *arguments],
+                command,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

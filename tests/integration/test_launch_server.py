@@ -41,6 +41,8 @@ class Launched:
                 [
                     *(sys.executable, "-m", "sglang_omni.launch_server"),
                     *("--config", str(config), "--port", "0", *flags),
+                    # Tests that are killed leave no server behind.
+                    *("--parent-pid", str(os.getpid())),
                 ],
                 env=os.environ | {"PYTHONPATH": str(HERE)},
                 stdout=out,

@@ -63,7 +63,7 @@ async def test_a_target_without_credit_holds_up_only_itself(relay: ShmRelay) -> 
     assert not waiting.done()
     # Nobody reads it any more, and yet it is there for the one that comes late.
     await relay_io.read_blob(relay, "before", before)
-    metadata, _ = await asyncio.wait_for(waiting, 5)
+    metadata, _ = await asyncio.wait_for(waiting, 60)
     del waiting
     assert (await relay_io.read_blob(relay, "r", metadata))[-1] == 5
     assert relay.arena.written() - start < 1.3 * MIB

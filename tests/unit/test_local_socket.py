@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import itertools
 import os
 import resource
@@ -20,7 +21,7 @@ from sglang_omni.pipeline.local_socket import PullSocket, PushSocket
 from sglang_omni.pipeline.message_socket import BATCH, QUEUED_MESSAGES, ControlPlaneClosed
 from sglang_omni.pipeline.zmtp import frame_header, opening
 
-WAIT_S = 10
+WAIT_S = 60
 MIB = 1 << 20
 
 
@@ -203,7 +204,7 @@ async def test_a_kernel_that_takes_a_few_bytes_at_a_time(
     endpoint: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow(socket.socket):
-        def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:  # type: ignore[override]
+        def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:
             return self.send(b"".join(buffers)[:step])
 
     monkeypatch.setattr(socket, "socket", Slow)
@@ -354,7 +355,7 @@ async def test_many_senders_get_their_turns(endpoint: str, one_by_one: bool) -> 
         for _ in range(80):
             count = len(pull.messages)
             pull.socket.resume()
-            await until(lambda count=count: len(pull.messages) > count)  # type: ignore[misc]
+            await until(lambda count=count: len(pull.messages) > count)
     else:
         pull.socket.resume()
         await pull.until(8 * 3 * BATCH)
@@ -424,6 +425,7 @@ async def test_a_hostile_peer_loses_its_own_connection_only(
 async def test_peers_that_leave_at_any_byte(endpoint: str, caplog: pytest.LogCaptureFixture) -> None:
     pull = Pull(endpoint)
     data = opening("PUSH") + frame_header(300) + bytes(300)
+    gc.collect()  # What earlier tests left is closed now, and not while descriptors are counted.
     descriptors = len(os.listdir("/proc/self/fd"))
     for cut in range(0, len(data), 3):
         client = raw(endpoint)
@@ -433,7 +435,7 @@ async def test_peers_that_leave_at_any_byte(endpoint: str, caplog: pytest.LogCap
     last = raw(endpoint)
     last.sendall(data)
     await pull.until(1)
-    await until(lambda: len(os.listdir("/proc/self/fd")) == descriptors + 2)
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 2)
     assert len(pull.messages) == 1
     assert not caplog.records
     pull.socket.close()
@@ -445,6 +447,7 @@ async def test_without_descriptors_to_spare_accepting_waits_and_goes_on(
 ) -> None:
     pull = Pull(endpoint)
     client = socket.socket(socket.AF_UNIX)
+    gc.collect()  # What earlier tests left would make room for the connection later.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     free = os.dup(0)
     os.close(free)
@@ -558,6 +561,7 @@ async def test_closing_gives_up_on_a_peer_that_does_not_read(
     for task in waiting[-3:]:
         with pytest.raises(ControlPlaneClosed):
             await task
+    await asyncio.gather(*waiting, return_exceptions=True)
     await until(lambda: "have not left" in caplog.text)
     await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
     pull.socket.close()
