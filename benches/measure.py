@@ -9,6 +9,7 @@ import json
 import mmap
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -48,10 +49,14 @@ def block(name: str, work: Callable[[], Any], count: int = 1) -> Block:
 
 
 async def interleaved(blocks: Sequence[Block], rounds: int) -> dict[str, float]:
-    """Medians of all samples. Blocks go A B A B ..., so a drift of the machine meets all; first a warm-up."""
+    """Medians of all samples. Every round has each block, so a drift of the machine meets all; one warms up.
+
+    Rounds differ in order: what a block leaves behind in caches is nobody's in particular.
+    """
     samples: Samples = {}
+    draw = random.Random(0)
     for number in range(1 + rounds):
-        for run in blocks:
+        for run in draw.sample(blocks, len(blocks)):
             for name, values in (await run()).items():
                 if number:
                     samples.setdefault(name, []).extend(values)
