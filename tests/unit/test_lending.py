@@ -9,10 +9,12 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fake_gpu import STREAM, UUID, FakeEvent, FakeGpu, install
@@ -148,6 +150,7 @@ async def test_memory_is_kept_until_the_last_view_is_gone(gpu: FakeGpu, sender: 
     part = first.view(2, 5)[1]
     del first, second
     await until(lambda: len(gpu.driver.opened) == 1)
+    await asyncio.sleep(0.1)  # what came back too early would be noticed by now
     assert sender.loans.lent() == {"next": 60}
     del part
     await until(lambda: sender.loans.lent() == {})
@@ -156,10 +159,15 @@ async def test_memory_is_kept_until_the_last_view_is_gone(gpu: FakeGpu, sender: 
 
 
 async def test_a_chunk_nobody_read_is_taken_back(gpu: FakeGpu, sender: ShmRelay) -> None:
-    wire = await send(sender, gpu.tensor(torch.ones(10)))
+    memory = np.ones(10, np.float32)
+    left = weakref.ref(memory)
+    wire = await send(sender, gpu.tensor(torch.from_numpy(memory)))
+    del memory
     assert sender.loans.lent() == {"next": 40}
+    assert left() is not None
     sender.cleanup("r")
     await until(lambda: sender.loans.lent() == {})
+    assert left() is None, "kept for a reader that cannot come any more"
     with pytest.raises(RelayReadError, match="stale"):
         await read_stream_chunk(ShmRelay("reader"), "r", wire)
 
