@@ -1,13 +1,10 @@
 use std::fmt;
-use std::thread;
 
+use crate::copy::copy;
 use crate::extent;
 use crate::{
     ALIGN, BUFFER_ROW_LEN, DType, Framework, HEADER_LEN, MAGIC, MAX_DIMS, TENSOR_ROW_LEN, VERSION,
 };
-
-/// A copy of this size or more is split over threads, where there are cores to spare.
-const SPLIT_BYTES: usize = 32 << 20;
 
 /// A strided view of memory to be packed.
 #[derive(Clone, Debug)]
@@ -196,39 +193,4 @@ impl Plan {
             };
         }
     }
-}
-
-/// # Safety
-/// As `ptr::copy_nonoverlapping` for `len` bytes.
-unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // Asked for only where it matters: the answer takes system calls, 30 us of them.
-    let threads = if len < SPLIT_BYTES {
-        1
-    } else {
-        thread::available_parallelism()
-            .map_or(1, |n| n.get() / 2)
-            .min(4)
-    };
-    if threads < 2 {
-        // SAFETY: the caller's promise.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
-        return;
-    }
-    let part = len.div_ceil(threads).next_multiple_of(4096);
-    let (from, to) = (from as usize, to as usize);
-    thread::scope(|scope| {
-        for start in (0..len).step_by(part) {
-            let size = part.min(len - start);
-            scope.spawn(move || {
-                // SAFETY: the parts are disjoint and together the range the caller vouches for.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(
-                        (from + start) as *const u8,
-                        (to + start) as *mut u8,
-                        size,
-                    );
-                }
-            });
-        }
-    });
 }

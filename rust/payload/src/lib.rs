@@ -14,6 +14,7 @@
 //! The skeleton refers to a tensor by its row, which is where the row's place in the object is
 //! written down: as typed keys, never as a printed path. Tensors that share memory share a buffer.
 
+mod copy;
 mod decode;
 mod dtype;
 mod encode;
@@ -21,6 +22,7 @@ pub mod msgpack;
 #[cfg(test)]
 mod tests;
 
+pub use copy::copy;
 pub use decode::{DecodeError, Decoded, TensorView, decode};
 pub use dtype::{DTYPES, DType};
 pub use encode::{EncodeError, Plan, Source};

@@ -8,6 +8,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::{create_exception, ffi};
+use sglang_omni_payload::copy;
 use sglang_omni_relay::{
     AllocateError, Arena, Grant, Held, Lease, Ledger, Mapping, Place, Room, TicketState, open,
 };
@@ -142,9 +143,7 @@ impl ShmArena {
             .allocate(edge, key, nbytes as u64, seconds(keep)?)
             .map_err(refused)?;
         // SAFETY: the room is ours alone and long enough; the Python side owns the source.
-        py.detach(|| unsafe {
-            std::ptr::copy_nonoverlapping(address as *const u8, grant.room.ready(), nbytes)
-        });
+        py.detach(|| unsafe { copy(address as *const u8, grant.room.ready(), nbytes) });
         Ok(announced(&grant))
     }
 
