@@ -1,9 +1,11 @@
-//! Any bytes: an error, or tensors every element of which lies in the payload. Run with a limit on
-//! single allocations, so that a count that is believed too early is found too.
+//! Any bytes: an error, or tensors every element of which lies in the payload, and a skeleton that
+//! promises no more than is there. Run with a limit on single allocations, so that a count that is
+//! believed too early is found too.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use sglang_omni_payload::msgpack::{Reader, Token};
 use sglang_omni_payload::{MAX_DIMS, TensorView, decode, extent};
 
 /// The lowest and one past the highest byte of a tensor's elements.
@@ -12,6 +14,24 @@ fn bounds(tensor: &TensorView) -> (i64, i64) {
         .expect("a decoded tensor's extent fits");
     let first = i64::try_from(tensor.offset).expect("an offset into memory");
     (first + low, first + high)
+}
+
+/// Reads a message and the messages in its extensions; what containers promise there are bytes for.
+fn walk(message: &[u8]) {
+    let mut bodies = vec![message];
+    while let Some(body) = bodies.pop() {
+        let mut reader = Reader::new(body);
+        let mut promised = 0;
+        while let Ok(token) = reader.next_token() {
+            match token {
+                Token::Array(len) => promised += len,
+                Token::Map(len) => promised += 2 * len,
+                Token::Ext(_, body) => bodies.push(body),
+                _ => {}
+            }
+        }
+        assert!(promised <= body.len(), "{promised} elements in {body:?}");
+    }
 }
 
 fuzz_target!(|payload: &[u8]| {
@@ -31,5 +51,5 @@ fuzz_target!(|payload: &[u8]| {
         assert!(high <= payload.len() as i64, "{tensor:?}");
         std::hint::black_box((payload[low as usize], payload[high as usize - 1]));
     }
-    std::hint::black_box(skeleton);
+    walk(skeleton);
 });
