@@ -166,6 +166,11 @@ class ShmLease:
     def should_copy(self) -> bool:
         """The sender lacks room."""
     def copy_to(self, address: int) -> None: ...
+    def bequeath(self, heir: Callable[[ShmLease], object]) -> None:
+        """Call ``heir`` with another lease on the payload when the last view of this one is gone.
+
+        It is called in whatever thread that happens. The first heir counts.
+        """
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 # --- router ----------------------------------------------------------------------------------

@@ -114,7 +114,8 @@ async def write_plan(
 
         flat = torch.empty(nbytes, dtype=torch.uint8)
         if plan.on_device:
-            await asyncio.to_thread(plan.write_to, flat.data_ptr())
+            # The thread has the tensor as well, should nobody wait for it any more.
+            await asyncio.to_thread(lambda: plan.write_to(flat.data_ptr()))
         else:
             plan.write_to(flat.data_ptr())
         put = await relay.put_async(flat.to(getattr(relay, "device", "cpu")), request_id=key)

@@ -13,21 +13,17 @@ more each time a part of it is sent.
 
 from __future__ import annotations
 
-import logging
 import os
-import queue
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from collections.abc import Sequence
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.relay.cuda_driver import IPC_HANDLE_BYTES, CudaError, cuda_driver
+from sglang_omni.relay.gpu_returns import when_gpu_is_done
 
 if TYPE_CHECKING:
     import torch
-
-logger = logging.getLogger(__name__)
 
 # With "0" nothing is lent, and tensors of a GPU travel through shared memory.
 SWITCH = "SGLANG_OMNI_CUDA_IPC"
@@ -278,45 +274,13 @@ class _BorrowedMemory:
         }
 
     def __del__(self) -> None:
-        _returns().put((self.device, self.start, self.ticket))
+        when_gpu_is_done(self.device, partial(_close, self.device, self.start, self.ticket))
 
 
-@cache
-def _returns() -> queue.SimpleQueue[tuple[int, int, object]]:
-    """What has been borrowed and is to be given back. Its put may be called from a destructor."""
-    returns: queue.SimpleQueue[tuple[int, int, object]] = queue.SimpleQueue()
-    threading.Thread(target=_give_back, args=(returns,), name="cuda-ipc-returns", daemon=True).start()
-    return returns
-
-
-def _give_back(returns: queue.SimpleQueue[tuple[int, int, object]]) -> None:
-    """Waits for the GPU in a thread of its own, not in the one that happened to drop the last view."""
-    import torch
-
-    while True:
-        done = [returns.get()]
-        while not returns.empty():
-            done.append(returns.get())
-        # A GPU that has failed finishes nothing any more; its process will hear of it elsewhere, too.
-        for device in {device for device, _, _ in done}:
-            _try(torch.cuda.synchronize, device)
-        while done:
-            device, start, ticket = done.pop()
-            _try(_close, device, start)
-            # Only now may the lender have its memory back.
-            del ticket
-
-
-def _close(device: int, start: int) -> None:
+def _close(device: int, start: int, ticket: object) -> None:
+    """Close borrowed memory. Its ticket goes with this call, for the lender may have it back only then."""
     with cuda_driver().on(device):
         cuda_driver().close_memory(start)
-
-
-def _try(step: Callable[..., None], *arguments: int) -> None:
-    try:
-        step(*arguments)
-    except RuntimeError as error:
-        logger.error("Memory lent by another process was not given back properly: %s", error)
 
 
 # --- the GPU's name ----------------------------------------------------------------------------

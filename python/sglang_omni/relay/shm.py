@@ -15,12 +15,14 @@ import asyncio
 import ctypes
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni._core import ArenaFull, LeaseError, ShmArena, ShmHeld, ShmLease
 from sglang_omni.relay.base import Relay, RelayError, RelayReadError, RelayTimeout, register_relay
 from sglang_omni.relay.cuda_driver import CudaError, is_cuda_in_use
 from sglang_omni.relay.cuda_ipc import borrow
+from sglang_omni.relay.gpu_returns import when_gpu_is_done
 from sglang_omni.relay.loans import Loans
 from sglang_omni.relay.pinned import pinned_memory
 
@@ -259,7 +261,7 @@ class ShmRelay(Relay):
         lease = _lease(metadata)
         if metadata.get("lend") is True and not lease.should_copy:
             if is_cuda_in_use():
-                await _pin(lease)
+                await _prepare_for_gpu(lease)
             return lease
         # numpy's memory is left as it comes, where a bytearray would be zeroed first.
         import numpy as np
@@ -371,15 +373,22 @@ class ShmGet:
         """Return at once: the copy was made by ``get_async``."""
 
 
-async def _pin(lease: ShmLease) -> None:
+async def _prepare_for_gpu(lease: ShmLease) -> None:
     """Make ready for copies to a GPU, which is where a process that uses one takes what it gets."""
+    import torch
+
+    device = torch.cuda.current_device()
+    # From locked memory a copy with ``non_blocking=True`` goes on after its source was let go of.
+    lease.bequeath(lambda left: when_gpu_is_done(device, partial(_drop, left)))
     memory, address, nbytes = pinned_memory(), lease.address, lease.nbytes
     if memory.is_pinned(address, nbytes) or (arena := lease.arena) is None:
         return
-    import torch
-
     memory.add(arena)
-    await asyncio.to_thread(memory.pin, address, nbytes, device=torch.cuda.current_device())
+    await asyncio.to_thread(memory.pin, address, nbytes, device=device)
+
+
+def _drop(lease: ShmLease) -> None:
+    """Give back a lease: it goes with the call."""
 
 
 async def _copy_out(lease: ShmLease, address: Callable[[], int]) -> None:

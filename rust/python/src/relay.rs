@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
@@ -277,7 +277,43 @@ impl CreditLedger {
 /// Holds an extent for as long as anything views it through the buffer protocol.
 #[pyclass(frozen, name = "ShmLease", module = "sglang_omni._core")]
 struct ShmLease {
-    lease: Lease,
+    /// There until this is dropped.
+    lease: Option<Lease>,
+    /// Takes the lease over when the last view is gone.
+    heir: OnceLock<Py<PyAny>>,
+}
+
+impl ShmLease {
+    fn of(lease: Lease) -> Self {
+        Self {
+            lease: Some(lease),
+            heir: OnceLock::new(),
+        }
+    }
+
+    fn lease(&self) -> &Lease {
+        self.lease.as_ref().expect("taken by drop alone")
+    }
+}
+
+impl Drop for ShmLease {
+    fn drop(&mut self) {
+        let (Some(heir), Some(lease)) = (self.heir.take(), self.lease.take()) else {
+            return;
+        };
+        // Without an interpreter, or where the heir fails, the lease is given back here and now.
+        let _ = Python::try_attach(|py| {
+            // Views die while errors are on their way, too.
+            let raised = PyErr::take(py);
+            let left = Bound::new(py, Self::of(lease)).and_then(|left| heir.call1(py, (left,)));
+            if let Err(error) = left {
+                error.write_unraisable(py, None);
+            }
+            if let Some(raised) = raised {
+                raised.restore(py);
+            }
+        });
+    }
 }
 
 #[pymethods]
@@ -285,38 +321,43 @@ impl ShmLease {
     #[new]
     fn new(py: Python<'_>, name: &str, place_row: PlaceRow) -> PyResult<Self> {
         let lease = py.detach(|| open(name, &place(place_row)));
-        Ok(Self {
-            lease: lease.map_err(|error| LeaseError::new_err(error.to_string()))?,
-        })
+        let lease = lease.map_err(|error| LeaseError::new_err(error.to_string()))?;
+        Ok(Self::of(lease))
+    }
+
+    /// Has `heir` called, once, with another lease on the payload when the last view of this one is gone.
+    fn bequeath(&self, heir: Py<PyAny>) {
+        let _ = self.heir.set(heir);
     }
 
     #[getter]
     fn nbytes(&self) -> usize {
-        self.lease.len()
+        self.lease().len()
     }
 
     #[getter]
     fn address(&self) -> usize {
-        self.lease.as_ptr() as usize
+        self.lease().as_ptr() as usize
     }
 
     /// The sender's arena; None for a payload in memory of its own.
     #[getter]
     fn arena(&self) -> Option<ShmMapping> {
-        let mapping = self.lease.arena()?;
+        let mapping = self.lease().arena()?;
         Some(ShmMapping { mapping })
     }
 
     #[getter]
     fn should_copy(&self) -> bool {
-        self.lease.should_copy()
+        self.lease().should_copy()
     }
 
     /// Copies the payload to memory of the caller's.
     fn copy_to(&self, py: Python<'_>, address: usize) {
         // SAFETY: the Python side owns `nbytes` bytes at that address.
+        let lease = self.lease();
         py.detach(|| unsafe {
-            std::ptr::copy_nonoverlapping(self.lease.as_ptr(), address as *mut u8, self.lease.len())
+            std::ptr::copy_nonoverlapping(lease.as_ptr(), address as *mut u8, lease.len())
         });
     }
 
@@ -327,7 +368,7 @@ impl ShmLease {
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        let lease = &slf.get().lease;
+        let lease = slf.get().lease();
         // SAFETY: the memory stays mapped and this payload's until the lease is dropped, and the view
         // holds a reference to its owner. torch refuses no read-only buffers but warns, so it is writable.
         let result = unsafe {
