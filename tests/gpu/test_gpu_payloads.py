@@ -92,6 +92,19 @@ async def test_another_process_copies_straight_to_its_gpu(relay: ShmRelay, reade
     assert got["was_pinned"]
 
 
+async def test_a_slot_is_not_written_to_while_a_readers_gpu_reads_it(reader: Peer) -> None:
+    sender = ShmRelay("sender", slot_size_mb=1, credits=1)
+    source = torch.randn(240_000)
+    for _ in range(5):
+        metadata, _ = await write_blob(sender, "key", source, target="next")
+        await reader("queue_copy_to_gpu", metadata)
+        # Needs the credit of the first, and so its memory.
+        await write_blob(sender, "other", torch.zeros(240_000), target="next")
+        sender.cleanup("other")
+        assert (await reader("look"))["values"] == source.view(torch.uint8).numpy().tobytes()
+    sender.close()
+
+
 async def test_more_than_the_arena_takes(relay: ShmRelay) -> None:
     source = torch.randint(256, (600 << 20,), dtype=torch.uint8, device="cuda")
     assert torch.equal(await through(relay, source), source.cpu())
