@@ -354,8 +354,8 @@ impl ShmLease {
 
     /// Copies the payload to memory of the caller's.
     fn copy_to(&self, py: Python<'_>, address: usize) {
-        // SAFETY: the Python side owns `nbytes` bytes at that address.
         let lease = self.lease();
+        // SAFETY: the Python side owns `nbytes` bytes at that address.
         py.detach(|| unsafe {
             std::ptr::copy_nonoverlapping(lease.as_ptr(), address as *mut u8, lease.len())
         });
