@@ -46,8 +46,10 @@ class _Message:
     type: ClassVar[str]
     # Field name -> types accepted from the wire. Each message states its own.
     _accepted: ClassVar[dict[str, _Types]]
-    # Fields that the wire must have, and those that it lacks while they are at their default.
-    _required: ClassVar[tuple[str, ...]]
+    # From ``_accepted``: the fields that the wire must have, in the order of the constructor, and the others.
+    _required: ClassVar[tuple[tuple[str, _Types], ...]]
+    _optional: ClassVar[tuple[tuple[str, _Types], ...]]
+    # Fields that stay at home while they are at their default.
     _defaults: ClassVar[tuple[tuple[str, Any], ...]]
 
     def to_dict(self) -> dict[str, Any]:
@@ -59,20 +61,21 @@ class _Message:
 
     @classmethod
     def from_dict(cls, wire: Mapping[str, Any]) -> Self:
-        accepted = cls._accepted
-        values = {}
-        for name, value in wire.items():
-            types = accepted.get(name)
-            if types is None:
-                continue  # the type, and fields of later versions
+        required = []
+        for name, types in cls._required:
+            if name not in wire:
+                raise ValueError(f"{cls.type} message lacks the field {name!r}")
+            value = wire[name]
             if type(value) not in types and types is not _ANY:
                 _check(cls.type, name, value, types)
-            values[name] = value
-        try:
-            return cls(**values)
-        except TypeError:
-            missing = next(name for name in cls._required if name not in values)
-            raise ValueError(f"{cls.type} message lacks the field {missing!r}") from None
+            required.append(value)
+        optional = {}
+        for name, types in cls._optional:
+            if name in wire:
+                value = optional[name] = wire[name]
+                if type(value) not in types and types is not _ANY:
+                    _check(cls.type, name, value, types)
+        return cls(*required, **optional)
 
 
 def _check(kind: str, name: str, value: Any, types: _Types) -> None:
@@ -87,9 +90,11 @@ def _message(cls: type[_T]) -> type[_T]:
     """A dataclass that knows what its wire form needs."""
     made: Any = dataclass(cls)
     made._defaults = tuple((item.name, item.default) for item in fields(made) if item.default is not MISSING)
-    made._required = tuple(
+    required = [
         item.name for item in fields(made) if item.default is MISSING and item.default_factory is MISSING
-    )
+    ]
+    made._required = tuple((name, made._accepted[name]) for name in required)
+    made._optional = tuple((name, types) for name, types in made._accepted.items() if name not in required)
     return cls
 
 
