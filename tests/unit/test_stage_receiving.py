@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from queue import Queue
 from typing import Any
 
+import numpy as np
 import pytest
-from stage_harness import Harness, harness, payload, until
+from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload, until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.input import AggregatedInput
 from sglang_omni.proto import AbortMessage, DataReadyMessage, ProfilerStopMessage, StagePayload, SubmitMessage
 from sglang_omni.relay.base import create_relay
+from sglang_omni.scheduling.queues import Inbox
 
 
 class Sender:
@@ -302,3 +305,47 @@ async def test_what_is_remembered_of_gone_requests_is_bounded(monkeypatch: pytes
         assert len(table._finished) == 100
         assert table.active == {}
         await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("inbox", [Inbox, Queue])
+async def test_large_payloads_are_left_with_their_sender_while_the_scheduler_is_behind(
+    monkeypatch: pytest.MonkeyPatch, inbox: type
+) -> None:
+    size = 64 << 10
+    monkeypatch.setattr("sglang_omni.pipeline.stage.room._BYTES_HIGH", 5 * size)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.room._BYTES_LOW", 2 * size + size // 2)
+    scheduler = HandScheduler()
+    scheduler.inbox = inbox()
+    async with harness(scheduler=scheduler) as one:
+        sender = Sender(one)
+        for index in range(12):
+            await sender.payload(f"r{index}", np.zeros(size, np.uint8))
+        await until(lambda: scheduler.inbox.qsize() == 5)
+        await asyncio.sleep(0.03)
+        assert scheduler.inbox.qsize() == 5
+        assert sender.relay.arena.outstanding() == 12  # The others wait there.
+        taken = [scheduler.inbox.get(timeout=WAIT_S).request_id for _ in range(2)]
+        await asyncio.sleep(0.03)
+        assert scheduler.inbox.qsize() == 3  # Half of the most is not free yet.
+        taken.append(scheduler.inbox.get(timeout=WAIT_S).request_id)
+        await until(lambda: scheduler.inbox.qsize() == 5)
+        while len(taken) < 12:
+            taken.append((await asyncio.to_thread(scheduler.inbox.get, timeout=WAIT_S)).request_id)
+        assert taken == [f"r{index}" for index in range(12)]
+        sender.relay.close()
+
+
+async def test_what_a_stream_brings_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 64 << 10
+    monkeypatch.setattr("sglang_omni.pipeline.stage.room._BYTES_HIGH", 3 * size)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.room._BYTES_LOW", size)
+    async with harness(can_accept_stream_before_payload=True) as one:
+        sender = Sender(one)
+        for index in range(8):
+            await sender.chunk("r", index, np.zeros(size, np.uint8))
+        await until(lambda: one.scheduler.inbox.qsize() == 3)
+        await asyncio.sleep(0.03)
+        assert one.scheduler.inbox.qsize() == 3
+        got = [await asyncio.to_thread(one.scheduler.inbox.get, timeout=WAIT_S) for _ in range(8)]
+        assert [message.data.chunk_id for message in got] == list(range(8))
+        sender.relay.close()

@@ -138,6 +138,14 @@ async def _read(relay: Relay, key: str, metadata: Mapping[str, Any]) -> Any:
     return codec.unpack_payload(buffer, trusted=getattr(relay, "trusted", False))
 
 
+def relayed_bytes(message: DataReadyMessage) -> int:
+    """Memory that reading ``message`` takes or keeps in use; 0 for what came in the message itself."""
+    info = message.shm_metadata or {}
+    if "chunk_metadata" in info:
+        info = info["relay_info"]
+    return int(info.get("nbytes", 0))
+
+
 async def _receive(relay: Relay, key: str, relay_info: Any, nbytes: int) -> Any:
     """A payload's bytes through a relay's plain methods."""
     import torch

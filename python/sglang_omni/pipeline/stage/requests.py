@@ -30,6 +30,7 @@ class RequestRecord:
         running: Payloads the scheduler has and has not answered.
         sources: The stages that stream to this one for it.
         held: Stream messages that wait until the scheduler has the payload.
+        nbytes: What came through a relay for it and the scheduler does not have yet.
         chunks_sent: How many chunks went to each stream target; the coordinator's is None.
     """
 
@@ -40,6 +41,7 @@ class RequestRecord:
     running: int = 0
     sources: set[str] = field(default_factory=set)
     held: list[IncomingMessage] = field(default_factory=list)
+    nbytes: int = 0
     chunks_sent: dict[str | None, int] = field(default_factory=dict)
 
     def hold(self, message: IncomingMessage) -> None:

@@ -227,8 +227,8 @@ class Stage:
             return
         assert self._shutdown is not None
         while not self._shutdown.done():
-            self._take_work(await self.control_plane.recv())
-            await self._room.wait()
+            if not self._take_work(await self.control_plane.recv()):
+                await self._room.wait_to_receive()
 
     def _take_work(self, message: Message) -> bool:
         """Whether to go on with the next message now."""
@@ -240,7 +240,7 @@ class Stage:
             self._handle(message)
         except Exception:
             logger.exception("Stage %s: a %s message was lost", self.name, message.type)
-        return not self._room.is_full()
+        return self._room.may_receive()
 
     def _on_room(self) -> None:
         if (resume := getattr(self.control_plane, "resume", None)) is not None:
@@ -286,15 +286,17 @@ class Stage:
             if read is not None:
                 data, metadata = read
                 item = StreamItem(message.chunk_id, data, source, metadata)
-                self._accept_stream(request_id, source, IncomingMessage(request_id, "stream_chunk", item))
+                chunk = IncomingMessage(request_id, "stream_chunk", item)
+                self._accept_stream(request_id, source, chunk, relay_io.relayed_bytes(message))
         else:
             payload = await self._read(message, relay_io.read_payload)
             if payload is not None:
-                self._accept_payload(request_id, source, payload)
+                self._accept_payload(request_id, source, payload, relay_io.relayed_bytes(message))
 
     async def _read(self, message: DataReadyMessage, read: Any) -> Any:
         """What ``read`` returns; None where the request is not wanted any more, or could not be read."""
         request_id = message.request_id
+        await self._room.wait()
         try:
             if self.relay is None:
                 raise RuntimeError(f"stage {self.name!r} has no relay")
@@ -330,10 +332,11 @@ class Stage:
             message = IncomingMessage(request_id, "stream_done", from_stage)
             self._accept_stream(request_id, from_stage, message)
 
-    def _accept_payload(self, request_id: str, source: str | None, payload: Any) -> None:
+    def _accept_payload(self, request_id: str, source: str | None, payload: Any, nbytes: int = 0) -> None:
         if self._requests.is_dropped(request_id):
             return
         record = self._requests.receive_payload(request_id, source)
+        record.nbytes += nbytes
         try:
             if not isinstance(payload, StagePayload):
                 raise TypeError(f"expected a StagePayload, got a {type(payload).__name__}")
@@ -345,22 +348,24 @@ class Stage:
             return
         record.started = True
         record.running += 1
-        self.scheduler.inbox.put(IncomingMessage(request_id, "new_request", merged))
+        self._room.put(IncomingMessage(request_id, "new_request", merged), record.nbytes)
         for held in record.held:
-            self.scheduler.inbox.put(held)
+            self._room.put(held)
         record.held.clear()
+        record.nbytes = 0
 
-    def _accept_stream(self, request_id: str, source: str, message: IncomingMessage) -> None:
+    def _accept_stream(self, request_id: str, source: str, message: IncomingMessage, nbytes: int = 0) -> None:
         if self._requests.is_dropped(request_id):
             return
         record = self._requests.receive_stream(request_id, source)
         if record is None:
             return
         if record.started or self.can_accept_stream_before_payload:
-            self.scheduler.inbox.put(message)
+            self._room.put(message, nbytes)
         elif record.has_payload or message.type == "stream_done":
             try:
                 record.hold(message)
+                record.nbytes += nbytes
             except RuntimeError as exc:
                 self._fail(request_id, str(exc))
         else:
