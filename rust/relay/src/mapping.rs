@@ -51,6 +51,9 @@ impl Mapping {
                 0,
             )?
         };
+        // Only a wish: most kernels are set up to give shared memory small pages.
+        // SAFETY: the range is the new mapping, and the advice does not change its contents.
+        let _ = unsafe { madvise(start, len, Advice::LinuxHugepage) };
         let start = NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?;
         Ok(Self { start, len })
     }

@@ -245,3 +245,82 @@ impl Drop for Room {
         }
     }
 }
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn memory(capacity: u64) -> Arc<Memory> {
+        let file = mapping::create(Control::LEN + capacity as usize).unwrap();
+        let mapping = Arc::new(Mapping::new(&file).unwrap());
+        let segments = Segments::default();
+        Arc::new(Memory::new(mapping, capacity, capacity, segments).unwrap())
+    }
+
+    fn touched(memory: &Memory) -> u64 {
+        lock(&memory.ranges).extents.touched()
+    }
+
+    #[test]
+    fn a_slot_that_was_let_go_is_the_next_one() {
+        let memory = memory(64 * MIB);
+        let kept = memory.room(MIB).unwrap();
+        let first = memory.room(MIB).unwrap();
+        let (place, before) = (first.offset, touched(&memory));
+        assert_ne!(place, kept.offset);
+        drop(first);
+        for len in [MIB, MIB / 2 + 5000, MIB + MARGIN] {
+            assert_eq!(memory.room(len).unwrap().offset, place);
+        }
+        assert_eq!(touched(&memory), before);
+    }
+
+    #[test]
+    fn idle_slots_are_given_up_before_more_memory_is_touched() {
+        let memory = memory(64 * MIB);
+        let slots: Vec<_> = (0..20).map(|_| memory.room(MIB).unwrap()).collect();
+        let before = touched(&memory);
+        drop(slots);
+        // Of another size of slots, and larger than any slot.
+        let rooms = [4 * MIB, 14 * MIB].map(|len| memory.room(len).unwrap());
+        assert!(rooms[0].offset + rooms[0].len <= rooms[1].offset);
+        assert_eq!(touched(&memory), before);
+    }
+
+    #[test]
+    fn what_has_no_place_in_the_arena_gets_memory_of_its_own_until_it_has() {
+        let memory = memory(8 * MIB);
+        let all = memory.room(8 * MIB).unwrap();
+        let own = memory.room(MIB).unwrap();
+        assert_eq!(all.segment(), server::ARENA);
+        assert_ne!(own.segment(), server::ARENA);
+        // SAFETY: the room is ours and that long.
+        unsafe { own.ready().write_bytes(1, MIB as usize) };
+        drop((all, own));
+        assert_eq!(memory.room(MIB).unwrap().segment(), server::ARENA);
+        assert!(lock(&memory.segments).is_empty());
+    }
+
+    #[test]
+    fn pages_are_there_ahead_of_use_and_few_where_there_is_none() {
+        let memory = memory(256 * MIB);
+        let until = |present: u64| {
+            let start = Instant::now();
+            while memory.control().present.load(Acquire) < present {
+                assert!(start.elapsed() < Duration::from_secs(20));
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        };
+        until(4 * MIB);
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(memory.control().present.load(Acquire), 4 * MIB);
+        let room = memory.room(20 * MIB).unwrap();
+        until(room.offset + 2 * room.len);
+        drop(room);
+        assert!(memory.control().present.load(Acquire) <= 41 * MIB);
+    }
+}

@@ -2,6 +2,8 @@
 //!
 //! An arena starts with [`FIRST`] bytes present and keeps as much again ahead of what was used, up to
 //! [`MOST`]: a process that sends small payloads holds a few MiB, and growth is paid for elsewhere.
+//! Huge pages are asked for; the kernel gives them where shared memory may have some
+//! (`/sys/kernel/mm/transparent_hugepage/shmem_enabled`: `advise`, `within_size`).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
