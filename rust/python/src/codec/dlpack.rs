@@ -74,7 +74,7 @@ pub struct Described<'a> {
 
 impl Described<'_> {
     pub fn is_contiguous(&self) -> bool {
-        let mut expected = 1;
+        let mut expected = 1i64;
         self.shape.contains(&0)
             || self
                 .shape
@@ -83,7 +83,7 @@ impl Described<'_> {
                 .rev()
                 .all(|(&size, &stride)| {
                     let fits = size == 1 || stride == expected;
-                    expected *= size;
+                    expected = expected.wrapping_mul(size);
                     fits
                 })
     }
