@@ -22,6 +22,7 @@ from fake_gpu import STREAM, UUID, FakeEvent, FakeGpu, install
 from sglang_omni.pipeline.relay_io import read_stream_chunk, send_stream_chunk
 from sglang_omni.proto import codec
 from sglang_omni.relay import RelayReadError
+from sglang_omni.relay.cuda_driver import CudaError
 from sglang_omni.relay.cuda_ipc import CudaLender, borrow
 from sglang_omni.relay.loans import MAX_LOANS
 from sglang_omni.relay.shm import ShmRelay
@@ -353,6 +354,11 @@ def test_a_gpu_that_is_not_visible_is_named(gpu: FakeGpu) -> None:
         RuntimeError, match=r"GPU GPU-else of the sender is not visible.*SGLANG_OMNI_CUDA_IPC=0"
     ):
         borrow(described() | {"device": "GPU-else"}, None)
+
+
+def test_a_reader_without_a_gpu_says_what_to_do() -> None:
+    with pytest.raises(CudaError, match=r"GPU.*; set SGLANG_OMNI_CUDA_IPC=0 for tensors to travel"):
+        borrow(described(), None)
 
 
 def test_the_same_allocation_is_exported_once_a_chunk(gpu: FakeGpu) -> None:

@@ -150,7 +150,10 @@ def borrow(described: Any, ticket: object) -> list[torch.Tensor]:
     uuid, event, rows = _checked(described)
     import torch
 
-    torch.cuda.init()
+    try:
+        torch.cuda.init()
+    except RuntimeError as error:
+        raise CudaError(f"this process cannot use a GPU: {error}; {_advice()}") from error
     device = _devices().get(uuid)
     if device is None:
         raise CudaError(f"GPU {uuid} of the sender is not visible to this process; {_advice()}")
