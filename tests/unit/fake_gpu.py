@@ -6,6 +6,7 @@ import ctypes
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -169,8 +170,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(lending, "is_cuda_in_use", lambda: True)
     monkeypatch.setattr(lending, "is_lendable", lambda value: id(value) in gpu.addresses)
     monkeypatch.setattr(lending, "_reported", set())
-    cuda_ipc._devices.cache_clear()
-    cuda_ipc._event.cache_clear()
+    for name in ("_devices", "_event"):
+        monkeypatch.setattr(cuda_ipc, name, cache(getattr(cuda_ipc, name).__wrapped__))
     return gpu
 
 

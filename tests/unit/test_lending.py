@@ -358,7 +358,7 @@ def test_a_gpu_that_is_not_visible_is_named(gpu: FakeGpu) -> None:
 
 def test_a_reader_without_a_gpu_says_what_to_do() -> None:
     with pytest.raises(CudaError, match=r"GPU.*; set SGLANG_OMNI_CUDA_IPC=0 for tensors to travel"):
-        borrow(described(), None)
+        borrow(described() | {"device": "GPU-else"}, None)
 
 
 def test_the_same_allocation_is_exported_once_a_chunk(gpu: FakeGpu) -> None:
