@@ -202,7 +202,7 @@ async def test_a_stage_that_comes_later_hears_of_earlier_aborts(wires: Wires) ->
     await soon(wires.b.recv_abort())
     wires.b.close()
     wires.coordinator.broadcast_abort(AbortMessage("while away"))
-    again = wires.stage("b")
+    again = wires.stage("late")
     await again.start()
     heard = {(await soon(again.recv_abort())).request_id for _ in range(2)}
     again.close()
