@@ -110,8 +110,9 @@ class ShmArena:
     def state(self, place: Place) -> Literal["free", "ready", "held", "returned"]: ...
     def revoke(self, key: str) -> int:
         """Take back what is under ``key`` and unread; returns how many."""
-    def wait_begin(self, pressure: bool) -> None: ...
-    def wait_end(self, pressure: bool) -> None: ...
+    def wait_begin(self, edge: str | None = None) -> None:
+        """Until ``wait_end``, readers signal what they return of an edge, or all they take and return."""
+    def wait_end(self, edge: str | None = None) -> None: ...
     def edges(self) -> list[tuple[str, int, int]]:
         """(edge, bytes under way, times refused)."""
     def written(self) -> int:
@@ -162,9 +163,6 @@ class ShmLease:
     @property
     def arena(self) -> ShmMapping | None:
         """The sender's arena; None for a payload in memory of its own."""
-    @property
-    def should_copy(self) -> bool:
-        """The sender lacks room."""
     def copy_to(self, address: int) -> None: ...
     def bequeath(self, heir: Callable[[ShmLease], object]) -> None:
         """Call ``heir`` with another lease on the payload when the last view of this one is gone.

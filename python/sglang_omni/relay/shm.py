@@ -12,6 +12,7 @@ process crashes (SIGSEGV) where it breaks that; ``python -X faulthandler`` then 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -39,6 +40,8 @@ _COPY_IN_THREAD = 32 << 20
 # Room for a payload is waited for this long, and a payload nobody reads is given up after it.
 _WAIT_SECONDS = 30.0
 _KEEP_SECONDS = 300.0
+# Waiting for room on one edge, look at what the others may have left so often.
+_LOOK_AGAIN_SECONDS = 1.0
 # What lies where a ticket alone matters.
 _NOTHING = ctypes.create_string_buffer(64)
 
@@ -103,7 +106,7 @@ class ShmRelay(Relay):
         def put() -> _Announced:
             return arena.put_raw(edge, key, flat.data_ptr(), flat.nbytes, _KEEP_SECONDS)
 
-        return await self._put(put, flat.nbytes, key, in_thread=flat.nbytes > _COPY_IN_THREAD)
+        return await self._put(put, flat.nbytes, edge, key, in_thread=flat.nbytes > _COPY_IN_THREAD)
 
     async def put_payload(self, plan: PayloadPlan, request_id: str, edge: str | None = None) -> ShmPut:
         """Pack a payload into the arena. See ``Relay.put_payload``."""
@@ -112,7 +115,7 @@ class ShmRelay(Relay):
         def put() -> _Announced:
             return arena.put(target, request_id, plan, _KEEP_SECONDS)
 
-        return await self._put(put, plan.nbytes, request_id, in_thread=self._takes_long(plan))
+        return await self._put(put, plan.nbytes, target, request_id, in_thread=self._takes_long(plan))
 
     async def hold_payload(self, plan: PayloadPlan) -> ShmHeld | None:
         """Pack a payload into the arena for several targets. See ``Relay.hold_payload``."""
@@ -131,7 +134,7 @@ class ShmRelay(Relay):
         def put() -> _Announced:
             return arena.put_held(target, request_id, held, _KEEP_SECONDS)
 
-        return await self._put(put, nbytes, request_id)
+        return await self._put(put, nbytes, target, request_id)
 
     def _takes_long(self, plan: PayloadPlan) -> bool:
         """Whether writing it is for a thread, so that the loop goes on."""
@@ -141,7 +144,7 @@ class ShmRelay(Relay):
         return plan.nbytes > _COPY_IN_THREAD
 
     async def _put(
-        self, put: Callable[[], _Announced], nbytes: int, key: str, *, in_thread: bool = False
+        self, put: Callable[[], _Announced], nbytes: int, edge: str, key: str, *, in_thread: bool = False
     ) -> ShmPut:
         async def attempt() -> _Announced:
             if not in_thread:
@@ -158,7 +161,7 @@ class ShmRelay(Relay):
         try:
             place, lend = await attempt()
         except ArenaFull:
-            place, lend = await self._wait_for_room(attempt, key)
+            place, lend = await self._wait_for_room(attempt, edge, key)
         metadata = {
             "arena": arena.name,
             "place": list(place),
@@ -168,27 +171,29 @@ class ShmRelay(Relay):
         }
         return ShmPut(self, place, metadata, key)
 
-    async def _wait_for_room(self, attempt: Callable[[], Awaitable[_Announced]], key: str) -> _Announced:
-        arena = self.arena
-        deadline = asyncio.get_running_loop().time() + _WAIT_SECONDS
-        arena.wait_begin(True)
+    async def _wait_for_room(
+        self, attempt: Callable[[], Awaitable[_Announced]], edge: str, key: str
+    ) -> _Announced:
+        arena, time = self.arena, asyncio.get_running_loop().time
+        deadline = time() + _WAIT_SECONDS
+        arena.wait_begin(edge)
         try:
             while True:
                 changed = self._next_change()
                 try:
                     return await attempt()
                 except ArenaFull as full:
-                    try:
-                        async with asyncio.timeout_at(deadline):
-                            await changed
-                    except TimeoutError:
+                    if time() >= deadline:
                         raise RelayTimeout(
                             f"{self.engine_id!r}: no room for {key!r} after {_WAIT_SECONDS:g} s: {full}"
                         ) from full
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout_at(min(deadline, time() + _LOOK_AGAIN_SECONDS)):
+                            await changed
                 finally:
                     self._forget(changed)
         finally:
-            arena.wait_end(True)
+            arena.wait_end(edge)
 
     # --- hearing of returns ----------------------------------------------------------------------
 
@@ -226,7 +231,7 @@ class ShmRelay(Relay):
         if done():
             return True
         deadline = asyncio.get_running_loop().time() + timeout
-        arena.wait_begin(False)
+        arena.wait_begin()
         try:
             while True:
                 changed = self._next_change()
@@ -240,7 +245,7 @@ class ShmRelay(Relay):
                 finally:
                     self._forget(changed)
         finally:
-            arena.wait_end(False)
+            arena.wait_end()
 
     # --- receiving -------------------------------------------------------------------------------
 
@@ -259,7 +264,7 @@ class ShmRelay(Relay):
     async def get_payload(self, metadata: Mapping[str, Any]) -> Any:
         """A view of the sender's memory, or a copy where its room is short. See ``Relay.get_payload``."""
         lease = _lease(metadata)
-        if metadata.get("lend") is True and not lease.should_copy:
+        if metadata.get("lend") is True:
             if is_cuda_in_use():
                 await _prepare_for_gpu(lease)
             return lease
@@ -284,7 +289,7 @@ class ShmRelay(Relay):
         def put() -> _Announced:
             return arena.put_raw(target, request_id, ctypes.addressof(_NOTHING), len(_NOTHING), _KEEP_SECONDS)
 
-        ticket = await self._put(put, len(_NOTHING), request_id)
+        ticket = await self._put(put, len(_NOTHING), target, request_id)
         self.loans.keep(kept, ticket, target)
         return {"ticket": ticket.metadata, "described": described}
 

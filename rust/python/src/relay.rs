@@ -183,12 +183,14 @@ impl ShmArena {
         self.arena.revoke(key)
     }
 
-    fn wait_begin(&self, pressure: bool) {
-        self.arena.wait_begin(pressure);
+    #[pyo3(signature = (edge = None))]
+    fn wait_begin(&self, edge: Option<&str>) {
+        self.arena.wait_begin(edge);
     }
 
-    fn wait_end(&self, pressure: bool) {
-        self.arena.wait_end(pressure);
+    #[pyo3(signature = (edge = None))]
+    fn wait_end(&self, edge: Option<&str>) {
+        self.arena.wait_end(edge);
     }
 
     fn edges(&self) -> Vec<(String, u64, u64)> {
@@ -345,11 +347,6 @@ impl ShmLease {
     fn arena(&self) -> Option<ShmMapping> {
         let mapping = self.lease().arena()?;
         Some(ShmMapping { mapping })
-    }
-
-    #[getter]
-    fn should_copy(&self) -> bool {
-        self.lease().should_copy()
     }
 
     /// Copies the payload to memory of the caller's.

@@ -3,13 +3,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::control::{Control, TICKETS};
+use crate::control::{Control, TICKETS, Waiters};
 use crate::ledger::Ledger;
 use crate::lock;
 use crate::mapping::{self, Mapping};
@@ -227,22 +226,20 @@ impl Arena {
         revoked
     }
 
-    /// From now on readers signal [`Arena::event`]. Under `pressure` they also copy out.
-    pub fn wait_begin(&self, pressure: bool) {
-        let control = self.shared.control();
-        if pressure {
-            control.pressure.fetch_add(1, SeqCst);
-        }
-        control.waiting.join();
+    /// From now on readers signal [`Arena::event`] when they return what an edge sent them or, without an
+    /// edge, whenever they take or return something.
+    pub fn wait_begin(&self, edge: Option<&str>) {
+        self.waiters(edge).join();
     }
 
     /// Ends what [`Arena::wait_begin`] began, with the same argument.
-    pub fn wait_end(&self, pressure: bool) {
-        let control = self.shared.control();
-        control.waiting.leave();
-        if pressure {
-            control.pressure.fetch_sub(1, SeqCst);
-        }
+    pub fn wait_end(&self, edge: Option<&str>) {
+        self.waiters(edge).leave();
+    }
+
+    fn waiters(&self, edge: Option<&str>) -> &Waiters {
+        let number = edge.map(|name| self.shared.bytes.edge(name).number());
+        self.shared.control().waiters(number)
     }
 
     /// `(edge, bytes under way, times refused)` of every edge, after collecting what came back.

@@ -115,6 +115,32 @@ fn small_payloads_for_a_stalled_target_leave_tickets_for_the_others() {
 }
 
 #[test]
+fn who_waits_for_room_on_an_edge_hears_of_that_edge_alone() {
+    let arena = Arena::new(MIB).unwrap();
+    let signals = || {
+        let mut count = [0; 8];
+        rustix::io::read(arena.event(), &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    };
+    let [slow, free] = ["slow", "free"].map(|edge| put(&arena, edge, "k", &[1; 10]));
+    arena.wait_begin(Some("slow"));
+    read(&arena, &free);
+    assert_eq!(signals(), 0);
+    read(&arena, &slow);
+    assert_eq!(signals(), 1, "the return, not that it was taken");
+    arena.wait_end(Some("slow"));
+
+    let places = ["slow", "free"].map(|edge| put(&arena, edge, "k", &[1; 10]));
+    arena.wait_begin(None);
+    let leases = places.map(|place| open(arena.name(), &place).unwrap());
+    assert_eq!(signals(), 2);
+    drop(leases);
+    assert_eq!(signals(), 2);
+    arena.wait_end(None);
+    read(&arena, &put(&arena, "slow", "k", &[1; 10]));
+    assert_eq!(signals(), 0);
+}
+
+#[test]
 fn a_large_payload_alone_on_its_edge_is_lent_and_does_not_stop_it() {
     let arena = Arena::new(10 * MIB).unwrap();
     let allocate = |key| arena.allocate("e", key, 9 * MIB, KEEP);

@@ -1,6 +1,7 @@
 //! The header of an arena's memory: tickets, and whether the sender wants to hear of returns.
 
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
@@ -15,12 +16,17 @@ use crate::ticket::Ticket;
 pub const TICKET_WORDS: usize = 64;
 /// Tickets one arena can have under way at once.
 pub const TICKETS: usize = 64 * TICKET_WORDS;
+/// Edges that are told apart by who waits for them; of more, some share.
+const EDGES: usize = 32;
 
 #[repr(C, align(64))]
 pub struct Control {
-    pub waiting: Waiters,
-    /// Set while the sender lacks room: readers copy out instead of keeping views.
-    pub pressure: AtomicU32,
+    /// Who waits for any ticket to be taken or returned.
+    waiting: Waiters,
+    /// Who waits for returns on one edge: readers of the others need not signal.
+    waiting_for: [Waiters; EDGES],
+    /// The edge of each ticket, written before it is issued.
+    edges: [AtomicU8; TICKETS],
     /// Bytes at the start of the data whose pages are there.
     pub present: AtomicU64,
     /// Tickets that came back and that the sender has not collected yet. A reader that dies between
@@ -41,13 +47,28 @@ impl Control {
         unsafe { &*mapping.start().cast::<Control>() }
     }
 
+    /// The waiters for any edge, or for that of a number.
+    pub fn waiters(&self, edge: Option<usize>) -> &Waiters {
+        match edge {
+            Some(number) => &self.waiting_for[number % EDGES],
+            None => &self.waiting,
+        }
+    }
+
+    /// Sender: a free ticket is for the edge of that number.
+    pub fn assign(&self, ticket: usize, edge: usize) {
+        self.edges[ticket].store((edge % EDGES) as u8, Relaxed);
+    }
+
     /// Reader: returns a ticket, and tells whether the sender must be told.
     pub fn give_back(&self, ticket: usize, generation: u32, holder: u32) -> bool {
+        // Once returned, the ticket may be issued for another edge.
+        let edge = usize::from(self.edges[ticket].load(Relaxed));
         if !self.tickets[ticket].give_back(generation, holder) {
             return false;
         }
         self.returned.put(ticket as u32);
-        self.waiting.any()
+        Waiters::any(&[self.waiters(None), self.waiters(Some(edge))])
     }
 }
 
@@ -72,9 +93,9 @@ impl Waiters {
         self.0.fetch_sub(1, SeqCst);
     }
 
-    /// Reader, after it changed a ticket: whether somebody must be told.
-    pub fn any(&self) -> bool {
+    /// Reader, after it changed a ticket: whether one of these must be told.
+    pub fn any(of: &[&Self]) -> bool {
         fence(SeqCst);
-        self.0.load(SeqCst) > 0
+        of.iter().any(|waiters| waiters.0.load(SeqCst) > 0)
     }
 }

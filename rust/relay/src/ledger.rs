@@ -12,14 +12,16 @@ use std::sync::atomic::AtomicU64;
 /// What one target has in use.
 #[derive(Debug)]
 pub struct Edge {
+    number: usize,
     limit: u64,
     held: AtomicU64,
     refused: AtomicU64,
 }
 
 impl Edge {
-    pub fn new(limit: u64) -> Self {
+    pub fn new(number: usize, limit: u64) -> Self {
         Self {
+            number,
             limit,
             held: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -45,6 +47,11 @@ impl Edge {
     /// Returns what was taken. False, and nothing changed, where that is more than the edge holds.
     pub fn give_back(&self, amount: u64) -> bool {
         self.change(|held| held.checked_sub(amount)).is_some()
+    }
+
+    /// Its place among its ledger's edges.
+    pub fn number(&self) -> usize {
+        self.number
     }
 
     pub fn held(&self) -> u64 {
@@ -97,11 +104,11 @@ impl Ledger {
     /// The edge of that name, which has the ledger's limit for its own.
     pub fn edge(&self, name: &str) -> &Arc<Edge> {
         let mut place = &self.first;
-        loop {
+        for number in 0.. {
             let entry = place.get_or_init(|| {
                 Box::new(Entry {
                     name: name.into(),
-                    edge: Arc::new(Edge::new(self.limit)),
+                    edge: Arc::new(Edge::new(number, self.limit)),
                     next: OnceLock::new(),
                 })
             });
@@ -110,6 +117,7 @@ impl Ledger {
             }
             place = &entry.next;
         }
+        unreachable!("a list has an end")
     }
 
     pub fn limit(&self) -> u64 {
@@ -144,7 +152,7 @@ mod tests {
 
     #[test]
     fn views_kept_for_ever_do_not_stop_a_large_amount() {
-        let edge = Edge::new(10);
+        let edge = Edge::new(0, 10);
         assert_eq!(edge.take(5), Some(5));
         assert_eq!(edge.take(25), Some(30));
         assert_eq!(edge.take(1), None);
@@ -156,7 +164,7 @@ mod tests {
 
     #[test]
     fn only_what_was_taken_can_be_given_back() {
-        let edge = Edge::new(10);
+        let edge = Edge::new(0, 10);
         assert_eq!(edge.take(3), Some(3));
         assert!(!edge.give_back(4));
         assert_eq!(edge.held(), 3);

@@ -134,7 +134,7 @@ fn whoever_waits_for_a_return_sees_it_or_is_told() {
         let waiters = Arc::new(Waiters::nobody());
         let told = thread::spawn({
             let (slot, waiters) = (slot.clone(), waiters.clone());
-            move || slot.ticket.give_back(first, READER) && waiters.any()
+            move || slot.ticket.give_back(first, READER) && Waiters::any(&[&waiters])
         });
         waiters.join();
         let seen = slot.ticket.collect();
@@ -260,7 +260,7 @@ fn every_return_is_collected_by_the_notes_alone() {
 fn an_edge_grants_no_more_than_its_rule_allows_and_loses_nothing() {
     loom::model(|| {
         // Of three amounts of 3 the rule allows two: at 3, half the limit, any amount; at 6 none.
-        let edge = Arc::new(Edge::new(6));
+        let edge = Arc::new(Edge::new(0, 6));
         let others: [_; 2] = std::array::from_fn(|_| {
             let edge = edge.clone();
             thread::spawn(move || edge.take(3).is_some())
@@ -279,7 +279,7 @@ fn an_edge_grants_no_more_than_its_rule_allows_and_loses_nothing() {
 #[test]
 fn credit_given_back_while_it_is_taken_is_not_lost() {
     loom::model(|| {
-        let edge = Arc::new(Edge::new(4));
+        let edge = Arc::new(Edge::new(0, 4));
         assert_eq!(edge.take(3), Some(3));
         let gives = thread::spawn({
             let edge = edge.clone();

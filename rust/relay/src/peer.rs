@@ -15,7 +15,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use rustix::process::getuid;
 
 use crate::arena::Place;
-use crate::control::{Control, TICKETS};
+use crate::control::{Control, TICKETS, Waiters};
 use crate::mapping::Mapping;
 use crate::server::{self, ANSWER_LEN};
 use crate::{lock, remotes};
@@ -195,7 +195,8 @@ pub fn open(name: &str, place: &Place) -> Result<Lease, ReadError> {
     lease.start = base + offset;
     lease.len = len;
     let control = lease.remote.control();
-    if control.waiting.any() {
+    // Who waits for room on an edge gets none by this.
+    if Waiters::any(&[control.waiters(None)]) {
         lease.remote.signal();
     }
     if control.present.load(Relaxed) > lease.remote.entered.load(Relaxed) {
@@ -236,11 +237,6 @@ impl Lease {
     #[allow(clippy::len_without_is_empty)] // a payload has a header, it is never empty
     pub fn len(&self) -> usize {
         self.len
-    }
-
-    /// The sender lacks room: copy the payload out and drop the lease.
-    pub fn should_copy(&self) -> bool {
-        self.remote.control().pressure.load(Acquire) > 0
     }
 }
 

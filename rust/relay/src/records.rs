@@ -65,6 +65,7 @@ impl Records {
         let Some(number) = self.free.take() else {
             return Err(under_way);
         };
+        control.assign(number as usize, under_way.credit.bytes.number());
         let mut record = lock(&self.records[number as usize]);
         *record = Some(under_way);
         // Inside the lock, so that who looks at record and ticket sees those of one payload.
