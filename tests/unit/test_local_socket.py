@@ -1,51 +1,23 @@
-"""PUSH and PULL over Unix sockets: against libzmq, against each other, and against peers that misbehave."""
+"""PUSH and PULL over Unix sockets: against libzmq, backpressure, fairness, binding and closing."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import gc
 import itertools
 import os
-import resource
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
+from local_socket_harness import MIB, WAIT_S, Pull, numbered, raw, until
 
-from sglang_omni.pipeline.local_socket import PullSocket, PushSocket
+from sglang_omni.pipeline.local_pull import PullSocket
+from sglang_omni.pipeline.local_push import PushSocket
 from sglang_omni.pipeline.message_socket import BATCH, QUEUED_MESSAGES, ControlPlaneClosed
 from sglang_omni.pipeline.zmtp import frame_header, opening
-
-WAIT_S = 60
-MIB = 1 << 20
-
-
-class Pull:
-    """A PullSocket and what it has delivered; ``takes`` says after each message whether to go on."""
-
-    def __init__(self, endpoint: str, takes: Callable[[], bool] = lambda: True) -> None:
-        self.messages: list[bytes] = []
-        self.takes = takes
-        self.socket = PullSocket(endpoint, self._deliver)
-
-    def _deliver(self, message: bytes) -> bool:
-        self.messages.append(message)
-        return self.takes()
-
-    async def until(self, count: int) -> list[bytes]:
-        await until(lambda: len(self.messages) >= count)
-        return self.messages
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -58,32 +30,6 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     context = zmq.Context()
     yield context
     context.destroy(linger=0)
-
-
-def raw(endpoint: str) -> socket.socket:
-    """A client that says what it likes."""
-    client = socket.socket(socket.AF_UNIX)
-    client.connect(endpoint.removeprefix("ipc://"))
-    client.settimeout(WAIT_S)
-    return client
-
-
-async def is_closed(client: socket.socket) -> bool:
-    """Whether the other end closes the connection."""
-
-    def read_to_the_end() -> None:
-        try:
-            while client.recv(4096):
-                pass
-        except ConnectionResetError:
-            pass
-
-    await asyncio.wait_for(asyncio.to_thread(read_to_the_end), WAIT_S)
-    return True
-
-
-def numbered(count: int, size: int = 0) -> list[bytes]:
-    return [b"%d" % i + b"." * size for i in range(count)]
 
 
 # --- with libzmq at the other end -------------------------------------------------------------------
@@ -139,126 +85,6 @@ async def test_libzmq_finds_a_receiver_that_was_restarted(
             push.send(b"two")
             await asyncio.sleep(0.02)
     again.socket.close()
-
-
-# --- a receiver that is away ------------------------------------------------------------------------
-
-
-async def test_messages_wait_for_a_receiver_that_comes_later(endpoint: str) -> None:
-    push = PushSocket(endpoint)
-    sent = numbered(100)
-    for message in sent:
-        await push.send(message)
-    await asyncio.sleep(0.05)
-    pull = Pull(endpoint)
-    assert await pull.until(100) == sent
-    push.close()
-    pull.socket.close()
-
-
-async def test_after_a_restart_all_that_had_not_left_arrives_in_order_and_once(endpoint: str) -> None:
-    first = Pull(endpoint, takes=lambda: False)
-    push = PushSocket(endpoint)
-    sent = numbered(QUEUED_MESSAGES, size=1000)
-    for message in sent:
-        await push.send(message)
-    await first.until(1)
-    assert len(first.messages) == 1
-    first.socket.close()
-    await asyncio.sleep(0.05)
-    more = [b"later " + message for message in numbered(50)]
-    sending = asyncio.gather(*(push.send(message) for message in more))
-    second = Pull(endpoint)
-    await until(lambda: second.messages[-1:] == more[-1:])
-    await sending
-    expected = sent + more
-    # What the first one had in its hands or in its kernel buffer went with it: a run of messages from the
-    # front, as many as that buffer holds.
-    lost = len(expected) - len(second.messages)
-    assert 0 < lost < 400
-    assert second.messages == expected[lost:]
-    push.close()
-    second.socket.close()
-
-
-async def test_a_message_that_had_left_in_part_is_sent_again_as_a_whole(endpoint: str) -> None:
-    first = Pull(endpoint)
-    push = PushSocket(endpoint)
-    await push.send(b"small")
-    await first.until(1)
-    large = os.urandom(4 * MIB)  # More than the kernel's buffer takes.
-    first.socket.pause()
-    await push.send(large)
-    await push.send(b"end")
-    await asyncio.sleep(0.01)
-    first.socket.close()
-    second = Pull(endpoint)
-    assert await second.until(2) == [large, b"end"]
-    assert first.messages == [b"small"]
-    push.close()
-    second.socket.close()
-
-
-@pytest.mark.parametrize("step", [1, 4, 1000])
-async def test_a_kernel_that_takes_a_few_bytes_at_a_time(
-    endpoint: str, step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Slow(socket.socket):
-        def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:
-            return self.send(b"".join(buffers)[:step])
-
-    monkeypatch.setattr(socket, "socket", Slow)
-    pull, push = Pull(endpoint), PushSocket(endpoint)
-    sent = [b"x" * size for size in (0, 1, 255, 256, 300)] + numbered(20)
-    for message in sent:
-        await push.send(message)
-    assert await pull.until(len(sent)) == sent
-    push.close()
-    pull.socket.close()
-
-
-async def test_a_receiver_that_dies_in_the_middle_of_the_handshake(endpoint: str) -> None:
-    path = endpoint.removeprefix("ipc://")
-    for heard in (0, 1, 64):
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(path)
-        listener.listen()
-        listener.settimeout(WAIT_S)
-        if not heard:
-            push = PushSocket(endpoint)
-        await push.send(b"%d" % heard)
-        connection, _ = await asyncio.to_thread(listener.accept)
-        connection.send(opening("PULL")[:heard])
-        await asyncio.sleep(0.01)
-        connection.close()
-        listener.close()
-        os.unlink(path)
-    pull = Pull(endpoint)
-    assert await pull.until(3) == [b"0", b"1", b"64"]
-    push.close()
-    pull.socket.close()
-
-
-async def test_a_sender_refuses_a_peer_that_is_no_pull_socket(
-    endpoint: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = endpoint.removeprefix("ipc://")
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    listener.listen()
-    push = PushSocket(endpoint)
-    await push.send(b"secret")
-    for _ in range(3):
-        connection, _ = await asyncio.to_thread(listener.accept)
-        connection.send(opening("PUSH"))
-        heard = b""
-        while data := await asyncio.to_thread(connection.recv, 4096):
-            heard += data
-        assert heard == opening("PUSH")
-        connection.close()
-    assert len([r for r in caplog.records if "goes on trying" in r.message]) == 1
-    listener.close()
-    push.close()
 
 
 # --- backpressure -----------------------------------------------------------------------------------
@@ -387,80 +213,6 @@ async def test_the_loop_gets_its_turn_between_batches(endpoint: str) -> None:
     await until(lambda: seen[-1] >= 20 * BATCH)
     steps = [after - before for before, after in itertools.pairwise(seen)]
     assert max(steps) <= 2 * BATCH
-    pull.socket.close()
-    client.close()
-
-
-# --- peers that misbehave ---------------------------------------------------------------------------
-
-HOSTILE = {
-    "another protocol": b"GET / HTTP/1.1\r\n\r\n",
-    "zeros": bytes(1000),
-    "the wrong type": opening("PULL"),
-    "an absurd length": opening("PUSH") + frame_header(1 << 62),
-    "unknown flags": opening("PUSH") + b"\xf0\xf0\xf0",
-}
-
-
-@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-async def test_a_hostile_peer_loses_its_own_connection_only(
-    endpoint: str, data: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    pull = Pull(endpoint)
-    push = PushSocket(endpoint)
-    await push.send(b"before")
-    await pull.until(1)
-    client = raw(endpoint)
-    client.sendall(data)
-    assert await is_closed(client)
-    await push.send(b"after")
-    assert await pull.until(2) == [b"before", b"after"]
-    assert len(caplog.records) == 1
-    assert "Closed a connection" in caplog.text
-    push.close()
-    pull.socket.close()
-    client.close()
-
-
-async def test_peers_that_leave_at_any_byte(endpoint: str, caplog: pytest.LogCaptureFixture) -> None:
-    pull = Pull(endpoint)
-    data = opening("PUSH") + frame_header(300) + bytes(300)
-    gc.collect()  # What earlier tests left is closed now, and not while descriptors are counted.
-    descriptors = len(os.listdir("/proc/self/fd"))
-    for cut in range(0, len(data), 3):
-        client = raw(endpoint)
-        client.sendall(data[:cut])
-        client.close()
-        await asyncio.sleep(0)
-    last = raw(endpoint)
-    last.sendall(data)
-    await pull.until(1)
-    await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 2)
-    assert len(pull.messages) == 1
-    assert not caplog.records
-    pull.socket.close()
-    last.close()
-
-
-async def test_without_descriptors_to_spare_accepting_waits_and_goes_on(
-    endpoint: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    pull = Pull(endpoint)
-    client = socket.socket(socket.AF_UNIX)
-    gc.collect()  # What earlier tests left would make room for the connection later.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
-    try:
-        client.connect(endpoint.removeprefix("ipc://"))
-        client.sendall(opening("PUSH") + frame_header(2) + b"hi")
-        await asyncio.sleep(0.1)
-        assert os.strerror(errno.EMFILE) in caplog.text
-        assert len(caplog.records) == 1  # It does not spin.
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert await pull.until(1) == [b"hi"]
     pull.socket.close()
     client.close()
 

@@ -1,6 +1,6 @@
 """What the control plane needs of a socket: PUSH to one peer, PULL from many, whole messages in order.
 
-Two kinds of sockets do that: ``local_socket`` on ``ipc://`` endpoints and ``zmq_socket`` on all others.
+Two kinds of sockets do that: ``local_push`` and ``local_pull`` on ``ipc://`` endpoints, and ``zmq_socket``.
 Both speak ZMTP, so either end may be either kind. All of it belongs to the thread of the running loop.
 """
 

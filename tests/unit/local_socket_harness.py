@@ -1,0 +1,61 @@
+"""What tests of sockets on ``ipc://`` endpoints share."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from sglang_omni.pipeline.local_pull import PullSocket
+
+WAIT_S = 60
+MIB = 1 << 20
+
+
+class Pull:
+    """A PullSocket and what it has delivered; ``takes`` says after each message whether to go on."""
+
+    def __init__(self, endpoint: str, takes: Callable[[], bool] = lambda: True) -> None:
+        self.messages: list[bytes] = []
+        self.takes = takes
+        self.socket = PullSocket(endpoint, self._deliver)
+
+    def _deliver(self, message: bytes) -> bool:
+        self.messages.append(message)
+        return self.takes()
+
+    async def until(self, count: int) -> list[bytes]:
+        await until(lambda: len(self.messages) >= count)
+        return self.messages
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def raw(endpoint: str) -> socket.socket:
+    """A client that says what it likes."""
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(endpoint.removeprefix("ipc://"))
+    client.settimeout(WAIT_S)
+    return client
+
+
+async def is_closed(client: socket.socket) -> bool:
+    """Whether the other end closes the connection."""
+
+    def read_to_the_end() -> None:
+        try:
+            while client.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+
+    await asyncio.wait_for(asyncio.to_thread(read_to_the_end), WAIT_S)
+    return True
+
+
+def numbered(count: int, size: int = 0) -> list[bytes]:
+    return [b"%d" % i + b"." * size for i in range(count)]
