@@ -53,7 +53,7 @@ test-gpu: build ## what needs a CUDA GPU: memory shared on it, copies to and fro
 	$(BIN)/python -m pytest tests/gpu
 
 .PHONY: bench
-bench: build ## every case against memcpy, and against the peer where it is installed; some ten minutes
+bench: build ## every case against memcpy, and against the peer where it is installed; five minutes
 	cd benches && ../$(BIN)/python data_plane.py
 	cd benches && ../$(BIN)/python pipeline.py
 	cd benches && ../$(BIN)/python stalled.py
