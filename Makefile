@@ -74,7 +74,7 @@ bench-peers: $(BIN)/uv ## install the peer for `make bench`, in an environment o
 	$(BIN)/uv pip install --python build/peers/sglang-omni/bin/python --no-deps sglang-omni==0.1.9 sglang==0.5.22
 
 .PHONY: soak
-soak: build ## half an hour: a million random payloads between two processes, 200 kills at random moments
+soak: build ## ten minutes: a million random payloads between two processes, 200 kills at random moments
 	$(BIN)/python tests/soak/payloads.py
 	$(BIN)/python tests/soak/kills.py
 
