@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from sglang_omni.pipeline.local_pull import PullSocket
+from sglang_omni.pipeline.transport.local_pull import PullSocket
 
 WAIT_S = 60
 MIB = 1 << 20

@@ -14,10 +14,10 @@ import pytest
 import zmq
 from local_socket_harness import MIB, WAIT_S, Pull, numbered, raw, until
 
-from sglang_omni.pipeline.local_pull import PullSocket
-from sglang_omni.pipeline.local_push import PushSocket
-from sglang_omni.pipeline.message_socket import BATCH, QUEUED_MESSAGES, ControlPlaneClosed
-from sglang_omni.pipeline.zmtp import frame_header, opening
+from sglang_omni.pipeline.transport.base import BATCH, QUEUED_MESSAGES, ControlPlaneClosed
+from sglang_omni.pipeline.transport.local_pull import PullSocket
+from sglang_omni.pipeline.transport.local_push import PushSocket
+from sglang_omni.pipeline.transport.zmtp import frame_header, opening
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from local_socket_harness import MIB, WAIT_S, Pull, is_closed, numbered, raw, until
 
-from sglang_omni.pipeline.local_push import PushSocket
-from sglang_omni.pipeline.message_socket import QUEUED_MESSAGES
-from sglang_omni.pipeline.zmtp import frame_header, opening
+from sglang_omni.pipeline.transport.base import QUEUED_MESSAGES
+from sglang_omni.pipeline.transport.local_push import PushSocket
+from sglang_omni.pipeline.transport.zmtp import frame_header, opening
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """The control plane: PUSH/PULL sockets for work and results, PUB/SUB for aborts.
 
-Work and results on ``ipc://`` endpoints go through sockets that the event loop drives itself
-(``local_push``, ``local_pull``); other endpoints, and the aborts, are libzmq's (``zmq_socket``). All of it
-belongs to the thread of the running loop.
+The sockets are those of ``transport``: on ``ipc://`` endpoints work and results go through ones that the
+event loop drives itself (``local_push``, ``local_pull``); other endpoints, and the aborts, are libzmq's
+(``zmq_socket``). All of it belongs to the thread of the running loop.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import TypeVar
 
 import zmq
 
-from sglang_omni.pipeline.local_pull import PullSocket
-from sglang_omni.pipeline.local_push import PushSocket
-from sglang_omni.pipeline.local_socket import SCHEME as LOCAL
-from sglang_omni.pipeline.message_socket import ControlPlaneClosed, Deliver, Receiver, Sender
-from sglang_omni.pipeline.zmq_socket import ZmqReceiver, ZmqSender, state_fd, zmq_socket
+from sglang_omni.pipeline.transport.base import ControlPlaneClosed, Deliver, Receiver, Sender
+from sglang_omni.pipeline.transport.local_pull import PullSocket
+from sglang_omni.pipeline.transport.local_push import PushSocket
+from sglang_omni.pipeline.transport.local_socket import SCHEME as LOCAL
+from sglang_omni.pipeline.transport.zmq_socket import ZmqReceiver, ZmqSender, state_fd, zmq_socket
 from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,

@@ -11,7 +11,7 @@ import asyncio
 
 import zmq
 
-from sglang_omni.pipeline.message_socket import (
+from sglang_omni.pipeline.transport.base import (
     BATCH,
     FIRST_RETRY_S,
     LINGER_S,

@@ -8,15 +8,15 @@ import socket
 from collections import deque
 from itertools import islice
 
-from sglang_omni.pipeline.local_socket import socket_path
-from sglang_omni.pipeline.message_socket import (
+from sglang_omni.pipeline.transport.base import (
     FIRST_RETRY_S,
     LINGER_S,
     LONGEST_RETRY_S,
     QUEUED_MESSAGES,
     ControlPlaneClosed,
 )
-from sglang_omni.pipeline.zmtp import Parser, ZmtpError, frame_header, opening
+from sglang_omni.pipeline.transport.local_socket import socket_path
+from sglang_omni.pipeline.transport.zmtp import Parser, ZmtpError, frame_header, opening
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ import socket
 import stat
 from collections import deque
 
-from sglang_omni.pipeline.local_socket import socket_path
-from sglang_omni.pipeline.message_socket import BATCH, Deliver
-from sglang_omni.pipeline.zmtp import Parser, ZmtpError, opening
+from sglang_omni.pipeline.transport.base import BATCH, Deliver
+from sglang_omni.pipeline.transport.local_socket import socket_path
+from sglang_omni.pipeline.transport.zmtp import Parser, ZmtpError, opening
 
 logger = logging.getLogger(__name__)
 
