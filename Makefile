@@ -88,7 +88,7 @@ fuzz: ## ten minutes of hostile bytes for the payload decoder (FUZZ_SECONDS=60 f
 		-max_total_time=$(FUZZ_SECONDS) -malloc_limit_mb=64 -max_len=4096 -use_value_profile=1
 
 .PHONY: loom
-loom: ## every interleaving of the relay's tickets
+loom: ## every interleaving of tickets, slots and credits
 	cargo test --release --locked --package sglang-omni-relay --features loom loom
 
 .PHONY: fmt

@@ -1,4 +1,4 @@
-"""The Rust core. One section an area; each area is one file in `rust/python/src`."""
+"""The Rust core. One section an area; each area is one module of `rust/python/src`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal

@@ -46,7 +46,8 @@ class RelayConfig(StrictModel):
     """How a stage's tensors travel to other processes.
 
     Attributes:
-        slot_size_mb: The largest slot in MiB; with ``credits`` the bound of the shared arena.
+        slot_size_mb: The size of a slot in MiB. Through shared memory each edge may have ``slot_size_mb`` x
+            ``credits`` under way, in payloads of any size.
         credits: How many slots may be in flight at once.
         rank: This stage's rank in a collective relay; assigned by the runtime when None.
         world_size: The number of ranks in a collective relay; assigned by the runtime when None.

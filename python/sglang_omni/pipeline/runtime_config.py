@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from sglang_omni.config import (
     EndpointsConfig,
     PipelineConfig,
@@ -29,11 +27,10 @@ from sglang_omni.config import (
 from sglang_omni.config.placement import StagePlacementPlan
 from sglang_omni.config.topology import ProcessTopologyPlan
 from sglang_omni.pipeline.coordinator import Coordinator
+from sglang_omni.pipeline.transport.local_socket import LONGEST_PATH
 
 logger = logging.getLogger(__name__)
 
-# The path of a Unix socket has to fit into this many bytes.
-_SOCKET_PATH_LIMIT = int(getattr(zmq, "IPC_PATH_MAX_LEN", 107))
 _RANDOM_SUFFIX = 8
 # Marks a run's folder, and is locked as long as the run lives.
 _LOCK = "run.lock"
@@ -88,11 +85,7 @@ def create_ipc_runtime_dir(config: PipelineConfig) -> IpcRuntimeDir:
     ours = "base_path" not in config.endpoints.model_fields_set
     slug = re.sub(r"[^0-9a-z]+", "-", Path(config.name or "pipeline").name.lower()).strip("-")
     room = (
-        _SOCKET_PATH_LIMIT
-        - len(os.fsencode(base))
-        - _longest_socket(config.stages)
-        - _RANDOM_SUFFIX
-        - len("/-/")
+        LONGEST_PATH - len(os.fsencode(base)) - _longest_socket(config.stages) - _RANDOM_SUFFIX - len("/-/")
     )
     prefix = f"{slug[:room]}-" if room > 0 and slug else ""
     while True:
@@ -155,9 +148,9 @@ def _longest_socket(stages: Sequence[StageConfig]) -> int:
 
 def _require_short(folder: Path, stages: Sequence[StageConfig]) -> None:
     length = len(os.fsencode(folder)) + 1 + _longest_socket(stages)
-    if length > _SOCKET_PATH_LIMIT:
+    if length > LONGEST_PATH:
         raise ValueError(
-            f"a socket's path in {folder} would have {length} characters, more than the {_SOCKET_PATH_LIMIT} "
+            f"a socket's path in {folder} would have {length} characters, more than the {LONGEST_PATH} "
             "that a Unix socket allows. Shorten endpoints.base_path or the stages' names"
         )
 

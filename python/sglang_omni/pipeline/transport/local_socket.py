@@ -11,7 +11,7 @@ import os
 
 SCHEME = "ipc://"
 # What ``sockaddr_un`` has room for.
-_LONGEST_PATH = 107
+LONGEST_PATH = 107
 
 
 def socket_path(endpoint: str) -> str:
@@ -19,9 +19,9 @@ def socket_path(endpoint: str) -> str:
     path = endpoint.removeprefix(SCHEME)
     if not path or path[0] in "@*":
         raise ValueError(f"{endpoint!r} names no file: use ipc:// and the path of one")
-    if (size := len(os.fsencode(path))) > _LONGEST_PATH:
+    if (size := len(os.fsencode(path))) > LONGEST_PATH:
         raise ValueError(
-            f"the path of {endpoint!r} has {size} bytes, more than the {_LONGEST_PATH} that a Unix socket "
+            f"the path of {endpoint!r} has {size} bytes, more than the {LONGEST_PATH} that a Unix socket "
             "allows: use a shorter folder"
         )
     return path

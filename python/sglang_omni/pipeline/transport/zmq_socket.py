@@ -1,8 +1,7 @@
 """Sockets driven by libzmq, in threads of its own: for endpoints other than ``ipc://``, and for aborts.
 
 One readiness event drains a batch of messages, and a send that does not block costs no task and no
-future. Its threads make each hop 70 us longer than one between ``local_push`` and
-``local_pull``.
+future. Its threads make each hop some 70 us longer than one between ``local_push`` and ``local_pull``.
 """
 
 from __future__ import annotations
