@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from gpu_peer import Peer, chunk, peer
+from waiting import until
 
 from sglang_omni.relay.shm import ShmRelay
 
@@ -29,12 +29,6 @@ def relay() -> Iterator[ShmRelay]:
 
 def values(tensor: torch.Tensor) -> bytes:
     return tensor.cpu().resolve_conj().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 DTYPES = [

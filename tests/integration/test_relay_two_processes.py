@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from waiting import until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.fan_out import FanOut
@@ -93,12 +94,6 @@ def relay() -> Iterator[ShmRelay]:
     relay = ShmRelay("here", slot_size_mb=4, credits=2)
     yield relay
     relay.close()
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def block(value: int, kib: int = 1024) -> torch.Tensor:

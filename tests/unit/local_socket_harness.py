@@ -6,6 +6,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
+from waiting import until
+
 from sglang_omni.pipeline.transport.local_pull import PullSocket
 
 WAIT_S = 60
@@ -27,12 +29,6 @@ class Pull:
     async def until(self, count: int) -> list[bytes]:
         await until(lambda: len(self.messages) >= count)
         return self.messages
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def raw(endpoint: str) -> socket.socket:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from queue import Queue
 from typing import Any
+
+from waiting import until
 
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.stage.runtime import Stage
@@ -157,9 +159,3 @@ async def harness(**options: Any) -> AsyncIterator[Harness]:
 
 def payload(request_id: str, data: Any = None) -> StagePayload:
     return StagePayload(request_id, OmniRequest(None), data)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.002)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from sglang_omni.pipeline import coordinator as module
 from sglang_omni.pipeline.control_plane import StageControlPlane
@@ -95,12 +96,6 @@ class Pipeline:
 
 async def soon(awaitable: Any) -> Any:
     return await asyncio.wait_for(awaitable, WAIT_S)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from stage_harness import harness, until
+from stage_harness import harness
 from test_relay_io import PlainRelay
+from waiting import until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.fan_out import FanOut

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import FakeGpu, install
+from waiting import until
 
 from sglang_omni._core import ShmArena, ShmLease
 from sglang_omni.pipeline.relay_io import read_blob, write_blob
@@ -31,12 +32,6 @@ def lease() -> tuple[Callable[[], ShmLease], Callable[[], str]]:
     arena = ShmArena(1 << 20)
     place, _ = arena.put("edge", "key", codec.plan(torch.ones(100)), 60.0)
     return lambda: ShmLease(arena.name, place), lambda: arena.state(place)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def test_an_heir_gets_the_lease_when_the_last_view_is_gone(lease: Any) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from fake_gpu import STREAM, UUID, FakeEvent, FakeGpu, install
+from waiting import until
 
 from sglang_omni.pipeline.relay_io import read_stream_chunk, send_stream_chunk
 from sglang_omni.proto import codec
@@ -72,12 +73,6 @@ async def send(relay: Any, data: Any, metadata: dict[str, Any] | None = None, **
         **(same_gpu or {"same_gpu_targets": {"next"}}),
     )
     return wire.sent[0]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_a_tensor_arrives_where_it_is(gpu: FakeGpu, sender: ShmRelay) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import zmq
-from local_socket_harness import MIB, WAIT_S, Pull, numbered, raw, until
+from local_socket_harness import MIB, WAIT_S, Pull, numbered, raw
+from waiting import until
 
 from sglang_omni.pipeline.transport.base import BATCH, QUEUED_MESSAGES, ControlPlaneClosed
 from sglang_omni.pipeline.transport.local_pull import PullSocket

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_socket_harness import MIB, WAIT_S, Pull, is_closed, numbered, raw, until
+from local_socket_harness import MIB, WAIT_S, Pull, is_closed, numbered, raw
+from waiting import until
 
 from sglang_omni.pipeline.transport.base import QUEUED_MESSAGES
 from sglang_omni.pipeline.transport.local_push import PushSocket

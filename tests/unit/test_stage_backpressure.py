@@ -11,7 +11,8 @@ from queue import Queue
 from typing import Any
 
 import pytest
-from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload, until
+from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload
+from waiting import until
 
 from sglang_omni.pipeline.control_plane import CoordinatorControlPlane, StageControlPlane
 from sglang_omni.pipeline.stage.input import AggregatedInput

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from stage_harness import WAIT_S, HandScheduler, Harness, RecordedControlPlane, harness, payload, until
+from stage_harness import WAIT_S, HandScheduler, Harness, RecordedControlPlane, harness, payload
+from waiting import until
 
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.proto import ShutdownMessage, SubmitMessage

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stage_harness import harness, until
+from stage_harness import harness
+from waiting import until
 
 from sglang_omni.pipeline.stage.profiler import StageProfiler
 from sglang_omni.proto import ProfilerStartMessage, ProfilerStopMessage, StagePayload

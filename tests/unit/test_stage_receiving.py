@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload, until
+from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload
+from waiting import until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.input import AggregatedInput

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from stage_harness import HandScheduler, Harness, harness, payload, until
+from stage_harness import HandScheduler, Harness, harness, payload
+from waiting import until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.isolation import has_own_container
