@@ -111,7 +111,7 @@ class ShmArena:
     def revoke(self, key: str) -> int:
         """Take back what is under ``key`` and unread; returns how many."""
     def wait_begin(self, edge: str | None = None) -> None:
-        """Until ``wait_end``, readers signal what they return of an edge, or all they take and return."""
+        """Until ``wait_end``, readers signal when they make room on an edge, or all they take and return."""
     def wait_end(self, edge: str | None = None) -> None: ...
     def edges(self) -> list[tuple[str, int, int]]:
         """(edge, bytes under way, times refused)."""

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -120,6 +121,7 @@ impl Arena {
         let capacity = limit.saturating_mul(2 * EDGES).min(1 << 40);
         let file = mapping::create(Control::LEN + capacity as usize)?;
         let mapping = Arc::new(Mapping::new(&file)?);
+        Control::of(&mapping).kept.store(limit / 2, Relaxed);
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let segments = Segments::default();
         lock(&segments).insert(server::ARENA, Arc::new(file));
@@ -226,8 +228,8 @@ impl Arena {
         revoked
     }
 
-    /// From now on readers signal [`Arena::event`] when they return what an edge sent them or, without an
-    /// edge, whenever they take or return something.
+    /// From now on readers signal [`Arena::event`] when they make room on an edge or, without an edge,
+    /// whenever they take or return something.
     pub fn wait_begin(&self, edge: Option<&str>) {
         self.waiters(edge).join();
     }

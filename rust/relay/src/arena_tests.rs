@@ -114,13 +114,16 @@ fn small_payloads_for_a_stalled_target_leave_tickets_for_the_others() {
     assert_eq!(under_way("other"), 512);
 }
 
+/// How often readers have signalled since the last time.
+fn signals(arena: &Arena) -> u64 {
+    let mut count = [0; 8];
+    rustix::io::read(arena.event(), &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+}
+
 #[test]
 fn who_waits_for_room_on_an_edge_hears_of_that_edge_alone() {
     let arena = Arena::new(MIB).unwrap();
-    let signals = || {
-        let mut count = [0; 8];
-        rustix::io::read(arena.event(), &mut count).map_or(0, |_| u64::from_ne_bytes(count))
-    };
+    let signals = || signals(&arena);
     let [slow, free] = ["slow", "free"].map(|edge| put(&arena, edge, "k", &[1; 10]));
     arena.wait_begin(Some("slow"));
     read(&arena, &free);
@@ -157,6 +160,20 @@ fn a_large_payload_alone_on_its_edge_is_lent_and_does_not_stop_it() {
     drop(kept);
     assert_eq!(arena.outstanding(), 0);
     assert_eq!(bytes_held(&arena, "e"), 0);
+}
+
+#[test]
+fn that_a_large_payload_was_taken_is_news_to_who_waits_on_its_edge() {
+    for size in [MIB - 1, 3 * MIB] {
+        let arena = Arena::new(MIB).unwrap();
+        let first = arena.allocate("e", "k", size, KEEP).unwrap();
+        assert!(arena.allocate("e", "l", size, KEEP).is_err());
+        arena.wait_begin(Some("e"));
+        let _kept = open(arena.name(), &first.place).unwrap();
+        assert_eq!(signals(&arena), 1);
+        arena.allocate("e", "l", size, KEEP).unwrap();
+        arena.wait_end(Some("e"));
+    }
 }
 
 #[test]

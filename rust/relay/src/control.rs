@@ -27,6 +27,8 @@ pub struct Control {
     waiting_for: [Waiters; EDGES],
     /// The edge of each ticket, written before it is issued.
     edges: [AtomicU8; TICKETS],
+    /// What a payload that its reader keeps views of counts for at most.
+    pub kept: AtomicU64,
     /// Bytes at the start of the data whose pages are there.
     pub present: AtomicU64,
     /// Tickets that came back and that the sender has not collected yet. A reader that dies between
@@ -58,6 +60,16 @@ impl Control {
     /// Sender: a free ticket is for the edge of that number.
     pub fn assign(&self, ticket: usize, edge: usize) {
         self.edges[ticket].store((edge % EDGES) as u8, Relaxed);
+    }
+
+    /// Reader, after it took a ticket to that many bytes: whether the sender must be told.
+    pub fn taken(&self, ticket: usize, bytes: u64) -> bool {
+        // Who waits for room on the edge gets some where the payload counts for less from now on.
+        if bytes > self.kept.load(Relaxed) {
+            let edge = usize::from(self.edges[ticket].load(Relaxed));
+            return Waiters::any(&[self.waiters(None), self.waiters(Some(edge))]);
+        }
+        Waiters::any(&[self.waiters(None)])
     }
 
     /// Reader: returns a ticket, and tells whether the sender must be told.

@@ -15,7 +15,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use rustix::process::getuid;
 
 use crate::arena::Place;
-use crate::control::{Control, TICKETS, Waiters};
+use crate::control::{Control, TICKETS};
 use crate::mapping::Mapping;
 use crate::server::{self, ANSWER_LEN};
 use crate::{lock, remotes};
@@ -195,8 +195,7 @@ pub fn open(name: &str, place: &Place) -> Result<Lease, ReadError> {
     lease.start = base + offset;
     lease.len = len;
     let control = lease.remote.control();
-    // Who waits for room on an edge gets none by this.
-    if Waiters::any(&[control.waiters(None)]) {
+    if control.taken(ticket, place.len) {
         lease.remote.signal();
     }
     if control.present.load(Relaxed) > lease.remote.entered.load(Relaxed) {
