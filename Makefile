@@ -53,7 +53,7 @@ test-gpu: build ## what needs a CUDA GPU: memory shared on it, copies to and fro
 	$(BIN)/python -m pytest tests/gpu
 
 .PHONY: bench
-bench: build ## every case against memcpy, and against the peer where it is installed; five minutes
+bench: build ## every case against memcpy, and against sglang-omni 0.1.9 where it is installed; six minutes
 	cd benches && ../$(BIN)/python data_plane.py
 	cd benches && ../$(BIN)/python pipeline.py
 	cd benches && ../$(BIN)/python stalled.py
@@ -68,7 +68,7 @@ bench-rust: ## encode, decode, allocate and the ledger, without Python
 		| tee benches/results/rust.txt
 
 .PHONY: bench-peers
-bench-peers: $(BIN)/uv ## install the peer for `make bench`, in an environment of its own (6 GB)
+bench-peers: $(BIN)/uv ## install sglang-omni 0.1.9 for `make bench`, in an environment of its own (6 GB)
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/peers/sglang-omni
 	$(BIN)/uv pip install --python build/peers/sglang-omni/bin/python -r benches/peer_requirements.txt
 	$(BIN)/uv pip install --python build/peers/sglang-omni/bin/python --no-deps sglang-omni==0.1.9 sglang==0.5.22

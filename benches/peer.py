@@ -1,7 +1,8 @@
 """The peer's half of a benchmark: a process in its own environment that measures a block when asked to.
 
-The benchmark asks for a block of the peer's after each block of its own, so both meet the same machine.
-``Peer`` is the asking end; ``answer`` the other one. What goes wrong there costs the peer's column, not ours.
+The peer is sglang-omni 0.1.9, which `make bench-peers` installs. The benchmark asks for a block of the peer's
+after each block of its own, so both meet the same machine. ``Peer`` is the asking end; ``answer`` the other
+one. What goes wrong there costs the peer's column, not ours.
 """
 
 from __future__ import annotations

@@ -68,7 +68,10 @@ class ShmRelay(Relay):
         self, engine_id: str = "relay", slot_size_mb: int = 512, credits: int = 2, device: str = "cpu"
     ) -> None:
         if device != "cpu":
-            raise ValueError(f"the shm relay of {engine_id!r} is for the CPU, not for {device!r}")
+            raise ValueError(
+                f"the shm relay of {engine_id!r} is for the CPU, not for {device!r}: set its device to "
+                "'cpu', a GPU's tensors are copied all the same"
+            )
         if slot_size_mb < 1 or credits < 1:
             raise ValueError(
                 f"the shm relay of {engine_id!r} needs slot_size_mb and credits of at least 1, "
@@ -185,7 +188,8 @@ class ShmRelay(Relay):
                 except ArenaFull as full:
                     if time() >= deadline:
                         raise RelayTimeout(
-                            f"{self.engine_id!r}: no room for {key!r} after {_WAIT_SECONDS:g} s: {full}"
+                            f"{self.engine_id!r}: no room for {key!r} after {_WAIT_SECONDS:g} s: {full}. Its "
+                            "reader must let go of tensors it keeps, or the relay have more credits"
                         ) from full
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout_at(min(deadline, time() + _LOOK_AGAIN_SECONDS)):
