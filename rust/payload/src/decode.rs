@@ -1,3 +1,5 @@
+//! Reads a payload: nothing is allocated or pointed to before it is checked to lie inside the bytes.
+
 use std::fmt;
 use std::ops::Range;
 

@@ -1,3 +1,5 @@
+//! Element types of the format.
+
 /// An element type: its code in the format, torch's and numpy's name for it, and its size in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DType {

@@ -1,3 +1,5 @@
+//! Writes a payload: where everything goes is planned first, then all of it is copied once.
+
 use std::fmt;
 
 use crate::copy::copy;

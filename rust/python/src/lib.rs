@@ -1,4 +1,4 @@
-//! `sglang_omni._core`: the only crate that knows PyO3. One file per area; each area registers its
+//! `sglang_omni._core`: the only crate that knows PyO3. One module per area; each area registers its
 //! own classes and functions, so this file only lists the areas.
 
 use pyo3::prelude::*;
