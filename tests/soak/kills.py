@@ -2,9 +2,9 @@
 
     python tests/soak/kills.py        SOAK_KILLS=60 for a shorter run, SOAK_SEED=7 for another one
 
-Whatever was under way when a process was killed must be answered or failed within a second of the kill, what
-comes later must be answered, and in the end no process may hold a credit, a descriptor or a
-memory file that it did not hold in the beginning, and /dev/shm and the runtime directory are as they were.
+Whatever was under way when a process was killed must be answered or failed within a second of the kill, and
+what comes later must be answered. In the end no process may hold a credit, a descriptor or a memory file that
+it did not hold in the beginning, and /dev/shm and the runtime directory are as they were.
 """
 
 from __future__ import annotations
