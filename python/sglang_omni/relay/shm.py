@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,7 @@ class ShmRelay(Relay):
         self._closed = False
         self._waiters: set[asyncio.Future[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        _relays.add(self)
 
     @property
     def arena(self) -> ShmArena:
@@ -333,11 +335,30 @@ class ShmRelay(Relay):
             pinned_memory().remove(self._arena.mapping)
         self._arena = None
 
+    def _begin_anew(self) -> None:
+        """In a forked child: the arena, and whoever waits for it, are the parent's."""
+        _of_parents.append(self._arena)
+        self._arena, self._waiters, self._loop = None, set(), None
+        self.loans = Loans(self._limit, self._wait_for_loans)
+
     def stats(self) -> dict[str, dict[str, int]]:
         """Per edge: bytes under way, and how often a put had to wait."""
         if self._arena is None:
             return {}
         return {edge: {"held": held, "waited": waited} for edge, held, waited in self._arena.edges()}
+
+
+_relays: weakref.WeakSet[ShmRelay] = weakref.WeakSet()
+# Kept: to take an arena apart could need a lock that a thread of the parent had when it forked.
+_of_parents: list[ShmArena | None] = []
+
+
+def _begin_anew() -> None:
+    for relay in _relays:
+        relay._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 class ShmPut:

@@ -14,6 +14,7 @@ use crate::ledger::Ledger;
 use crate::lock;
 use crate::mapping::{self, Mapping};
 use crate::memory::{Memory, Room};
+use crate::process::Process;
 use crate::records::{Credit, Records, UnderWay};
 use crate::server::{self, Segments, Server};
 use crate::ticket::TicketState;
@@ -109,6 +110,7 @@ struct Shared {
 
 /// Memory that this process writes payloads into and others of the same user read them from.
 pub struct Arena {
+    owner: Process,
     name: String,
     shared: Arc<Shared>,
     _server: Server,
@@ -152,6 +154,7 @@ impl Arena {
             },
         )?;
         Ok(Self {
+            owner: Process::this(),
             name,
             shared,
             _server: server,
@@ -236,7 +239,10 @@ impl Arena {
 
     /// Ends what [`Arena::wait_begin`] began, with the same argument.
     pub fn wait_end(&self, edge: Option<&str>) {
-        self.waiters(edge).leave();
+        // What a forked child leaves is its parent's waiting.
+        if self.owner == Process::this() {
+            self.waiters(edge).leave();
+        }
     }
 
     fn waiters(&self, edge: Option<&str>) -> &Waiters {

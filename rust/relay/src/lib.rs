@@ -22,6 +22,7 @@ mod mapping;
 mod memory;
 mod pages;
 mod peer;
+mod process;
 mod records;
 mod remotes;
 mod server;

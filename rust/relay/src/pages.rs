@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 
 use crate::control::Control;
 use crate::mapping::Mapping;
+use crate::process::Process;
 
 /// Bytes present ahead of use at first, and at most.
 const FIRST: u64 = 4 << 20;
@@ -21,6 +22,7 @@ const STEP: u64 = 1 << 20;
 
 /// Keeps the low end of an arena's memory present, ahead of what is in use. One thread an arena.
 pub struct Pages {
+    owner: Process,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -47,6 +49,7 @@ impl Pages {
                 move || shared.run()
             })?;
         Ok(Self {
+            owner: Process::this(),
             shared,
             thread: Some(thread),
         })
@@ -88,8 +91,12 @@ impl Shared {
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        let thread = self.thread.take();
+        if self.owner != Process::this() {
+            return std::mem::forget(thread);
+        }
         self.shared.stopped.store(true, Release);
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = thread {
             thread.thread().unpark();
             let _ = thread.join();
         }

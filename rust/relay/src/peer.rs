@@ -17,6 +17,7 @@ use rustix::process::getuid;
 use crate::arena::Place;
 use crate::control::{Control, TICKETS};
 use crate::mapping::Mapping;
+use crate::process::Process;
 use crate::server::{self, ANSWER_LEN};
 use crate::{lock, remotes};
 
@@ -55,6 +56,7 @@ static READ_ONLY: LazyLock<bool> =
 
 /// A sender's arena as seen from here.
 pub struct Remote {
+    owner: Process,
     number: u32,
     mapping: Arc<Mapping>,
     event: OwnedFd,
@@ -85,6 +87,7 @@ impl Remote {
             mapping.forbid_writes(Control::LEN)?;
         }
         Ok(Self {
+            owner: Process::this(),
             number,
             mapping,
             event,
@@ -241,6 +244,10 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        // A copy in a forked child: it is the parent that has the views.
+        if self.remote.owner != Process::this() {
+            return;
+        }
         let control = self.remote.control();
         if control.give_back(self.ticket, self.generation, self.remote.number) {
             self.remote.signal();

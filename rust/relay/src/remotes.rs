@@ -9,9 +9,12 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::lock;
 use crate::peer::Remote;
+use crate::process::Process;
 
 #[derive(Default)]
 struct Remotes {
+    /// Whose they are: a forked child begins with none.
+    owner: Option<Process>,
     /// Also those whose sender is gone, for as long as a lease holds them.
     known: HashMap<String, Weak<Remote>>,
     /// Those whose sender lives stay mapped, for what it sends next.
@@ -25,6 +28,13 @@ static REMOTES: LazyLock<Mutex<Remotes>> = LazyLock::new(Mutex::default);
 /// The arena of that name, mapped now if it was not before.
 pub fn get(name: &str) -> std::io::Result<Arc<Remote>> {
     let mut remotes = lock(&REMOTES);
+    let owner = Some(Process::this());
+    if remotes.owner != owner {
+        *remotes = Remotes {
+            owner,
+            ..Remotes::default()
+        };
+    }
     if let Some(remote) = remotes.known.get(name).and_then(Weak::upgrade) {
         return Ok(remote);
     }

@@ -22,11 +22,13 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use rustix::process::{PidfdFlags, getuid, pidfd_open};
 
 use crate::lock;
+use crate::process::Process;
 
 /// Files peers may ask for, by number.
 pub type Segments = Arc<Mutex<HashMap<u64, Arc<OwnedFd>>>>;
 
 pub struct Server {
+    owner: Process,
     stop: OwnedFd,
     thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -96,6 +98,7 @@ impl Server {
                 }
             })?;
         Ok(Self {
+            owner: Process::this(),
             stop,
             thread: Some(thread),
         })
@@ -104,8 +107,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        let thread = self.thread.take();
+        if self.owner != Process::this() {
+            // Our parent's, which goes on serving.
+            return std::mem::forget(thread);
+        }
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
     }
