@@ -15,7 +15,7 @@ from measure import RESULTS
 TARGET = Path(__file__).resolve().parent.parent / "docs/data-plane.svg"
 
 WIDTH, HEIGHT = 800, 470
-LEFT, RIGHT, TOP, BOTTOM = 70, 190, 50, 60
+LEFT, RIGHT, TOP, BOTTOM = 84, 190, 50, 60
 # Decades of seconds and powers of 4 of bytes that the axes span.
 SECONDS = (-7, 1)
 BYTES = (10, 30)
@@ -100,7 +100,7 @@ def draw(lines: dict[str, list[tuple[int, float]]]) -> str:
             *grid(),
             *body,
             f'<text x="{middle:.0f}" y="{HEIGHT - 16}" text-anchor="middle">payload size</text>',
-            f'<text transform="translate(18 {(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)" '
+            f'<text transform="translate(14 {(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)" '
             'text-anchor="middle">time, median</text>',
             "</svg>\n",
         ]
