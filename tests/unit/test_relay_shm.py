@@ -119,6 +119,15 @@ async def test_plain_put_and_get(relay: ShmRelay) -> None:
         await relay.get_async(put.metadata, torch.empty(3))
 
 
+async def test_a_plain_put_sends_what_a_lazy_view_shows(relay: ShmRelay) -> None:
+    numbers = torch.tensor([1 + 2j, 3 - 4j])
+    for sent in (numbers.conj(), numbers.conj().imag, numbers.imag):
+        put = await relay.put_async(sent)
+        received = torch.empty_like(sent, memory_format=torch.contiguous_format)
+        await relay.get_async(put.metadata, received)
+        assert torch.equal(received, sent)
+
+
 async def test_a_closed_relay_says_so(relay: ShmRelay) -> None:
     await relay_io.write_blob(relay, "a", block(1.5))
     waiting = asyncio.create_task(relay_io.write_blob(relay, "b", block(1.5)))

@@ -104,7 +104,7 @@ class ShmRelay(Relay):
         """Send a CPU tensor's bytes. See ``Relay.put_async``."""
         if tensor.device.type != "cpu":
             raise ValueError(f"the shm relay sends CPU tensors, not one on {tensor.device}")
-        flat = tensor.detach().contiguous()
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
         arena, key = self.arena, request_id or ""
         edge = "" if dst_rank is None else f"rank {dst_rank}"
 
