@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import socket
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,6 +134,29 @@ async def test_senders_that_wait_are_served_in_the_order_of_their_calls(endpoint
     assert await pull.until(len(expected)) == expected
     await asyncio.gather(*sends, return_exceptions=True)
     assert [task.cancelled() for task in sends].count(True) == 1
+    push.close()
+    pull.socket.close()
+
+
+class Message(bytearray):
+    """One that a weak reference can be had to."""
+
+
+async def test_what_a_sender_gave_up_on_is_neither_sent_nor_kept(endpoint: str) -> None:
+    push = PushSocket(endpoint)
+    for message in (queued := numbered(QUEUED_MESSAGES)):
+        await push.send(message)
+    kept = asyncio.create_task(push.send(b"kept"))
+    message = Message(b"not kept")
+    gone = weakref.ref(message)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(push.send(message), 0.01)
+    del message
+    gc.collect()
+    assert gone() is None
+    pull = Pull(endpoint)
+    assert await pull.until(len(queued) + 1) == [*queued, b"kept"]
+    await kept
     push.close()
     pull.socket.close()
 

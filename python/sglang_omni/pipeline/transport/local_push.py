@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import deque
+from collections import OrderedDict, deque
 from itertools import islice
 
 from sglang_omni.pipeline.transport.base import (
@@ -50,7 +50,7 @@ class PushSocket:
         self._queued_bytes = 0
         self._sent = 0
         # Frames of senders that wait for room in the queue.
-        self._waiting: deque[tuple[_Frame, asyncio.Future[None]]] = deque()
+        self._waiting: OrderedDict[asyncio.Future[None], _Frame] = OrderedDict()
         self._sock: socket.socket | None = None
         self._parser = Parser("PUSH")
         self._ready = False
@@ -78,8 +78,11 @@ class PushSocket:
         frame = header, message
         if not self._has_room():
             room = self._loop.create_future()
-            self._waiting.append((frame, room))
-            await room
+            self._waiting[room] = frame
+            try:
+                await room
+            finally:
+                self._waiting.pop(room, None)
             return
         self._enqueue(frame)
         if self._ready and not self._writing:
@@ -89,7 +92,7 @@ class PushSocket:
         if self._closed:
             return
         self._closed = True
-        for _, room in self._waiting:
+        for room in self._waiting:
             if not room.done():
                 room.set_exception(ControlPlaneClosed())
         self._waiting.clear()
@@ -245,7 +248,7 @@ class PushSocket:
             sent -= size
         self._sent = sent
         while self._waiting and self._has_room():
-            frame, room = self._waiting.popleft()
+            room, frame = self._waiting.popitem(last=False)
             if not room.done():  # the sender has not given up
                 self._enqueue(frame)
                 room.set_result(None)
