@@ -51,13 +51,14 @@ TENSORS: dict[str, Callable[[], torch.Tensor]] = {
     "subclass": lambda: torch.ones(2).as_subclass(Tagged),
     "float4": lambda: torch.arange(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
     "bits8": lambda: torch.arange(4, dtype=torch.uint8).view(torch.bits8),
+    "int4": lambda: torch.arange(4, dtype=torch.uint8).view(torch.int4),
     "bits16": lambda: torch.arange(4, dtype=torch.int16).view(torch.bits16),
 }
 
 
 def content(tensor: torch.Tensor) -> Any:
     dense = tensor.detach().resolve_conj().resolve_neg()
-    if dense.dtype in (torch.bits8, torch.bits16, torch.float4_e2m1fn_x2):
+    if dense.dtype in (torch.bits8, torch.bits16, torch.float4_e2m1fn_x2, torch.int4):
         dense = dense.view(torch.uint8)
     return tensor.dtype, tensor.shape, dense.tolist()
 
@@ -92,17 +93,41 @@ def test_what_shares_memory_shares_it_there_too(one: Codec) -> None:
     assert back[1][0, 2] == 99
 
 
+def freed(offset: int) -> torch.Tensor:
+    tensor = torch.ones(5000)[offset:]
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+class Wrapper(torch.Tensor):
+    """What a library's own kind of tensor is to torch, e.g. a quantized weight."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(func)
+
+
+def wrapper(offset: int) -> torch.Tensor:
+    make: Any = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+    wrapped: torch.Tensor = make(Wrapper, (5000,), (1,), offset)
+    return wrapped
+
+
 @pytest.mark.parametrize(
     ("tensor", "text"),
     [
         (torch.ones(2).to_sparse(), "layout torch.sparse_coo on cpu"),
         (torch.ones(2, device="meta"), "on meta"),
         (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "cannot be encoded"),
-        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "cannot be encoded"),
+        (torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "tensor of torch.qint8"),
+        (freed(0), "without memory of its own"),
+        (freed(8), "without memory of its own"),
+        (wrapper(0), "without memory of its own"),
+        (wrapper(8), "without memory of its own"),
     ],
-    ids=["sparse", "meta", "nested", "quantized"],
+    ids=["sparse", "meta", "nested", "quantized", "freed", "part of freed", "wrapper", "wrapper of a part"],
 )
 @pytest.mark.parametrize("write", [WITH_TABLE.pack, WITH_TABLE.plan, WITHOUT_TABLE.plan])
 def test_tensors_without_plain_memory_are_refused(write: Any, tensor: torch.Tensor, text: str) -> None:
-    with pytest.raises(TypeError, match=rf"cannot encode Tensor at \['t'\]: .*{text}"):
+    with pytest.raises(TypeError, match=rf"cannot encode \w+ at \['t'\]: .*{text}"):
         write({"t": tensor})

@@ -221,7 +221,10 @@ def _encode_tensor(tensor: torch.Tensor) -> _Body:
     import torch
 
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
-        raise TypeError(f"a tensor of layout {tensor.layout} on {tensor.device} cannot be encoded")
+        kind = f"{tensor.dtype} and layout {tensor.layout} on {tensor.device}"
+        raise TypeError(f"a tensor of {kind} cannot be encoded")
+    if not tensors.has_memory(tensor):
+        raise TypeError("a tensor without memory of its own cannot be encoded")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     data = ctypes.string_at(plain.data_ptr(), plain.nbytes) if plain.numel() else b""
     return _TORCH_TENSOR, [tensors.dtype_name(tensor.dtype), list(tensor.shape), data]

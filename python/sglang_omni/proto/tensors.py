@@ -68,7 +68,17 @@ def describe(tensor: Any) -> tuple[Any, int, int, Sequence[int], Sequence[int], 
         tensor = tensor.detach().cpu()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg()
+    if not has_memory(tensor):
+        return None
     return tensor, code, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.is_cuda
+
+
+def has_memory(tensor: Any) -> bool:
+    """Whether its elements lie anywhere: not so in fakes, wrappers of other tensors and freed storages."""
+    try:
+        return tensor.numel() == 0 or tensor.untyped_storage().data_ptr() != 0
+    except RuntimeError:
+        return False
 
 
 def dense(source: Any) -> Any:

@@ -8,11 +8,14 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::{ffi, intern};
 use sglang_omni_payload::{DTYPES, DType};
 
 const MAJOR: u32 = 1;
 const CPU: i32 = 1;
+/// Where Linux lets no process have memory (`vm.mmap_min_addr`).
+const LOWEST_ADDRESS: usize = 1 << 16;
 
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -126,7 +129,7 @@ impl Exchange {
         let Some(dtype) = from_dl(out.dtype) else {
             return Ok(None);
         };
-        if out.device_type != CPU {
+        if out.device_type != CPU || (out.dtype.bits == 8 && is_shorter(tensor)?) {
             return Ok(None);
         }
         let complex = out.dtype.code == 5;
@@ -138,9 +141,14 @@ impl Exchange {
         let dims = out.ndim as usize;
         // SAFETY: the arrays are the tensor's own and stay while it is borrowed and not resized.
         let (shape, strides) = unsafe { (dims_of(out.shape, dims), dims_of(out.strides, dims)) };
+        let address = out.data as usize + out.byte_offset as usize;
+        // At no address, or some way after it: a view of memory that was freed.
+        if address < LOWEST_ADDRESS && !shape.contains(&0) {
+            return Ok(None);
+        }
         Ok(Some(Described {
             dtype,
-            address: out.data as usize + out.byte_offset as usize,
+            address,
             shape,
             strides,
         }))
@@ -319,6 +327,23 @@ const DL_TYPES: [Option<DlType>; DTYPES.len()] = [
     None,       // bits8
     None,       // bits16
 ];
+
+/// Whether it has integers of less than a byte, which torch passes off as bytes.
+fn is_shorter(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static SHORTER: PyOnceLock<Vec<Py<PyAny>>> = PyOnceLock::new();
+    let py = tensor.py();
+    let shorter = SHORTER.get_or_try_init(py, || {
+        let torch = py.import("torch")?;
+        let named = |name: String| torch.getattr_opt(name).transpose();
+        (1..8)
+            .flat_map(|bits| [format!("int{bits}"), format!("uint{bits}")])
+            .filter_map(named)
+            .map(|dtype| dtype.map(Bound::unbind))
+            .collect::<PyResult<Vec<_>>>()
+    })?;
+    let dtype = tensor.getattr(intern!(py, "dtype"))?;
+    Ok(shorter.iter().any(|known| dtype.is(known)))
+}
 
 fn from_dl(dtype: DlType) -> Option<DType> {
     DL_TYPES
