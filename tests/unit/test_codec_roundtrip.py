@@ -172,6 +172,13 @@ def test_a_subclass_is_not_taken_for_its_base(cls: type) -> None:
         codec.pack([own()])
 
 
+@pytest.mark.parametrize("cls", [dict, list, str, Exception])
+def test_a_dataclass_that_is_more_than_its_fields_is_refused(cls: type) -> None:
+    own = dataclasses.make_dataclass("Own", [("a", int, 0)], bases=(cls,))
+    with pytest.raises(TypeError, match=r"cannot encode Own at \[0\]: .*Own cannot be encoded"):
+        codec.pack([own()])
+
+
 def test_what_a_property_raises_is_shown_where_it_is() -> None:
     @dataclasses.dataclass
     class Odd:

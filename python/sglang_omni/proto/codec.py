@@ -174,6 +174,10 @@ def _find(name: str, trusted: bool) -> tuple[Any, Any, bool, tuple[str, ...] | N
 _Body = tuple[int, Any]
 
 
+# Of a dataclass that is one of these as well, the fields are not all.
+_WITH_CONTENT = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex, BaseException)
+
+
 def _describe(cls: type) -> tuple[Any, ...]:
     """How the core writes instances of a class that it meets for the first time.
 
@@ -199,7 +203,7 @@ def _describe(cls: type) -> tuple[Any, ...]:
     if issubclass(cls, enum.Enum):
         # A combination of flags has no member name of its own, so that flags travel by value.
         return "enum", _known_name(cls), "_value_" if issubclass(cls, enum.Flag) else "_name_"
-    if dataclasses.is_dataclass(cls):
+    if dataclasses.is_dataclass(cls) and not issubclass(cls, _WITH_CONTENT):
         return "dataclass", _known_name(cls), tuple(field.name for field in dataclasses.fields(cls))
     if _is_namedtuple(cls):
         return "namedtuple", _known_name(cls), cls._fields  # type: ignore[attr-defined]
