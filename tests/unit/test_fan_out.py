@@ -10,6 +10,7 @@ import pytest
 import torch
 from stage_harness import harness
 from test_relay_io import PlainRelay
+from test_relay_shm import MIB, block
 from waiting import until
 
 from sglang_omni.pipeline import relay_io
@@ -17,18 +18,12 @@ from sglang_omni.pipeline.fan_out import FanOut
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.relay.shm import ShmRelay
 
-MIB = 1 << 20
-
 
 @pytest.fixture
 def relay() -> Iterator[ShmRelay]:
     relay = ShmRelay("sender", slot_size_mb=1, credits=2)
     yield relay
     relay.close()
-
-
-def block(mebibytes: float, value: int = 0) -> torch.Tensor:
-    return torch.full((int(mebibytes * MIB),), value, dtype=torch.uint8)
 
 
 def held(relay: ShmRelay) -> dict[str, int]:
