@@ -179,29 +179,14 @@ def router_policies() -> list[str]:
 class RouterServer:
     """A running router; dropping it stops it at once.
 
+    `config` is a JSON object of `RouterConfig`'s fields; what is left out has its default.
+
     Raises:
         ValueError: A value is wrong; the text names it.
         OSError: The port cannot be listened on.
     """
 
-    def __init__(
-        self,
-        *,
-        host: str,
-        port: int,
-        worker_urls: list[str],
-        policy: str,
-        cache_threshold: float,
-        balance_abs_threshold: int,
-        balance_rel_threshold: float,
-        eviction_interval: float,
-        max_tree_size: int,
-        threads: int,
-        max_body_bytes: int,
-        header_timeout: float,
-        drain_timeout: float,
-        probe_interval: float,
-    ) -> None: ...
+    def __init__(self, config: str) -> None: ...
     @property
     def url(self) -> str:
         """`http://host:port` it listens on."""

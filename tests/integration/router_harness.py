@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -138,7 +139,7 @@ async def router(*workers: Replica | str, **options: Any) -> AsyncIterator[str]:
     """A router in this process; yields its URL."""
     urls = [worker if isinstance(worker, str) else worker.url for worker in workers]
     defaults: dict[str, Any] = {"port": 0, "policy": "round_robin", "threads": 1, "probe_interval": 0.1}
-    server = RouterServer(**vars(RouterConfig(worker_urls=urls, **(defaults | options))))
+    server = RouterServer(json.dumps(vars(RouterConfig(worker_urls=urls, **(defaults | options)))))
     try:
         yield server.url
     finally:

@@ -214,4 +214,4 @@ async def test_every_policy_serves(policy: str) -> None:
 )
 def test_wrong_configuration_names_what_is_wrong(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=str(value[0] if isinstance(value, list) else field)):
-        RouterServer(**(vars(RouterConfig(port=0)) | {field: value}))
+        RouterServer(json.dumps(vars(RouterConfig(port=0)) | {field: value}))

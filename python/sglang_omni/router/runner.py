@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from types import FrameType
@@ -24,7 +25,7 @@ def run_router(config: RouterConfig) -> int:
         ValueError: A field of `config` is wrong; the text names it.
         OSError: The port cannot be listened on.
     """
-    server = RouterServer(**vars(config))
+    server = RouterServer(json.dumps(vars(config)))
 
     def on_terminate(_signum: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, on_interrupt)

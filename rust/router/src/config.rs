@@ -1,11 +1,16 @@
 use std::fmt;
 use std::time::Duration;
 
+use serde::Deserialize;
+use serde::de::{Deserializer, Error};
+
 use crate::policy::PolicyKind;
 use crate::worker::Worker;
 
-/// Everything the router can be told. `Default` is what the command line defaults to.
-#[derive(Clone, Debug)]
+/// Everything the router can be told. `Default` is what the command line defaults to. As JSON, every field
+/// may be left out, and durations are seconds.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
     pub host: String,
     /// 0 takes a free port; `Router::addr` says which.
@@ -20,6 +25,7 @@ pub struct Config {
     pub balance_abs_threshold: usize,
     pub balance_rel_threshold: f64,
     /// How often the prefix tree is trimmed.
+    #[serde(deserialize_with = "seconds")]
     pub eviction_interval: Duration,
     /// Bytes of prompt text the prefix tree remembers for each worker.
     pub max_tree_size: usize,
@@ -28,9 +34,12 @@ pub struct Config {
     /// Larger request bodies are refused with 413.
     pub max_body_bytes: u64,
     /// A request head that is not complete after this long is refused with 408.
+    #[serde(deserialize_with = "seconds")]
     pub header_timeout: Duration,
     /// How long requests in flight may take to finish once a drain was asked for.
+    #[serde(deserialize_with = "seconds")]
     pub drain_timeout: Duration,
+    #[serde(deserialize_with = "seconds")]
     pub probe_interval: Duration,
 }
 
@@ -67,7 +76,20 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
+fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let value = f64::deserialize(deserializer)?;
+    Duration::try_from_secs_f64(value)
+        .map_err(|_| D::Error::custom(format!("{value} is not a number of seconds, 0 or more")))
+}
+
 impl Config {
+    /// Reads what was given as JSON; what was not has its default. An error names the field.
+    pub fn from_json(text: &str) -> Result<Config, ConfigError> {
+        let mut deserializer = serde_json::Deserializer::from_str(text);
+        serde_path_to_error::deserialize(&mut deserializer)
+            .map_err(|error| ConfigError(format!("{}: {}", error.path(), error.inner())))
+    }
+
     pub fn validate(&self) -> Result<(), ConfigError> {
         let fail = |text: String| Err(ConfigError(text));
         for (index, url) in self.worker_urls.iter().enumerate() {
@@ -132,6 +154,33 @@ mod tests {
     #[test]
     fn defaults_are_valid() {
         Config::default().validate().unwrap();
+    }
+
+    #[test]
+    fn json_leaves_defaults_and_names_what_is_wrong() {
+        let config = Config::from_json(r#"{"port": 7, "header_timeout": 0.5, "policy": "random"}"#);
+        let config = config.unwrap();
+        assert_eq!((config.port, config.policy), (7, PolicyKind::Random));
+        assert_eq!(config.header_timeout, Duration::from_millis(500));
+        assert_eq!(config.max_tree_size, Config::default().max_tree_size);
+        for (json, words) in [
+            (
+                r#"{"eviction_interval": -1}"#,
+                "eviction_interval: -1 is not a number of seconds",
+            ),
+            (
+                r#"{"policy": "fastest"}"#,
+                "policy: \"fastest\" is none of random",
+            ),
+            (r#"{"port": 70000}"#, "port: invalid value"),
+            (
+                r#"{"cache_treshold": 0.1}"#,
+                "unknown field `cache_treshold`",
+            ),
+        ] {
+            let error = Config::from_json(json).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
     }
 
     #[test]

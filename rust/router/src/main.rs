@@ -81,7 +81,11 @@ fn parse(arguments: &[String]) -> Result<Config, ConfigError> {
         match flag {
             "--host" => config.host = value,
             "--port" => config.port = number(flag, &value)?,
-            "--policy" => config.policy = value.parse()?,
+            "--policy" => {
+                config.policy = value
+                    .parse()
+                    .map_err(|error| ConfigError(format!("--policy: {error}")))?
+            }
             "--cache-threshold" => config.cache_threshold = number(flag, &value)?,
             "--balance-abs-threshold" => config.balance_abs_threshold = number(flag, &value)?,
             "--balance-rel-threshold" => config.balance_rel_threshold = number(flag, &value)?,

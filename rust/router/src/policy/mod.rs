@@ -11,6 +11,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use serde::Deserialize;
+
 use crate::config::{Config, ConfigError};
 use crate::worker::Worker;
 
@@ -106,7 +108,8 @@ pub trait Policy: Send + Sync {
 
 macro_rules! policies {
     ($($kind:ident $name:literal),+ $(,)?) => {
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+        #[serde(try_from = "String")]
         pub enum PolicyKind { $($kind),+ }
 
         impl PolicyKind {
@@ -123,11 +126,19 @@ macro_rules! policies {
             fn from_str(text: &str) -> Result<Self, ConfigError> {
                 match text {
                     $($name => Ok(PolicyKind::$kind),)+
-                    _ => Err(ConfigError(format!("policy: {text:?} is none of {}", PolicyKind::NAMES.join(", ")))),
+                    _ => Err(ConfigError(format!("{text:?} is none of {}", PolicyKind::NAMES.join(", ")))),
                 }
             }
         }
     };
+}
+
+impl TryFrom<String> for PolicyKind {
+    type Error = ConfigError;
+
+    fn try_from(text: String) -> Result<Self, ConfigError> {
+        text.parse()
+    }
 }
 
 policies! {
