@@ -73,6 +73,16 @@ bench-peers: $(BIN)/uv ## install sglang-omni 0.1.9 for `make bench`, in an envi
 	$(BIN)/uv pip install --python build/peers/sglang-omni/bin/python -r benches/peer_requirements.txt
 	$(BIN)/uv pip install --python build/peers/sglang-omni/bin/python --no-deps sglang-omni==0.1.9 sglang==0.5.22
 
+.PHONY: bench-router
+bench-router: build ## the router beside the direct path and three peers; eleven minutes (BENCH="--cases json-32 --no-peers")
+	cargo build --release --locked --quiet --package sglang-omni-router-load
+	cd benches && ../$(BIN)/python router.py $(BENCH)
+
+.PHONY: bench-router-peers
+bench-router-peers: $(BIN)/uv ## install the routers to compare with, in an environment of their own (300 MB)
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/peers/routers
+	$(BIN)/uv pip install --quiet --python build/peers/routers/bin/python -r benches/router_peers.txt
+
 .PHONY: soak
 soak: build ## ten minutes: a million random payloads between two processes, 200 kills at random moments
 	$(BIN)/python tests/soak/payloads.py
