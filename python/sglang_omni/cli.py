@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[:1] == ["route"]:
         from sglang_omni.launch_router import main as route
 
-        return route(args[1:])
+        return route(args[1:], prog="sgl-omni route")
     parser = argparse.ArgumentParser(
         prog="sgl-omni", description="Serve omni models as pipelines of stages, behind a cache-aware router."
     )

@@ -6,85 +6,35 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from sglang_omni._core import router_policies
+from sglang_omni import __version__
 from sglang_omni.router import RouterConfig, run_router
+from sglang_omni.router.flags import add_flags
+
+_EXAMPLES = """
+examples:
+  %(prog)s --worker-urls http://10.0.0.1:8000 http://10.0.0.2:8000
+  curl -X POST 'http://127.0.0.1:30000/workers?url=http://10.0.0.3:8000'
+
+docs/router.md explains the options and lists the endpoints.
+"""
 
 
 def build_parser(prog: str = "python -m sglang_omni.launch_router") -> argparse.ArgumentParser:
-    """The router's options; their defaults are `RouterConfig`'s."""
-    default = RouterConfig()
+    """The router's options: the fields of `RouterConfig`."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Route requests to OpenAI-compatible replicas.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--worker-urls",
-        nargs="*",
-        default=[],
-        metavar="URL",
-        help="replicas, as http://host:port; POST /workers adds more while running",
-    )
-    parser.add_argument("--host", default=default.host, help="address to listen on")
-    parser.add_argument(
-        "--port", type=_port, default=default.port, help="port to listen on; 0 takes a free one"
-    )
-    parser.add_argument(
-        "--policy", choices=router_policies(), default=default.policy, help="how a replica is chosen"
-    )
-    parser.add_argument(
-        "--cache-threshold",
-        type=float,
-        default=default.cache_threshold,
-        metavar="SHARE",
-        help="cache_aware: follow a prompt to where more than this share of it was seen",
-    )
-    parser.add_argument(
-        "--balance-abs-threshold",
-        type=_count,
-        default=default.balance_abs_threshold,
-        metavar="REQUESTS",
-        help="cache_aware: take the shortest queue once the longest has this many more",
-    )
-    parser.add_argument(
-        "--balance-rel-threshold",
-        type=float,
-        default=default.balance_rel_threshold,
-        metavar="FACTOR",
-        help="cache_aware: ... and is longer by this factor",
-    )
-    parser.add_argument(
-        "--eviction-interval",
-        type=float,
-        default=default.eviction_interval,
-        metavar="SECONDS",
-        help="cache_aware: time between two trims of the prefix tree",
-    )
-    parser.add_argument(
-        "--max-tree-size",
-        type=_count,
-        default=default.max_tree_size,
-        metavar="BYTES",
-        help="cache_aware: prompt text remembered for each replica",
-    )
+    parser.add_argument("--version", action="version", version=f"sglang-omni-router {__version__}")
+    add_flags(parser)
     return parser
 
 
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port; give 0 to 65535")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
-    return int(text)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omni.launch_router") -> int:
     """Runs the router until a signal ends it; returns the exit status, 2 for wrong options."""
-    parser = build_parser()
+    parser = build_parser(prog)
     config = RouterConfig(**vars(parser.parse_args(argv)))
     if not config.worker_urls:
         print("sglang-omni-router: no --worker-urls; waiting for POST /workers", file=sys.stderr)

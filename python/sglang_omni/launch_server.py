@@ -10,7 +10,9 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from sglang_omni.router.flags import add_flags
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
@@ -19,7 +21,6 @@ DEFAULT_MODEL = "speech-chat"
 _SPEECH_CHAT = "sglang_omni.models.speech_chat.config.SpeechChatPipelineConfig"
 # model_type of a checkpoint's config.json -> the pipeline that serves it.
 _PIPELINES = {"llama": _SPEECH_CHAT, "qwen2": _SPEECH_CHAT, "qwen3": _SPEECH_CHAT}
-POLICIES = ("cache_aware", "round_robin", "random", "least_load", "power_of_two", "consistent_hash")
 
 
 class LaunchError(Exception):
@@ -38,9 +39,6 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="0 picks a free one (default: %(default)s)")
     parser.add_argument("--dp-size", type=int, default=1, help="replicas behind a router (default: 1)")
-    parser.add_argument(
-        "--policy", choices=POLICIES, default="cache_aware", help="the router's policy, with --dp-size"
-    )
     parser.add_argument("--served-model-name", help="the name requests give the model")
     parser.add_argument(
         "--max-body-size", type=int, default=64 * 2**20, help="bytes a request may have (default: 64 MiB)"
@@ -53,6 +51,11 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     )
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--log-name", default="server", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--policy", dest="router_policy", default=argparse.SUPPRESS, help="short for --router-policy"
+    )
+    # Workers and addresses are the fleet's business, and so is when its members leave.
+    add_flags(parser, prefix="router-", without=("worker_urls", "host", "port", "drain_timeout"))
     return parser
 
 
@@ -63,6 +66,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
         parser.error("--dp-size must be at least 1")
     if args.max_body_size < 1:
         parser.error("--max-body-size must be at least 1")
+    if args.dp_size == 1 and (fields := router_fields(args)):
+        flags = ", ".join(f"--router-{name.replace('_', '-')}" for name in fields)
+        parser.error(f"{flags}: there is a router only with a --dp-size of 2 or more")
     if args.parent_pid is not None:
         from sglang_omni.serve.processes import end_with_parent
 
@@ -130,10 +136,16 @@ async def _fleet(args: argparse.Namespace) -> int:
             host=args.host,
             port=args.port,
             replica_args=replica_args,
-            router={"policy": args.policy},
+            router=router_fields(args),
             start_timeout=args.start_timeout + 30.0,
         )
     )
+
+
+def router_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of `RouterConfig` that were given."""
+    given = vars(args).items()
+    return {name.removeprefix("router_"): value for name, value in given if name.startswith("router_")}
 
 
 def load_pipeline(model_path: str | None, config_file: Path | None) -> PipelineConfig:

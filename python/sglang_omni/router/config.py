@@ -3,42 +3,97 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
+
+WORKERS = "workers"
+LISTENING = "listening"
+ROUTING = "routing"
+LIMITS = "limits"
+HEALTH = "health"
+
+
+# Any: a checker takes the field's own annotation for its type, as with `dataclasses.field`.
+def option(default: Any, section: str, text: str, *, metavar: str | None = None, also: str = "") -> Any:
+    """A field that is a flag too; its name and type are the flag's.
+
+    Args:
+        section: Where ``--help`` and docs/router.md list it.
+        text: What it does, with its unit.
+        also: Another spelling of the flag, as other routers have it.
+    """
+    metadata = {"section": section, "help": text, "metavar": metavar, "also": also}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig:
     """A router in front of HTTP replicas; checked when the router starts (`ValueError` naming the field).
 
-    Attributes:
-        worker_urls: `http://host:port` of each replica. May be empty: `POST /workers` adds more.
-        host: Address to listen on.
-        port: Port to listen on; 0 takes a free one.
-        policy: One of `sglang_omni._core.router_policies()`.
-        cache_threshold: Share of a prompt, 0 to 1, that a worker must have seen for `cache_aware` to
-            follow it there.
-        balance_abs_threshold: `cache_aware` takes the shortest queue when the longest exceeds it by more
-            than this many requests ...
-        balance_rel_threshold: ... and by more than this factor.
-        eviction_interval: Seconds between two trims of the prefix tree.
-        max_tree_size: Bytes of prompt text remembered for each worker.
-        threads: Threads that serve; 0 takes one a core.
-        max_body_bytes: Larger request bodies are refused with 413.
-        header_timeout: Seconds for a request's headers to arrive; later ones are refused with 408.
-        drain_timeout: Seconds that requests in flight may take once SIGTERM has come.
-        probe_interval: Seconds between two health checks of a worker.
+    Each field is a flag of `python -m sglang_omni.launch_router` and a line in docs/router.md.
     """
 
-    worker_urls: list[str] = field(default_factory=list)
-    host: str = "127.0.0.1"
-    port: int = 30000
-    policy: str = "cache_aware"
-    cache_threshold: float = 0.5
-    balance_abs_threshold: int = 32
-    balance_rel_threshold: float = 1.0001
-    eviction_interval: float = 60.0
-    max_tree_size: int = 16777216
-    threads: int = 0
-    max_body_bytes: int = 256 * 1024 * 1024
-    header_timeout: float = 30.0
-    drain_timeout: float = 30.0
-    probe_interval: float = 1.0
+    worker_urls: list[str] = option(
+        [],
+        WORKERS,
+        "replicas, as http://host:port; POST /workers adds more while running",
+        metavar="URL",
+    )
+
+    host: str = option("127.0.0.1", LISTENING, "address to listen on")
+    port: int = option(30000, LISTENING, "port to listen on; 0 takes a free one")
+    threads: int = option(0, LISTENING, "threads that serve; 0 takes one a core")
+
+    policy: str = option("cache_aware", ROUTING, "how a worker is chosen", metavar="POLICY")
+    cache_threshold: float = option(
+        0.5,
+        ROUTING,
+        "cache_aware: follow a prompt to where more than this share of it was seen",
+        metavar="SHARE",
+    )
+    balance_abs_threshold: int = option(
+        32,
+        ROUTING,
+        "cache_aware: take the shortest queue once the longest has this many more requests",
+        metavar="REQUESTS",
+    )
+    balance_rel_threshold: float = option(
+        1.0001, ROUTING, "cache_aware: ... and is longer by this factor", metavar="FACTOR"
+    )
+    eviction_interval: float = option(
+        60.0,
+        ROUTING,
+        "cache_aware: time between two trims of the prefix tree",
+        metavar="SECONDS",
+        also="--eviction-interval-secs",
+    )
+    max_tree_size: int = option(
+        16777216, ROUTING, "cache_aware: prompt text remembered for each worker", metavar="BYTES"
+    )
+
+    max_body_bytes: int = option(
+        268435456,
+        LIMITS,
+        "larger request bodies are refused with 413",
+        metavar="BYTES",
+        also="--max-payload-size",
+    )
+    header_timeout: float = option(
+        30.0, LIMITS, "a request whose headers take longer is refused with 408", metavar="SECONDS"
+    )
+    drain_timeout: float = option(
+        30.0,
+        LIMITS,
+        "time that requests in flight have to end once SIGTERM has come",
+        metavar="SECONDS",
+        also="--shutdown-grace-period-secs",
+    )
+
+    probe_interval: float = option(
+        1.0,
+        HEALTH,
+        "time between two health checks of a worker",
+        metavar="SECONDS",
+        also="--health-check-interval-secs",
+    )

@@ -25,21 +25,22 @@ pub struct Config {
     pub balance_abs_threshold: usize,
     pub balance_rel_threshold: f64,
     /// How often the prefix tree is trimmed.
-    #[serde(deserialize_with = "seconds")]
+    #[serde(deserialize_with = "seconds", alias = "eviction_interval_secs")]
     pub eviction_interval: Duration,
     /// Bytes of prompt text the prefix tree remembers for each worker.
     pub max_tree_size: usize,
     /// 0 takes one thread for each core this process may use.
     pub threads: usize,
     /// Larger request bodies are refused with 413.
+    #[serde(alias = "max_payload_size")]
     pub max_body_bytes: u64,
     /// A request head that is not complete after this long is refused with 408.
     #[serde(deserialize_with = "seconds")]
     pub header_timeout: Duration,
     /// How long requests in flight may take to finish once a drain was asked for.
-    #[serde(deserialize_with = "seconds")]
+    #[serde(deserialize_with = "seconds", alias = "shutdown_grace_period_secs")]
     pub drain_timeout: Duration,
-    #[serde(deserialize_with = "seconds")]
+    #[serde(deserialize_with = "seconds", alias = "health_check_interval_secs")]
     pub probe_interval: Duration,
 }
 

@@ -119,3 +119,14 @@ def test_cli_names_its_commands(capsys):
     with pytest.raises(SystemExit):
         cli.main(["serve", "--help"])
     assert "--dp-size" in capsys.readouterr().out
+
+
+def test_router_options_reach_the_fleet_and_need_one(capsys):
+    parser = launch_server.build_parser()
+    given = ["--dp-size", "2", "--policy", "random", "--router-cache-threshold", "0.2"]
+    fields = launch_server.router_fields(parser.parse_args(given))
+    assert fields == {"policy": "random", "cache_threshold": 0.2}
+    assert launch_server.router_fields(parser.parse_args([])) == {}
+    with pytest.raises(SystemExit):
+        launch_server.main(["--router-threads", "2"])
+    assert "--router-threads: there is a router only with a --dp-size" in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""The router's options as flags: one for each field of `RouterConfig`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Iterator
+from dataclasses import MISSING, Field, fields
+from typing import Any, get_type_hints
+
+from sglang_omni._core import router_policies
+from sglang_omni.router.config import RouterConfig
+
+
+def add_flags(parser: argparse.ArgumentParser, *, prefix: str = "", without: Collection[str] = ()) -> None:
+    """Adds the flags, in a group for each section. Parsed, only those that were given are there.
+
+    Args:
+        prefix: Put before each flag's name and destination, as "router-".
+        without: Fields that get no flag.
+    """
+    groups: dict[str, Any] = {}
+    for each, kind in options():
+        if each.name in without:
+            continue
+        section = each.metadata["section"]
+        if section not in groups:
+            groups[section] = parser.add_argument_group(f"router: {section}" if prefix else section)
+        names = [f"--{prefix}{name}" for name in flag_names(each)]
+        settings: dict[str, Any] = {
+            "dest": prefix.replace("-", "_") + each.name,
+            "default": argparse.SUPPRESS,
+            "help": _help(each),
+        }
+        groups[section].add_argument(*names, **settings, **_reading(each, kind))
+
+
+def options() -> Iterator[tuple[Field[Any], Any]]:
+    """Every field of `RouterConfig` with its type."""
+    kinds = get_type_hints(RouterConfig)
+    for each in fields(RouterConfig):
+        yield each, kinds[each.name]
+
+
+def flag_names(each: Field[Any]) -> list[str]:
+    """The flag's spellings, its own first, without dashes in front."""
+    names = [each.name.replace("_", "-")]
+    if each.metadata["also"]:
+        names.append(each.metadata["also"].removeprefix("--"))
+    return names
+
+
+def default_text(each: Field[Any]) -> str:
+    """The default as one would type it; empty where there is nothing to type."""
+    if each.default is MISSING or each.default is None or each.default is False:
+        return ""
+    return f"{each.default:.12g}" if isinstance(each.default, float) else str(each.default)
+
+
+def _help(each: Field[Any]) -> str:
+    default = default_text(each)
+    text = each.metadata["help"].replace("%", "%%")
+    return f"{text} (default: {default})" if default else text
+
+
+def _reading(each: Field[Any], kind: Any) -> dict[str, Any]:
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction if each.default else "store_true"}
+    reading: dict[str, Any] = {"metavar": each.metadata["metavar"] or each.name.upper()}
+    if each.name == "policy":
+        return reading | {"choices": router_policies(), "metavar": None}
+    if each.name == "port" or each.name.endswith("_port"):
+        return reading | {"type": _port}
+    if kind == list[str]:
+        return reading | {"nargs": "*"}
+    if kind in (int, int | None):
+        return reading | {"type": _count}
+    if kind in (float, float | None):
+        return reading | {"type": float}
+    if kind in (str, str | None):
+        return reading
+    raise TypeError(f"RouterConfig.{each.name}: no flag can have the type {kind}")
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; give 0 to 65535")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
