@@ -195,3 +195,37 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
     while not await condition():
         assert asyncio.get_running_loop().time() < deadline, f"never came true: {what}"
         await asyncio.sleep(0.02)
+
+
+async def workers(url: str) -> dict[str, dict[str, Any]]:
+    """What the router says of each of its workers."""
+    return {worker["url"]: worker for worker in json.loads((await get(url, "/workers")).body)["workers"]}
+
+
+async def becomes(url: str, replica: Replica, state: str) -> None:
+    """Waits until the router finds a worker to be so."""
+
+    async def found() -> bool:
+        return (await workers(url))[replica.url]["state"] == state
+
+    await until(found, f"{replica.url} is {state}")
+
+
+async def metric(url: str, name: str) -> float:
+    """The sum of a metric over its labels."""
+    lines = (await get(url, "/metrics")).body.decode().splitlines()
+    prefix = f"sglang_omni_router_{name}"
+    named = [line for line in lines if line.startswith((f"{prefix} ", f"{prefix}{{"))]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in named)
+
+
+def answering(status: str, headers: str = "") -> Handler:
+    async def handler(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(status.encode(), status, headers))
+
+    return handler
+
+
+async def reset(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+    """Ends the connection without an answer."""
+    writer.transport.abort()

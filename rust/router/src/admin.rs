@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use crate::lane::Lane;
 use crate::reply::{self, Reply};
-use crate::worker::{Health, Worker};
+use crate::standing::Health;
+use crate::worker::Worker;
 use crate::{metrics, models};
 
 const BODY_LIMIT: usize = 64 << 10;
@@ -76,6 +77,7 @@ fn describe(worker: &Worker) -> Value {
     json!({
         "url": worker.url,
         "healthy": worker.health() == Health::Up,
+        "state": worker.health().name(),
         "draining": worker.is_draining(),
         "load": worker.load(),
         "requests": worker.requests.load(Relaxed),

@@ -42,6 +42,25 @@ pub struct Config {
     pub drain_timeout: Duration,
     #[serde(deserialize_with = "seconds", alias = "health_check_interval_secs")]
     pub probe_interval: Duration,
+    /// A probe that is not answered after this long has failed.
+    #[serde(deserialize_with = "seconds")]
+    pub probe_timeout: Duration,
+    /// How often a request that a worker may have seen goes to another one.
+    pub retry_max_retries: u32,
+    /// A request that a worker may have seen goes to no other one.
+    pub disable_retries: bool,
+    /// Failures in a row, while other workers do well, that put a worker behind them.
+    pub cb_failure_threshold: u32,
+    /// How long a failing or hung worker waits for the request that tries whether it is well.
+    #[serde(deserialize_with = "seconds")]
+    pub cb_timeout: Duration,
+    pub disable_circuit_breaker: bool,
+    /// Silence after which requests waiting for a worker's first byte go elsewhere, if it is found hung.
+    #[serde(deserialize_with = "seconds")]
+    pub hung_timeout: Duration,
+    /// A request without a first byte after this long is answered with 504.
+    #[serde(deserialize_with = "seconds")]
+    pub request_timeout: Duration,
 }
 
 impl Default for Config {
@@ -61,6 +80,14 @@ impl Default for Config {
             header_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(30),
             probe_interval: Duration::from_secs(1),
+            probe_timeout: Duration::from_secs(2),
+            retry_max_retries: 3,
+            disable_retries: false,
+            cb_failure_threshold: 5,
+            cb_timeout: Duration::from_secs(2),
+            disable_circuit_breaker: false,
+            hung_timeout: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(1800),
         }
     }
 }
@@ -89,6 +116,15 @@ impl Config {
         let mut deserializer = serde_json::Deserializer::from_str(text);
         serde_path_to_error::deserialize(&mut deserializer)
             .map_err(|error| ConfigError(format!("{}: {}", error.path(), error.inner())))
+    }
+
+    /// How often a request that a worker may have seen goes to another one.
+    pub fn retries(&self) -> u32 {
+        if self.disable_retries {
+            0
+        } else {
+            self.retry_max_retries
+        }
     }
 
     pub fn validate(&self) -> Result<(), ConfigError> {
@@ -123,6 +159,12 @@ impl Config {
                     .to_owned(),
             );
         }
+        if self.cb_failure_threshold == 0 {
+            return fail(
+                "cb_failure_threshold: must be at least 1; disable_circuit_breaker turns it off"
+                    .to_owned(),
+            );
+        }
         if self.threads > 1024 {
             return fail(format!(
                 "threads: {} is more than 1024; 0 means one a core",
@@ -133,6 +175,9 @@ impl Config {
             ("eviction_interval", self.eviction_interval),
             ("header_timeout", self.header_timeout),
             ("probe_interval", self.probe_interval),
+            ("probe_timeout", self.probe_timeout),
+            ("hung_timeout", self.hung_timeout),
+            ("request_timeout", self.request_timeout),
         ] {
             if value.is_zero() {
                 return fail(format!("{name}: must be more than 0 seconds"));

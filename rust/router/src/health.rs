@@ -4,28 +4,34 @@ use std::future::pending;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hyper::header::HOST;
 use hyper::{Request, StatusCode};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use crate::body::RequestBody;
+use crate::breaker::Breaker;
+use crate::clock::{self, TICK};
 use crate::lane::Shared;
+use crate::standing::Behind;
 use crate::upstream::Pool;
-use crate::worker::{Health, Worker};
+use crate::worker::Worker;
 
-/// A busy replica may answer late; only this long, this many times in a row, is a hung one.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// A busy replica may answer late; only this many late answers in a row say that it hangs.
 const SLOW_PROBES: u32 = 2;
 
-/// Puts a worker aside. Returns whether it was not aside already.
-pub fn mark_down(worker: &Worker, why: &str) -> bool {
-    let changed = worker.set_health(Health::Down) != Health::Down;
-    if changed {
-        eprintln!("sglang-omni-router: worker {} is down: {why}", worker.url);
+/// Puts behind all others a worker that cannot be reached.
+pub fn mark_down(worker: &Worker, why: &str) {
+    if worker.standing.put_behind(Behind::Down) {
+        worker.log(&format!("is down: {why}"));
     }
-    changed
+}
+
+fn mark_up(worker: &Worker) {
+    let is_first = worker.standing.set_probed();
+    if worker.standing.bring_back(Behind::Down) || is_first {
+        worker.log("is up");
+    }
 }
 
 /// Starts a prober for every worker in the fleet, now and later, until the runtime ends.
@@ -59,7 +65,8 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
         {
             return;
         }
-        match timeout(PROBE_TIMEOUT, probe(&pool, &worker)).await {
+        let since = clock::now();
+        match timeout(shared.config.probe_timeout, probe(&pool, &worker)).await {
             Ok(Ok(status)) if status.is_server_error() => {
                 slow = 0;
                 mark_down(&worker, &format!("/health answered {status}"));
@@ -67,20 +74,20 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
             // Any other answer is one: not every replica has a /health.
             Ok(Ok(_)) => {
                 slow = 0;
-                if worker.set_health(Health::Up) != Health::Up {
-                    eprintln!("sglang-omni-router: worker {} is up", worker.url);
-                }
+                mark_up(&worker);
             }
             Ok(Err(error)) => {
                 slow = 0;
                 mark_down(&worker, &error);
             }
+            // One that still answers requests is only too busy to answer this.
+            Err(_) if worker.standing.heard() > since => slow = 0,
             Err(_) => {
                 slow += 1;
                 if slow >= SLOW_PROBES {
                     mark_down(
                         &worker,
-                        &format!("{slow} health checks in a row took over 2 s"),
+                        &format!("{slow} health checks in a row were not answered in time"),
                     );
                 }
             }
@@ -104,6 +111,21 @@ async fn probe(pool: &Pool, worker: &Worker) -> Result<StatusCode, String> {
         .await
         .map_err(|error| error.into_error().to_string())?;
     Ok(response.status())
+}
+
+/// Keeps the clock going and has the breaker look over the fleet, once a tick.
+pub async fn judge(shared: Arc<Shared>) {
+    let config = &shared.config;
+    let breaker = Breaker {
+        threshold: (!config.disable_circuit_breaker).then_some(config.cb_failure_threshold),
+        recovery: clock::ticks(config.cb_timeout),
+    };
+    let mut tick = interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        breaker.sweep(&shared.fleet.read(), clock::advance());
+    }
 }
 
 /// Has the policy tidy up at every eviction interval.

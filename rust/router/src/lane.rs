@@ -7,6 +7,7 @@ use tokio::sync::watch;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::policy::Policy;
+use crate::retry::Budget;
 use crate::upstream::Pool;
 use crate::worker::Fleet;
 
@@ -33,6 +34,7 @@ pub struct Lane {
     pub shared: Arc<Shared>,
     pub pool: Rc<Pool>,
     pub scratch: RefCell<Scratch>,
+    pub retries: Budget,
     /// Client connections and upgraded streams that are open.
     pub open: Cell<usize>,
 }
@@ -50,6 +52,7 @@ impl Lane {
             shared,
             pool: Rc::default(),
             scratch: RefCell::default(),
+            retries: Budget::default(),
             open: Cell::new(0),
         })
     }

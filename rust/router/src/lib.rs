@@ -7,8 +7,10 @@
 
 mod admin;
 mod body;
+mod breaker;
 mod chars;
 mod client_io;
+mod clock;
 mod config;
 mod forwarding;
 mod health;
@@ -18,8 +20,10 @@ mod models;
 mod policy;
 mod proxy;
 mod reply;
+mod retry;
 mod scan;
 mod server;
+mod standing;
 mod tree;
 mod upgrade;
 mod upstream;

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use hyper::StatusCode;
 
 use crate::lane::Shared;
-use crate::worker::{Health, Worker};
+use crate::standing::Health;
+use crate::worker::Worker;
 
 #[derive(Default)]
 pub struct Metrics {
@@ -15,6 +16,8 @@ pub struct Metrics {
     pub retries: AtomicU64,
     /// Requests that no worker could take.
     pub unserved: AtomicU64,
+    /// Retries that the budget did not allow.
+    pub retries_refused: AtomicU64,
 }
 
 impl Metrics {
@@ -49,6 +52,11 @@ pub fn render(shared: &Shared) -> String {
             "unserved_total",
             "Requests that no worker could take.",
             &metrics.unserved,
+        ),
+        (
+            "retries_refused_total",
+            "Retries that the retry budget did not allow.",
+            &metrics.retries_refused,
         ),
     ] {
         head(&mut out, name, "counter", help);

@@ -14,7 +14,8 @@ use crate::body::{RequestBody, ResponseBody};
 use crate::lane::Lane;
 use crate::proxy::no_worker;
 use crate::reply::{self, Reply};
-use crate::worker::{Health, LoadGuard, Worker};
+use crate::standing::Health;
+use crate::worker::{LoadGuard, Worker};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_LIMIT: usize = 4 << 20;

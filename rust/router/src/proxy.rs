@@ -16,9 +16,10 @@ use crate::forwarding;
 use crate::lane::{Lane, Scratch};
 use crate::policy::{Candidates, RequestKey};
 use crate::reply::{self, Reply};
+use crate::retry::Tries;
 use crate::scan::scan;
 use crate::upstream::Upstream;
-use crate::worker::{Health, LoadGuard, Worker};
+use crate::worker::{LoadGuard, Worker};
 
 /// Names the worker that served a request.
 pub const WORKER_HEADER: HeaderName = HeaderName::from_static("x-sglang-omni-worker");
@@ -28,17 +29,12 @@ const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
 /// larger one only this much is held, to be searched for the routing key; the rest streams.
 const HELD_BODY: usize = 1 << 20;
 
-/// Attempts for a request, not counting workers that refused the connection while others were up.
-const MAX_ATTEMPTS: usize = 4;
-
 /// What became of one attempt.
 enum Attempt {
     Answered(Response<Incoming>, Box<Upstream>),
-    /// No connection could be made for want of descriptors, ports or memory here.
-    Exhausted(String),
     /// Nothing reached the worker.
-    Unsent(String),
-    /// The connection ended after the request was sent and before an answer.
+    NoConnection(io::Error),
+    /// The connection ended after the request was sent, at least in part, and before an answer.
     Broken(String),
 }
 
@@ -73,69 +69,45 @@ pub async fn forward(lane: &Rc<Lane>, request: Request<Incoming>) -> Reply {
         Bytes::new()
     };
 
-    let mut tried: Vec<u32> = Vec::new();
-    let mut attempts = 0;
-    let mut failure = String::new();
-    while attempts < MAX_ATTEMPTS {
-        let Some(worker) = choose(lane, &parts, &text, &tried) else {
-            break;
-        };
-        attempts += 1;
+    let mut tries = Tries::new(lane);
+    while let Some(worker) = tries.choose(&parts, &text) {
         let load = LoadGuard::new(worker.clone());
         match attempt(lane, &worker, &parts, &mut upload).await {
             Attempt::Answered(response, upstream) => {
-                let overloaded = matches!(
-                    response.status(),
-                    StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE
-                );
-                tried.push(worker.id);
-                let again = overloaded && upload.is_whole() && attempts < MAX_ATTEMPTS;
-                if again && has_other(lane, &tried) {
-                    worker.failures.fetch_add(1, Relaxed);
-                    shared.metrics.retries.fetch_add(1, Relaxed);
+                if tries.again_after(&worker, &response, upload.is_whole()) {
                     continue;
                 }
-                worker.requests.fetch_add(1, Relaxed);
                 return answer(response, &worker, |incoming| {
                     ResponseBody::new(incoming, Some(upstream), lane.pool.clone(), load)
                 });
             }
-            Attempt::Exhausted(error) => {
-                let message = format!("the router is out of resources: {error}");
-                return reply::error(StatusCode::SERVICE_UNAVAILABLE, &message);
-            }
-            Attempt::Unsent(error) => {
-                worker.failures.fetch_add(1, Relaxed);
-                if crate::health::mark_down(&worker, &error) {
-                    attempts -= 1;
-                }
-                failure = format!("{}: {error}", worker.url);
-                tried.push(worker.id);
-            }
+            Attempt::NoConnection(error) if is_exhaustion(&error) => return exhausted(&error),
+            Attempt::NoConnection(error) => tries.unsent(&worker, &error),
             Attempt::Broken(error) => {
                 if too_large_flag.get() {
                     return too_large(limit);
                 }
-                worker.failures.fetch_add(1, Relaxed);
-                failure = format!("{}: {error}", worker.url);
-                tried.push(worker.id);
                 if !upload.is_whole() {
                     let message = format!(
-                        "worker {failure} after part of the body was sent; it cannot be sent again"
+                        "worker {}: {error} after part of the body was sent; it cannot be sent again",
+                        worker.url
                     );
+                    tries.broken(&worker, &error);
                     return reply::error(StatusCode::BAD_GATEWAY, &message);
+                }
+                if !tries.broken(&worker, &error) {
+                    break;
                 }
             }
         }
-        shared.metrics.retries.fetch_add(1, Relaxed);
     }
-    no_worker(lane, &failure)
+    tries.give_up()
 }
 
 async fn attempt(lane: &Lane, worker: &Worker, parts: &Parts, upload: &mut Upload) -> Attempt {
     let mut upstream = match lane.pool.get(worker).await {
         Ok(upstream) => upstream,
-        Err(error) => return not_connected(&error),
+        Err(error) => return Attempt::NoConnection(error),
     };
     loop {
         let request = outgoing(worker, parts, upload.take());
@@ -154,25 +126,29 @@ async fn attempt(lane: &Lane, worker: &Worker, parts: &Parts, upload: &mut Uploa
         if upstream.reused && (is_unsent || upload.is_whole()) {
             upstream = match lane.pool.open(worker).await {
                 Ok(upstream) => upstream,
-                Err(error) => return not_connected(&error),
+                Err(error) => return Attempt::NoConnection(error),
             };
             continue;
         }
         return if is_unsent {
-            Attempt::Unsent(text)
+            Attempt::NoConnection(io::Error::other(text))
         } else {
             Attempt::Broken(text)
         };
     }
 }
 
-fn not_connected(error: &io::Error) -> Attempt {
-    match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE | libc::EADDRNOTAVAIL | libc::ENOBUFS | libc::ENOMEM) => {
-            Attempt::Exhausted(error.to_string())
-        }
-        _ => Attempt::Unsent(error.to_string()),
-    }
+/// Whether no connection could be made for want of descriptors, ports or memory here.
+pub fn is_exhaustion(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::EADDRNOTAVAIL | libc::ENOBUFS | libc::ENOMEM)
+    )
+}
+
+pub fn exhausted(error: &io::Error) -> Reply {
+    let message = format!("the router is out of resources: {error}");
+    reply::error(StatusCode::SERVICE_UNAVAILABLE, &message)
 }
 
 /// The error with what caused it.
@@ -233,8 +209,8 @@ fn held_window(incoming: &Incoming, is_json: bool) -> usize {
     if is_json || is_short { HELD_BODY } else { 0 }
 }
 
-/// A worker for the request, none of `tried`: one that is up, or, when none is, any that is not draining:
-/// the last worker is never shut out by a health check.
+/// A worker for the request, none of `tried`, among those that nothing is known against, or else among
+/// those that are least far behind.
 pub fn choose(lane: &Lane, parts: &Parts, body: &[u8], tried: &[u32]) -> Option<Arc<Worker>> {
     let shared = &lane.shared;
     let fleet = shared.fleet.read();
@@ -265,30 +241,22 @@ pub fn choose(lane: &Lane, parts: &Parts, body: &[u8], tried: &[u32]) -> Option<
     )
 }
 
+/// Finds the positions of the workers of the best class there is.
 fn find_eligible(fleet: &[Arc<Worker>], tried: &[u32], eligible: &mut Vec<usize>) -> bool {
-    let open = |worker: &Worker| !worker.is_draining() && !tried.contains(&worker.id);
-    let positions = |wanted: &dyn Fn(&Worker) -> bool, eligible: &mut Vec<usize>| {
-        eligible.clear();
-        eligible.extend(
-            fleet
-                .iter()
-                .enumerate()
-                .filter(|(_, worker)| wanted(worker))
-                .map(|(position, _)| position),
-        );
-        !eligible.is_empty()
-    };
-    positions(
-        &|worker| open(worker) && worker.health() != Health::Down,
-        eligible,
-    ) || positions(&open, eligible)
-}
-
-fn has_other(lane: &Lane, tried: &[u32]) -> bool {
-    let fleet = lane.shared.fleet.read();
-    fleet.iter().any(|worker| {
-        !worker.is_draining() && worker.health() != Health::Down && !tried.contains(&worker.id)
-    })
+    let mut best = u32::MAX;
+    eligible.clear();
+    for (position, worker) in fleet.iter().enumerate() {
+        let class = worker.standing.class();
+        if class > best || worker.is_draining() || tried.contains(&worker.id) {
+            continue;
+        }
+        if class < best {
+            best = class;
+            eligible.clear();
+        }
+        eligible.push(position);
+    }
+    !eligible.is_empty()
 }
 
 pub fn too_large(limit: u64) -> Reply {

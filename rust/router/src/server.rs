@@ -23,6 +23,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::body::ReplyBody;
 use crate::client_io::{ClientIo, Phase};
+use crate::clock::TICK;
 use crate::config::{Config, ConfigError};
 use crate::lane::{Lane, Open, Shared, Stopping};
 use crate::metrics::Metrics;
@@ -133,6 +134,7 @@ impl Router {
                 let mut stopping = shared.stopping.clone();
                 tokio::task::spawn_local(health::watch(shared.clone()));
                 tokio::task::spawn_local(health::maintain(shared.clone()));
+                tokio::task::spawn_local(health::judge(shared.clone()));
                 let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
             });
         })?;
@@ -268,6 +270,8 @@ async fn serve(shared: Arc<Shared>, listener: StdListener) {
     let mut stopping = shared.stopping.clone();
     let mut sweep = interval(SWEEP_INTERVAL);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut tick = interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -281,6 +285,7 @@ async fn serve(shared: Arc<Shared>, listener: StdListener) {
                 let fleet = shared.fleet.read();
                 lane.pool.sweep(|id| fleet.iter().any(|worker| worker.id == id));
             }
+            _ = tick.tick() => lane.retries.refill(),
             _ = stopping.changed() => break,
         }
     }

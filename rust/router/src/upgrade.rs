@@ -1,7 +1,6 @@
 //! Requests that change protocols (WebSocket): once the worker agrees, bytes go both ways untouched.
 
 use std::rc::Rc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
@@ -12,8 +11,9 @@ use hyper_util::rt::TokioIo;
 use crate::body::{RequestBody, ResponseBody};
 use crate::forwarding;
 use crate::lane::{Lane, Open};
-use crate::proxy::{WORKER_HEADER, answer, choose, no_worker};
+use crate::proxy::{WORKER_HEADER, answer, exhausted, is_exhaustion};
 use crate::reply::{self, Reply};
+use crate::retry::Tries;
 use crate::upstream::connect;
 use crate::worker::LoadGuard;
 
@@ -24,39 +24,35 @@ pub async fn forward(lane: &Rc<Lane>, mut request: Request<Incoming>) -> Reply {
     let (mut parts, _) = request.into_parts();
     parts.headers = with_upgrade(parts.headers);
 
-    let mut tried = Vec::new();
-    let mut failure = String::new();
-    let (worker, mut sender) = loop {
-        let Some(worker) = choose(lane, &parts, b"", &tried) else {
-            return no_worker(lane, &failure);
+    let mut tries = Tries::new(lane);
+    let (worker, load, mut response) = loop {
+        let Some(worker) = tries.choose(&parts, b"") else {
+            return tries.give_up();
         };
-        match connect(&worker).await {
+        let load = LoadGuard::new(worker.clone());
+        let mut sender = match connect(&worker).await {
             Ok((sender, connection)) => {
                 // It ends with the exchange, or hands its stream over.
                 tokio::task::spawn_local(connection.with_upgrades());
-                break (worker, sender);
+                sender
             }
+            Err(error) if is_exhaustion(&error) => return exhausted(&error),
             Err(error) => {
-                crate::health::mark_down(&worker, &error.to_string());
-                failure = format!("{}: {error}", worker.url);
-                tried.push(worker.id);
+                tries.unsent(&worker, &error);
+                continue;
+            }
+        };
+        let request = Request::from_parts(parts.clone(), RequestBody::empty());
+        match sender.send_request(request).await {
+            Ok(response) if tries.again_after(&worker, &response, true) => {}
+            Ok(response) => break (worker, load, response),
+            Err(error) => {
+                if !tries.broken(&worker, &error.to_string()) {
+                    return tries.give_up();
+                }
             }
         }
     };
-    let load = LoadGuard::new(worker.clone());
-    let mut response = match sender
-        .send_request(Request::from_parts(parts, RequestBody::empty()))
-        .await
-    {
-        Ok(response) => response,
-        Err(error) => {
-            return reply::error(
-                StatusCode::BAD_GATEWAY,
-                &format!("worker {}: {error}", worker.url),
-            );
-        }
-    };
-    worker.requests.fetch_add(1, Relaxed);
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return answer(response, &worker, |incoming| {
             ResponseBody::new(incoming, None, lane.pool.clone(), load)

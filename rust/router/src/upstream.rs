@@ -15,9 +15,12 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use crate::body::RequestBody;
+use crate::standing::Behind;
 use crate::worker::Worker;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// For a worker that is known not to answer: no request should wait long to hear that nothing has changed.
+const CONNECT_TIMEOUT_DOWN: Duration = Duration::from_millis(500);
 
 /// Idle connections are looked over once in this many seconds, and closed the second time.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
@@ -44,9 +47,18 @@ pub async fn connect(worker: &Worker) -> io::Result<(Sender, Connection)> {
             None => TcpStream::connect((worker.host.as_str(), worker.port)).await,
         }
     };
-    let stream = tokio::time::timeout(CONNECT_TIMEOUT, open)
+    let limit = if worker.standing.is(Behind::Down) {
+        CONNECT_TIMEOUT_DOWN
+    } else {
+        CONNECT_TIMEOUT
+    };
+    let too_late = |_| {
+        let text = format!("no connection after {} s", limit.as_secs_f32());
+        io::Error::new(io::ErrorKind::TimedOut, text)
+    };
+    let stream = tokio::time::timeout(limit, open)
         .await
-        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no connection after 3 s"))??;
+        .map_err(too_late)??;
     stream.set_nodelay(true)?;
     http1::Builder::new()
         .preserve_header_case(true)

@@ -1,9 +1,7 @@
 //! The replicas behind the router, and what is known about each of them right now.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
-};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
@@ -12,15 +10,7 @@ use hyper::header::HeaderValue;
 use tokio::sync::Notify;
 
 use crate::config::ConfigError;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Health {
-    /// Not probed yet: takes requests, but does not count as healthy.
-    Unknown = 0,
-    Up = 1,
-    Down = 2,
-}
+use crate::standing::{Health, Standing};
 
 /// One replica. Counters are relaxed atomics: each is right by itself, no two are a snapshot.
 pub struct Worker {
@@ -34,7 +24,7 @@ pub struct Worker {
     pub port: u16,
     /// Where the host is an address, so that no name has to be looked up.
     pub addr: Option<SocketAddr>,
-    health: AtomicU8,
+    pub standing: Standing,
     draining: AtomicBool,
     load: AtomicUsize,
     pub requests: AtomicU64,
@@ -91,7 +81,7 @@ impl Worker {
             url,
             host,
             port,
-            health: AtomicU8::new(Health::Unknown as u8),
+            standing: Standing::default(),
             draining: AtomicBool::new(false),
             load: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
@@ -100,20 +90,12 @@ impl Worker {
     }
 
     pub fn health(&self) -> Health {
-        match self.health.load(Relaxed) {
-            0 => Health::Unknown,
-            1 => Health::Up,
-            _ => Health::Down,
-        }
+        self.standing.health()
     }
 
-    /// Returns what it was before.
-    pub fn set_health(&self, health: Health) -> Health {
-        match self.health.swap(health as u8, Relaxed) {
-            0 => Health::Unknown,
-            1 => Health::Up,
-            _ => Health::Down,
-        }
+    /// Says that something about the worker has changed.
+    pub fn log(&self, what: &str) {
+        eprintln!("sglang-omni-router: worker {} {what}", self.url);
     }
 
     pub fn is_draining(&self) -> bool {

@@ -1,0 +1,264 @@
+//! Which worker a request goes to next, and whether it goes anywhere else at all.
+
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use hyper::header::{HeaderMap, RETRY_AFTER};
+use hyper::http::request::Parts;
+use hyper::{Response, StatusCode};
+
+use crate::clock::{self, TICK, Tick};
+use crate::health::mark_down;
+use crate::lane::Lane;
+use crate::proxy::{choose, no_worker};
+use crate::reply::{self, Reply};
+use crate::standing::Behind;
+use crate::worker::Worker;
+
+/// The longest that a worker's `Retry-After` keeps it behind the others.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(30);
+
+/// Bounds retries to a share of the requests there are, so that a fleet that fails as a whole is not asked
+/// several times for each of them. Each lane has its own.
+pub struct Budget {
+    tokens: Cell<f32>,
+}
+
+impl Budget {
+    /// Retries each request adds to the budget.
+    const SHARE: f32 = 0.2;
+    /// Retries a lane may make in a second without any requests to speak of.
+    const FLOOR: f32 = 10.0;
+    /// What is saved at most: a worker that dies takes its requests in flight with it all at once.
+    const RESERVE: f32 = 256.0;
+
+    pub fn deposit(&self) {
+        self.add(Budget::SHARE);
+    }
+
+    /// Called once a tick.
+    pub fn refill(&self) {
+        self.add(Budget::FLOOR * TICK.as_secs_f32());
+    }
+
+    fn add(&self, tokens: f32) {
+        self.tokens
+            .set((self.tokens.get() + tokens).min(Budget::RESERVE));
+    }
+
+    fn withdraw(&self) -> bool {
+        let has = self.tokens.get() >= 1.0;
+        if has {
+            self.tokens.set(self.tokens.get() - 1.0);
+        }
+        has
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Budget {
+            tokens: Cell::new(Budget::RESERVE),
+        }
+    }
+}
+
+/// One request's attempts.
+pub struct Tries<'a> {
+    lane: &'a Lane,
+    tried: Vec<u32>,
+    /// Attempts that may follow one that reached a worker.
+    left: u32,
+    /// What the last failed attempt came to; `was_sent` says whether any of them reached a worker.
+    failure: String,
+    was_sent: bool,
+    is_over: bool,
+}
+
+impl<'a> Tries<'a> {
+    pub fn new(lane: &'a Lane) -> Self {
+        lane.retries.deposit();
+        Tries {
+            lane,
+            tried: Vec::new(),
+            left: lane.shared.config.retries(),
+            failure: String::new(),
+            was_sent: false,
+            is_over: false,
+        }
+    }
+
+    /// The worker to ask now, if there is one that was not asked yet.
+    pub fn choose(&self, parts: &Parts, body: &[u8]) -> Option<Arc<Worker>> {
+        if self.is_over {
+            return None;
+        }
+        let worker = choose(self.lane, parts, body, &self.tried)?;
+        if !self.tried.is_empty() {
+            self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
+        }
+        worker.standing.chosen(|| next_trial(self.lane, &worker));
+        Some(worker)
+    }
+
+    /// Takes note of an answer's status. True if another worker should be asked instead of passing it on;
+    /// the caller knows whether the request can be sent again.
+    pub fn again_after<B>(
+        &mut self,
+        worker: &Worker,
+        response: &Response<B>,
+        is_whole: bool,
+    ) -> bool {
+        let status = response.status();
+        let busy = match status {
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
+                retry_after(response.headers())
+            }
+            _ => None,
+        };
+        // Asking for time is not failing.
+        let counts_as = match busy {
+            Some(_) => StatusCode::TOO_MANY_REQUESTS,
+            None => status,
+        };
+        if worker.standing.answered(counts_as) {
+            worker.log("answers again");
+        }
+        if let Some(time) = busy {
+            let until = clock::now().saturating_add(clock::ticks(time));
+            if worker.standing.set_busy(until) {
+                worker.log(&format!(
+                    "is busy: {status}, retry after {} s",
+                    time.as_secs()
+                ));
+            }
+        }
+        worker.requests.fetch_add(1, Relaxed);
+        if !matches!(
+            status,
+            StatusCode::BAD_GATEWAY
+                | StatusCode::SERVICE_UNAVAILABLE
+                | StatusCode::TOO_MANY_REQUESTS
+        ) {
+            return false;
+        }
+        worker.failures.fetch_add(1, Relaxed);
+        self.tried.push(worker.id);
+        is_whole && self.has_better() && self.may_retry()
+    }
+
+    /// No connection could be made: nothing was sent, so another worker costs nothing.
+    pub fn unsent(&mut self, worker: &Worker, error: &io::Error) {
+        self.failed(worker, &error.to_string());
+        // Waiting for one such worker after another would add up.
+        self.is_over = error.kind() == io::ErrorKind::TimedOut && worker.standing.is(Behind::Down);
+        mark_down(worker, &error.to_string());
+    }
+
+    /// The connection ended before an answer. True if another worker may be asked.
+    pub fn broken(&mut self, worker: &Worker, error: &str) -> bool {
+        self.failed(worker, error);
+        worker.standing.fail();
+        self.was_sent = true;
+        self.may_retry()
+    }
+
+    fn failed(&mut self, worker: &Worker, error: &str) {
+        worker.failures.fetch_add(1, Relaxed);
+        self.failure = format!("{}: {error}", worker.url);
+        self.tried.push(worker.id);
+    }
+
+    fn may_retry(&mut self) -> bool {
+        let metrics = &self.lane.shared.metrics;
+        if self.left == 0 {
+            return false;
+        }
+        if !self.lane.retries.withdraw() {
+            metrics.retries_refused.fetch_add(1, Relaxed);
+            return false;
+        }
+        self.left -= 1;
+        true
+    }
+
+    /// Whether a worker that nothing is known against was not asked yet.
+    fn has_better(&self) -> bool {
+        self.lane.shared.fleet.read().iter().any(|worker| {
+            !worker.is_draining()
+                && worker.standing.class() == 0
+                && !self.tried.contains(&worker.id)
+        })
+    }
+
+    /// What the client gets where no worker answered.
+    pub fn give_up(&self) -> Reply {
+        if self.was_sent {
+            self.lane.shared.metrics.unserved.fetch_add(1, Relaxed);
+            let message = format!("no answer from a worker; the last one was {}", self.failure);
+            return reply::error(StatusCode::BAD_GATEWAY, &message);
+        }
+        no_worker(self.lane, &self.failure)
+    }
+}
+
+/// When a worker that just got its trial may get another, if nothing comes of this one.
+fn next_trial(lane: &Lane, worker: &Worker) -> Tick {
+    let config = &lane.shared.config;
+    let patience = match worker.standing.is(Behind::Hung) {
+        true => config.hung_timeout,
+        false => Duration::ZERO,
+    };
+    clock::now().saturating_add(clock::ticks(config.cb_timeout + patience))
+}
+
+/// `Retry-After` in its form of seconds; a date counts as the shortest time.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let seconds = value.parse().unwrap_or(1);
+    Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_allows_a_share_of_the_requests() {
+        let budget = Budget::default();
+        let spend = || {
+            std::iter::repeat_with(|| budget.withdraw())
+                .take_while(|&had| had)
+                .count()
+        };
+        assert_eq!(spend(), 256);
+        for _ in 0..100 {
+            budget.deposit();
+        }
+        assert!((19..=21).contains(&spend()));
+        for _ in 0..8 {
+            budget.refill();
+        }
+        assert_eq!(spend(), 20);
+        for _ in 0..10_000 {
+            budget.deposit();
+        }
+        assert_eq!(spend(), 256);
+    }
+
+    #[test]
+    fn retry_after_is_bounded() {
+        let after = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(RETRY_AFTER, value.parse().unwrap());
+            retry_after(&headers).map(|time| time.as_secs())
+        };
+        assert_eq!(after("7"), Some(7));
+        assert_eq!(after("86400"), Some(30));
+        assert_eq!(after("Wed, 21 Oct 2015 07:28:00 GMT"), Some(1));
+        assert_eq!(retry_after(&HeaderMap::new()), None);
+    }
+}
