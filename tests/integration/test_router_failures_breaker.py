@@ -6,7 +6,6 @@ import asyncio
 
 from router_harness import Seen, answering, becomes, post, replicas, reset, response, router, workers
 
-
 FOR_GOOD = {"cb_timeout": 60.0}
 
 

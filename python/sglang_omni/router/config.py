@@ -10,6 +10,7 @@ LISTENING = "listening"
 ROUTING = "routing"
 LIMITS = "limits"
 HEALTH = "health"
+FAILURES = "failures"
 
 
 # Any: a checker takes the field's own annotation for its type, as with `dataclasses.field`.
@@ -96,4 +97,49 @@ class RouterConfig:
         "time between two health checks of a worker",
         metavar="SECONDS",
         also="--health-check-interval-secs",
+    )
+    probe_timeout: float = option(
+        2.0,
+        HEALTH,
+        "a worker that is later than this with two health checks in a row, and answers nothing else "
+        "either, is down",
+        metavar="SECONDS",
+        also="--health-check-timeout-secs",
+    )
+
+    retry_max_retries: int = option(
+        3,
+        FAILURES,
+        "how often a request is sent again, to another worker, before anything of an answer came",
+        metavar="TIMES",
+    )
+    disable_retries: bool = option(
+        False, FAILURES, "send again only what could not be sent; the same as --retry-max-retries 0"
+    )
+    cb_failure_threshold: int = option(
+        5,
+        FAILURES,
+        "failures in a row that put a worker behind the others, while these do well",
+        metavar="FAILURES",
+    )
+    cb_timeout: float = option(
+        2.0,
+        FAILURES,
+        "time until a failing or hung worker gets a request again, which tries whether it is well",
+        metavar="SECONDS",
+        also="--cb-timeout-duration-secs",
+    )
+    disable_circuit_breaker: bool = option(False, FAILURES, "put no worker behind for its failures")
+    hung_timeout: float = option(
+        10.0,
+        FAILURES,
+        "silence after which a worker can be found hung, and what waits for its first byte goes elsewhere",
+        metavar="SECONDS",
+    )
+    request_timeout: float = option(
+        1800.0,
+        FAILURES,
+        "a request without the first byte of an answer after this long gets a 504",
+        metavar="SECONDS",
+        also="--request-timeout-secs",
     )

@@ -43,7 +43,7 @@ pub struct Config {
     #[serde(deserialize_with = "seconds", alias = "health_check_interval_secs")]
     pub probe_interval: Duration,
     /// A probe that is not answered after this long has failed.
-    #[serde(deserialize_with = "seconds")]
+    #[serde(deserialize_with = "seconds", alias = "health_check_timeout_secs")]
     pub probe_timeout: Duration,
     /// How often a request that a worker may have seen goes to another one.
     pub retry_max_retries: u32,
@@ -52,14 +52,14 @@ pub struct Config {
     /// Failures in a row, while other workers do well, that put a worker behind them.
     pub cb_failure_threshold: u32,
     /// How long a failing or hung worker waits for the request that tries whether it is well.
-    #[serde(deserialize_with = "seconds")]
+    #[serde(deserialize_with = "seconds", alias = "cb_timeout_duration_secs")]
     pub cb_timeout: Duration,
     pub disable_circuit_breaker: bool,
     /// Silence after which requests waiting for a worker's first byte go elsewhere, if it is found hung.
     #[serde(deserialize_with = "seconds")]
     pub hung_timeout: Duration,
     /// A request without a first byte after this long is answered with 504.
-    #[serde(deserialize_with = "seconds")]
+    #[serde(deserialize_with = "seconds", alias = "request_timeout_secs")]
     pub request_timeout: Duration,
 }
 
