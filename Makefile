@@ -88,6 +88,11 @@ soak: build ## ten minutes: a million random payloads between two processes, 200
 	$(BIN)/python tests/soak/payloads.py
 	$(BIN)/python tests/soak/kills.py
 
+SOAK_MINUTES ?= 30
+.PHONY: soak-router
+soak-router: build ## half an hour of mixed traffic while replicas are killed, hung and revived (SOAK_MINUTES=5)
+	$(BIN)/python tests/soak/router.py --minutes $(SOAK_MINUTES)
+
 FUZZ_SECONDS ?= 600
 .PHONY: fuzz
 fuzz: ## ten minutes of hostile bytes for the payload decoder (FUZZ_SECONDS=60 for one)
