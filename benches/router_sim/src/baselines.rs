@@ -1,0 +1,108 @@
+//! Policies to compare with.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use sglang_omni_router::{Candidates, Policy, RequestKey, Worker};
+
+use crate::kv::BLOCK_BYTES;
+
+/// Every prompt of a system prompt on one worker, groups dealt round in the order in which they appear:
+/// all that affinity can do without looking at load.
+#[derive(Default)]
+pub struct PerfectAffinity {
+    groups: Mutex<HashMap<Box<[u8]>, usize>>,
+}
+
+impl Policy for PerfectAffinity {
+    fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> &'a Arc<Worker> {
+        let mut groups = self.groups.lock().unwrap();
+        let next = groups.len();
+        let start = request.text[..request.text.len().min(BLOCK_BYTES)].into();
+        let group = *groups.entry(start).or_insert(next);
+        candidates.get(group % candidates.len())
+    }
+
+    fn reads_request(&self) -> bool {
+        true
+    }
+}
+
+/// Everything to the first worker, which is where a tree without spread ties sends it.
+pub struct FirstWorker;
+
+impl Policy for FirstWorker {
+    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> &'a Arc<Worker> {
+        candidates.get(0)
+    }
+}
+
+/// `cache_aware` as first published, after its documentation: the shortest queue where the longest exceeds
+/// it by 32; else a worker that knows more than half of the prompt, whichever; else the smallest tree.
+/// The tree is kept in blocks, which is as good for comparing, and never evicted from.
+#[derive(Default)]
+pub struct Classic {
+    state: Mutex<ClassicState>,
+}
+
+#[derive(Default)]
+struct ClassicState {
+    owners: HashMap<u64, Vec<u32>>,
+    blocks: HashMap<u32, usize>,
+}
+
+const BALANCE_ABS: usize = 32;
+const BALANCE_REL: f64 = 1.0001;
+const CACHE_THRESHOLD: f64 = 0.5;
+
+impl Policy for Classic {
+    fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> &'a Arc<Worker> {
+        let loads = || candidates.iter().map(|worker| worker.load());
+        let (shortest, longest) = (loads().min().unwrap_or(0), loads().max().unwrap_or(0));
+        let is_imbalanced =
+            longest - shortest > BALANCE_ABS && longest as f64 > shortest as f64 * BALANCE_REL;
+        let mut state = self.state.lock().unwrap();
+        let state = &mut *state;
+        let mut hash = 0u64;
+        let chain: Vec<u64> = request
+            .text
+            .chunks(BLOCK_BYTES)
+            .map(|block| {
+                for &byte in block {
+                    hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+                }
+                hash
+            })
+            .collect();
+        let known = chain
+            .iter()
+            .take_while(|&hash| state.owners.contains_key(hash))
+            .count();
+        let is_known = known as f64 > CACHE_THRESHOLD * chain.len() as f64;
+        let owner = is_known
+            .then(|| {
+                state.owners[&chain[known - 1]]
+                    .iter()
+                    .find_map(|&id| candidates.with_id(id))
+            })
+            .flatten();
+        let blocks = |worker: &Worker| state.blocks.get(&worker.id).copied().unwrap_or(0);
+        let chosen = match owner {
+            _ if is_imbalanced => candidates.best_by_key(Worker::load),
+            Some(worker) => worker,
+            None => candidates.best_by_key(blocks),
+        };
+        for hash in chain {
+            let owners = state.owners.entry(hash).or_default();
+            if !owners.contains(&chosen.id) {
+                owners.push(chosen.id);
+                *state.blocks.entry(chosen.id).or_default() += 1;
+            }
+        }
+        chosen
+    }
+
+    fn reads_request(&self) -> bool {
+        true
+    }
+}

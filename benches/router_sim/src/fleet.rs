@@ -1,0 +1,306 @@
+//! Runs a trace through a policy: workers with a KV cache each, a queue, prefill one request at a time and
+//! decode of all together.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
+
+use sglang_omni_router::{Candidates, LoadGuard, Policy, RequestKey, Worker};
+
+use crate::kv::KvCache;
+use crate::trace::{Request, Shape, TOKEN_BYTES};
+
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub workers: usize,
+    /// KV cache of all workers together, in bytes of prompt text; each has an equal part.
+    pub kv_bytes: usize,
+    /// Requests in flight at all times; None lets them arrive when the trace says.
+    pub clients: Option<usize>,
+    /// Tokens a second that a worker of speed 1 computes of a prompt.
+    pub prefill_rate: f64,
+    /// Seconds for each token of an answer.
+    pub token_seconds: f64,
+    /// Speeds of the workers, in turn.
+    pub speeds: Vec<f64>,
+    pub restart: Option<Restart>,
+}
+
+/// The first worker is gone, comes back, and has forgotten everything.
+#[derive(Clone, Copy, Debug)]
+pub struct Restart {
+    /// Where in the trace, as shares of its requests, it goes and comes back.
+    pub down: (f64, f64),
+}
+
+impl Setup {
+    pub fn new(workers: usize, shape: &Shape) -> Setup {
+        Setup {
+            workers,
+            kv_bytes: shape.kv_tokens * TOKEN_BYTES,
+            clients: Some(16),
+            prefill_rate: 20_000.0,
+            token_seconds: 0.01,
+            speeds: vec![1.0],
+            restart: None,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Share of all prompt text that was cached where it came.
+    pub hit_rate: f64,
+    /// Requests of the busiest worker over the mean.
+    pub max_over_mean: f64,
+    pub requests: Vec<usize>,
+    /// Seconds from arrival to the end of prefill, sorted.
+    pub first_token: Vec<f64>,
+    /// Seconds from the first arrival to the last answer's end.
+    pub seconds: f64,
+}
+
+impl Outcome {
+    pub fn first_token_at(&self, share: f64) -> f64 {
+        let last = self.first_token.len() - 1;
+        self.first_token[(share * last as f64) as usize]
+    }
+}
+
+struct Event {
+    at: f64,
+    /// Events of one moment happen in the order in which they were planned.
+    order: usize,
+    what: What,
+}
+
+enum What {
+    Arrive(usize),
+    Prefilled(usize),
+    Done(usize),
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Event {}
+
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Event {
+    /// The earliest is the greatest, which is what a heap gives out first.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other
+            .at
+            .total_cmp(&self.at)
+            .then(other.order.cmp(&self.order))
+    }
+}
+
+struct Replica {
+    worker: Arc<Worker>,
+    kv: KvCache,
+    speed: f64,
+    waiting: VecDeque<usize>,
+    is_prefilling: bool,
+    requests: usize,
+}
+
+/// What is in flight for a request.
+struct Flight {
+    replica: usize,
+    arrived: f64,
+    prompt: Vec<u8>,
+    load: LoadGuard,
+}
+
+struct Run<'a> {
+    setup: &'a Setup,
+    trace: &'a [Request],
+    replicas: Vec<Replica>,
+    fleet: Vec<Arc<Worker>>,
+    eligible: Vec<usize>,
+    flights: Vec<Option<Flight>>,
+    events: BinaryHeap<Event>,
+    planned: usize,
+    next: usize,
+    cached_bytes: usize,
+    prompt_bytes: usize,
+    first_token: Vec<f64>,
+}
+
+/// Runs the whole trace.
+pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
+    let replicas: Vec<Replica> = (0..setup.workers)
+        .map(|index| Replica {
+            worker: Arc::new(Worker::parse(&format!("http://w:{}", index + 1)).expect("a URL")),
+            kv: KvCache::new(setup.kv_bytes / setup.workers),
+            speed: setup.speeds[index % setup.speeds.len()],
+            waiting: VecDeque::new(),
+            is_prefilling: false,
+            requests: 0,
+        })
+        .collect();
+    let mut run = Run {
+        setup,
+        trace,
+        fleet: replicas
+            .iter()
+            .map(|replica| replica.worker.clone())
+            .collect(),
+        eligible: (0..setup.workers).collect(),
+        replicas,
+        flights: trace.iter().map(|_| None).collect(),
+        events: BinaryHeap::new(),
+        planned: 0,
+        next: 0,
+        cached_bytes: 0,
+        prompt_bytes: 0,
+        first_token: Vec::with_capacity(trace.len()),
+    };
+    for _ in 0..setup.clients.unwrap_or(1) {
+        run.plan_next(0.0);
+    }
+    let mut now = 0.0;
+    while let Some(Event { at, what, .. }) = run.events.pop() {
+        now = at;
+        match what {
+            What::Arrive(index) => run.arrive(now, index, policy),
+            What::Prefilled(index) => run.prefilled(now, index),
+            What::Done(index) => run.done(now, index),
+        }
+    }
+    run.first_token.sort_unstable_by(f64::total_cmp);
+    let requests: Vec<usize> = run
+        .replicas
+        .iter()
+        .map(|replica| replica.requests)
+        .collect();
+    Outcome {
+        hit_rate: run.cached_bytes as f64 / run.prompt_bytes as f64,
+        max_over_mean: *requests.iter().max().expect("workers") as f64 * setup.workers as f64
+            / trace.len() as f64,
+        requests,
+        first_token: run.first_token,
+        seconds: now,
+    }
+}
+
+impl Run<'_> {
+    fn plan(&mut self, at: f64, what: What) {
+        self.planned += 1;
+        self.events.push(Event {
+            at,
+            order: self.planned,
+            what,
+        });
+    }
+
+    fn plan_next(&mut self, now: f64) {
+        if let Some(request) = self.trace.get(self.next) {
+            let at = if self.setup.clients.is_some() {
+                now
+            } else {
+                request.at
+            };
+            self.plan(at, What::Arrive(self.next));
+            self.next += 1;
+        }
+    }
+
+    fn arrive(&mut self, now: f64, index: usize, policy: &dyn Policy) {
+        self.restart(index, policy);
+        let mut prompt = Vec::new();
+        self.trace[index].system(&mut prompt);
+        self.trace[index].user(&mut prompt);
+        let session = self.trace[index].conversation.to_le_bytes();
+        let request = RequestKey {
+            text: &prompt,
+            model: b"m",
+            session: &session,
+        };
+        let chosen = policy
+            .pick(Candidates::new(&self.fleet, &self.eligible), &request)
+            .clone();
+        let replica = self
+            .fleet
+            .iter()
+            .position(|worker| worker.id == chosen.id)
+            .expect("a policy picks from the fleet");
+        let load = LoadGuard::new(chosen);
+        self.flights[index] = Some(Flight {
+            replica,
+            arrived: now,
+            prompt,
+            load,
+        });
+        self.replicas[replica].requests += 1;
+        self.replicas[replica].waiting.push_back(index);
+        self.prefill(now, replica);
+        if self.setup.clients.is_none() {
+            self.plan_next(now);
+        }
+    }
+
+    /// Starts on the next prompt if the worker is free for one.
+    fn prefill(&mut self, now: f64, replica: usize) {
+        let place = &mut self.replicas[replica];
+        if place.is_prefilling {
+            return;
+        }
+        let Some(index) = place.waiting.pop_front() else {
+            return;
+        };
+        let prompt = &self.flights[index].as_ref().expect("in flight").prompt;
+        place.is_prefilling = true;
+        let cached = place.kv.cached(prompt);
+        let missing = (prompt.len() - cached) / TOKEN_BYTES;
+        let seconds = missing as f64 / (self.setup.prefill_rate * place.speed);
+        self.cached_bytes += cached;
+        self.prompt_bytes += prompt.len();
+        self.plan(now + seconds, What::Prefilled(index));
+    }
+
+    fn prefilled(&mut self, now: f64, index: usize) {
+        let flight = self.flights[index].as_ref().expect("in flight");
+        let replica = flight.replica;
+        self.first_token.push(now - flight.arrived);
+        let place = &mut self.replicas[replica];
+        place.kv.insert(&flight.prompt);
+        place.is_prefilling = false;
+        let seconds =
+            f64::from(self.trace[index].output_tokens) * self.setup.token_seconds / place.speed;
+        self.plan(now + seconds, What::Done(index));
+        self.prefill(now, replica);
+    }
+
+    fn done(&mut self, now: f64, index: usize) {
+        let flight = self.flights[index].take().expect("in flight");
+        drop(flight.load);
+        if self.setup.clients.is_some() {
+            self.plan_next(now);
+        }
+    }
+
+    /// Takes the first worker out or back when the trace is there. What it has in flight it still finishes.
+    fn restart(&mut self, index: usize, policy: &dyn Policy) {
+        let Some(Restart { down }) = self.setup.restart else {
+            return;
+        };
+        let at = |share: f64| (share * self.trace.len() as f64) as usize;
+        if index == at(down.0) {
+            self.eligible.remove(0);
+        } else if index == at(down.1) {
+            self.eligible.insert(0, 0);
+            self.replicas[0].kv.clear();
+            policy.maintain(&self.fleet);
+        }
+    }
+}

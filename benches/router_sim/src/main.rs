@@ -1,0 +1,36 @@
+//! Command line of the simulator; see docs/router-policies.md.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+
+use router_sim::tables;
+use router_sim::trace::{self, Shape};
+
+const USAGE: &str = "\
+usage: router-sim tables                 hit rate and balance of every policy, on every trace
+       router-sim write-trace NAME FILE  the requests of a trace, one JSON object a line
+traces: multi-turn shared-prefixes";
+
+fn main() -> io::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["tables"] => tables::print(&mut io::stdout().lock()),
+        ["write-trace", name, file] => {
+            let shape = match name {
+                "multi-turn" => Shape::multi_turn(),
+                "shared-prefixes" => Shape::shared_prefixes(),
+                _ => return usage(),
+            };
+            let mut out = BufWriter::new(File::create(file)?);
+            trace::write(&shape.make(), &mut out)?;
+            out.flush()
+        }
+        _ => usage(),
+    }
+}
+
+fn usage() -> io::Result<()> {
+    eprintln!("{USAGE}");
+    std::process::exit(2)
+}
