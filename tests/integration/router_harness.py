@@ -189,6 +189,20 @@ async def get(url: str, path: str) -> Answer:
     return await send_raw(url, f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
 
 
+async def change(url: str, method: str, path: str, body: object = None) -> Answer:
+    data = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n"
+    return await send_raw(url, head.encode() + data)
+
+
+async def listed(url: str) -> list[dict[str, Any]]:
+    return json.loads((await get(url, "/workers")).body)["workers"]
+
+
+async def served_by(url: str, body: object, headers: str = "") -> str | None:
+    return (await post(url, json.dumps(body).encode(), headers=headers)).header("x-sglang-omni-worker")
+
+
 async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
     """Waits for a condition."""
     deadline = asyncio.get_running_loop().time() + PATIENCE

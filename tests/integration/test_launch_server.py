@@ -44,7 +44,7 @@ class Launched:
                     # Tests that are killed leave no server behind.
                     *("--parent-pid", str(os.getpid())),
                 ],
-                env=os.environ | {"PYTHONPATH": str(HERE)},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -8,24 +8,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from router_harness import Answer, Seen, get, post, replicas, response, router, send_raw, until
+from router_harness import Seen, change, get, listed, post, replicas, response, router, served_by, until
 
 from sglang_omni._core import RouterServer, router_policies
 from sglang_omni.router import RouterConfig
-
-
-async def change(url: str, method: str, path: str, body: object = None) -> Answer:
-    data = b"" if body is None else json.dumps(body).encode()
-    head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n"
-    return await send_raw(url, head.encode() + data)
-
-
-async def listed(url: str) -> list[dict[str, Any]]:
-    return json.loads((await get(url, "/workers")).body)["workers"]
-
-
-async def served_by(url: str, body: object, headers: str = "") -> str | None:
-    return (await post(url, json.dumps(body).encode(), headers=headers)).header("x-sglang-omni-worker")
 
 
 async def test_add_list_and_remove() -> None:
@@ -114,25 +100,6 @@ async def test_health_follows_the_workers() -> None:
         await until(healthy, "a healthy worker makes the router healthy")
         assert json.loads((await get(url, "/health")).body)["workers"] == {"healthy": 1, "total": 1}
         assert one.seen == []
-
-
-async def test_models_are_merged_over_workers() -> None:
-    def offers(*names: str) -> Any:
-        async def handler(seen: Seen, writer: asyncio.StreamWriter) -> None:
-            models = [{"id": name, "object": "model", "owned_by": "x"} for name in names]
-            writer.write(response(json.dumps({"object": "list", "data": models}).encode()))
-
-        return handler
-
-    async def broken(_seen: Seen, writer: asyncio.StreamWriter) -> None:
-        writer.write(response(b"no", "500 No"))
-
-    async with replicas(offers("a", "b"), offers("b", "c"), broken) as three, router(*three) as url:
-        head = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer key\r\n\r\n"
-        answer = json.loads((await send_raw(url, head)).body)
-        assert answer["object"] == "list"
-        assert [model["id"] for model in answer["data"]] == ["a", "b", "c"]
-        assert three[0].seen[0].header("authorization") == "Bearer key"
 
 
 async def test_metrics_count_what_happened() -> None:

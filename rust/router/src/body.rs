@@ -166,8 +166,12 @@ pub struct RequestBody {
 
 impl RequestBody {
     pub fn empty() -> Self {
+        RequestBody::whole(Bytes::new())
+    }
+
+    pub fn whole(body: Bytes) -> Self {
         RequestBody {
-            read: None,
+            read: Some(body).filter(|body| !body.is_empty()),
             rest: None,
         }
     }

@@ -9,7 +9,7 @@ use crate::metrics::Metrics;
 use crate::policy::Policy;
 use crate::retry::Budget;
 use crate::upstream::Pool;
-use crate::worker::Fleet;
+use crate::worker::{Fleet, Worker};
 
 /// What all threads share.
 pub struct Shared {
@@ -18,6 +18,16 @@ pub struct Shared {
     pub policy: Box<dyn Policy>,
     pub metrics: Metrics,
     pub stopping: watch::Receiver<Stopping>,
+}
+
+impl Shared {
+    /// Takes a worker out of the fleet; requests it is serving go on to their end.
+    pub fn remove(&self, worker: &Worker) {
+        if self.fleet.remove(&worker.url).is_some() {
+            worker.set_draining(true);
+            self.policy.maintain(&self.fleet.read());
+        }
+    }
 }
 
 /// How far the router has been asked to stop.

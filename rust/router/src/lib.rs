@@ -16,7 +16,6 @@ mod forwarding;
 mod health;
 mod lane;
 mod metrics;
-mod models;
 mod policy;
 mod proxy;
 mod reply;

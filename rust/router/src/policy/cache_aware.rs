@@ -126,6 +126,10 @@ impl Policy for CacheAware {
         }
     }
 
+    fn forget(&self, worker: &Worker) {
+        self.state.lock().unwrap().tree.shrink(worker.id, 0);
+    }
+
     fn write_metrics(&self, fleet: &[Arc<Worker>], out: &mut String) {
         let state = self.state.lock().unwrap();
         out.push_str("# HELP sglang_omni_router_tree_bytes Prompt text remembered for a worker.\n");

@@ -102,6 +102,9 @@ pub trait Policy: Send + Sync {
     /// Called at every eviction interval, and when a worker was removed.
     fn maintain(&self, _fleet: &[Arc<Worker>]) {}
 
+    /// A worker's cache was emptied.
+    fn forget(&self, _worker: &Worker) {}
+
     /// Appends the policy's own metrics in Prometheus' text format.
     fn write_metrics(&self, _fleet: &[Arc<Worker>], _out: &mut String) {}
 }

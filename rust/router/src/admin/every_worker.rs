@@ -1,0 +1,170 @@
+//! Endpoints that ask every worker and show what each of them said.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::header::HeaderMap;
+use hyper::{Request, StatusCode};
+use serde_json::{Value, json};
+
+use super::fan_out::{Answer, Question, ask};
+use super::read_body;
+use super::workers::describe;
+use crate::lane::Lane;
+use crate::proxy::no_worker;
+use crate::reply::{self, Reply};
+use crate::worker::Worker;
+
+fn everyone(lane: &Lane) -> Vec<Arc<Worker>> {
+    Vec::clone(&lane.shared.fleet.read())
+}
+
+/// `/get_loads`: what each worker says it has to do, and what the router has given it.
+pub async fn loads(lane: &Rc<Lane>, headers: &HeaderMap) -> Reply {
+    let question = Question::get("/get_load").asked_by(headers);
+    let mut answers = ask(&lane.pool, everyone(lane), &question).await;
+    // A worker that is a router itself has another name for it.
+    let is_elsewhere = |answer: &Answer| answer.status() == Some(StatusCode::NOT_FOUND);
+    let others: Vec<Arc<Worker>> = answers
+        .iter()
+        .filter(|answer| is_elsewhere(answer))
+        .map(|answer| answer.worker.clone())
+        .collect();
+    if !others.is_empty() {
+        let question = Question::get("/get_loads").asked_by(headers);
+        let mut again = ask(&lane.pool, others, &question).await.into_iter();
+        for answer in answers.iter_mut().filter(|answer| is_elsewhere(answer)) {
+            *answer = again.next().expect("as many answers as workers asked");
+        }
+    }
+    let workers: Vec<Value> = answers
+        .iter()
+        .map(|answer| {
+            let mut entry = answer.describe();
+            entry["load"] = json!(answer.json().and_then(|body| load_in(&body)));
+            entry["inflight"] = json!(answer.worker.load());
+            entry
+        })
+        .collect();
+    reply::json(StatusCode::OK, &json!({"workers": workers}))
+}
+
+/// Tokens where a worker counts them, requests otherwise; summed over what it reports on.
+fn load_in(body: &Value) -> Option<u64> {
+    match body {
+        Value::Array(parts) => parts.iter().map(load_in).sum(),
+        Value::Object(fields) => match fields.get("workers") {
+            Some(workers) => load_in(workers),
+            None => ["num_tokens", "num_reqs", "load"]
+                .iter()
+                .find_map(|name| fields.get(*name)?.as_u64()),
+        },
+        _ => None,
+    }
+}
+
+/// `/flush_cache`: workers forget their caches, and the policy what it believes is in those that did.
+pub async fn flush_cache(lane: &Rc<Lane>, target: &str, headers: &HeaderMap) -> Reply {
+    let question = Question::post(target, Bytes::new()).asked_by(headers);
+    let answers = ask(&lane.pool, everyone(lane), &question).await;
+    let mut successful: Vec<&str> = Vec::new();
+    let mut failed: Vec<Value> = Vec::new();
+    for answer in &answers {
+        let worker = &answer.worker;
+        if answer.ok().is_some() {
+            lane.shared.policy.forget(worker);
+            successful.push(&worker.url);
+        } else {
+            failed.push(json!({"worker": worker.url, "error": answer.failure()}));
+        }
+    }
+    let lacks_it = |answer: &Answer| answer.status() == Some(StatusCode::NOT_FOUND);
+    let (status, word) = match (successful.len(), failed.len()) {
+        (_, 0) => (StatusCode::OK, "success"),
+        (0, _) if answers.iter().all(lacks_it) => (StatusCode::NOT_FOUND, "not_supported"),
+        (0, _) => (StatusCode::BAD_GATEWAY, "failed"),
+        _ => (StatusCode::PARTIAL_CONTENT, "partial_success"),
+    };
+    let body = json!({
+        "status": word,
+        "message": format!("Cache flush: {} succeeded, {} failed", successful.len(), failed.len()),
+        "workers_flushed": successful.len(),
+        "total_workers": answers.len(),
+        "successful": successful,
+        "failed": failed,
+    });
+    reply::json(status, &body)
+}
+
+/// `/abort_request`: every worker is told, since only the one that runs the request knows it.
+pub async fn abort_request(lane: &Rc<Lane>, target: &str, request: Request<Incoming>) -> Reply {
+    let (parts, incoming) = request.into_parts();
+    let body = match read_body(incoming).await {
+        Ok(body) => body,
+        Err(message) => return reply::error(StatusCode::BAD_REQUEST, &message),
+    };
+    let question = Question::post(target, body).asked_by(&parts.headers);
+    let answers = ask(&lane.pool, everyone(lane), &question).await;
+    if answers.is_empty() {
+        return no_worker(lane, "");
+    }
+    let taken = answers.iter().any(|answer| answer.ok().is_some());
+    // SGLang says nothing in its answer, others whether they knew the request.
+    let aborted = answers
+        .iter()
+        .filter(|answer| answer.ok().is_some())
+        .any(|answer| answer.json().is_none_or(|body| body["success"] != false));
+    let status = match answers.first().and_then(Answer::status) {
+        _ if taken => StatusCode::OK,
+        // All refuse it alike: then it is the request that is wrong.
+        Some(status) if answers.iter().all(|other| other.status() == Some(status)) => status,
+        _ => StatusCode::BAD_GATEWAY,
+    };
+    let workers: Vec<Value> = answers.iter().map(Answer::describe).collect();
+    reply::json(status, &json!({"success": aborted, "workers": workers}))
+}
+
+/// `/get_server_info`: the router's, and every worker's.
+pub async fn server_info(lane: &Rc<Lane>, headers: &HeaderMap) -> Reply {
+    let question = Question::get("/get_server_info").asked_by(headers);
+    let workers: Vec<Value> = ask(&lane.pool, everyone(lane), &question)
+        .await
+        .iter()
+        .map(|answer| {
+            let mut entry = answer.describe();
+            entry["router"] = describe(&answer.worker);
+            entry
+        })
+        .collect();
+    let body = json!({
+        "router": "sglang-omni-router",
+        "version": env!("CARGO_PKG_VERSION"),
+        "policy": lane.shared.config.policy.name(),
+        "workers_count": workers.len(),
+        "workers": workers,
+    });
+    reply::json(StatusCode::OK, &body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_are_summed() {
+        for (body, load) in [
+            (
+                json!([{"num_reqs": 3, "num_tokens": 50}, {"num_tokens": 7}]),
+                Some(57),
+            ),
+            (json!({"running": 2, "num_reqs": 2}), Some(2)),
+            (json!({"workers": [{"load": 2}, {"load": 3}]}), Some(5)),
+            (json!({"workers": [{"load": 2}, {"load": null}]}), None),
+            (json!({"queue": 2}), None),
+        ] {
+            assert_eq!(load_in(&body), load, "{body}");
+        }
+    }
+}

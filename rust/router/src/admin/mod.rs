@@ -1,0 +1,160 @@
+//! The router's own endpoints. Every other path belongs to the workers.
+
+mod every_worker;
+mod fan_out;
+mod models;
+mod workers;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, HeaderValue};
+use hyper::{Method, Request, StatusCode};
+use serde_json::json;
+
+use crate::lane::{Lane, Stopping};
+use crate::metrics;
+use crate::reply::{self, Reply};
+use crate::worker::Worker;
+
+const BODY_LIMIT: usize = 64 << 10;
+
+/// Answers a request for the router itself, or gives it back.
+pub async fn answer(
+    lane: &Rc<Lane>,
+    request: Request<Incoming>,
+) -> Result<Reply, Request<Incoming>> {
+    let method = request.method().clone();
+    let is_read = matches!(method, Method::GET | Method::HEAD);
+    let is_post = method == Method::POST;
+    let headers = request.headers();
+    let target = request
+        .uri()
+        .path_and_query()
+        .map_or("/", |target| target.as_str());
+    match request.uri().path() {
+        "/health" if is_read => Ok(health(lane)),
+        "/readiness" if is_read => Ok(readiness(lane)),
+        "/liveness" if is_read => Ok(reply::text(StatusCode::OK, "text/plain", "OK".to_owned())),
+        "/metrics" if is_read => Ok(reply::text(
+            StatusCode::OK,
+            "text/plain; version=0.0.4",
+            metrics::render(&lane.shared),
+        )),
+        "/v1/models" if is_read => Ok(models::list(lane, headers).await),
+        "/get_loads" if is_read => Ok(every_worker::loads(lane, headers).await),
+        "/get_server_info" | "/server_info" if is_read => {
+            Ok(every_worker::server_info(lane, headers).await)
+        }
+        "/flush_cache" if is_post || is_read => {
+            Ok(every_worker::flush_cache(lane, target, headers).await)
+        }
+        "/abort_request" if is_post => {
+            let target = target.to_owned();
+            Ok(every_worker::abort_request(lane, &target, request).await)
+        }
+        "/workers" | "/workers/drain" | "/list_workers" | "/add_worker" | "/remove_worker" => {
+            Ok(workers::answer(lane, request).await)
+        }
+        path if path.starts_with("/workers/") => Ok(workers::answer(lane, request).await),
+        path if is_read && path.starts_with("/v1/models/") => {
+            let id = percent_decode(&path["/v1/models/".len()..]);
+            Ok(models::one(lane, headers, &id).await)
+        }
+        _ => Err(request),
+    }
+}
+
+fn not_allowed(methods: &'static str) -> Reply {
+    let mut reply = reply::error(
+        StatusCode::METHOD_NOT_ALLOWED,
+        &format!("this path takes {methods}"),
+    );
+    reply
+        .headers_mut()
+        .insert(ALLOW, HeaderValue::from_static(methods));
+    reply
+}
+
+/// How many workers answer their health checks and take requests.
+fn healthy(lane: &Lane) -> usize {
+    let is_healthy = |worker: &&Arc<Worker>| workers::is_healthy(worker) && !worker.is_draining();
+    lane.shared.fleet.read().iter().filter(is_healthy).count()
+}
+
+fn health(lane: &Lane) -> Reply {
+    let (healthy, total) = (healthy(lane), lane.shared.fleet.read().len());
+    let (status, word) = match healthy {
+        0 => (StatusCode::SERVICE_UNAVAILABLE, "unhealthy"),
+        _ => (StatusCode::OK, "healthy"),
+    };
+    reply::json(
+        status,
+        &json!({"status": word, "workers": {"healthy": healthy, "total": total}}),
+    )
+}
+
+/// Whether to send requests here: not while there is no worker for them, nor once the router is draining.
+fn readiness(lane: &Lane) -> Reply {
+    let healthy = healthy(lane);
+    let reason = if *lane.shared.stopping.borrow() != Stopping::No {
+        Some("the router is shutting down")
+    } else if healthy == 0 {
+        Some("no worker is healthy")
+    } else {
+        None
+    };
+    let mut body = json!({
+        "status": if reason.is_none() { "ready" } else { "not ready" },
+        "healthy_workers": healthy,
+        "total_workers": lane.shared.fleet.read().len(),
+    });
+    match reason {
+        None => reply::json(StatusCode::OK, &body),
+        Some(reason) => {
+            body["reason"] = json!(reason);
+            reply::json(StatusCode::SERVICE_UNAVAILABLE, &body)
+        }
+    }
+}
+
+/// The body of a request to the router itself.
+async fn read_body(incoming: Incoming) -> Result<Bytes, String> {
+    match Limited::new(incoming, BODY_LIMIT).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) => Err(format!("the body could not be read: {error}")),
+    }
+}
+
+fn percent_decode(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, after)) = rest.split_first() {
+        let decoded = (first == b'%')
+            .then(|| after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok()))
+            .flatten()
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        bytes.push(decoded.unwrap_or(first));
+        rest = if decoded.is_some() {
+            &after[2..]
+        } else {
+            after
+        };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::percent_decode;
+
+    #[test]
+    fn decodes_urls() {
+        assert_eq!(percent_decode("http%3A%2F%2Fa%3a1"), "http://a:1");
+        assert_eq!(percent_decode("100%"), "100%");
+        assert_eq!(percent_decode("%zz%2"), "%zz%2");
+    }
+}

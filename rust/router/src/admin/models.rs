@@ -1,0 +1,82 @@
+//! `/v1/models`: what all workers offer, each model once.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use hyper::StatusCode;
+use hyper::header::HeaderMap;
+use serde_json::{Value, json};
+
+use super::fan_out::{Answer, Question, ask};
+use crate::lane::Lane;
+use crate::proxy::no_worker;
+use crate::reply::{self, Reply};
+use crate::standing::Health;
+use crate::worker::Worker;
+
+pub async fn list(lane: &Rc<Lane>, headers: &HeaderMap) -> Reply {
+    match merged(lane, headers).await {
+        Ok(models) => reply::json(StatusCode::OK, &json!({"object": "list", "data": models})),
+        Err(failure) => no_worker(lane, &failure),
+    }
+}
+
+/// `/v1/models/{id}`: the one of that name.
+pub async fn one(lane: &Rc<Lane>, headers: &HeaderMap, id: &str) -> Reply {
+    match merged(lane, headers).await {
+        Ok(models) => match models.iter().find(|model| model["id"] == id) {
+            Some(model) => reply::json(StatusCode::OK, model),
+            None => unknown(id),
+        },
+        Err(failure) => no_worker(lane, &failure),
+    }
+}
+
+/// 404 for a model that no worker has.
+pub fn unknown(model: &str) -> Reply {
+    let message =
+        format!("no worker serves the model {model:?}; /v1/models lists those that are served");
+    let error =
+        json!({"message": message, "type": "model_not_found", "param": "model", "code": 404});
+    reply::json(StatusCode::NOT_FOUND, &json!({"error": error}))
+}
+
+async fn merged(lane: &Rc<Lane>, headers: &HeaderMap) -> Result<Vec<Value>, String> {
+    let is_open = |worker: &&Arc<Worker>| !worker.is_draining() && worker.health() != Health::Down;
+    let workers = lane
+        .shared
+        .fleet
+        .read()
+        .iter()
+        .filter(is_open)
+        .cloned()
+        .collect();
+    let question = Question::get("/v1/models").asked_by(headers);
+    let mut failure = String::new();
+    let mut models: Vec<Value> = Vec::new();
+    let mut answered = false;
+    for answer in ask(&lane.pool, workers, &question).await {
+        match models_in(&answer) {
+            Err(why) => failure = format!("{}: {why}", answer.worker.url),
+            Ok(found) => {
+                answered = true;
+                for model in found {
+                    if !models.iter().any(|known| known["id"] == model["id"]) {
+                        models.push(model);
+                    }
+                }
+            }
+        }
+    }
+    if answered { Ok(models) } else { Err(failure) }
+}
+
+fn models_in(answer: &Answer) -> Result<Vec<Value>, String> {
+    if answer.ok().is_none() {
+        return Err(format!("/v1/models: {}", answer.failure()));
+    }
+    match answer.json().as_mut().and_then(|body| body.get_mut("data")) {
+        Some(Value::Array(models)) => Ok(std::mem::take(models)),
+        _ => Err("/v1/models has no list under \"data\"".to_owned()),
+    }
+}

@@ -1,0 +1,230 @@
+//! `/workers`: the fleet, seen and changed while the router runs.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::{Method, Request, StatusCode};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use super::{not_allowed, percent_decode, read_body};
+use crate::lane::Lane;
+use crate::reply::{self, Reply};
+use crate::standing::Health;
+use crate::worker::Worker;
+
+/// How often a drain that is waited for looks at the worker's load.
+const IDLE_CHECK: Duration = Duration::from_millis(50);
+
+/// Why a request is refused.
+struct Refusal(StatusCode, String);
+
+impl Refusal {
+    fn wrong(message: impl Into<String>) -> Refusal {
+        Refusal(StatusCode::BAD_REQUEST, message.into())
+    }
+}
+
+/// Answers `/workers`, what is below it, and the names older routers have for the same.
+pub async fn answer(lane: &Lane, request: Request<Incoming>) -> Reply {
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let outcome = match path.as_str() {
+        "/workers" => match method {
+            Method::GET | Method::HEAD => Ok(list(lane)),
+            Method::POST => with_parameters(request, |given| add(lane, given)).await,
+            Method::DELETE => with_parameters(request, |given| remove(lane, given)).await,
+            _ => Ok(not_allowed("GET, POST, DELETE")),
+        },
+        "/workers/drain" => match method {
+            Method::POST => match Parameters::of(request).await {
+                Ok(given) => drain(lane, &given).await,
+                Err(refusal) => Err(refusal),
+            },
+            _ => Ok(not_allowed("POST")),
+        },
+        "/list_workers" => match method {
+            Method::GET | Method::HEAD => Ok(urls(lane)),
+            _ => Ok(not_allowed("GET")),
+        },
+        "/add_worker" | "/remove_worker" if method != Method::POST => Ok(not_allowed("POST")),
+        "/add_worker" => with_parameters(request, |given| add(lane, given)).await,
+        "/remove_worker" => with_parameters(request, |given| remove(lane, given)).await,
+        _ => {
+            let given = Parameters::of_path(&path["/workers/".len()..]);
+            match method {
+                Method::GET | Method::HEAD => given
+                    .known(lane)
+                    .map(|worker| reply::json(StatusCode::OK, &describe(&worker))),
+                Method::DELETE => remove(lane, &given),
+                _ => Ok(not_allowed("GET, DELETE")),
+            }
+        }
+    };
+    outcome.unwrap_or_else(|refusal| reply::error(refusal.0, &refusal.1))
+}
+
+/// Whether it answers, be it only that it is busy.
+pub fn is_healthy(worker: &Worker) -> bool {
+    matches!(worker.health(), Health::Up | Health::Busy)
+}
+
+/// A worker as users see it.
+pub fn describe(worker: &Worker) -> Value {
+    json!({
+        "id": worker.id,
+        "url": worker.url,
+        "healthy": is_healthy(worker),
+        "state": worker.health().name(),
+        "draining": worker.is_draining(),
+        "load": worker.load(),
+        "requests": worker.requests.load(Relaxed),
+        "failures": worker.failures.load(Relaxed),
+    })
+}
+
+fn list(lane: &Lane) -> Reply {
+    let fleet = lane.shared.fleet.read();
+    let workers: Vec<Value> = fleet.iter().map(|worker| describe(worker)).collect();
+    let total = workers.len();
+    reply::json(
+        StatusCode::OK,
+        &json!({"workers": workers, "total": total, "policy": lane.shared.config.policy.name()}),
+    )
+}
+
+fn urls(lane: &Lane) -> Reply {
+    let fleet = lane.shared.fleet.read();
+    let urls: Vec<&str> = fleet.iter().map(|worker| worker.url.as_str()).collect();
+    reply::json(StatusCode::OK, &json!({"urls": urls}))
+}
+
+/// What a request says in its query or else in a JSON body, which are two ways to say the same.
+struct Parameters {
+    query: String,
+    body: Value,
+}
+
+async fn with_parameters(
+    request: Request<Incoming>,
+    then: impl FnOnce(&Parameters) -> Result<Reply, Refusal>,
+) -> Result<Reply, Refusal> {
+    then(&Parameters::of(request).await?)
+}
+
+impl Parameters {
+    async fn of(request: Request<Incoming>) -> Result<Parameters, Refusal> {
+        let (parts, incoming) = request.into_parts();
+        let bytes = read_body(incoming).await.map_err(Refusal::wrong)?;
+        let body = match bytes.is_empty() {
+            true => Value::Null,
+            false => serde_json::from_slice(&bytes).map_err(|error| {
+                Refusal::wrong(format!(
+"the body is not JSON ({error}); the right form is {{\"url\": \"http://host:port\"}}"))
+            })?,
+        };
+        let query = parts.uri.query().unwrap_or_default().to_owned();
+        Ok(Parameters { query, body })
+    }
+
+    /// What follows `/workers/`: an id of the list, or a URL.
+    fn of_path(rest: &str) -> Parameters {
+        let rest = percent_decode(rest);
+        let body = match rest.parse::<u32>() {
+            Ok(id) => json!({"id": id}),
+            Err(_) => json!({"url": rest}),
+        };
+        Parameters {
+            query: String::new(),
+            body,
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<Value> {
+        let in_query = self.query.split('&').find_map(|pair| {
+            let value = pair.strip_prefix(name)?.strip_prefix('=')?;
+            Some(json!(percent_decode(value)))
+        });
+        in_query.or_else(|| self.body.get(name).cloned())
+    }
+
+    /// The worker that `url` is for, whether or not the fleet has it.
+    fn worker(&self) -> Result<Worker, Refusal> {
+        let right = "the right form is {\"url\": \"http://host:port\"}, or ?url= in the query";
+        match self.get("url") {
+            Some(Value::String(url)) => {
+                Worker::parse(&url).map_err(|error| Refusal::wrong(error.to_string()))
+            }
+            Some(_) => Err(Refusal::wrong(format!("url: is not a string; {right}"))),
+            None => Err(Refusal::wrong(format!("url: is missing; {right}"))),
+        }
+    }
+
+    /// The worker of the fleet that is meant.
+    fn known(&self, lane: &Lane) -> Result<Arc<Worker>, Refusal> {
+        let fleet = lane.shared.fleet.read();
+        let (found, asked) = match self.body.get("id").and_then(Value::as_u64) {
+            Some(id) => (
+                fleet.iter().find(|worker| u64::from(worker.id) == id),
+                format!("id: no worker {id}"),
+            ),
+            None => {
+                let url = self.worker()?.url;
+                (
+                    fleet.iter().find(|worker| worker.url == url),
+                    format!("url: no worker {url}"),
+                )
+            }
+        };
+        found.cloned().ok_or_else(|| {
+            let urls: Vec<&str> = fleet.iter().map(|worker| worker.url.as_str()).collect();
+            let message = format!("{asked}; the workers are: {}", urls.join(", "));
+            Refusal(StatusCode::NOT_FOUND, message)
+        })
+    }
+
+    /// `wait`: seconds, none where it is not given.
+    fn wait(&self) -> Result<Duration, Refusal> {
+        let seconds = match self.get("wait") {
+            None => return Ok(Duration::ZERO),
+            Some(Value::String(text)) => text.parse().ok(),
+            Some(value) => value.as_f64(),
+        };
+        seconds
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .ok_or_else(|| Refusal::wrong("wait: is not a number of seconds, 0 or more"))
+    }
+}
+
+/// Adds a worker, or returns one that is drained to service.
+fn add(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
+    let (worker, is_new) = lane.shared.fleet.add(given.worker()?);
+    let status = match is_new {
+        true => StatusCode::CREATED,
+        false => StatusCode::OK,
+    };
+    Ok(reply::json(status, &describe(&worker)))
+}
+
+/// Takes a worker out of the list at once; requests it is serving go on to their end.
+fn remove(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
+    let worker = given.known(lane)?;
+    lane.shared.remove(&worker);
+    Ok(reply::json(StatusCode::OK, &describe(&worker)))
+}
+
+/// Gives a worker no more requests but keeps it in the list. Answers once it is idle, or after `wait`.
+async fn drain(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
+    let (worker, wait) = (given.known(lane)?, given.wait()?);
+    worker.set_draining(true);
+    let began = Instant::now();
+    // Somebody else may have returned it to service meanwhile.
+    while worker.load() > 0 && worker.is_draining() && began.elapsed() < wait {
+        sleep(IDLE_CHECK).await;
+    }
+    let mut described = describe(&worker);
+    described["idle"] = json!(worker.is_draining() && worker.load() == 0);
+    Ok(reply::json(StatusCode::OK, &described))
+}

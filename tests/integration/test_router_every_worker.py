@@ -1,0 +1,217 @@
+"""Endpoints of the router that ask every worker: what they merge, and what one failure does to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from router_harness import (
+    Answer,
+    Handler,
+    Seen,
+    change,
+    get,
+    listed,
+    post,
+    replicas,
+    response,
+    router,
+    send_raw,
+    served_by,
+    until,
+)
+
+
+def says(status: str = "200 OK", **by_path: object) -> Handler:
+    """Answers each path with its JSON, and any other with 404."""
+
+    async def handler(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        path = seen.line.split(" ")[1].split("?")[0].removeprefix("/").replace("/", "_")
+        if path in by_path:
+            writer.write(response(json.dumps(by_path[path]).encode(), status))
+        else:
+            writer.write(response(b"no such path", "404 Not Found"))
+
+    return handler
+
+
+def body_of(answer: Answer) -> Any:
+    return json.loads(answer.body)
+
+
+async def test_loads_of_every_worker_and_of_one_that_is_a_router() -> None:
+    tokens = says(get_load=[{"dp_rank": 0, "num_reqs": 3, "num_tokens": 50}, {"num_tokens": 7}])
+    requests = says(get_load={"running": 2, "num_reqs": 2})
+    below = says(get_loads={"workers": [{"worker": "x", "load": 4}]})
+    none = says()
+    async with replicas(tokens, requests, below, none) as four, router(*four) as url:
+        loads = body_of(await get(url, "/get_loads"))["workers"]
+        assert [(entry["worker"], entry["load"]) for entry in loads] == list(
+            zip([replica.url for replica in four], [57, 2, 4, None], strict=True)
+        )
+        assert [entry["inflight"] for entry in loads] == [0, 0, 0, 0]
+        assert (loads[0]["status"], loads[0]["answer"][1]) == (200, {"num_tokens": 7})
+        assert loads[3]["status"] == 404
+
+
+async def test_a_worker_that_is_gone_or_silent_is_reported_and_holds_nothing_up() -> None:
+    async def silent(_seen: Seen, _writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with replicas(says(get_load={"num_reqs": 1}), silent, None) as three, router(*three) as url:
+        await three[2].stop()
+        loads = body_of(await get(url, "/get_loads"))["workers"]
+        assert loads[0]["load"] == 1
+        assert "no answer" in loads[1]["error"]
+        assert "refused" in loads[2]["error"]
+
+
+async def test_flush_cache_reaches_every_worker_and_the_policy() -> None:
+    flushes = says(flush_cache={}, v1_chat_completions={})
+    conversation = json.dumps({"prompt": "the same words " * 20}).encode()
+    async with replicas(flushes, flushes) as both, router(*both, policy="cache_aware") as url:
+        await post(url, conversation)
+
+        async def tree_bytes() -> int:
+            lines = (await get(url, "/metrics")).body.decode().splitlines()
+            return sum(int(line.split()[-1]) for line in lines if "router_tree_bytes{" in line)
+
+        assert await tree_bytes() > 0
+        answer = await post(url, b"", path="/flush_cache?timeout=3")
+        assert answer.status == 200
+        assert body_of(answer)["successful"] == [replica.url for replica in both]
+        assert await tree_bytes() == 0
+        for replica in both:
+            assert replica.seen[-1].line == "POST /flush_cache?timeout=3 HTTP/1.1"
+
+
+async def test_workers_without_a_cache_to_flush_do_not_fail_the_others() -> None:
+    async with (
+        replicas(says(flush_cache={}), says()) as [flushes, lacks],
+        router(flushes, lacks) as url,
+        router(lacks) as bare,
+        router("http://127.0.0.1:9") as dead,
+    ):
+        answer = await get(url, "/flush_cache")
+        assert (answer.status, body_of(answer)["status"]) == (206, "partial_success")
+        assert body_of(answer)["failed"] == [{"worker": lacks.url, "error": "HTTP 404 Not Found"}]
+        answer = await post(bare, b"", path="/flush_cache")
+        assert (answer.status, body_of(answer)["status"]) == (404, "not_supported")
+        assert (await post(dead, b"", path="/flush_cache")).status == 502
+
+
+async def test_abort_request_is_sent_to_all_as_it_is() -> None:
+    knows, does_not = says(abort_request={"success": True}), says(abort_request={"success": False})
+    async with replicas(knows, does_not) as both, router(*both) as url, router(both[1]) as other:
+        answer = await post(
+            url, b'{"rid":  "a"}', path="/abort_request", headers="Authorization: Bearer k\r\n"
+        )
+        assert (answer.status, body_of(answer)["success"]) == (200, True)
+        assert [entry["answer"] for entry in body_of(answer)["workers"]] == [
+            {"success": True},
+            {"success": False},
+        ]
+        for replica in both:
+            assert replica.seen[-1].body == b'{"rid":  "a"}'
+            assert replica.seen[-1].header("authorization") == "Bearer k"
+            assert replica.seen[-1].header("content-type") == "application/json"
+        assert body_of(await post(other, b"{}", path="/abort_request"))["success"] is False
+
+
+async def test_abort_request_that_all_refuse_is_refused() -> None:
+    refuses = says("400 Bad Request", abort_request={"error": "which?"})
+    async with replicas(refuses, refuses) as both, router(*both) as url, router() as empty:
+        answer = await post(url, b"{}", path="/abort_request")
+        assert (answer.status, body_of(answer)["success"]) == (400, False)
+        assert body_of(answer)["workers"][0]["answer"] == {"error": "which?"}
+        assert (await post(empty, b"{}", path="/abort_request")).status == 503
+
+
+async def test_server_info_of_router_and_workers() -> None:
+    async with replicas(says(get_server_info={"version": "x"}), says()) as both, router(*both) as url:
+        for path in ("/get_server_info", "/server_info"):
+            info = body_of(await get(url, path))
+            assert (info["policy"], info["workers_count"]) == ("round_robin", 2)
+            assert [entry["status"] for entry in info["workers"]] == [200, 404]
+            assert info["workers"][0]["answer"] == {"version": "x"}
+
+
+async def test_models_are_merged_over_workers() -> None:
+    def offers(*names: str) -> Handler:
+        models = [{"id": name, "object": "model", "owned_by": "x"} for name in names]
+        return says(v1_models={"object": "list", "data": models})
+
+    broken = says("500 No", v1_models={})
+    async with replicas(offers("a/b", "b"), offers("b", "c"), broken) as three, router(*three) as url:
+        head = b"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer key\r\n\r\n"
+        answer = body_of(await send_raw(url, head))
+        assert answer["object"] == "list"
+        assert [model["id"] for model in answer["data"]] == ["a/b", "b", "c"]
+        assert three[0].seen[0].header("authorization") == "Bearer key"
+
+        assert body_of(await get(url, "/v1/models/a%2Fb"))["id"] == "a/b"
+        assert body_of(await get(url, "/v1/models/a/b"))["id"] == "a/b"
+        unknown = await get(url, "/v1/models/d")
+        assert (unknown.status, body_of(unknown)["error"]["type"]) == (404, "model_not_found")
+
+
+async def test_readiness_needs_a_worker_and_liveness_none() -> None:
+    async with replicas(None) as [one], router(one) as url:
+
+        async def ready() -> bool:
+            return (await get(url, "/readiness")).status == 200
+
+        await until(ready, "a healthy worker makes the router ready")
+        assert body_of(await get(url, "/readiness")) == {
+            "status": "ready",
+            "healthy_workers": 1,
+            "total_workers": 1,
+        }
+        await change(url, "POST", "/workers/drain", {"url": one.url})
+        drained = await get(url, "/readiness")
+        assert (drained.status, body_of(drained)["reason"]) == (503, "no worker is healthy")
+        assert (await get(url, "/liveness")).status == 200
+
+
+async def test_names_of_older_routers_do_the_same() -> None:
+    async with replicas(None, None) as [one, other], router(one) as url:
+        assert (await change(url, "POST", f"/add_worker?url={other.url}")).status == 201
+        assert body_of(await get(url, "/list_workers")) == {"urls": [one.url, other.url]}
+        assert (await change(url, "POST", f"/remove_worker?url={one.url}")).status == 200
+        assert (await get(url, "/remove_worker")).status == 405
+        assert {await served_by(url, {}) for _ in range(3)} == {other.url}
+
+
+async def test_one_worker_by_its_id_or_url() -> None:
+    async with replicas(None, None) as [one, other], router(one, other) as url:
+        first, second = await listed(url)
+        assert body_of(await get(url, f"/workers/{first['id']}"))["url"] == one.url
+        escaped = other.url.replace(":", "%3A").replace("/", "%2F")
+        for path in (f"/workers/{escaped}", f"/workers/{other.url}"):
+            assert body_of(await get(url, path))["id"] == second["id"]
+        assert (await get(url, "/workers/4294967295")).status == 404
+        assert (await change(url, "DELETE", f"/workers/{first['id']}")).status == 200
+        assert (await change(url, "DELETE", f"/workers/{escaped}")).status == 200
+        assert await listed(url) == []
+
+
+async def test_a_drain_can_be_waited_for() -> None:
+    asked, finish = asyncio.Event(), asyncio.Event()
+
+    async def waits(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await finish.wait()
+        writer.write(response(b"finished"))
+
+    async with replicas(waits) as [one], router(one) as url:
+        running = asyncio.ensure_future(post(url))
+        await asked.wait()
+        busy = body_of(await change(url, "POST", f"/workers/drain?url={one.url}&wait=0.1"))
+        assert (busy["idle"], busy["load"]) == (False, 1)
+        draining = asyncio.ensure_future(change(url, "POST", "/workers/drain", {"url": one.url, "wait": 60}))
+        finish.set()
+        assert (await running).body == b"finished"
+        assert body_of(await draining)["idle"] is True
+        wrong = await change(url, "POST", "/workers/drain", {"url": one.url, "wait": "soon"})
+        assert wrong.status == 400
