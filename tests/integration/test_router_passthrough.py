@@ -33,6 +33,7 @@ async def test_request_line_headers_and_body_are_untouched() -> None:
         "Authorization: Bearer sk-secret\r\n"
         "x-repeated: one\r\n"
         "x-repeated: two\r\n"
+        "X-Request-Id: mine\r\n"
         "Content-Type: application/octet-stream\r\n"
         f"Content-Length: {len(body)}\r\n"
     )
@@ -46,7 +47,7 @@ async def test_request_line_headers_and_body_are_untouched() -> None:
     assert seen.body == body
 
 
-async def test_answer_is_untouched_but_for_the_workers_name() -> None:
+async def test_answer_is_untouched_but_for_the_workers_name_and_the_id() -> None:
     body = b"\x00\xff{not json"
 
     async def handler(seen: Seen, writer: asyncio.StreamWriter) -> None:
@@ -57,7 +58,7 @@ async def test_answer_is_untouched_but_for_the_workers_name() -> None:
         )
 
     async with replicas(handler) as [replica], router(replica) as url:
-        answer = await post(url)
+        answer = await post(url, headers="x-request-id: mine\r\n")
         assert answer.line == "HTTP/1.1 299 Quite Peculiar"
         assert answer.body == body
         assert answer.headers == [
@@ -67,6 +68,7 @@ async def test_answer_is_untouched_but_for_the_workers_name() -> None:
             ("set-cookie", "b"),
             ("Server", "me"),
             ("x-sglang-omni-worker", replica.url),
+            ("x-request-id", "mine"),
         ]
 
 
@@ -79,12 +81,14 @@ async def test_hop_by_hop_headers_stop_here() -> None:
         )
 
     hop = "Connection: keep-alive, X-Mine\r\nX-Mine: 1\r\nTE: trailers\r\nProxy-Authorization: x\r\n"
-    hop += "X-Kept: 2\r\n"
+    hop += "X-Kept: 2\r\nX-Request-Id: 3\r\n"
     async with replicas(handler) as [replica], router(replica) as url:
         answer = await post(url, headers=hop)
     [seen] = replica.seen
-    assert [name.lower() for name, _ in seen.headers] == ["host", "content-type", "x-kept", "content-length"]
-    assert [name.lower() for name, _ in answer.headers] == ["content-length", "x-end", "x-sglang-omni-worker"]
+    kept = ["host", "content-type", "x-kept", "x-request-id", "content-length"]
+    assert [name.lower() for name, _ in seen.headers] == kept
+    kept = ["content-length", "x-end", "x-sglang-omni-worker", "x-request-id"]
+    assert [name.lower() for name, _ in answer.headers] == kept
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS", "PROPFIND"])

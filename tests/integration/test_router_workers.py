@@ -112,7 +112,7 @@ async def test_metrics_count_what_happened() -> None:
         assert values[f'sglang_omni_router_worker_inflight{{worker="{one.url}"}}'] == "0"
         assert values["sglang_omni_router_prompt_bytes_total"] == "30"
         assert values["sglang_omni_router_matched_bytes_total"] == "20"
-        assert values['sglang_omni_router_responses_total{status="2xx"}'] == "3"
+        assert values['sglang_omni_router_requests_total{route="/v1/chat/completions",status="200"}'] == "3"
 
 
 async def test_round_robin_takes_turns() -> None:

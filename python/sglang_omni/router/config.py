@@ -11,6 +11,8 @@ ROUTING = "routing"
 LIMITS = "limits"
 HEALTH = "health"
 FAILURES = "failures"
+KEYS = "keys"
+LOGS = "logs"
 
 
 # Any: a checker takes the field's own annotation for its type, as with `dataclasses.field`.
@@ -90,6 +92,19 @@ class RouterConfig:
         metavar="SECONDS",
         also="--shutdown-grace-period-secs",
     )
+    max_concurrent_requests: int | None = option(
+        None, LIMITS, "requests that may be at workers at once; -1 for any number", metavar="REQUESTS"
+    )
+    queue_size: int = option(
+        100, LIMITS, "requests beyond that which may wait for their turn; more get 429", metavar="REQUESTS"
+    )
+    queue_timeout: float = option(
+        60.0,
+        LIMITS,
+        "a request that has waited for its turn this long gets 429",
+        metavar="SECONDS",
+        also="--queue-timeout-secs",
+    )
 
     probe_interval: float = option(
         1.0,
@@ -142,4 +157,31 @@ class RouterConfig:
         "a request without the first byte of an answer after this long gets a 504",
         metavar="SECONDS",
         also="--request-timeout-secs",
+    )
+
+    api_key: list[str] = option(
+        [],
+        KEYS,
+        "clients must show one of these keys; or set SGLANG_OMNI_ROUTER_API_KEY, which `ps` does not show",
+        metavar="KEY",
+    )
+    api_key_file: str | None = option(None, KEYS, "a file with such keys, one a line", metavar="PATH")
+    worker_api_key: str | None = option(
+        None,
+        KEYS,
+        "the key workers are shown instead of the client's; or set SGLANG_OMNI_ROUTER_WORKER_API_KEY",
+        metavar="KEY",
+    )
+    worker_api_key_file: str | None = option(None, KEYS, "a file with that key", metavar="PATH")
+
+    log_level: str = option(
+        "info", LOGS, "debug, info, warn or error: lines below it are not logged", metavar="LEVEL"
+    )
+    log_format: str = option("text", LOGS, "text, or json for one object a line", metavar="FORMAT")
+    access_log: bool = option(False, LOGS, "log every request when it ends")
+    request_id_headers: list[str] = option(
+        ["x-request-id"],
+        LOGS,
+        "headers in which clients may name their requests, the first one first (default: x-request-id)",
+        metavar="NAME",
     )

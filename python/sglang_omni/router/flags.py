@@ -72,8 +72,10 @@ def _reading(each: Field[Any], kind: Any) -> dict[str, Any]:
         return reading | {"type": _port}
     if kind == list[str]:
         return reading | {"nargs": "*"}
-    if kind in (int, int | None):
+    if kind is int:
         return reading | {"type": _count}
+    if kind == int | None:
+        return reading | {"type": _limit}
     if kind in (float, float | None):
         return reading | {"type": float}
     if kind in (str, str | None):
@@ -85,6 +87,10 @@ def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) <= 65535):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; give 0 to 65535")
     return int(text)
+
+
+def _limit(text: str) -> int | None:
+    return None if text == "-1" else _count(text)
 
 
 def _count(text: str) -> int:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
+from dataclasses import replace
 from types import FrameType
+from typing import Any
 
 from sglang_omni._core import RouterServer
 from sglang_omni.router.config import RouterConfig
 
 # How often the wait returns to the interpreter, which runs signal handlers only then.
 _SIGNAL_CHECK_S = 0.1
+
+
+def with_keys_from_environment(config: RouterConfig) -> RouterConfig:
+    """The config, with keys from SGLANG_OMNI_ROUTER_API_KEY (several apart by spaces) and
+    SGLANG_OMNI_ROUTER_WORKER_API_KEY where it has none."""
+    found: dict[str, Any] = {}
+    if not (config.api_key or config.api_key_file):
+        found["api_key"] = os.environ.get("SGLANG_OMNI_ROUTER_API_KEY", "").split()
+    if not (config.worker_api_key or config.worker_api_key_file):
+        found["worker_api_key"] = os.environ.get("SGLANG_OMNI_ROUTER_WORKER_API_KEY") or None
+    return replace(config, **found)
 
 
 def run_router(config: RouterConfig) -> int:
@@ -25,7 +39,7 @@ def run_router(config: RouterConfig) -> int:
         ValueError: A field of `config` is wrong; the text names it.
         OSError: The port cannot be listened on.
     """
-    server = RouterServer(json.dumps(vars(config)))
+    server = RouterServer(json.dumps(vars(with_keys_from_environment(config))))
 
     def on_terminate(_signum: int, _frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, on_interrupt)

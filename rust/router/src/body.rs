@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use crate::client_io::Phase;
+use crate::exchange::{End, Exchange};
 use crate::upstream::{Pool, Upstream};
 use crate::worker::LoadGuard;
 
@@ -351,17 +352,25 @@ pub enum Payload {
 pub struct ReplyBody {
     payload: Payload,
     phase: Arc<Phase>,
+    exchange: Exchange,
 }
 
 impl ReplyBody {
-    pub fn new(payload: Payload, phase: Arc<Phase>) -> Self {
-        ReplyBody { payload, phase }
+    pub fn new(payload: Payload, phase: Arc<Phase>, exchange: Exchange) -> Self {
+        ReplyBody {
+            payload,
+            phase,
+            exchange,
+        }
     }
 }
 
 impl Drop for ReplyBody {
     fn drop(&mut self) {
         self.phase.set(Phase::IDLE);
+        if self.is_end_stream() || self.exchange.is_bodiless() {
+            self.exchange.ends(End::Complete);
+        }
     }
 }
 
@@ -373,10 +382,20 @@ impl Body for ReplyBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match &mut self.payload {
-            Payload::Local(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Payload::Upstream(body) => Pin::new(body).poll_frame(cx),
+        let frame = match &mut self.payload {
+            Payload::Local(bytes) => bytes.take().map(|bytes| Ok(Frame::data(bytes))),
+            Payload::Upstream(body) => std::task::ready!(Pin::new(body).poll_frame(cx)),
+        };
+        match &frame {
+            Some(Ok(frame)) => {
+                let bytes = frame.data_ref().map_or(0, Bytes::len);
+                let is_last = self.is_end_stream();
+                self.exchange.passes(bytes, is_last);
+            }
+            Some(Err(_)) => self.exchange.ends(End::WorkerCut),
+            None => {}
         }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

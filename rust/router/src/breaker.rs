@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::clock::Tick;
+use crate::log::Log;
 use crate::standing::Behind;
 use crate::worker::Worker;
 
@@ -17,7 +18,7 @@ pub struct Breaker {
 
 impl Breaker {
     /// Looks over the fleet, once a tick.
-    pub fn sweep(&self, fleet: &[Arc<Worker>], now: Tick) {
+    pub fn sweep(&self, fleet: &[Arc<Worker>], now: Tick, log: &Log) {
         for worker in fleet {
             let standing = &worker.standing;
             standing.expire_busy(now);
@@ -28,10 +29,11 @@ impl Breaker {
             if fails && !standing.is(Behind::Failing) && others_do_well(fleet, worker) {
                 standing.hold_trial(now.saturating_add(self.recovery));
                 standing.put_behind(Behind::Failing);
-                worker.log(&format!(
-                    "is failing: {} requests in a row, while others do well",
-                    standing.streak()
-                ));
+                let failures = standing.streak();
+                log.warn(
+                    "worker fails while others do well",
+                    &[("worker", &worker.url), ("failures", &failures)],
+                );
             }
         }
     }
@@ -72,11 +74,11 @@ mod tests {
         fail(&fleet[0], 2);
         fleet[0].standing.answered(StatusCode::OK);
         fail(&fleet[0], 2);
-        BREAKER.sweep(&fleet, 1);
+        BREAKER.sweep(&fleet, 1, &Log::nowhere());
         assert_eq!(fleet[0].standing.class(), 0);
         fleet[0].standing.answered(StatusCode::BAD_REQUEST);
         fail(&fleet[0], 1);
-        BREAKER.sweep(&fleet, 1);
+        BREAKER.sweep(&fleet, 1, &Log::nowhere());
         assert_eq!(fleet[0].health(), Health::Failing);
         assert!(fleet[0].standing.class() > fleet[1].standing.class());
     }
@@ -86,9 +88,9 @@ mod tests {
         let fleet = fleet(2);
         fail(&fleet[0], 5);
         fail(&fleet[1], 1);
-        BREAKER.sweep(&fleet, 1);
+        BREAKER.sweep(&fleet, 1, &Log::nowhere());
         assert_eq!(fleet[0].standing.class(), 0);
-        BREAKER.sweep(&fleet[..1], 1);
+        BREAKER.sweep(&fleet[..1], 1, &Log::nowhere());
         assert_eq!(fleet[0].standing.class(), 0);
     }
 
@@ -97,16 +99,16 @@ mod tests {
         let fleet = fleet(2);
         let standing = &fleet[0].standing;
         fail(&fleet[0], 3);
-        BREAKER.sweep(&fleet, 1);
-        BREAKER.sweep(&fleet, 8);
+        BREAKER.sweep(&fleet, 1, &Log::nowhere());
+        BREAKER.sweep(&fleet, 8, &Log::nowhere());
         assert_eq!(fleet[0].health(), Health::Failing);
-        BREAKER.sweep(&fleet, 9);
+        BREAKER.sweep(&fleet, 9, &Log::nowhere());
         assert_eq!((fleet[0].health(), standing.class()), (Health::HalfOpen, 0));
         standing.chosen(|| 20);
         assert_eq!(fleet[0].health(), Health::Failing);
-        BREAKER.sweep(&fleet, 19);
+        BREAKER.sweep(&fleet, 19, &Log::nowhere());
         assert_eq!(fleet[0].health(), Health::Failing);
-        BREAKER.sweep(&fleet, 20);
+        BREAKER.sweep(&fleet, 20, &Log::nowhere());
         standing.chosen(|| 40);
         assert!(standing.answered(StatusCode::OK));
         assert_eq!(standing.class(), 0);

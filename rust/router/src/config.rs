@@ -1,9 +1,11 @@
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
+use crate::log::{Level, LogFormat};
 use crate::policy::PolicyKind;
 use crate::worker::Worker;
 
@@ -61,6 +63,27 @@ pub struct Config {
     /// A request without a first byte after this long is answered with 504.
     #[serde(deserialize_with = "seconds", alias = "request_timeout_secs")]
     pub request_timeout: Duration,
+    /// Keys of which a client must show one; without any, every client is let in.
+    pub api_key: Vec<String>,
+    /// A file with more of them, one a line.
+    pub api_key_file: Option<PathBuf>,
+    /// The key that workers are shown instead of the client's; without one they see the client's.
+    pub worker_api_key: Option<String>,
+    pub worker_api_key_file: Option<PathBuf>,
+    /// Requests that may be at workers at once; None does not limit them.
+    pub max_concurrent_requests: Option<usize>,
+    /// Requests beyond `max_concurrent_requests` that may wait; more are refused with 429.
+    pub queue_size: usize,
+    /// A request that has waited this long is refused with 429.
+    #[serde(deserialize_with = "seconds", alias = "queue_timeout_secs")]
+    pub queue_timeout: Duration,
+    /// Headers in which a client may name its request, the first one first.
+    pub request_id_headers: Vec<String>,
+    /// Lines below it are not logged.
+    pub log_level: Level,
+    pub log_format: LogFormat,
+    /// Whether every request is logged when it ends.
+    pub access_log: bool,
 }
 
 impl Default for Config {
@@ -88,6 +111,17 @@ impl Default for Config {
             disable_circuit_breaker: false,
             hung_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(1800),
+            api_key: Vec::new(),
+            api_key_file: None,
+            worker_api_key: None,
+            worker_api_key_file: None,
+            max_concurrent_requests: None,
+            queue_size: 100,
+            queue_timeout: Duration::from_secs(60),
+            request_id_headers: vec!["x-request-id".to_owned()],
+            log_level: Level::Info,
+            log_format: LogFormat::Text,
+            access_log: false,
         }
     }
 }
@@ -170,6 +204,9 @@ impl Config {
                 "threads: {} is more than 1024; 0 means one a core",
                 self.threads
             ));
+        }
+        if self.max_concurrent_requests == Some(0) {
+            return fail("max_concurrent_requests: 0 would refuse every request".to_owned());
         }
         for (name, value) in [
             ("eviction_interval", self.eviction_interval),

@@ -5,7 +5,7 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use hyper::header::HOST;
+use hyper::header::{AUTHORIZATION, HOST, HeaderValue};
 use hyper::{Request, StatusCode};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
@@ -13,6 +13,7 @@ use crate::body::RequestBody;
 use crate::breaker::Breaker;
 use crate::clock::{self, TICK};
 use crate::lane::Shared;
+use crate::log::Log;
 use crate::standing::Behind;
 use crate::upstream::Pool;
 use crate::worker::Worker;
@@ -21,16 +22,16 @@ use crate::worker::Worker;
 const SLOW_PROBES: u32 = 2;
 
 /// Puts behind all others a worker that cannot be reached.
-pub fn mark_down(worker: &Worker, why: &str) {
+pub fn mark_down(log: &Log, worker: &Worker, why: &str) {
     if worker.standing.put_behind(Behind::Down) {
-        worker.log(&format!("is down: {why}"));
+        log.warn("worker is down", &[("worker", &worker.url), ("why", &why)]);
     }
 }
 
-fn mark_up(worker: &Worker) {
+fn mark_up(log: &Log, worker: &Worker) {
     let is_first = worker.standing.set_probed();
     if worker.standing.bring_back(Behind::Down) || is_first {
-        worker.log("is up");
+        log.info("worker is up", &[("worker", &worker.url)]);
     }
 }
 
@@ -55,6 +56,7 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
     let mut tick = interval(shared.config.probe_interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut slow = 0;
+    let key = shared.gate.keys.worker.as_ref();
     loop {
         tick.tick().await;
         if !shared
@@ -66,19 +68,19 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
             return;
         }
         let since = clock::now();
-        match timeout(shared.config.probe_timeout, probe(&pool, &worker)).await {
+        match timeout(shared.config.probe_timeout, probe(&pool, &worker, key)).await {
             Ok(Ok(status)) if status.is_server_error() => {
                 slow = 0;
-                mark_down(&worker, &format!("/health answered {status}"));
+                mark_down(&shared.log, &worker, &format!("/health answered {status}"));
             }
             // Any other answer is one: not every replica has a /health.
             Ok(Ok(_)) => {
                 slow = 0;
-                mark_up(&worker);
+                mark_up(&shared.log, &worker);
             }
             Ok(Err(error)) => {
                 slow = 0;
-                mark_down(&worker, &error);
+                mark_down(&shared.log, &worker, &error);
             }
             // One that still answers requests is only too busy to answer this.
             Err(_) if worker.standing.heard() > since => slow = 0,
@@ -86,6 +88,7 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
                 slow += 1;
                 if slow >= SLOW_PROBES {
                     mark_down(
+                        &shared.log,
                         &worker,
                         &format!("{slow} health checks in a row were not answered in time"),
                     );
@@ -96,16 +99,23 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
 }
 
 /// Asks on a new connection each time: what counts is whether the worker takes one.
-async fn probe(pool: &Pool, worker: &Worker) -> Result<StatusCode, String> {
+async fn probe(
+    pool: &Pool,
+    worker: &Worker,
+    key: Option<&HeaderValue>,
+) -> Result<StatusCode, String> {
     let mut upstream = pool
         .open(worker)
         .await
         .map_err(|error: io::Error| error.to_string())?;
-    let request = Request::get("/health")
+    let mut request = Request::get("/health")
         .header(HOST, worker.authority.clone())
         .header("connection", "close")
         .body(RequestBody::empty())
         .expect("a constant request is valid");
+    if let Some(key) = key {
+        request.headers_mut().insert(AUTHORIZATION, key.clone());
+    }
     let response = upstream
         .send(request)
         .await
@@ -124,7 +134,7 @@ pub async fn judge(shared: Arc<Shared>) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        breaker.sweep(&shared.fleet.read(), clock::advance());
+        breaker.sweep(&shared.fleet.read(), clock::advance(), &shared.log);
     }
 }
 

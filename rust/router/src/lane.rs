@@ -1,12 +1,16 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::sync::watch;
 
 use crate::config::Config;
-use crate::metrics::Metrics;
+use crate::gate::Gate;
+use crate::log::Log;
+use crate::metrics::{LaneMetrics, Metrics};
 use crate::policy::Policy;
+use crate::request_id::RequestIds;
 use crate::retry::Budget;
 use crate::upstream::Pool;
 use crate::worker::{Fleet, Worker};
@@ -16,7 +20,9 @@ pub struct Shared {
     pub config: Config,
     pub fleet: Fleet,
     pub policy: Box<dyn Policy>,
+    pub gate: Gate,
     pub metrics: Metrics,
+    pub log: Log,
     pub stopping: watch::Receiver<Stopping>,
 }
 
@@ -42,9 +48,12 @@ pub enum Stopping {
 /// One thread's own part of the router.
 pub struct Lane {
     pub shared: Arc<Shared>,
+    /// Its number among the lanes.
+    index: usize,
     pub pool: Rc<Pool>,
     pub scratch: RefCell<Scratch>,
     pub retries: Budget,
+    pub request_ids: RefCell<RequestIds>,
     /// Client connections and upgraded streams that are open.
     pub open: Cell<usize>,
 }
@@ -57,14 +66,21 @@ pub struct Scratch {
 }
 
 impl Lane {
-    pub fn new(shared: Arc<Shared>) -> Rc<Lane> {
+    pub fn new(shared: Arc<Shared>, index: usize) -> Rc<Lane> {
         Rc::new(Lane {
             shared,
+            index,
             pool: Rc::default(),
             scratch: RefCell::default(),
             retries: Budget::default(),
+            request_ids: RefCell::default(),
             open: Cell::new(0),
         })
+    }
+
+    /// What this lane counts.
+    pub fn metrics(&self) -> &LaneMetrics {
+        self.shared.metrics.lane(self.index)
     }
 }
 
@@ -74,6 +90,7 @@ pub struct Open(Rc<Lane>);
 impl Open {
     pub fn new(lane: Rc<Lane>) -> Self {
         lane.open.set(lane.open.get() + 1);
+        lane.metrics().connections.fetch_add(1, Relaxed);
         Open(lane)
     }
 }
@@ -81,5 +98,6 @@ impl Open {
 impl Drop for Open {
     fn drop(&mut self) {
         self.0.open.set(self.0.open.get() - 1);
+        self.0.metrics().connections.fetch_sub(1, Relaxed);
     }
 }

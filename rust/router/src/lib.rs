@@ -1,25 +1,35 @@
 //! The router: an HTTP/1.1 reverse proxy in front of OpenAI-compatible replicas.
 //!
-//! A request enters [`server`], is answered by [`admin`] or forwarded by [`proxy`], which asks a
-//! [`policy`] for a worker, takes a connection to it from [`upstream`] and hands the answer back as
-//! it comes. Every thread is a [`lane::Lane`] with its own listener and connections, so a request never
-//! changes threads; what the lanes share is in [`lane::Shared`].
+//! A request enters [`server`], passes the [`gate`], is answered by [`admin`] or forwarded by [`proxy`],
+//! which asks a [`policy`] for a worker, takes a connection to it from [`upstream`] and hands the answer
+//! back as it comes. Every thread is a [`lane::Lane`] with its own listener and connections, so a request never
+//! changes threads; what the lanes share is in [`lane::Shared`]. What is known of it in the end, its
+//! [`exchange`], goes into [`metrics`] and [`log`].
 
 mod admin;
+mod auth;
 mod body;
 mod breaker;
 mod chars;
 mod client_io;
 mod clock;
 mod config;
+mod exchange;
 mod forwarding;
+mod gate;
 mod health;
+mod histogram;
+mod in_flight;
 mod lane;
+mod log;
 mod metrics;
 mod policy;
+mod prometheus;
 mod proxy;
 mod reply;
+mod request_id;
 mod retry;
+mod route;
 mod scan;
 mod server;
 mod standing;
@@ -29,6 +39,7 @@ mod upstream;
 mod worker;
 
 pub use config::{Config, ConfigError};
+pub use log::{Level, LogFormat};
 pub use policy::{Candidates, Policy, PolicyKind, RequestKey, build as build_policy};
 pub use server::{Router, StartError};
 pub use worker::{LoadGuard, Worker};

@@ -12,6 +12,7 @@ use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode, Version};
 
 use crate::body::{Payload, ReadError, RequestBody, ResponseBody, Upload, discard};
+use crate::exchange::Exchange;
 use crate::forwarding;
 use crate::lane::{Lane, Scratch};
 use crate::policy::{Candidates, RequestKey};
@@ -38,7 +39,11 @@ enum Attempt {
     Broken(String),
 }
 
-pub async fn forward(lane: &Rc<Lane>, request: Request<Incoming>) -> Reply {
+pub async fn forward(
+    lane: &Rc<Lane>,
+    exchange: &mut Exchange,
+    request: Request<Incoming>,
+) -> Reply {
     let shared = &lane.shared;
     let (mut parts, incoming) = request.into_parts();
     let limit = shared.config.max_body_bytes;
@@ -71,6 +76,7 @@ pub async fn forward(lane: &Rc<Lane>, request: Request<Incoming>) -> Reply {
 
     let mut tries = Tries::new(lane);
     while let Some(worker) = tries.choose(&parts, &text) {
+        exchange.tries(&worker);
         let load = LoadGuard::new(worker.clone());
         match attempt(lane, &worker, &parts, &mut upload).await {
             Attempt::Answered(response, upstream) => {

@@ -13,6 +13,7 @@ pub type Reply = Response<Payload>;
 pub fn error_body(status: StatusCode, message: &str) -> String {
     let kind = match status.as_u16() {
         401 => "authentication_error",
+        429 => "rate_limit_error",
         400..=499 => "invalid_request_error",
         503 => "service_unavailable_error",
         _ => "server_error",
@@ -23,8 +24,12 @@ pub fn error_body(status: StatusCode, message: &str) -> String {
 
 pub fn error(status: StatusCode, message: &str) -> Reply {
     let mut reply = text(status, "application/json", error_body(status, message));
-    if status == StatusCode::SERVICE_UNAVAILABLE {
-        // Workers are probed every second, so a second later the answer may be another.
+    if matches!(
+        status,
+        StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
+    ) {
+        // Workers are probed every second and requests end all the time: a second later the answer may be
+        // another.
         reply
             .headers_mut()
             .insert(RETRY_AFTER, HeaderValue::from_static("1"));

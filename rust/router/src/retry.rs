@@ -125,15 +125,21 @@ impl<'a> Tries<'a> {
             None => status,
         };
         if worker.standing.answered(counts_as) {
-            worker.log("answers again");
+            let log = &self.lane.shared.log;
+            log.info("worker answers again", &[("worker", &worker.url)]);
         }
         if let Some(time) = busy {
             let until = clock::now().saturating_add(clock::ticks(time));
             if worker.standing.set_busy(until) {
-                worker.log(&format!(
-                    "is busy: {status}, retry after {} s",
-                    time.as_secs()
-                ));
+                let (status, seconds) = (status.as_u16(), time.as_secs());
+                self.lane.shared.log.info(
+                    "worker is busy",
+                    &[
+                        ("worker", &worker.url),
+                        ("status", &status),
+                        ("retry_after_s", &seconds),
+                    ],
+                );
             }
         }
         worker.requests.fetch_add(1, Relaxed);
@@ -155,7 +161,7 @@ impl<'a> Tries<'a> {
         self.failed(worker, &error.to_string());
         // Waiting for one such worker after another would add up.
         self.is_over = error.kind() == io::ErrorKind::TimedOut && worker.standing.is(Behind::Down);
-        mark_down(worker, &error.to_string());
+        mark_down(&self.lane.shared.log, worker, &error.to_string());
     }
 
     /// The connection ended before an answer. True if another worker may be asked.

@@ -6,6 +6,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -25,11 +26,14 @@ use crate::body::ReplyBody;
 use crate::client_io::{ClientIo, Phase};
 use crate::clock::TICK;
 use crate::config::{Config, ConfigError};
+use crate::exchange::Exchange;
+use crate::gate::Gate;
 use crate::lane::{Lane, Open, Shared, Stopping};
+use crate::log::{Log, Writer};
 use crate::metrics::Metrics;
 use crate::upstream::SWEEP_INTERVAL;
 use crate::worker::{Fleet, Worker};
-use crate::{admin, forwarding, health, policy, proxy, reply, upgrade};
+use crate::{admin, forwarding, gate, health, policy, proxy, reply, upgrade};
 
 /// Bytes of headers in one request; more is refused with 431.
 const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -74,6 +78,7 @@ pub struct Router {
     addr: SocketAddr,
     stopping: watch::Sender<Stopping>,
     threads: Vec<JoinHandle<()>>,
+    writer: Option<Writer>,
     running: Arc<Running>,
 }
 
@@ -93,6 +98,7 @@ impl Router {
             .map(|url| Worker::parse(url))
             .collect();
         let workers = workers.map_err(StartError::Config)?;
+        let gate = Gate::new(&config).map_err(StartError::Config)?;
         allow_descriptors();
         let lanes = match config.threads {
             0 => thread::available_parallelism().map_or(1, |count| count.get()),
@@ -105,11 +111,15 @@ impl Router {
                 error,
             })?;
         let addr = listeners[0].local_addr().map_err(StartError::Runtime)?;
+        let (log, writer) =
+            Log::start(config.log_level, config.log_format).map_err(StartError::Runtime)?;
         let (stopping, stopped) = watch::channel(Stopping::No);
         let shared = Arc::new(Shared {
             policy: policy::build(&config),
             fleet: Fleet::new(workers),
-            metrics: Metrics::default(),
+            gate,
+            metrics: Metrics::new(lanes),
+            log,
             stopping: stopped,
             config,
         });
@@ -121,12 +131,13 @@ impl Router {
             addr,
             stopping,
             threads: Vec::new(),
+            writer: Some(writer),
             running,
         };
         for (index, listener) in listeners.into_iter().enumerate() {
             let shared = shared.clone();
             router.spawn(format!("router-{index}"), move |runtime| {
-                runtime.block_on(serve(shared, listener))
+                runtime.block_on(serve(shared, index, listener))
             })?;
         }
         router.spawn("router-health".to_owned(), move |runtime| {
@@ -211,6 +222,9 @@ impl Drop for Router {
             // A panic was printed where it happened.
             let _ = thread.join();
         }
+        if let Some(writer) = self.writer.take() {
+            writer.finish();
+        }
     }
 }
 
@@ -263,8 +277,8 @@ fn socket(addr: SocketAddr) -> io::Result<Socket> {
 }
 
 /// One lane from its start to its end.
-async fn serve(shared: Arc<Shared>, listener: StdListener) {
-    let lane = Lane::new(shared.clone());
+async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener) {
+    let lane = Lane::new(shared.clone(), index);
     let listener =
         TcpListener::from_std(listener).expect("the listener is a non-blocking TCP socket");
     let mut stopping = shared.stopping.clone();
@@ -275,8 +289,8 @@ async fn serve(shared: Arc<Shared>, listener: StdListener) {
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    tokio::task::spawn_local(connection(lane.clone(), stream));
+                Ok((stream, peer)) => {
+                    tokio::task::spawn_local(connection(lane.clone(), stream, peer));
                 }
                 // Out of descriptors, most likely: some must be closed first.
                 Err(_) => sleep(Duration::from_millis(50)).await,
@@ -300,13 +314,14 @@ async fn serve(shared: Arc<Shared>, listener: StdListener) {
 }
 
 /// One client's connection.
-async fn connection(lane: Rc<Lane>, stream: TcpStream) {
+async fn connection(lane: Rc<Lane>, stream: TcpStream, peer: SocketAddr) {
     if stream.set_nodelay(true).is_err() {
         return; // Already closed by the client.
     }
     let _open = Open::new(lane.clone());
+    lane.metrics().accepted.fetch_add(1, Relaxed);
     let phase = Phase::new();
-    let service = service_fn(|request| respond(&lane, &phase, request));
+    let service = service_fn(|request| respond(&lane, &phase, peer, request));
     let io = TokioIo::new(ClientIo::new(stream, phase.clone()));
     let mut http = http1::Builder::new();
     http.auto_date_header(false).preserve_header_case(true);
@@ -337,15 +352,22 @@ async fn connection(lane: Rc<Lane>, stream: TcpStream) {
 async fn respond(
     lane: &Rc<Lane>,
     phase: &Arc<Phase>,
-    request: Request<Incoming>,
+    peer: SocketAddr,
+    mut request: Request<Incoming>,
 ) -> Result<Response<ReplyBody>, Infallible> {
     phase.set(Phase::BUSY);
-    let reply = route(lane, request).await;
-    lane.shared.metrics.count(reply.status());
-    Ok(reply.map(|payload| ReplyBody::new(payload, phase.clone())))
+    let id = gate::identify(lane, &mut request);
+    let mut exchange = Exchange::begin(lane, peer, id, &request);
+    let mut reply = route(lane, &mut exchange, request).await;
+    exchange.answers(&mut reply);
+    Ok(reply.map(|payload| ReplyBody::new(payload, phase.clone(), exchange)))
 }
 
-async fn route(lane: &Rc<Lane>, request: Request<Incoming>) -> reply::Reply {
+async fn route(
+    lane: &Rc<Lane>,
+    exchange: &mut Exchange,
+    mut request: Request<Incoming>,
+) -> reply::Reply {
     let size = forwarding::size(request.headers());
     if size > MAX_HEADER_BYTES {
         let message =
@@ -358,14 +380,19 @@ async fn route(lane: &Rc<Lane>, request: Request<Incoming>) -> reply::Reply {
             "CONNECT: this is a router, not a forward proxy",
         );
     }
-    match admin::answer(lane, request).await {
-        Ok(reply) => reply,
-        // With a body it is a request first; its offer to upgrade may be ignored.
-        Err(request)
-            if forwarding::wants_upgrade(request.headers()) && request.body().is_end_stream() =>
-        {
-            upgrade::forward(lane, request).await
-        }
-        Err(request) => proxy::forward(lane, request).await,
+    if let Err(refusal) = gate::authenticate(lane, &mut request) {
+        return refusal.reply(request);
     }
+    let request = match admin::answer(lane, request).await {
+        Ok(reply) => return reply,
+        Err(request) => request,
+    };
+    if let Err(refusal) = gate::enter(lane, exchange).await {
+        return refusal.reply(request);
+    }
+    // With a body it is a request first; its offer to upgrade may be ignored.
+    if forwarding::wants_upgrade(request.headers()) && request.body().is_end_stream() {
+        return upgrade::forward(lane, exchange, request).await;
+    }
+    proxy::forward(lane, exchange, request).await
 }

@@ -9,6 +9,7 @@ use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 
 use crate::body::{RequestBody, ResponseBody};
+use crate::exchange::{End, Exchange};
 use crate::forwarding;
 use crate::lane::{Lane, Open};
 use crate::proxy::{WORKER_HEADER, answer, exhausted, is_exhaustion};
@@ -19,7 +20,11 @@ use crate::worker::LoadGuard;
 
 const UPGRADE_TOKEN: HeaderValue = HeaderValue::from_static("upgrade");
 
-pub async fn forward(lane: &Rc<Lane>, mut request: Request<Incoming>) -> Reply {
+pub async fn forward(
+    lane: &Rc<Lane>,
+    exchange: &mut Exchange,
+    mut request: Request<Incoming>,
+) -> Reply {
     let client = hyper::upgrade::on(&mut request);
     let (mut parts, _) = request.into_parts();
     parts.headers = with_upgrade(parts.headers);
@@ -29,6 +34,7 @@ pub async fn forward(lane: &Rc<Lane>, mut request: Request<Incoming>) -> Reply {
         let Some(worker) = tries.choose(&parts, b"") else {
             return tries.give_up();
         };
+        exchange.tries(&worker);
         let load = LoadGuard::new(worker.clone());
         let mut sender = match connect(&worker).await {
             Ok((sender, connection)) => {
@@ -59,7 +65,13 @@ pub async fn forward(lane: &Rc<Lane>, mut request: Request<Incoming>) -> Reply {
         });
     }
     let server = hyper::upgrade::on(&mut response);
-    tokio::task::spawn_local(relay(client, server, load, Open::new(lane.clone())));
+    tokio::task::spawn_local(relay(
+        client,
+        server,
+        exchange.hand_on(StatusCode::SWITCHING_PROTOCOLS),
+        load,
+        Open::new(lane.clone()),
+    ));
     let (parts, _) = response.into_parts();
     let mut reply = reply::text(StatusCode::SWITCHING_PROTOCOLS, "", String::new());
     *reply.headers_mut() = with_upgrade(parts.headers);
@@ -79,11 +91,21 @@ fn with_upgrade(headers: HeaderMap) -> HeaderMap {
 }
 
 /// Copies until both sides have ended; either may end first.
-async fn relay(client: OnUpgrade, server: OnUpgrade, _load: LoadGuard, _open: Open) {
+async fn relay(
+    client: OnUpgrade,
+    server: OnUpgrade,
+    mut exchange: Exchange,
+    _load: LoadGuard,
+    _open: Open,
+) {
     let (Ok(client), Ok(server)) = tokio::join!(client, server) else {
         return;
     };
     let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
     // An error is one side's reset: dropping both ends passes it on.
-    let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+    if let Ok((up, down)) = tokio::io::copy_bidirectional(&mut client, &mut server).await {
+        exchange.received += up;
+        exchange.sent += down;
+        exchange.ends(End::Complete);
+    }
 }

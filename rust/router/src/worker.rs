@@ -10,6 +10,7 @@ use hyper::header::HeaderValue;
 use tokio::sync::Notify;
 
 use crate::config::ConfigError;
+use crate::histogram::Histogram;
 use crate::standing::{Health, Standing};
 
 /// One replica. Counters are relaxed atomics: each is right by itself, no two are a snapshot.
@@ -29,6 +30,8 @@ pub struct Worker {
     load: AtomicUsize,
     pub requests: AtomicU64,
     pub failures: AtomicU64,
+    /// Until the first bytes of its answers.
+    pub first_byte: Histogram,
 }
 
 static NEXT_ID: AtomicU32 = AtomicU32::new(0);
@@ -86,16 +89,12 @@ impl Worker {
             load: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
             failures: AtomicU64::new(0),
+            first_byte: Histogram::default(),
         })
     }
 
     pub fn health(&self) -> Health {
         self.standing.health()
-    }
-
-    /// Says that something about the worker has changed.
-    pub fn log(&self, what: &str) {
-        eprintln!("sglang-omni-router: worker {} {what}", self.url);
     }
 
     pub fn is_draining(&self) -> bool {

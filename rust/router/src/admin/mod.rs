@@ -16,7 +16,7 @@ use hyper::{Method, Request, StatusCode};
 use serde_json::json;
 
 use crate::lane::{Lane, Stopping};
-use crate::metrics;
+use crate::prometheus;
 use crate::reply::{self, Reply};
 use crate::worker::Worker;
 
@@ -41,8 +41,8 @@ pub async fn answer(
         "/liveness" if is_read => Ok(reply::text(StatusCode::OK, "text/plain", "OK".to_owned())),
         "/metrics" if is_read => Ok(reply::text(
             StatusCode::OK,
-            "text/plain; version=0.0.4",
-            metrics::render(&lane.shared),
+            prometheus::CONTENT_TYPE,
+            prometheus::render(&lane.shared),
         )),
         "/v1/models" if is_read => Ok(models::list(lane, headers).await),
         "/get_loads" if is_read => Ok(every_worker::loads(lane, headers).await),

@@ -1,0 +1,83 @@
+//! The name an exchange goes by in the logs of the client, the router and the worker.
+
+use std::fmt::Write;
+use std::hash::{BuildHasher, RandomState};
+
+use bytes::BytesMut;
+use hyper::header::{HeaderName, HeaderValue};
+
+/// Carries the id to the worker, and back to the client.
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// A longer id from a client is not taken over.
+const MAX_LENGTH: usize = 128;
+
+/// Digits of an id: 64 random bits for each lane of each process, and a count.
+const LENGTH: usize = 28;
+
+/// Ids written into memory that is taken for many of them at once.
+const BLOCK: usize = 128 * LENGTH;
+
+/// Makes ids that are unique, here and among routers, without a clock or a lock.
+pub struct RequestIds {
+    prefix: u64,
+    count: u64,
+    memory: BytesMut,
+}
+
+impl Default for RequestIds {
+    fn default() -> Self {
+        RequestIds {
+            // The standard library seeds every `RandomState` from the system.
+            prefix: RandomState::new().hash_one(0),
+            count: 0,
+            memory: BytesMut::new(),
+        }
+    }
+}
+
+impl RequestIds {
+    pub fn next(&mut self) -> HeaderValue {
+        self.count += 1;
+        if self.memory.capacity() < LENGTH {
+            self.memory = BytesMut::with_capacity(BLOCK);
+        }
+        let _ = write!(self.memory, "{:016x}{:012x}", self.prefix, self.count);
+        HeaderValue::from_maybe_shared(self.memory.split().freeze())
+            .expect("hexadecimal digits may stand in a header")
+    }
+}
+
+/// Whether a client's id can be shown and passed on as it is: visible ASCII of a sensible length.
+pub fn is_usable(value: &HeaderValue) -> bool {
+    (1..=MAX_LENGTH).contains(&value.len())
+        && value.as_bytes().iter().all(|byte| byte.is_ascii_graphic())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_differ_within_a_lane_and_between_lanes() {
+        let (mut one, mut other) = (RequestIds::default(), RequestIds::default());
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..1000 {
+            for id in [one.next(), other.next()] {
+                assert_eq!(id.len(), LENGTH);
+                assert!(is_usable(&id));
+                assert!(seen.insert(id));
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_client_may_choose() {
+        let value = |text: &[u8]| HeaderValue::from_bytes(text).unwrap();
+        assert!(is_usable(&value(b"req-1/{trace}")));
+        assert!(is_usable(&value(&[b'x'; MAX_LENGTH])));
+        for wrong in [&b""[..], b"two words", b"caf\xe9", &[b'x'; MAX_LENGTH + 1]] {
+            assert!(!is_usable(&value(wrong)), "{wrong:?}");
+        }
+    }
+}
