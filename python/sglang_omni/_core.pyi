@@ -191,6 +191,9 @@ class RouterServer:
     def url(self) -> str:
         """`http://host:port` it listens on."""
 
+    def reload(self) -> None:
+        """Read the workers' file and resolve the workers' names again, now."""
+
     def drain(self) -> None:
         """Takes no more connections; ends when what is in flight is done, or after `drain_timeout`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -145,6 +146,26 @@ async def router(*workers: Replica | str, **options: Any) -> AsyncIterator[str]:
     finally:
         server.stop()
         assert await asyncio.to_thread(server.wait, PATIENCE), "the router did not end"
+
+
+COMMAND = [sys.executable, "-m", "sglang_omni.launch_router"]
+
+
+@contextlib.asynccontextmanager
+async def launched(*options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A router in a process of its own; yields the process and the router's URL."""
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "--port", "0", *options, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    try:
+        while "listening on" not in (line := (await process.stderr.readline()).decode()):
+            assert line, "the router ended before it listened"
+        yield process, line.split()[-1]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 @dataclass(frozen=True)

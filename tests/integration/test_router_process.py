@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 
 import pytest
-from router_harness import PATIENCE, Seen, connect, get, post, read_body, read_head, replicas, router, until
+from router_harness import (
+    COMMAND,
+    PATIENCE,
+    Seen,
+    connect,
+    get,
+    launched,
+    post,
+    read_body,
+    read_head,
+    replicas,
+    router,
+    until,
+)
 
 from sglang_omni.launch_router import build_parser
 from sglang_omni.router import RouterConfig
 from sglang_omni.router.flags import flag_names, options
-
-COMMAND = [sys.executable, "-m", "sglang_omni.launch_router"]
-
-
-@contextlib.asynccontextmanager
-async def launched(*options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, "--port", "0", *options, stderr=asyncio.subprocess.PIPE
-    )
-    assert process.stderr is not None
-    try:
-        while "listening on" not in (line := (await process.stderr.readline()).decode()):
-            assert line, "the router ended before it listened"
-        yield process, line.split()[-1]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 def test_every_field_is_a_flag_and_only_given_ones_count() -> None:

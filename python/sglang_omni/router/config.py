@@ -43,6 +43,14 @@ class RouterConfig:
         "replicas, as http://host:port; POST /workers adds more while running",
         metavar="URL",
     )
+    workers_file: str | None = option(
+        None,
+        WORKERS,
+        "a file that lists replicas, a URL a line or as a JSON or YAML list; it is watched",
+        metavar="FILE",
+    )
+    worker_dns: list[str] = option([], WORKERS, "names whose every address is a replica", metavar="NAME:PORT")
+    dns_interval: float = option(5.0, WORKERS, "time between two look-ups of these names", metavar="SECONDS")
 
     host: str = option("127.0.0.1", LISTENING, "address to listen on")
     port: int = option(30000, LISTENING, "port to listen on; 0 takes a free one")

@@ -30,7 +30,8 @@ def with_keys_from_environment(config: RouterConfig) -> RouterConfig:
 
 def run_router(config: RouterConfig) -> int:
     """Serves until SIGTERM (finishes what is in flight) or SIGINT (ends at once); a second SIGTERM also
-    ends at once. Call it from the main thread of a process of its own.
+    ends at once. SIGHUP has it read the workers' file and resolve their names again. Call it from the
+    main thread of a process of its own.
 
     Returns:
         The exit status, 0 after either signal.
@@ -48,7 +49,11 @@ def run_router(config: RouterConfig) -> int:
     def on_interrupt(_signum: int, _frame: FrameType | None) -> None:
         server.stop()
 
+    def on_hangup(_signum: int, _frame: FrameType | None) -> None:
+        server.reload()
+
     before = {
+        signal.SIGHUP: signal.signal(signal.SIGHUP, on_hangup),
         signal.SIGTERM: signal.signal(signal.SIGTERM, on_terminate),
         signal.SIGINT: signal.signal(signal.SIGINT, on_interrupt),
     }

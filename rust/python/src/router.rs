@@ -32,6 +32,10 @@ impl RouterServer {
         format!("http://{}", self.router.addr())
     }
 
+    fn reload(&self) {
+        self.router.reload();
+    }
+
     fn drain(&self) {
         self.router.drain();
     }

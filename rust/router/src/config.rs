@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
+use crate::discovery;
 use crate::log::{Level, LogFormat};
 use crate::policy::PolicyKind;
 use crate::worker::Worker;
@@ -19,6 +20,13 @@ pub struct Config {
     pub port: u16,
     /// `http://host:port` of each replica. May be empty: `POST /workers` adds more.
     pub worker_urls: Vec<String>,
+    /// A file that lists workers; it is watched.
+    pub workers_file: Option<PathBuf>,
+    /// `name:port`; each address of the name is a worker.
+    pub worker_dns: Vec<String>,
+    /// How often these names are resolved.
+    #[serde(deserialize_with = "seconds")]
+    pub dns_interval: Duration,
     pub policy: PolicyKind,
     /// Share of a prompt, 0 to 1, that must be known to a worker for `cache_aware` to follow it there.
     pub cache_threshold: f64,
@@ -92,6 +100,9 @@ impl Default for Config {
             host: "127.0.0.1".to_owned(),
             port: 30000,
             worker_urls: Vec::new(),
+            workers_file: None,
+            worker_dns: Vec::new(),
+            dns_interval: Duration::from_secs(5),
             policy: PolicyKind::CacheAware,
             cache_threshold: 0.5,
             balance_abs_threshold: 32,
@@ -208,7 +219,9 @@ impl Config {
         if self.max_concurrent_requests == Some(0) {
             return fail("max_concurrent_requests: 0 would refuse every request".to_owned());
         }
+        discovery::validate(self)?;
         for (name, value) in [
+            ("dns_interval", self.dns_interval),
             ("eviction_interval", self.eviction_interval),
             ("header_timeout", self.header_timeout),
             ("probe_interval", self.probe_interval),

@@ -24,12 +24,14 @@ pub struct Shared {
     pub metrics: Metrics,
     pub log: Log,
     pub stopping: watch::Receiver<Stopping>,
+    /// Changes when what is listed elsewhere is to be read again.
+    pub reload: watch::Receiver<()>,
 }
 
 impl Shared {
     /// Takes a worker out of the fleet; requests it is serving go on to their end.
     pub fn remove(&self, worker: &Worker) {
-        if self.fleet.remove(&worker.url).is_some() {
+        if self.fleet.remove(worker) {
             worker.set_draining(true);
             self.policy.maintain(&self.fleet.read());
         }

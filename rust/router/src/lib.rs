@@ -14,6 +14,7 @@ mod chars;
 mod client_io;
 mod clock;
 mod config;
+mod discovery;
 mod exchange;
 mod forwarding;
 mod gate;

@@ -49,13 +49,17 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// SIGTERM drains; SIGINT, or a second SIGTERM, ends at once.
+/// SIGHUP reloads; SIGTERM drains; SIGINT, or a second SIGTERM, ends at once.
 async fn until_ended(router: &Router) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = interrupt.recv() => return Ok(()),
-        _ = terminate.recv() => router.drain(),
+    let mut hangup = signal(SignalKind::hangup())?;
+    loop {
+        tokio::select! {
+            _ = hangup.recv() => router.reload(),
+            _ = interrupt.recv() => return Ok(()),
+            _ = terminate.recv() => break router.drain(),
+        }
     }
     while !router.wait(Duration::ZERO) {
         tokio::select! {

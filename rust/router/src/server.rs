@@ -26,6 +26,7 @@ use crate::body::ReplyBody;
 use crate::client_io::{ClientIo, Phase};
 use crate::clock::TICK;
 use crate::config::{Config, ConfigError};
+use crate::discovery::Discovery;
 use crate::exchange::Exchange;
 use crate::gate::Gate;
 use crate::lane::{Lane, Open, Shared, Stopping};
@@ -77,6 +78,7 @@ impl std::error::Error for StartError {}
 pub struct Router {
     addr: SocketAddr,
     stopping: watch::Sender<Stopping>,
+    reload: watch::Sender<()>,
     threads: Vec<JoinHandle<()>>,
     writer: Option<Writer>,
     running: Arc<Running>,
@@ -114,6 +116,7 @@ impl Router {
         let (log, writer) =
             Log::start(config.log_level, config.log_format).map_err(StartError::Runtime)?;
         let (stopping, stopped) = watch::channel(Stopping::No);
+        let (reload, reloaded) = watch::channel(());
         let shared = Arc::new(Shared {
             policy: policy::build(&config),
             fleet: Fleet::new(workers),
@@ -121,8 +124,10 @@ impl Router {
             metrics: Metrics::new(lanes),
             log,
             stopping: stopped,
+            reload: reloaded,
             config,
         });
+        let discovery = Discovery::start(&shared).map_err(StartError::Config)?;
         let running = Arc::new(Running {
             count: Mutex::new(0),
             ended: Condvar::new(),
@@ -130,6 +135,7 @@ impl Router {
         let mut router = Router {
             addr,
             stopping,
+            reload,
             threads: Vec::new(),
             writer: Some(writer),
             running,
@@ -145,6 +151,7 @@ impl Router {
                 let mut stopping = shared.stopping.clone();
                 tokio::task::spawn_local(health::watch(shared.clone()));
                 tokio::task::spawn_local(health::maintain(shared.clone()));
+                tokio::task::spawn_local(discovery.watch(shared.clone()));
                 tokio::task::spawn_local(health::judge(shared.clone()));
                 let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
             });
@@ -189,6 +196,11 @@ impl Router {
     /// Where it listens; the port is the real one where 0 was asked for.
     pub fn addr(&self) -> SocketAddr {
         self.addr
+    }
+
+    /// Reads the workers' file and resolves the workers' names again, now.
+    pub fn reload(&self) {
+        self.reload.send_replace(());
     }
 
     /// Takes no more connections and ends when what is in flight is done, or after `drain_timeout`.

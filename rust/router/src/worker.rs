@@ -167,18 +167,18 @@ impl Fleet {
         (worker, true)
     }
 
-    /// Takes a worker out. Requests it is serving keep it alive until they end.
-    pub fn remove(&self, url: &str) -> Option<Arc<Worker>> {
+    /// Takes a worker out, if it is there. Requests it is serving keep it alive until they end.
+    pub fn remove(&self, worker: &Worker) -> bool {
         let _changing = self.changing.lock().unwrap();
-        let removed = self.find(url)?;
-        let workers = self
-            .read()
+        let workers = self.read();
+        let rest: Vec<_> = workers
             .iter()
-            .filter(|worker| worker.id != removed.id)
+            .filter(|known| known.id != worker.id)
             .cloned()
             .collect();
-        self.workers.store(Arc::new(workers));
-        Some(removed)
+        let was_there = rest.len() < workers.len();
+        self.workers.store(Arc::new(rest));
+        was_there
     }
 }
 
@@ -230,8 +230,9 @@ mod tests {
     #[test]
     fn a_removed_worker_leaves_the_fleet_but_not_its_requests() {
         let fleet = Fleet::new(vec![Worker::parse("http://a:1").unwrap()]);
-        let guard = LoadGuard::new(fleet.find("http://a:1").unwrap());
-        let removed = fleet.remove("http://a:1").unwrap();
+        let removed = fleet.find("http://a:1").unwrap();
+        let guard = LoadGuard::new(removed.clone());
+        assert!(fleet.remove(&removed) && !fleet.remove(&removed));
         assert!(fleet.read().is_empty());
         assert_eq!(removed.load(), 1);
         drop(guard);
