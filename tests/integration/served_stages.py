@@ -23,3 +23,8 @@ def answer() -> Callable[[StagePayload], dict]:
 
 def broken() -> None:
     raise FileNotFoundError("no weights in /nowhere")
+
+
+def never() -> None:
+    """A model that takes for ever to load."""
+    threading.Event().wait()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -167,6 +169,41 @@ def test_fleet_outlives_the_death_of_its_members(launch):
     assert server.process.wait(PATIENCE) == 0
     server.assert_nothing_left()
     assert list((server.folder / "run").iterdir()) == []
+
+
+def test_ports_of_a_fleet_stay_its_own(launch):
+    server = launch("--dp-size", "2", "--router-policy", "random")
+    url = server.base_url()
+    listed = httpx.get(f"{url}/workers", timeout=PATIENCE).json()
+    assert listed["policy"] == "random"
+    addresses = [urlsplit(worker["url"]) for worker in listed["workers"]] + [urlsplit(url)]
+    # As long as its member is down, a port is held by nobody who answers, and by nobody else either.
+    for mark in ("launch_server", "router_process"):
+        for member in server.children(mark):
+            member.kill()
+            member.wait()
+    for address in addresses:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind((address.hostname, address.port))
+    server.wait_for(lambda: healthy_workers(url) == 2, "the fleet does not come back")
+    assert shout(url).status_code == 200
+
+
+def test_ctrl_c_ends_a_fleet_that_is_still_starting(launch):
+    server = launch("--dp-size", "2", answer="never")
+    server.wait_for(lambda: len(server.children("launch_server")) == 2, "no replica starts")
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(PATIENCE) == 0
+    server.assert_nothing_left()
+
+
+def test_replica_that_is_never_healthy_ends_the_launch(launch):
+    server = launch("--dp-size", "2", "--start-timeout", "3", answer="never")
+    assert server.process.wait(PATIENCE) == 1
+    log = server.log.read_text()
+    assert "exited with status 1" in log
+    assert "served on" not in log
+    server.assert_nothing_left()
 
 
 def test_killed_launcher_leaves_no_process(launch):

@@ -110,9 +110,15 @@ async def run_fleet(options: FleetOptions) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    # A port in use is better known before the models are loaded.
-    options = replace(options, port=_free_port(options.host, options.port))
-    members = [_replica(index, options) for index in range(options.size)]
+    with contextlib.ExitStack() as held:
+        # A port in use is better known before the models are loaded.
+        options = replace(options, port=_hold_port(held, options.host, options.port))
+        ports = [_hold_port(held, "127.0.0.1") for _ in range(options.size)]
+        return await _run([_replica(index, port, options) for index, port in enumerate(ports)], options, stop)
+
+
+async def _run(members: list[Member], options: FleetOptions, stop: asyncio.Event) -> int:
+    """Runs the replicas and, once they are healthy, the router; ends all of them."""
     tasks = [asyncio.ensure_future(m.keep_running(options.start_timeout)) for m in members]
     stopped = asyncio.ensure_future(stop.wait())
     try:
@@ -177,13 +183,16 @@ async def _end(processes: Sequence[asyncio.subprocess.Process]) -> None:
         await asyncio.gather(*waits)
 
 
-def _free_port(host: str, port: int = 0) -> int:
-    with bind(host, port) as probe:
-        return probe.getsockname()[1]
+def _hold_port(held: contextlib.ExitStack, host: str, port: int = 0) -> int:
+    """A port that stays a member's, whenever it starts, for as long as ``held`` is open.
+
+    The socket that holds it never listens, which leaves the port to whoever binds it by number, as
+    members do, and out of what the system hands out as free.
+    """
+    return held.enter_context(bind(host, port)).getsockname()[1]
 
 
-def _replica(index: int, options: FleetOptions) -> Member:
-    port = _free_port("127.0.0.1")
+def _replica(index: int, port: int, options: FleetOptions) -> Member:
     command = [
         *(sys.executable, "-m", "sglang_omni.launch_server"),
         *("--host", "127.0.0.1", "--port", str(port), "--parent-pid", str(os.getpid())),
