@@ -10,7 +10,7 @@ from measure import show_time
 from router_ways import OURS, PEER_NAMES, Window
 
 Better = Literal["higher", "lower"]
-Unit = Literal["share", "cpu s", "s", "MB", "GB/s"]
+Unit = Literal["share", "x", "cpu s", "s", "MB", "GB/s"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,8 @@ def show_value(value: float, unit: Unit) -> str:
     match unit:
         case "share":
             return f"{value:.3f}".lstrip("0")
+        case "x":
+            return f"{value:.2f}"
         case "cpu s":
             return f"{value:.3f}"
         case "s":

@@ -50,7 +50,7 @@ def free_port() -> int:
         return port
 
 
-def command_of(name: str, port: int, workers: Sequence[str], policy: str = "cache_aware") -> list[str]:
+def command_of(name: str, port: int, workers: Sequence[str], policy: str) -> list[str]:
     """How each router is started: its defaults, but for where it listens."""
     common = ["--host", "127.0.0.1", "--port", str(port), "--policy", policy, "--worker-urls", *workers]
     metrics = ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
@@ -150,10 +150,10 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def workers(count: int, *options: str) -> Iterator[list[int]]:
-    """Mock workers, all of one process; yields their ports."""
+def workers(count: int, *mode: str) -> Iterator[list[int]]:
+    """Mock workers, all of one process; yields their ports. ``mode`` is the load program's, if not worker."""
     ports = [free_port() for _ in range(count)]
-    process = _start([str(LOAD), "worker", *options, *map(str, ports)], cores()[1], "workers")
+    process = _start([str(LOAD), *(mode or ("worker",)), *map(str, ports)], cores()[1], "workers")
     try:
         for port in ports:
             _until_listening(port, process)
@@ -176,14 +176,16 @@ def pass_through(target: int) -> Iterator[Way]:
 
 
 @contextlib.contextmanager
-def router(name: str, worker_ports: Sequence[int], command: str | None = None) -> Iterator[Way]:
+def router(
+    name: str, worker_ports: Sequence[int], command: str | None = None, policy: str = "cache_aware"
+) -> Iterator[Way]:
     """A router that has answered a request through every worker; or one with ``failure`` set.
 
     ``command`` starts it in place of the known command; ``--host``, ``--port`` and so on are added to it.
     """
     port = free_port()
     urls = [f"http://127.0.0.1:{worker}" for worker in worker_ports]
-    words = command_of(name if command is None else OURS, port, urls)
+    words = command_of(name if command is None else OURS, port, urls, policy)
     if command is not None:
         words = [*shlex.split(command), *words[3:]]
     path = Way(name, port)

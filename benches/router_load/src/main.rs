@@ -3,19 +3,27 @@
 //!     router-load worker PORT...
 //!     router-load pass PORT TARGET_PORT
 //!     router-load load PORT CLIENTS SECONDS (json | sse | image) BODY_BYTES
+//!     router-load kv-worker TRACE PORT...
+//!     router-load replay TRACE PORT
+//!     router-load perfect TRACE WORKERS
 //!
 //! Everything is on 127.0.0.1, and each process is one thread. `pass` hands bytes on without looking at
-//! them: the floor under any proxy. `load` prints one line of JSON.
+//! them: the floor under any proxy. `load` prints one line of JSON. The last three are for the hit rate on a
+//! trace, multi-turn or shared-prefixes: workers with a KV cache, which tell at /stats what they have seen.
 
 mod framing;
+mod kv_worker;
 mod load;
 mod pass;
+mod replay;
 mod worker;
 
 use std::io::{Error, Result};
 use std::str::FromStr;
 use std::time::Duration;
 
+use router_sim::fleet::Setup;
+use router_sim::trace::Shape;
 use tokio::runtime::{Builder, LocalOptions};
 
 use crate::load::{Kind, Load};
@@ -23,7 +31,11 @@ use crate::load::{Kind, Load};
 const USAGE: &str = "\
 usage: router-load worker PORT...
        router-load pass PORT TARGET_PORT
-       router-load load PORT CLIENTS SECONDS (json | sse | image) BODY_BYTES";
+       router-load load PORT CLIENTS SECONDS (json | sse | image) BODY_BYTES
+       router-load kv-worker TRACE PORT...
+       router-load replay TRACE PORT
+       router-load perfect TRACE WORKERS
+traces: multi-turn shared-prefixes";
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -33,8 +45,16 @@ fn main() -> Result<()> {
         .build_local(LocalOptions::default())?;
     match words.as_slice() {
         ["worker", ports @ ..] if !ports.is_empty() => {
-            let ports: Result<Vec<u16>> = ports.iter().map(|port| number(port)).collect();
-            runtime.block_on(worker::serve(&ports?))
+            runtime.block_on(worker::serve(&numbers(ports)?))
+        }
+        ["kv-worker", trace, ports @ ..] if !ports.is_empty() => {
+            let kv_bytes = Setup::new(ports.len(), &shape(trace)?).kv_bytes / ports.len();
+            runtime.block_on(kv_worker::serve(kv_bytes, &numbers(ports)?))
+        }
+        ["replay", trace, port] => runtime.block_on(replay::replay(number(port)?, &shape(trace)?)),
+        ["perfect", trace, workers] => {
+            println!("{}", replay::perfect(&shape(trace)?, number(workers)?));
+            Ok(())
         }
         ["pass", port, target] => runtime.block_on(pass::serve(number(port)?, number(target)?)),
         ["load", port, clients, seconds, kind, bytes] => {
@@ -55,6 +75,18 @@ fn main() -> Result<()> {
         }
         _ => Err(Error::other(USAGE)),
     }
+}
+
+fn shape(trace: &str) -> Result<Shape> {
+    match trace {
+        "multi-turn" => Ok(Shape::multi_turn()),
+        "shared-prefixes" => Ok(Shape::shared_prefixes()),
+        _ => Err(Error::other(USAGE)),
+    }
+}
+
+fn numbers<T: FromStr>(words: &[&str]) -> Result<Vec<T>> {
+    words.iter().map(|word| number(word)).collect()
 }
 
 fn number<T: FromStr>(word: &str) -> Result<T> {

@@ -73,7 +73,7 @@ impl Answers {
 }
 
 /// What routers ask workers about before they trust them with a request.
-fn about(line: &str) -> String {
+pub fn about(line: &str) -> String {
     match line.split(' ').nth(1).unwrap_or_default() {
         "/v1/models" => json(
             r#"{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"mock"}]}"#,
@@ -85,7 +85,7 @@ fn about(line: &str) -> String {
     }
 }
 
-fn json(body: &str) -> String {
+pub fn json(body: &str) -> String {
     format!(
         "HTTP/1.1 200 OK\r\nserver: mock\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()

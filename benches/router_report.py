@@ -1,0 +1,91 @@
+"""Tables of the router's last full benchmark, from benches/results/router.json.
+
+    python benches/router_report.py
+
+Writes benches/results/router.md and the parts of docs/router-bench.md and README.md between the lines
+``<!-- router: NAME -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from measure import RESULTS
+from router_cases import Row, show_value, table
+from router_ways import OURS, PEER_NAMES
+
+ROOT = Path(__file__).resolve().parent.parent
+# The columns of the README's table.
+SHORT = ("1 client", "32 clients", "256 clients", "32 streams")
+NAMES = {"pass": "a bare TCP pass-through: the limit", OURS: "**sglang_omni**"}
+
+
+def tables(measured: dict[str, Any]) -> str:
+    """Everything that was measured, in Markdown."""
+    parts = [speed(measured)] if measured["speed"]["rows"] else []
+    parts += [hits(measured)] if measured["hits"]["rows"] else []
+    return "\n\n".join([*parts, notes(measured)]) + "\n"
+
+
+def _rows(part: dict[str, Any]) -> list[Row]:
+    return [Row(**{key: value for key, value in row.items() if key != "reached"}) for row in part["rows"]]
+
+
+def speed(measured: dict[str, Any]) -> str:
+    return table(_rows(measured["speed"]), measured["speed"]["ways"])
+
+
+def hits(measured: dict[str, Any]) -> str:
+    return table(_rows(measured["hits"]), measured["hits"]["ways"])
+
+
+def notes(measured: dict[str, Any]) -> str:
+    began, ended = measured["began"], measured["ended"]
+    lines = [
+        f"{began['when']} to {ended['when'][11:]}, load average {began['load'][0]} to {ended['load'][0]}, "
+        f"{began['cpus']} CPUs ({began['machine']})."
+    ]
+    for case, failed in measured["failures"].items():
+        lines += [f"- {case}: {name} has no figure: {why}" for name, why in failed.items()]
+    return "\n".join(lines)
+
+
+def summary(measured: dict[str, Any]) -> str:
+    """A line a router: shares of the direct path, CPU, memory."""
+    rows = {row.case: row for row in _rows(measured["speed"])}
+
+    def cell(case: str, way: str) -> str:
+        value = rows[case].values.get(way)
+        return "-" if value is None else show_value(value, rows[case].unit)
+
+    head = ["requests/s as a share of the direct path", *SHORT]
+    head += ["CPU s per 1,000, 32 clients", "idle memory"]
+    lines = [head, ["---"] * len(head)]
+    for way in ("pass", OURS, *PEER_NAMES):
+        shares = [cell(f"{case}: requests/s, share of direct", way) for case in SHORT]
+        rest = [cell("32 clients: CPU s per 1,000", way), cell("memory when idle", way)]
+        bold = "**" if way == OURS else ""
+        lines.append([NAMES.get(way, way), *(f"{bold}{text}{bold}" for text in [*shares, *rest])])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+PARTS = {"speed": speed, "hits": hits, "notes": notes, "summary": summary}
+
+
+def main() -> None:
+    measured = json.loads((RESULTS / "router.json").read_text())
+    (RESULTS / "router.md").write_text(tables(measured))
+
+    def fill(found: re.Match[str]) -> str:
+        return f"{found[1]}\n{PARTS[found[2]](measured)}\n{found[3]}"
+
+    for path in (ROOT / "docs/router-bench.md", ROOT / "README.md"):
+        pattern = r"(<!-- router: (\w+) -->)\n.*?(<!-- end -->)"
+        path.write_text(re.sub(pattern, fill, path.read_text(), flags=re.S))
+
+
+if __name__ == "__main__":
+    main()
