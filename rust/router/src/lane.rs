@@ -12,6 +12,7 @@ use crate::metrics::{LaneMetrics, Metrics};
 use crate::policy::Policy;
 use crate::request_id::RequestIds;
 use crate::retry::Budget;
+use crate::spin::Spin;
 use crate::upstream::Pool;
 use crate::worker::{Fleet, Worker};
 
@@ -56,6 +57,7 @@ pub struct Lane {
     pub scratch: RefCell<Scratch>,
     pub retries: Budget,
     pub request_ids: RefCell<RequestIds>,
+    pub spin: Arc<Spin>,
     /// Client connections and upgraded streams that are open.
     pub open: Cell<usize>,
 }
@@ -68,7 +70,7 @@ pub struct Scratch {
 }
 
 impl Lane {
-    pub fn new(shared: Arc<Shared>, index: usize) -> Rc<Lane> {
+    pub fn new(shared: Arc<Shared>, index: usize, spin: Arc<Spin>) -> Rc<Lane> {
         Rc::new(Lane {
             shared,
             index,
@@ -76,6 +78,7 @@ impl Lane {
             scratch: RefCell::default(),
             retries: Budget::default(),
             request_ids: RefCell::default(),
+            spin,
             open: Cell::new(0),
         })
     }

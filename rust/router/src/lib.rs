@@ -33,6 +33,7 @@ mod retry;
 mod route;
 mod scan;
 mod server;
+mod spin;
 mod standing;
 mod tree;
 mod upgrade;

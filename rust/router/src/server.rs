@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
 use std::pin::pin;
@@ -32,6 +33,7 @@ use crate::gate::Gate;
 use crate::lane::{Lane, Open, Shared, Stopping};
 use crate::log::{Log, Writer};
 use crate::metrics::Metrics;
+use crate::spin::Spin;
 use crate::upstream::SWEEP_INTERVAL;
 use crate::worker::{Fleet, Worker};
 use crate::{admin, forwarding, gate, health, policy, proxy, reply, upgrade};
@@ -142,11 +144,16 @@ impl Router {
         };
         for (index, listener) in listeners.into_iter().enumerate() {
             let shared = shared.clone();
-            router.spawn(format!("router-{index}"), move |runtime| {
-                runtime.block_on(serve(shared, index, listener))
+            let spin = Spin::new(shared.clone(), index);
+            let mut runtime = Builder::new_current_thread();
+            let before_park = spin.clone();
+            runtime.on_thread_park(move || before_park.before_park());
+            router.spawn(format!("router-{index}"), runtime, move |runtime| {
+                runtime.block_on(serve(shared, index, listener, spin))
             })?;
         }
-        router.spawn("router-health".to_owned(), move |runtime| {
+        let runtime = Builder::new_current_thread();
+        router.spawn("router-health".to_owned(), runtime, move |runtime| {
             runtime.block_on(async {
                 let mut stopping = shared.stopping.clone();
                 tokio::task::spawn_local(health::watch(shared.clone()));
@@ -162,6 +169,7 @@ impl Router {
     fn spawn(
         &mut self,
         name: String,
+        mut runtime: Builder,
         body: impl FnOnce(&LocalRuntime) + Send + 'static,
     ) -> Result<(), StartError> {
         let running = self.running.clone();
@@ -176,7 +184,7 @@ impl Router {
                 }
             }
             let _ended = Ended(running);
-            let runtime = Builder::new_current_thread()
+            let runtime = runtime
                 .enable_all()
                 .build_local(LocalOptions::default())
                 .expect("a runtime needs only an epoll instance");
@@ -289,8 +297,9 @@ fn socket(addr: SocketAddr) -> io::Result<Socket> {
 }
 
 /// One lane from its start to its end.
-async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener) {
-    let lane = Lane::new(shared.clone(), index);
+async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spin: Arc<Spin>) {
+    tokio::task::spawn_local(spin.clone().idle());
+    let lane = Lane::new(shared.clone(), index, spin);
     let listener =
         TcpListener::from_std(listener).expect("the listener is a non-blocking TCP socket");
     let mut stopping = shared.stopping.clone();
@@ -348,7 +357,7 @@ async fn connection(lane: Rc<Lane>, stream: TcpStream, peer: SocketAddr) {
         tokio::select! {
             biased;
             // Errors are the client's: it left, or sent what is not HTTP and was told so.
-            _ = http.as_mut() => return,
+            _ = poll_fn(|cx| { lane.spin.turn(); http.as_mut().poll(cx) }) => return,
             _ = stopping.changed() => http.as_mut().graceful_shutdown(),
             _ = checks.tick() => {
                 waited = if phase.get() == Phase::HEAD { waited + 1 } else { 0 };
