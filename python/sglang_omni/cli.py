@@ -1,4 +1,4 @@
-"""``sgl-omni serve | config {view,resolve,validate} | route``."""
+"""``sgl-omni serve | config {view,resolve,validate} | route [top]``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from sglang_omni.launch_server import main as serve
 
         return serve(args[1:], prog="sgl-omni serve")
+    if args[:2] == ["route", "top"]:
+        from sglang_omni.router.top import main as top
+
+        return top(args[2:])
     if args[:1] == ["route"]:
         from sglang_omni.launch_router import main as route
 
@@ -24,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser("serve", help="serve a model (sgl-omni serve --help)", add_help=False)
-    commands.add_parser("route", help="route requests to replicas (sgl-omni route --help)", add_help=False)
+    commands.add_parser("route", help="route requests to replicas; route top watches them", add_help=False)
     config = commands.add_parser("config", help="look at a pipeline's config")
     actions = config.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in (

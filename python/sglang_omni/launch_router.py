@@ -15,6 +15,7 @@ examples:
   %(prog)s --worker-urls http://10.0.0.1:8000 http://10.0.0.2:8000
   curl -X POST 'http://127.0.0.1:30000/workers?url=http://10.0.0.3:8000'
 
+sgl-omni route top shows a running router's workers, live.
 docs/router.md explains the options and lists the endpoints.
 """
 

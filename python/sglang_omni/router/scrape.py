@@ -1,0 +1,146 @@
+"""What a running router tells about itself: `/workers` and `/metrics`, read and compared over time."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_TIMEOUT_S = 5.0
+_PREFIX = "sglang_omni_router_"
+# The environment's proxies are not for a router that is spoken to directly.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+# Answered by the router itself, as what is asked here is: they say nothing about its work.
+_OWN_ROUTES = ("/health", "/liveness", "/readiness", "/metrics", "/workers")
+
+Labels = Mapping[str, str]
+
+
+class RouterUnreachable(Exception):
+    """No answer; the text says why, and what to do."""
+
+
+class NotARouter(Exception):
+    """There is an answer, but not one to go on with; the text says what to do."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the router told at one time.
+
+    Attributes:
+        at: Seconds on a clock that only goes forward.
+        workers: Entries of `/workers`.
+        values: By metric, without the common prefix: its labels with each value.
+    """
+
+    at: float
+    policy: str
+    workers: list[dict[str, Any]]
+    values: dict[str, list[tuple[Labels, float]]]
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum over all series with these labels; nan where there is none."""
+        found = [value for had, value in self.values.get(name, []) if labels.items() <= had.items()]
+        return sum(found) if found else math.nan
+
+    def buckets(self, name: str, **labels: str) -> dict[float, float]:
+        """Cumulated counts by upper bound, summed over all series with these labels."""
+        counts: dict[float, float] = {}
+        for had, value in self.values.get(f"{name}_bucket", []):
+            if labels.items() <= had.items():
+                bound = float(had["le"])
+                counts[bound] = counts.get(bound, 0.0) + value
+        return counts
+
+
+@dataclass(frozen=True)
+class Change:
+    """What happened between two snapshots."""
+
+    before: Snapshot
+    now: Snapshot
+
+    def grown(self, name: str, **labels: str) -> float:
+        """How much a counter grew. One that is new, or was started anew, grew from 0."""
+        now, before = self.now.total(name, **labels), self.before.total(name, **labels)
+        return now if math.isnan(before) or before > now else now - before
+
+    def rate(self, name: str, **labels: str) -> float:
+        return self.grown(name, **labels) / max(self.now.at - self.before.at, 1e-9)
+
+    def quantile(self, share: float, name: str, **labels: str) -> float:
+        """Seconds that this share of what was observed meanwhile took at most; nan if nothing was."""
+        before, now = self.before.buckets(name, **labels), self.now.buckets(name, **labels)
+        grown = [(bound, count - before.get(bound, 0.0)) for bound, count in sorted(now.items())]
+        total = grown[-1][1] if grown else 0.0
+        if total <= 0:
+            return math.nan
+        low, below = 0.0, 0.0
+        for bound, count in grown:
+            if count >= share * total:
+                # Of the last bucket only the lower end is known.
+                within = (share * total - below) / (count - below) if count > below else 1.0
+                return low if math.isinf(bound) else low + (bound - low) * within
+            low, below = bound, count
+        return low
+
+
+def read(url: str, api_key: str | None = None) -> Snapshot:
+    """Asks a router.
+
+    Raises:
+        RouterUnreachable: It is not there, now.
+        NotARouter: It asks for a key, or is something else.
+    """
+    try:
+        listed = json.loads(_get(f"{url}/workers", api_key))
+        return Snapshot(
+            at=time.monotonic(),
+            policy=listed["policy"],
+            workers=listed["workers"],
+            values=parse(_get(f"{url}/metrics", api_key)),
+        )
+    except (ValueError, KeyError, TypeError) as exc:
+        raise NotARouter(f"what answers at {url} is not a sglang-omni router") from exc
+
+
+def _get(url: str, api_key: str | None) -> str:
+    request = urllib.request.Request(url)
+    if api_key:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    try:
+        with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
+            return answer.read().decode()
+    except urllib.error.HTTPError as exc:
+        if exc.code in (401, 403):
+            hint = "it does not take this --api-key" if api_key else "it needs a key: give --api-key"
+            raise NotARouter(f"{url}: {hint}") from exc
+        raise NotARouter(f"{url} answered {exc.code}: is that a sglang-omni router?") from exc
+    except OSError as exc:
+        reason = getattr(exc, "reason", exc)
+        raise RouterUnreachable(f"no router answers at {url}: {reason}") from exc
+
+
+def parse(text: str) -> dict[str, list[tuple[Labels, float]]]:
+    """Reads Prometheus' text format, as the router writes it."""
+    values: dict[str, list[tuple[Labels, float]]] = {}
+    own = tuple(f'route="{path}"' for path in _OWN_ROUTES)
+    for line in text.splitlines():
+        if not line.startswith(_PREFIX) or any(route in line for route in own):
+            continue
+        series, value = line.removeprefix(_PREFIX).rsplit(" ", 1)
+        name, _, rest = series.partition("{")
+        values.setdefault(name, []).append((_labels(rest.removesuffix("}")), float(value)))
+    return values
+
+
+def _labels(text: str) -> Labels:
+    pairs = (pair.partition('="') for pair in text.split('",') if pair)
+    return {name: value.removesuffix('"') for name, _, value in pairs}

@@ -1,0 +1,245 @@
+"""`sgl-omni route top`: a router's workers, their load and latencies, live in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from sglang_omni.router.scrape import Change, NotARouter, RouterUnreachable, Snapshot, read
+
+_GREEN, _YELLOW, _RED, _DIM, _BOLD, _PLAIN = (f"\x1b[{code}m" for code in ("32", "33", "31", "2", "1", "0"))
+_STATES = {"up": _GREEN, "busy": _YELLOW, "unknown": _DIM, "draining": _YELLOW}
+_OPEN_SCREEN, _CLOSE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _TO_LINE_END, _TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
+
+_FIRST_BYTE = "worker_time_to_first_byte_seconds"
+_COLUMNS = ("WORKER", "STATE", "LOAD", "REQ/S", "P50", "P99", "FAIL/S", "REQUESTS", "FAILURES", "TREE")
+
+
+def build_parser(prog: str = "sgl-omni route top") -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Watch a router: its workers, their load, hit rate and latencies. q ends it. "
+        "Where the output is no terminal, one table is printed.",
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:30000", help="the router (default: %(default)s)")
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("SGLANG_OMNI_ROUTER_API_KEY"),
+        help="a key of the router's; or set SGLANG_OMNI_ROUTER_API_KEY",
+    )
+    parser.add_argument(
+        "--interval", type=float, default=1.0, metavar="SECONDS", help="time between two looks (default: 1)"
+    )
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni route top") -> int:
+    """Returns the exit status: 1 where there is no router, or none that answers to this key."""
+    parser = build_parser(prog)
+    args = parser.parse_args(argv)
+    if not args.interval > 0:
+        parser.error("--interval must be more than 0 seconds")
+    url = args.url.rstrip("/") if "://" in args.url else f"http://{args.url.rstrip('/')}"
+    try:
+        first = read(url, args.api_key)
+        if sys.stdout.isatty():
+            _Screen(url, args.api_key, args.interval, first).run()
+        else:
+            time.sleep(args.interval)
+            print("\n".join(table(url, Change(first, read(url, args.api_key)))))
+    except (NotARouter, RouterUnreachable) as exc:
+        print(f"{prog}: {exc}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def table(url: str, change: Change, *, color: bool = False) -> list[str]:
+    """The lines to show."""
+    now = change.now
+    paint = _paint if color else _leave
+    healthy = sum(bool(worker["healthy"]) for worker in now.workers)
+    lines = [
+        paint(_BOLD, f"{url}  {now.policy}  {healthy} of {len(now.workers)} workers healthy"),
+        f"requests {_number(change.rate('worker_requests_total'))}/s"
+        f"  in flight {_number(now.total('requests_in_flight'))}"
+        f"  waiting {_number(now.total('requests_waiting'))}"
+        f"  retries {_number(change.rate('retries_total'))}/s"
+        f"  unserved {_number(change.rate('unserved_total'))}/s"
+        f"  hit rate {_hit_rate(change)}",
+        f"first byte p50 {_time(change.quantile(0.5, 'time_to_first_byte_seconds'))}"
+        f" p99 {_time(change.quantile(0.99, 'time_to_first_byte_seconds'))}"
+        f"  whole answer p50 {_time(change.quantile(0.5, 'request_duration_seconds'))}"
+        f" p99 {_time(change.quantile(0.99, 'request_duration_seconds'))}",
+        "",
+    ]
+    rows = [_COLUMNS, *(_row(change, worker) for worker in now.workers)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    for row in rows:
+        # What is text stands left, numbers right.
+        cells = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+        cells += [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
+        if row is _COLUMNS:
+            lines.append(paint(_DIM, "  ".join(cells)))
+        else:
+            cells[1] = paint(_STATES.get(row[1], _RED), cells[1])
+            lines.append("  ".join(cells))
+    return lines if now.workers else [*lines, "no workers; POST /workers adds one"]
+
+
+def _row(change: Change, worker: dict) -> tuple[str, ...]:
+    url = worker["url"]
+    return (
+        url,
+        "draining" if worker["draining"] else str(worker["state"]),
+        str(worker["load"]),
+        _number(change.rate("worker_requests_total", worker=url)),
+        _time(change.quantile(0.5, _FIRST_BYTE, worker=url)),
+        _time(change.quantile(0.99, _FIRST_BYTE, worker=url)),
+        _number(change.rate("worker_failures_total", worker=url)),
+        str(worker["requests"]),
+        str(worker["failures"]),
+        _bytes(change.now.total("tree_bytes", worker=url)),
+    )
+
+
+def _hit_rate(change: Change) -> str:
+    prompts = change.grown("prompt_bytes_total")
+    return f"{change.grown('matched_bytes_total') / prompts:.0%}" if prompts > 0 else "-"
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def _time(seconds: float) -> str:
+    if math.isnan(seconds):
+        return "-"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+
+
+def _bytes(count: float) -> str:
+    if math.isnan(count):
+        return "-"
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def _paint(code: str, text: str) -> str:
+    return f"{code}{text}{_PLAIN}"
+
+
+def _leave(_code: str, text: str) -> str:
+    return text
+
+
+class _Screen:
+    """The live table; drawn at every look, and when the terminal's size changes."""
+
+    def __init__(self, url: str, api_key: str | None, interval: float, first: Snapshot) -> None:
+        self.url = url
+        self.api_key = api_key
+        self.interval = interval
+        self.change = Change(first, first)
+        self.trouble: str | None = None
+        self.color = "NO_COLOR" not in os.environ
+
+    def run(self) -> None:
+        """Until q or Ctrl-C."""
+        signal.signal(signal.SIGWINCH, lambda *_: self.draw())
+        with _own_screen(), _single_keys() as keys:
+            self.draw()
+            while not _pressed(keys, "q", self.interval):
+                self.look()
+                self.draw()
+
+    def look(self) -> None:
+        try:
+            self.change = Change(self.change.now, read(self.url, self.api_key))
+            self.trouble = None
+        except RouterUnreachable as exc:
+            self.trouble = str(exc)
+
+    def draw(self) -> None:
+        columns, rows = os.get_terminal_size(sys.stdout.fileno())
+        lines = table(self.url, self.change, color=self.color)
+        if self.trouble:
+            lines[:0] = [_paint(_RED, self.trouble) if self.color else self.trouble, ""]
+        if len(lines) > rows:
+            lines[rows - 1 :] = [f"... and {len(lines) - rows + 1} more"]
+        shown = (_TO_LINE_END + "\r\n").join(_clip(line, columns) for line in lines)
+        sys.stdout.write(_HOME + shown + _TO_LINE_END + _TO_SCREEN_END)
+        sys.stdout.flush()
+
+
+def _clip(line: str, columns: int) -> str:
+    """The line as far as it fits; escape sequences take no room."""
+    out, room, rest = "", columns, line
+    while rest and room > 0:
+        if rest.startswith("\x1b["):
+            end = rest.index("m") + 1
+        else:
+            end = min(room, rest.find("\x1b") if "\x1b" in rest else len(rest))
+            room -= end
+        out, rest = out + rest[:end], rest[end:]
+    return out + (_PLAIN if "\x1b" in out else "")
+
+
+@contextlib.contextmanager
+def _own_screen() -> Iterator[None]:
+    sys.stdout.write(_OPEN_SCREEN)
+    try:
+        yield
+    finally:
+        sys.stdout.write(_CLOSE_SCREEN)
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _single_keys() -> Iterator[int | None]:
+    """The keyboard's descriptor, giving keys as they are pressed; None where there is no keyboard."""
+    if not sys.stdin.isatty():
+        yield None
+        return
+    import termios
+    import tty
+
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+    tty.setcbreak(keys)
+    try:
+        yield keys
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+
+
+def _pressed(keys: int | None, wanted: str, seconds: float) -> bool:
+    """Waits, and tells whether the key was pressed meanwhile."""
+    if keys is None:
+        time.sleep(seconds)
+        return False
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if select.select([keys], [], [], left)[0]:
+            typed = os.read(keys, 64)
+            if not typed or wanted.encode() in typed.lower():
+                return True
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(prog="python -m sglang_omni.router.top"))
