@@ -129,3 +129,52 @@ fn value_of<'a>(header: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let (start, value) = header.split_at_checked(name.len())?;
     start.eq_ignore_ascii_case(name).then_some(value)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bodies and first lines of all messages in `bytes`.
+    fn read(bytes: &[u8]) -> Result<Vec<(String, Vec<u8>)>> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+        runtime.block_on(async {
+            let mut reader = Reader::new(bytes);
+            let mut messages = Vec::new();
+            while let Some(head) = reader.head().await? {
+                let mut body = Vec::new();
+                reader
+                    .body(&head, |piece| body.extend_from_slice(piece))
+                    .await?;
+                messages.push((head.line, body));
+            }
+            Ok(messages)
+        })
+    }
+
+    #[test]
+    fn bodies_end_where_their_heads_say() {
+        let messages = read(
+            b"POST /a HTTP/1.1\r\nContent-Length: 5\r\n\r\nhelloGET /b HTTP/1.1\r\nhost: x\r\n\r\n\
+              HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\nA\r\n0123456789\r\n0\r\n\r\n",
+        );
+        let expected = [
+            ("POST /a HTTP/1.1", "hello"),
+            ("GET /b HTTP/1.1", ""),
+            ("HTTP/1.1 200 OK", "abc0123456789"),
+        ];
+        let expected = expected.map(|(line, body)| (line.to_owned(), body.as_bytes().to_vec()));
+        assert_eq!(messages.unwrap(), expected);
+    }
+
+    #[test]
+    fn what_ends_too_early_is_an_error() {
+        for bytes in [
+            "HTTP/1.1 200 OK\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nab",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: three\r\n\r\n",
+        ] {
+            assert!(read(bytes.as_bytes()).is_err(), "{bytes:?}");
+        }
+    }
+}
