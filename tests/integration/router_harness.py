@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from sglang_omni._core import RouterServer
@@ -55,12 +55,17 @@ Handler = Callable[[Seen, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Replica:
-    """A server that records requests and answers each with `handler`; `/health` is answered by `healthy`."""
+    """A server that records requests and answers each with `handler`.
+
+    `/health` is answered by `healthy`, or not at all while `health_hangs`.
+    """
 
     def __init__(self, handler: Handler | None = None) -> None:
         self.handler = handler or self.answer_ok
         self.seen: list[Seen] = []
         self.healthy = True
+        self.health_hangs = False
+        self.probes = 0
         self.closed = asyncio.Event()  # A connection that carried a request has ended.
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -94,6 +99,10 @@ class Replica:
                 line, headers = await read_head(reader)
                 body = await read_body(reader, headers)
                 if line.split(" ")[1] == "/health":
+                    self.probes += 1
+                    if self.health_hangs:
+                        await reader.read()  # Until the router loses patience.
+                        return
                     writer.write(response(status="200 OK" if self.healthy else "503 Down"))
                     continue
                 served = True
@@ -135,8 +144,13 @@ async def replicas(*handlers: Handler | None) -> AsyncIterator[list[Replica]]:
             await replica.stop()
 
 
+class Served(Protocol):
+    @property
+    def url(self) -> str: ...
+
+
 @contextlib.asynccontextmanager
-async def router(*workers: Replica | str, **options: Any) -> AsyncIterator[str]:
+async def router(*workers: Served | str, **options: Any) -> AsyncIterator[str]:
     """A router in this process; yields its URL."""
     urls = [worker if isinstance(worker, str) else worker.url for worker in workers]
     defaults: dict[str, Any] = {"port": 0, "policy": "round_robin", "threads": 1, "probe_interval": 0.1}
@@ -211,6 +225,7 @@ async def get(url: str, path: str) -> Answer:
 
 
 async def change(url: str, method: str, path: str, body: object = None) -> Answer:
+    """Asks with any method, and a JSON body if there is one."""
     data = b"" if body is None else json.dumps(body).encode()
     head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n"
     return await send_raw(url, head.encode() + data)
@@ -237,7 +252,7 @@ async def workers(url: str) -> dict[str, dict[str, Any]]:
     return {worker["url"]: worker for worker in json.loads((await get(url, "/workers")).body)["workers"]}
 
 
-async def becomes(url: str, replica: Replica, state: str) -> None:
+async def becomes(url: str, replica: Served, state: str) -> None:
     """Waits until the router finds a worker to be so."""
 
     async def found() -> bool:

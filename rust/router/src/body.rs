@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use crate::client_io::Phase;
+use crate::clock;
 use crate::exchange::{End, Exchange};
 use crate::upstream::{Pool, Upstream};
 use crate::worker::LoadGuard;
@@ -244,7 +245,7 @@ pub struct ResponseBody {
     finished: bool,
     /// Trailers or an error that came right behind data.
     next: Option<Result<Frame<Bytes>, BoxError>>,
-    _load: LoadGuard,
+    load: LoadGuard,
 }
 
 /// Chunks that have already arrived leave as one, up to this many bytes: an event of a stream is often
@@ -265,7 +266,7 @@ impl ResponseBody {
             pool,
             finished: false,
             next: None,
-            _load: load,
+            load,
         }
     }
 }
@@ -279,7 +280,11 @@ impl ResponseBody {
             upstream.drive(cx);
             frame = Pin::new(&mut self.incoming).poll_frame(cx);
         }
-        self.finished |= matches!(frame, Poll::Ready(None));
+        match &frame {
+            Poll::Ready(Some(Ok(_))) => self.load.worker().standing.hear(clock::now()),
+            Poll::Ready(None) => self.finished = true,
+            _ => {}
+        }
         frame.map_err(Into::into)
     }
 }

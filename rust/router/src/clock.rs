@@ -29,3 +29,7 @@ pub fn advance() -> Tick {
 pub fn ticks(duration: Duration) -> Tick {
     Tick::try_from(duration.as_millis().div_ceil(TICK.as_millis())).unwrap_or(Tick::MAX)
 }
+
+pub fn seconds(ticks: Tick) -> f32 {
+    (TICK * ticks).as_secs_f32()
+}

@@ -49,7 +49,7 @@ pub struct Exchange {
     lane: Rc<Lane>,
     peer: SocketAddr,
     id: HeaderValue,
-    route: Route,
+    pub route: Route,
     is_head: bool,
     /// Only where requests are logged.
     target: Option<(Method, Uri)>,

@@ -21,6 +21,9 @@ use crate::worker::Worker;
 /// A busy replica may answer late; only this many late answers in a row say that it hangs.
 const SLOW_PROBES: u32 = 2;
 
+/// Ticks in which what is remembered of long waits is halved.
+const FADE_EVERY: u64 = 240;
+
 /// Puts behind all others a worker that cannot be reached.
 pub fn mark_down(log: &Log, worker: &Worker, why: &str) {
     if worker.standing.put_behind(Behind::Down) {
@@ -83,7 +86,7 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
                 mark_down(&shared.log, &worker, &error);
             }
             // One that still answers requests is only too busy to answer this.
-            Err(_) if worker.standing.heard() > since => slow = 0,
+            Err(_) if worker.standing.heard() >= since => slow = 0,
             Err(_) => {
                 slow += 1;
                 if slow >= SLOW_PROBES {
@@ -132,9 +135,13 @@ pub async fn judge(shared: Arc<Shared>) {
     };
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
+    for count in 0_u64.. {
         tick.tick().await;
-        breaker.sweep(&shared.fleet.read(), clock::advance(), &shared.log);
+        let fleet = shared.fleet.read();
+        breaker.sweep(&fleet, clock::advance(), &shared.log);
+        if count.is_multiple_of(FADE_EVERY) {
+            fleet.iter().for_each(|worker| worker.first_bytes.fade());
+        }
     }
 }
 

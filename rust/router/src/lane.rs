@@ -14,6 +14,7 @@ use crate::request_id::RequestIds;
 use crate::retry::Budget;
 use crate::spin::Spin;
 use crate::upstream::Pool;
+use crate::waiting::Waiting;
 use crate::worker::{Fleet, Worker};
 
 /// What all threads share.
@@ -58,6 +59,7 @@ pub struct Lane {
     pub retries: Budget,
     pub request_ids: RefCell<RequestIds>,
     pub spin: Arc<Spin>,
+    pub waiting: Waiting,
     /// Client connections and upgraded streams that are open.
     pub open: Cell<usize>,
 }
@@ -79,6 +81,7 @@ impl Lane {
             retries: Budget::default(),
             request_ids: RefCell::default(),
             spin,
+            waiting: Waiting::default(),
             open: Cell::new(0),
         })
     }

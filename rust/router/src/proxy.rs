@@ -18,8 +18,10 @@ use crate::lane::{Lane, Scratch};
 use crate::policy::{Candidates, RequestKey};
 use crate::reply::{self, Reply};
 use crate::retry::Tries;
+use crate::route::Route;
 use crate::scan::scan;
 use crate::upstream::Upstream;
+use crate::waiting::{Asked, GaveUp};
 use crate::worker::{LoadGuard, Worker};
 
 /// Names the worker that served a request.
@@ -37,6 +39,8 @@ enum Attempt {
     NoConnection(io::Error),
     /// The connection ended after the request was sent, at least in part, and before an answer.
     Broken(String),
+    /// No answer for too long.
+    GaveUp(GaveUp),
 }
 
 pub async fn forward(
@@ -78,7 +82,7 @@ pub async fn forward(
     while let Some(worker) = tries.choose(&parts, &text) {
         exchange.tries(&worker);
         let load = LoadGuard::new(worker.clone());
-        match attempt(lane, &worker, &parts, &mut upload).await {
+        match attempt(lane, &worker, &parts, &mut upload, &tries, exchange.route).await {
             Attempt::Answered(response, upstream) => {
                 if tries.again_after(&worker, &response, upload.is_whole()) {
                     continue;
@@ -89,6 +93,8 @@ pub async fn forward(
             }
             Attempt::NoConnection(error) if is_exhaustion(&error) => return exhausted(&error),
             Attempt::NoConnection(error) => tries.unsent(&worker, &error),
+            Attempt::GaveUp(GaveUp::Expired) => return tries.expired(&worker),
+            Attempt::GaveUp(GaveUp::Hung) => tries.moved(&worker),
             Attempt::Broken(error) => {
                 if too_large_flag.get() {
                     return too_large(limit);
@@ -110,16 +116,32 @@ pub async fn forward(
     tries.give_up()
 }
 
-async fn attempt(lane: &Lane, worker: &Worker, parts: &Parts, upload: &mut Upload) -> Attempt {
+async fn attempt(
+    lane: &Lane,
+    worker: &Worker,
+    parts: &Parts,
+    upload: &mut Upload,
+    tries: &Tries<'_>,
+    route: Route,
+) -> Attempt {
     let mut upstream = match lane.pool.get(worker).await {
         Ok(upstream) => upstream,
         Err(error) => return Attempt::NoConnection(error),
     };
+    let whole = upload.is_whole().then(|| upload.read.clone());
+    let asked = Asked {
+        route,
+        body: whole.as_ref(),
+        deadline: tries.deadline,
+    };
     loop {
         let request = outgoing(worker, parts, upload.take());
-        let mut error = match upstream.send(request).await {
-            Ok(response) => return Attempt::Answered(response, upstream),
-            Err(error) => error,
+        let answer = upstream.send(request);
+        let may_move = || tries.may_move(worker);
+        let mut error = match lane.waiting.head(worker, &asked, may_move, answer).await {
+            Ok(Ok(response)) => return Attempt::Answered(response, upstream),
+            Ok(Err(error)) => error,
+            Err(gave_up) => return Attempt::GaveUp(gave_up),
         };
         let unsent = error.take_message();
         let is_unsent = unsent.is_some();

@@ -49,12 +49,16 @@ impl Budget {
             .set((self.tokens.get() + tokens).min(Budget::RESERVE));
     }
 
+    fn has_one(&self) -> bool {
+        self.tokens.get() >= 1.0
+    }
+
     fn withdraw(&self) -> bool {
-        let has = self.tokens.get() >= 1.0;
-        if has {
-            self.tokens.set(self.tokens.get() - 1.0);
+        let has_one = self.has_one();
+        if has_one {
+            self.add(-1.0);
         }
-        has
+        has_one
     }
 }
 
@@ -75,7 +79,10 @@ pub struct Tries<'a> {
     /// What the last failed attempt came to; `was_sent` says whether any of them reached a worker.
     failure: String,
     was_sent: bool,
+    was_moved: bool,
     is_over: bool,
+    /// When the client is told that it took too long.
+    pub deadline: Tick,
 }
 
 impl<'a> Tries<'a> {
@@ -87,7 +94,9 @@ impl<'a> Tries<'a> {
             left: lane.shared.config.retries(),
             failure: String::new(),
             was_sent: false,
+            was_moved: false,
             is_over: false,
+            deadline: clock::now().saturating_add(clock::ticks(lane.shared.config.request_timeout)),
         }
     }
 
@@ -153,7 +162,7 @@ impl<'a> Tries<'a> {
         }
         worker.failures.fetch_add(1, Relaxed);
         self.tried.push(worker.id);
-        is_whole && self.has_better() && self.may_retry()
+        is_whole && self.has_better(worker) && self.may_retry()
     }
 
     /// No connection could be made: nothing was sent, so another worker costs nothing.
@@ -170,6 +179,36 @@ impl<'a> Tries<'a> {
         worker.standing.fail();
         self.was_sent = true;
         self.may_retry()
+    }
+
+    /// Whether a request that got no answer from a silent worker may be sent to another one. Where only
+    /// the requests tell that it hangs, that is done once: if it was the request's own length that made
+    /// them seem so, it will be as long elsewhere.
+    pub fn may_move(&self, worker: &Worker) -> bool {
+        self.left > 0
+            && (!self.was_moved || worker.standing.is(Behind::Down))
+            && self.lane.retries.has_one()
+            && self.has_better(worker)
+    }
+
+    /// The request is taken from a silent worker; `may_move` has allowed it.
+    pub fn moved(&mut self, worker: &Worker) {
+        self.failed(worker, "it hangs");
+        self.was_sent = true;
+        self.was_moved = true;
+        self.may_retry();
+    }
+
+    /// The time is over; says so to the client.
+    pub fn expired(&mut self, worker: &Worker) -> Reply {
+        self.failed(worker, "no answer in time");
+        worker.standing.fail();
+        let limit = self.lane.shared.config.request_timeout.as_secs_f64();
+        let message = format!(
+            "worker {} has not begun to answer in {limit} s (request_timeout)",
+            worker.url
+        );
+        reply::error(StatusCode::GATEWAY_TIMEOUT, &message)
     }
 
     fn failed(&mut self, worker: &Worker, error: &str) {
@@ -192,11 +231,12 @@ impl<'a> Tries<'a> {
     }
 
     /// Whether a worker that nothing is known against was not asked yet.
-    fn has_better(&self) -> bool {
-        self.lane.shared.fleet.read().iter().any(|worker| {
-            !worker.is_draining()
-                && worker.standing.class() == 0
-                && !self.tried.contains(&worker.id)
+    fn has_better(&self, worker: &Worker) -> bool {
+        self.lane.shared.fleet.read().iter().any(|other| {
+            other.id != worker.id
+                && !other.is_draining()
+                && other.standing.class() == 0
+                && !self.tried.contains(&other.id)
         })
     }
 

@@ -25,11 +25,12 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::body::ReplyBody;
 use crate::client_io::{ClientIo, Phase};
-use crate::clock::TICK;
+use crate::clock::{self, TICK};
 use crate::config::{Config, ConfigError};
 use crate::discovery::Discovery;
 use crate::exchange::Exchange;
 use crate::gate::Gate;
+use crate::hung::Patience;
 use crate::lane::{Lane, Open, Shared, Stopping};
 use crate::log::{Log, Writer};
 use crate::metrics::Metrics;
@@ -305,6 +306,7 @@ async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spin: A
     let mut stopping = shared.stopping.clone();
     let mut sweep = interval(SWEEP_INTERVAL);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let patience = Patience::new(&shared.config);
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -320,7 +322,11 @@ async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spin: A
                 let fleet = shared.fleet.read();
                 lane.pool.sweep(|id| fleet.iter().any(|worker| worker.id == id));
             }
-            _ = tick.tick() => lane.retries.refill(),
+            _ = tick.tick() => {
+                lane.retries.refill();
+                let fleet = shared.fleet.read();
+                lane.waiting.sweep(&fleet, &patience, clock::advance(), &shared.log);
+            }
             _ = stopping.changed() => break,
         }
     }

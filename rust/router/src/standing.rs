@@ -111,11 +111,6 @@ impl Standing {
         self.flags.load(Relaxed) & behind as u8 != 0
     }
 
-    /// Whether requests without a first byte had better be elsewhere.
-    pub fn is_silent(&self) -> bool {
-        self.flags.load(Relaxed) & (HUNG | DOWN) != 0
-    }
-
     /// Returns whether that is news.
     pub fn put_behind(&self, behind: Behind) -> bool {
         self.flags.fetch_or(behind as u8, Relaxed) & behind as u8 == 0

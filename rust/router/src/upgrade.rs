@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
 use hyper::upgrade::OnUpgrade;
@@ -16,6 +17,7 @@ use crate::proxy::{WORKER_HEADER, answer, exhausted, is_exhaustion};
 use crate::reply::{self, Reply};
 use crate::retry::Tries;
 use crate::upstream::connect;
+use crate::waiting::{Asked, GaveUp};
 use crate::worker::LoadGuard;
 
 const UPGRADE_TOKEN: HeaderValue = HeaderValue::from_static("upgrade");
@@ -29,6 +31,7 @@ pub async fn forward(
     let (mut parts, _) = request.into_parts();
     parts.headers = with_upgrade(parts.headers);
 
+    let nothing = Bytes::new();
     let mut tries = Tries::new(lane);
     let (worker, load, mut response) = loop {
         let Some(worker) = tries.choose(&parts, b"") else {
@@ -49,10 +52,19 @@ pub async fn forward(
             }
         };
         let request = Request::from_parts(parts.clone(), RequestBody::empty());
-        match sender.send_request(request).await {
-            Ok(response) if tries.again_after(&worker, &response, true) => {}
-            Ok(response) => break (worker, load, response),
-            Err(error) => {
+        let asked = Asked {
+            route: exchange.route,
+            body: Some(&nothing),
+            deadline: tries.deadline,
+        };
+        let answer = sender.send_request(request);
+        let may_move = || tries.may_move(&worker);
+        match lane.waiting.head(&worker, &asked, may_move, answer).await {
+            Ok(Ok(response)) if tries.again_after(&worker, &response, true) => {}
+            Ok(Ok(response)) => break (worker, load, response),
+            Err(GaveUp::Expired) => return tries.expired(&worker),
+            Err(GaveUp::Hung) => tries.moved(&worker),
+            Ok(Err(error)) => {
                 if !tries.broken(&worker, &error.to_string()) {
                     return tries.give_up();
                 }

@@ -12,6 +12,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 
 use crate::body::RequestBody;
@@ -19,6 +20,13 @@ use crate::standing::Behind;
 use crate::worker::Worker;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A host that vanished without a word is asked after this long, and given up by the system after that.
+const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(15))
+    .with_interval(Duration::from_secs(5));
+const GONE_AFTER: Duration = Duration::from_secs(60);
+
 /// For a worker that is known not to answer: no request should wait long to hear that nothing has changed.
 const CONNECT_TIMEOUT_DOWN: Duration = Duration::from_millis(500);
 
@@ -60,6 +68,9 @@ pub async fn connect(worker: &Worker) -> io::Result<(Sender, Connection)> {
         .await
         .map_err(too_late)??;
     stream.set_nodelay(true)?;
+    let socket = SockRef::from(&stream);
+    socket.set_tcp_keepalive(&KEEPALIVE)?;
+    socket.set_tcp_user_timeout(Some(GONE_AFTER))?;
     http1::Builder::new()
         .preserve_header_case(true)
         .handshake(TokioIo::new(stream))

@@ -10,6 +10,7 @@ use hyper::header::HeaderValue;
 use tokio::sync::Notify;
 
 use crate::config::ConfigError;
+use crate::first_bytes::FirstBytes;
 use crate::histogram::Histogram;
 use crate::standing::{Health, Standing};
 
@@ -26,6 +27,7 @@ pub struct Worker {
     /// Where the host is an address, so that no name has to be looked up.
     pub addr: Option<SocketAddr>,
     pub standing: Standing,
+    pub first_bytes: FirstBytes,
     draining: AtomicBool,
     load: AtomicUsize,
     pub requests: AtomicU64,
@@ -85,6 +87,7 @@ impl Worker {
             host,
             port,
             standing: Standing::default(),
+            first_bytes: FirstBytes::default(),
             draining: AtomicBool::new(false),
             load: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
@@ -118,6 +121,10 @@ impl LoadGuard {
     pub fn new(worker: Arc<Worker>) -> Self {
         worker.load.fetch_add(1, Relaxed);
         LoadGuard(worker)
+    }
+
+    pub fn worker(&self) -> &Arc<Worker> {
+        &self.0
     }
 }
 
