@@ -190,6 +190,6 @@ class RouterConfig:
     request_id_headers: list[str] = option(
         ["x-request-id"],
         LOGS,
-        "headers in which clients may name their requests, the first one first (default: x-request-id)",
+        "headers in which clients may name their requests, the first one first",
         metavar="NAME",
     )

@@ -51,7 +51,9 @@ def flag_names(each: Field[Any]) -> list[str]:
 
 def default_text(each: Field[Any]) -> str:
     """The default as one would type it; empty where there is nothing to type."""
-    if each.default is MISSING or each.default is None or each.default is False:
+    if each.default_factory is not MISSING:
+        return " ".join(each.default_factory())
+    if each.default is None or each.default is False:
         return ""
     return f"{each.default:.12g}" if isinstance(each.default, float) else str(each.default)
 
