@@ -196,6 +196,16 @@ class Answer:
         return next((value for key, value in self.headers if key.lower() == name), None)
 
 
+def assert_error(answer: Answer, status: int, *words: str) -> None:
+    """The router refused: in OpenAI's shape, and saying `words`."""
+    assert answer.status == status
+    error = json.loads(answer.body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["type"]) == (status, "invalid_request_error")
+    for word in words:
+        assert word in error["message"]
+
+
 async def connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     parts = urlsplit(url)
     return await asyncio.open_connection(parts.hostname, parts.port, limit=1 << 20)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-
 import pytest
 from router_harness import (
-    PATIENCE,
     Answer,
+    assert_error,
     connect,
     get,
     post,
@@ -18,15 +15,6 @@ from router_harness import (
     router,
     send_raw,
 )
-
-
-def assert_error(answer: Answer, status: int, *words: str) -> None:
-    assert answer.status == status
-    error = json.loads(answer.body)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert (error["code"], error["type"]) == (status, "invalid_request_error")
-    for word in words:
-        assert word in error["message"]
 
 
 async def test_announced_body_over_the_limit() -> None:
@@ -89,47 +77,6 @@ async def test_what_is_not_http(request_bytes: bytes) -> None:
     async with replicas(None) as [replica], router(replica) as url:
         assert_error(await send_raw(url, request_bytes), 400, "HTTP/1.1")
     assert replica.seen == []
-
-
-async def test_headers_that_do_not_arrive() -> None:
-    async with replicas(None) as [replica], router(replica, header_timeout=0.4) as url:
-        for start in (b"", b"POST / HTTP/1.1\r\nHost: a\r\nX-Sl"):
-            reader, writer = await connect(url)
-            writer.write(start)
-            line, headers = await asyncio.wait_for(read_head(reader), PATIENCE)
-            assert_error(Answer(line, headers, await read_body(reader, headers)), 408, "in time")
-            assert await reader.read() == b""
-            writer.close()
-
-
-async def test_an_answer_or_a_pause_between_requests_may_take_longer_than_headers() -> None:
-    # The client here may itself be slow to send its head, though by far less than this.
-    timeout, longer = 0.5, 0.8
-
-    async def slow(_seen: object, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(longer)
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-
-    async with replicas(slow) as [replica], router(replica, header_timeout=timeout) as url:
-        reader, writer = await connect(url)
-        for _ in range(2):
-            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-            assert (await read_head(reader))[0] == "HTTP/1.1 200 OK"
-            await asyncio.sleep(longer)
-        writer.close()
-    assert len(replica.seen) == 2
-
-
-async def test_slow_clients_do_not_slow_others() -> None:
-    async with replicas(None) as [replica], router(replica) as url:
-        slow = [await connect(url) for _ in range(400)]
-        for _, writer in slow:
-            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
-        answers = await asyncio.wait_for(asyncio.gather(*(post(url) for _ in range(50))), PATIENCE)
-        assert {answer.status for answer in answers} == {200}
-        for _, writer in slow:
-            writer.close()
-    assert len(replica.seen) == 50
 
 
 async def test_wrong_method_on_the_routers_own_path() -> None:

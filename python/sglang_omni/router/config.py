@@ -93,6 +93,16 @@ class RouterConfig:
     header_timeout: float = option(
         30.0, LIMITS, "a request whose headers take longer is refused with 408", metavar="SECONDS"
     )
+    stall_timeout: float = option(
+        60.0,
+        LIMITS,
+        "a client that sends nothing of a body it announced for this long gets 408; one that takes nothing "
+        "of its answer for as long is given up",
+        metavar="SECONDS",
+    )
+    keep_alive_timeout: float = option(
+        120.0, LIMITS, "a connection without a request for this long is closed", metavar="SECONDS"
+    )
     drain_timeout: float = option(
         30.0,
         LIMITS,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use crate::client_io::Phase;
+use crate::client::{Client, Phase};
 use crate::clock;
 use crate::exchange::{End, Exchange};
 use crate::upstream::{Pool, Upstream};
@@ -29,20 +29,52 @@ pub struct Upload {
 /// The part of a body that goes straight from the client to the worker, up to a limit.
 pub struct Rest {
     incoming: Incoming,
+    client: Arc<Client>,
     budget: u64,
-    too_large: Rc<Cell<bool>>,
+    fault: Rc<Cell<Option<Fault>>>,
+}
+
+/// What a client did wrong with the part of a body that was already on its way to the worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    TooLarge,
+    Stalled,
 }
 
 pub enum ReadError {
     /// With what is left of it.
     TooLarge(Incoming),
+    Stalled,
     Client(hyper::Error),
+}
+
+/// The next piece of a client's body; an error if the client has not sent any for too long.
+fn poll_client(
+    incoming: &mut Incoming,
+    client: &Client,
+    cx: &mut Context<'_>,
+) -> Poll<Option<Result<Frame<Bytes>, ReadError>>> {
+    match Pin::new(incoming).poll_frame(cx) {
+        Poll::Pending if client.phase() == Phase::Body && client.is_late() => {
+            client.enters(Phase::Busy);
+            Poll::Ready(Some(Err(ReadError::Stalled)))
+        }
+        Poll::Pending => {
+            client.stays_in(Phase::Body);
+            Poll::Pending
+        }
+        Poll::Ready(frame) => {
+            client.stays_in(Phase::Busy);
+            Poll::Ready(frame.map(|frame| frame.map_err(ReadError::Client)))
+        }
+    }
 }
 
 impl Upload {
     /// Reads up to `window` bytes of a body that may have `limit` at most.
     pub async fn read(
         mut incoming: Incoming,
+        client: Arc<Client>,
         window: usize,
         limit: u64,
     ) -> Result<Upload, ReadError> {
@@ -52,8 +84,7 @@ impl Upload {
             .upper()
             .map_or(window, |upper| upper.min(window as u64) as usize);
         while !incoming.is_end_stream() && read.len() < window {
-            let frame = std::future::poll_fn(|cx| Pin::new(&mut incoming).poll_frame(cx)).await;
-            match frame {
+            match std::future::poll_fn(|cx| poll_client(&mut incoming, &client, cx)).await {
                 None => {
                     return Ok(Upload {
                         read: read.join(),
@@ -61,7 +92,7 @@ impl Upload {
                         is_whole: true,
                     });
                 }
-                Some(Err(error)) => return Err(ReadError::Client(error)),
+                Some(Err(error)) => return Err(error),
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
                         read.push(data, expected);
@@ -75,8 +106,9 @@ impl Upload {
         let budget = limit - read.len() as u64;
         let rest = (!incoming.is_end_stream()).then(|| Rest {
             incoming,
+            client,
             budget,
-            too_large: Rc::default(),
+            fault: Rc::default(),
         });
         Ok(Upload {
             read: read.join(),
@@ -85,11 +117,11 @@ impl Upload {
         })
     }
 
-    /// A flag that is set once the rest has turned out to be over the limit.
-    pub fn too_large(&self) -> Rc<Cell<bool>> {
+    /// Tells what was wrong with the rest, once that has turned out.
+    pub fn fault(&self) -> Rc<Cell<Option<Fault>>> {
         self.rest
             .as_ref()
-            .map_or_else(Rc::default, |rest| rest.too_large.clone())
+            .map_or_else(Rc::default, |rest| rest.fault.clone())
     }
 
     /// Whether the whole body is at hand, to be sent again if need be.
@@ -197,19 +229,24 @@ impl Body for RequestBody {
         let Some(rest) = &mut self.rest else {
             return Poll::Ready(None);
         };
-        let frame = std::task::ready!(Pin::new(&mut rest.incoming).poll_frame(cx));
-        if let Some(Ok(frame)) = &frame
-            && let Some(data) = frame.data_ref()
-        {
-            match rest.budget.checked_sub(data.len() as u64) {
-                Some(left) => rest.budget = left,
-                None => {
-                    rest.too_large.set(true);
-                    return Poll::Ready(Some(Err("the request body is over the limit".into())));
+        let frame = std::task::ready!(poll_client(&mut rest.incoming, &rest.client, cx));
+        let fault = match frame {
+            Some(Ok(frame)) => {
+                let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
+                match rest.budget.checked_sub(bytes) {
+                    Some(left) => {
+                        rest.budget = left;
+                        return Poll::Ready(Some(Ok(frame)));
+                    }
+                    None => Fault::TooLarge,
                 }
             }
-        }
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+            Some(Err(ReadError::Client(error))) => return Poll::Ready(Some(Err(error.into()))),
+            Some(Err(_)) => Fault::Stalled,
+            None => return Poll::Ready(None),
+        };
+        rest.fault.set(Some(fault));
+        Poll::Ready(Some(Err("the client's body ended early".into())))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -356,15 +393,15 @@ pub enum Payload {
 /// The body of every answer. Its end is the end of the exchange on the client's connection.
 pub struct ReplyBody {
     payload: Payload,
-    phase: Arc<Phase>,
+    client: Arc<Client>,
     exchange: Exchange,
 }
 
 impl ReplyBody {
-    pub fn new(payload: Payload, phase: Arc<Phase>, exchange: Exchange) -> Self {
+    pub fn new(payload: Payload, client: Arc<Client>, exchange: Exchange) -> Self {
         ReplyBody {
             payload,
-            phase,
+            client,
             exchange,
         }
     }
@@ -372,7 +409,7 @@ impl ReplyBody {
 
 impl Drop for ReplyBody {
     fn drop(&mut self) {
-        self.phase.set(Phase::IDLE);
+        self.client.enters(Phase::Idle);
         if self.is_end_stream() || self.exchange.is_bodiless() {
             self.exchange.ends(End::Complete);
         }

@@ -1,52 +1,26 @@
-//! The client's side of a connection: says where an exchange stands, and gives OpenAI's shape to the
-//! refusals that hyper writes by itself.
+//! The client's side of a connection: notes what moves on it, and gives OpenAI's shape to the refusals that
+//! hyper writes by itself.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
 use hyper::StatusCode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use crate::client::{Client, Phase};
 use crate::reply::error_body;
-
-/// Where the exchange on a connection stands.
-pub struct Phase(AtomicU8);
-
-impl Phase {
-    /// Between two requests.
-    pub const IDLE: u8 = 0;
-    /// Waiting for the rest of a request's head; a new connection starts here.
-    pub const HEAD: u8 = 1;
-    /// A request is being answered.
-    pub const BUSY: u8 = 2;
-    /// The head did not come in time.
-    pub const EXPIRED: u8 = 3;
-
-    pub fn new() -> Arc<Phase> {
-        Arc::new(Phase(AtomicU8::new(Phase::HEAD)))
-    }
-
-    pub fn get(&self) -> u8 {
-        self.0.load(Relaxed)
-    }
-
-    pub fn set(&self, phase: u8) {
-        self.0.store(phase, Relaxed);
-    }
-}
 
 pub struct ClientIo {
     stream: TcpStream,
-    phase: Arc<Phase>,
+    client: Arc<Client>,
 }
 
 impl ClientIo {
-    pub fn new(stream: TcpStream, phase: Arc<Phase>) -> Self {
-        ClientIo { stream, phase }
+    pub fn new(stream: TcpStream, client: Arc<Client>) -> Self {
+        ClientIo { stream, client }
     }
 }
 
@@ -84,8 +58,13 @@ impl AsyncRead for ClientIo {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let outcome = Pin::new(&mut self.stream).poll_read(cx, buf);
-        if buf.filled().len() > before && self.phase.get() == Phase::IDLE {
-            self.phase.set(Phase::HEAD);
+        if buf.filled().len() > before {
+            match self.client.phase() {
+                Phase::Idle => self.client.enters(Phase::Head),
+                Phase::Body => self.client.moves(),
+                // A head has to come whole in its time, however many bytes of it have.
+                Phase::Head | Phase::Busy | Phase::Blocked => {}
+            }
         }
         outcome
     }
@@ -106,7 +85,7 @@ impl AsyncWrite for ClientIo {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         // No request reached the router in this phase, so what is written can only be hyper's own.
-        if self.phase.get() == Phase::HEAD
+        if self.client.phase() == Phase::Head
             && let [buf] = bufs
             && let Some(refusal) = with_body(buf)
         {
@@ -114,7 +93,14 @@ impl AsyncWrite for ClientIo {
             // The first write into an empty send buffer: a few hundred bytes always fit.
             return Poll::Ready(self.stream.try_write(refusal.as_bytes()).map(|_| buf.len()));
         }
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        match (self.client.phase(), written.is_pending()) {
+            (Phase::Busy, true) => self.client.enters(Phase::Blocked),
+            (Phase::Blocked, false) => self.client.enters(Phase::Busy),
+            (Phase::Idle, false) => self.client.moves(),
+            _ => {}
+        }
+        written
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -132,7 +118,7 @@ impl AsyncWrite for ClientIo {
 
 impl Drop for ClientIo {
     fn drop(&mut self) {
-        if self.phase.get() == Phase::EXPIRED {
+        if self.client.phase() == Phase::Head && self.client.is_late() {
             let text = refusal(
                 StatusCode::REQUEST_TIMEOUT,
                 "the request's headers did not arrive in time",

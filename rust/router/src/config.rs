@@ -47,6 +47,13 @@ pub struct Config {
     /// A request head that is not complete after this long is refused with 408.
     #[serde(deserialize_with = "seconds")]
     pub header_timeout: Duration,
+    /// A client that sends nothing of a body it announced for this long gets 408; one that takes nothing
+    /// of its answer for as long is given up.
+    #[serde(deserialize_with = "seconds")]
+    pub stall_timeout: Duration,
+    /// A connection without a request for this long is closed.
+    #[serde(deserialize_with = "seconds")]
+    pub keep_alive_timeout: Duration,
     /// How long requests in flight may take to finish once a drain was asked for.
     #[serde(deserialize_with = "seconds", alias = "shutdown_grace_period_secs")]
     pub drain_timeout: Duration,
@@ -112,6 +119,8 @@ impl Default for Config {
             threads: 0,
             max_body_bytes: 256 << 20,
             header_timeout: Duration::from_secs(30),
+            stall_timeout: Duration::from_secs(60),
+            keep_alive_timeout: Duration::from_secs(120),
             drain_timeout: Duration::from_secs(30),
             probe_interval: Duration::from_secs(1),
             probe_timeout: Duration::from_secs(2),
@@ -224,6 +233,8 @@ impl Config {
             ("dns_interval", self.dns_interval),
             ("eviction_interval", self.eviction_interval),
             ("header_timeout", self.header_timeout),
+            ("stall_timeout", self.stall_timeout),
+            ("keep_alive_timeout", self.keep_alive_timeout),
             ("probe_interval", self.probe_interval),
             ("probe_timeout", self.probe_timeout),
             ("hung_timeout", self.hung_timeout),

@@ -12,6 +12,7 @@ use hyper::header::HeaderValue;
 use hyper::{Method, Request, StatusCode, Uri};
 use serde_json::Value;
 
+use crate::client::Client;
 use crate::lane::Lane;
 use crate::log::Level;
 use crate::metrics::LaneMetrics;
@@ -48,6 +49,7 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 pub struct Exchange {
     lane: Rc<Lane>,
     peer: SocketAddr,
+    pub client: Arc<Client>,
     id: HeaderValue,
     pub route: Route,
     is_head: bool,
@@ -77,6 +79,7 @@ impl Exchange {
     pub fn begin(
         lane: &Rc<Lane>,
         peer: SocketAddr,
+        client: Arc<Client>,
         id: HeaderValue,
         request: &Request<Incoming>,
     ) -> Self {
@@ -84,6 +87,7 @@ impl Exchange {
         Exchange {
             lane: lane.clone(),
             peer,
+            client,
             id,
             route: Route::of(request.uri().path()),
             is_head: request.method() == Method::HEAD,

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::sync::watch;
 
+use crate::client::Clients;
 use crate::config::Config;
 use crate::gate::Gate;
 use crate::log::Log;
@@ -60,6 +61,7 @@ pub struct Lane {
     pub request_ids: RefCell<RequestIds>,
     pub spin: Arc<Spin>,
     pub waiting: Waiting,
+    pub clients: Rc<Clients>,
     /// Client connections and upgraded streams that are open.
     pub open: Cell<usize>,
 }
@@ -82,6 +84,7 @@ impl Lane {
             request_ids: RefCell::default(),
             spin,
             waiting: Waiting::default(),
+            clients: Rc::default(),
             open: Cell::new(0),
         })
     }

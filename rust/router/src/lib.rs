@@ -11,6 +11,7 @@ mod auth;
 mod body;
 mod breaker;
 mod chars;
+mod client;
 mod client_io;
 mod clock;
 mod config;

@@ -85,7 +85,9 @@ impl Metrics {
     }
 
     fn sum(&self, read: impl Fn(&LaneMetrics) -> &AtomicU64) -> u64 {
-        self.lanes.iter().map(|lane| read(lane).load(Relaxed)).sum()
+        let counts = self.lanes.iter().map(|lane| read(lane).load(Relaxed));
+        // What one lane began another may end.
+        counts.fold(0, u64::wrapping_add)
     }
 
     /// Statuses that this route was answered with, and how often.

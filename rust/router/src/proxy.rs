@@ -7,11 +7,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONTENT_TYPE, HOST, HeaderName};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode, Version};
 
-use crate::body::{Payload, ReadError, RequestBody, ResponseBody, Upload, discard};
+use crate::body::{Fault, Payload, ReadError, RequestBody, ResponseBody, Upload, discard};
 use crate::exchange::Exchange;
 use crate::forwarding;
 use crate::lane::{Lane, Scratch};
@@ -57,12 +57,13 @@ pub async fn forward(
     }
     let is_json = is_json(&parts);
     let window = held_window(&incoming, is_json);
-    let mut upload = match Upload::read(incoming, window, limit).await {
+    let mut upload = match Upload::read(incoming, exchange.client.clone(), window, limit).await {
         Ok(upload) => upload,
         Err(ReadError::TooLarge(rest)) => {
             tokio::task::spawn_local(discard(rest));
             return too_large(limit);
         }
+        Err(ReadError::Stalled) => return stalled(),
         Err(ReadError::Client(error)) => {
             return reply::error(
                 StatusCode::BAD_REQUEST,
@@ -71,7 +72,7 @@ pub async fn forward(
         }
     };
     parts.headers = forwarding::request_headers(std::mem::take(&mut parts.headers));
-    let too_large_flag = upload.too_large();
+    let fault = upload.fault();
     let text = if is_json {
         upload.read.clone()
     } else {
@@ -96,8 +97,10 @@ pub async fn forward(
             Attempt::GaveUp(GaveUp::Expired) => return tries.expired(&worker),
             Attempt::GaveUp(GaveUp::Hung) => tries.moved(&worker),
             Attempt::Broken(error) => {
-                if too_large_flag.get() {
-                    return too_large(limit);
+                match fault.get() {
+                    Some(Fault::TooLarge) => return too_large(limit),
+                    Some(Fault::Stalled) => return stalled(),
+                    None => {}
                 }
                 if !upload.is_whole() {
                     let message = format!(
@@ -285,6 +288,18 @@ fn find_eligible(fleet: &[Arc<Worker>], tried: &[u32], eligible: &mut Vec<usize>
         eligible.push(position);
     }
     !eligible.is_empty()
+}
+
+/// 408 for a client that sent no more of its body.
+fn stalled() -> Reply {
+    let mut reply = reply::error(
+        StatusCode::REQUEST_TIMEOUT,
+        "the rest of the request body did not arrive in time",
+    );
+    reply
+        .headers_mut()
+        .insert(CONNECTION, HeaderValue::from_static("close"));
+    reply
 }
 
 pub fn too_large(limit: u64) -> Reply {

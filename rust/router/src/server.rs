@@ -9,6 +9,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex};
+use std::task::Poll;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,8 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::body::ReplyBody;
-use crate::client_io::{ClientIo, Phase};
+use crate::client::{Client, Limits, Phase};
+use crate::client_io::ClientIo;
 use crate::clock::{self, TICK};
 use crate::config::{Config, ConfigError};
 use crate::discovery::Discovery;
@@ -309,6 +311,7 @@ async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spin: A
     let patience = Patience::new(&shared.config);
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let limits = Limits::new(&shared.config);
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -324,13 +327,16 @@ async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spin: A
             }
             _ = tick.tick() => {
                 lane.retries.refill();
+                let now = clock::advance();
                 let fleet = shared.fleet.read();
-                lane.waiting.sweep(&fleet, &patience, clock::advance(), &shared.log);
+                lane.waiting.sweep(&fleet, &patience, now, &shared.log);
+                lane.clients.look_over(now, &limits);
             }
             _ = stopping.changed() => break,
         }
     }
     drop(listener);
+    lane.clients.dismiss();
     let deadline = Instant::now() + shared.config.drain_timeout;
     while *stopping.borrow() < Stopping::Now && lane.open.get() > 0 && Instant::now() < deadline {
         tokio::select! {
@@ -347,47 +353,43 @@ async fn connection(lane: Rc<Lane>, stream: TcpStream, peer: SocketAddr) {
     }
     let _open = Open::new(lane.clone());
     lane.metrics().accepted.fetch_add(1, Relaxed);
-    let phase = Phase::new();
-    let service = service_fn(|request| respond(&lane, &phase, peer, request));
-    let io = TokioIo::new(ClientIo::new(stream, phase.clone()));
+    let entry = lane.clients.enter();
+    let client = &entry.client;
+    let service = service_fn(|request| respond(&lane, client, peer, request));
+    let io = TokioIo::new(ClientIo::new(stream, client.clone()));
     let mut http = http1::Builder::new();
     http.auto_date_header(false).preserve_header_case(true);
     let mut http = pin!(http.serve_connection(io, service).with_upgrades());
-
-    // The deadline for heads is looked at four times within itself, so that requests need no timer.
-    let mut checks = interval(lane.shared.config.header_timeout / 4);
-    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut waited = 0;
-    let mut stopping = lane.shared.stopping.clone();
-    loop {
-        tokio::select! {
-            biased;
-            // Errors are the client's: it left, or sent what is not HTTP and was told so.
-            _ = poll_fn(|cx| { lane.spin.turn(); http.as_mut().poll(cx) }) => return,
-            _ = stopping.changed() => http.as_mut().graceful_shutdown(),
-            _ = checks.tick() => {
-                waited = if phase.get() == Phase::HEAD { waited + 1 } else { 0 };
-                if waited > 4 {
-                    phase.set(Phase::EXPIRED);
-                    return;
-                }
-            }
+    let mut is_leaving = false;
+    poll_fn(|cx| {
+        lane.spin.turn();
+        client.is_driven_by(cx.waker());
+        // Who is late with a body is told so by whoever reads it.
+        if client.is_late() && client.phase() != Phase::Body {
+            return Poll::Ready(());
         }
-    }
+        if lane.clients.are_leaving() && !is_leaving {
+            is_leaving = true;
+            http.as_mut().graceful_shutdown();
+        }
+        // Errors are the client's: it left, or sent what is not HTTP and was told so.
+        http.as_mut().poll(cx).map(drop)
+    })
+    .await;
 }
 
 async fn respond(
     lane: &Rc<Lane>,
-    phase: &Arc<Phase>,
+    client: &Arc<Client>,
     peer: SocketAddr,
     mut request: Request<Incoming>,
 ) -> Result<Response<ReplyBody>, Infallible> {
-    phase.set(Phase::BUSY);
+    client.enters(Phase::Busy);
     let id = gate::identify(lane, &mut request);
-    let mut exchange = Exchange::begin(lane, peer, id, &request);
+    let mut exchange = Exchange::begin(lane, peer, client.clone(), id, &request);
     let mut reply = route(lane, &mut exchange, request).await;
     exchange.answers(&mut reply);
-    Ok(reply.map(|payload| ReplyBody::new(payload, phase.clone(), exchange)))
+    Ok(reply.map(|payload| ReplyBody::new(payload, client.clone(), exchange)))
 }
 
 async fn route(

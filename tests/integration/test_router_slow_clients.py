@@ -1,0 +1,176 @@
+"""Clients that keep the router waiting: each has a deadline, and none slows another or holds a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+from router_harness import (
+    PATIENCE,
+    Answer,
+    Seen,
+    assert_error,
+    connect,
+    get,
+    post,
+    read_body,
+    read_head,
+    replicas,
+    response,
+    router,
+    until,
+)
+
+
+async def load_of(url: str) -> int:
+    [worker] = json.loads((await get(url, "/workers")).body)["workers"]
+    return int(worker["load"])
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
+    line, headers = await asyncio.wait_for(read_head(reader), PATIENCE)
+    return Answer(line, headers, await read_body(reader, headers))
+
+
+async def test_headers_that_do_not_arrive() -> None:
+    async with replicas(None) as [replica], router(replica, header_timeout=0.4) as url:
+        for start in (b"", b"POST / HTTP/1.1\r\nHost: a\r\nX-Sl"):
+            reader, writer = await connect(url)
+            writer.write(start)
+            line, headers = await asyncio.wait_for(read_head(reader), PATIENCE)
+            assert_error(Answer(line, headers, await read_body(reader, headers)), 408, "in time")
+            assert await reader.read() == b""
+            writer.close()
+
+
+async def test_an_answer_or_a_pause_between_requests_may_take_longer_than_headers() -> None:
+    # The client here may itself be slow to send its head, though by far less than this.
+    timeout, longer = 0.5, 0.8
+
+    async def slow(_seen: object, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(longer)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    async with replicas(slow) as [replica], router(replica, header_timeout=timeout) as url:
+        reader, writer = await connect(url)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await read_head(reader))[0] == "HTTP/1.1 200 OK"
+            await asyncio.sleep(longer)
+        writer.close()
+    assert len(replica.seen) == 2
+
+
+async def test_slow_clients_do_not_slow_others() -> None:
+    """Printed beside, for whoever runs it with -s: how much longer the others took."""
+
+    async def fifty(url: str) -> float:
+        started = time.perf_counter()
+        answers = await asyncio.wait_for(asyncio.gather(*(post(url) for _ in range(50))), PATIENCE)
+        assert {answer.status for answer in answers} == {200}
+        return time.perf_counter() - started
+
+    async with replicas(None) as [replica], router(replica) as url:
+        alone = await fifty(url)
+        slow = [await connect(url) for _ in range(400)]
+        for _, writer in slow:
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost:")
+        beside = await fifty(url)
+        print(f"50 requests beside 400 slow clients took {beside / alone:.2f} times as long as alone")
+        for _, writer in slow:
+            writer.close()
+    assert len(replica.seen) == 100
+
+
+async def test_a_short_body_that_stalls_never_reaches_a_worker() -> None:
+    async with replicas(None) as [replica], router(replica, stall_timeout=0.4) as url:
+        reader, writer = await connect(url)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nhalf of it")
+        assert_error(await read_answer(reader), 408, "body", "in time")
+        assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
+        writer.close()
+        assert replica.seen == []
+
+
+async def test_a_long_body_that_stalls_frees_its_worker() -> None:
+    gone = asyncio.Event()
+
+    async def worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        while await reader.read(1 << 20):
+            pass
+        gone.set()
+
+    server = await asyncio.start_server(worker, "127.0.0.1", 0)
+    worker_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    # Probes would hang on this worker, so they are left for later.
+    async with router(worker_url, stall_timeout=1.0, probe_interval=3600.0) as url:
+        reader, writer = await connect(url)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000000\r\n\r\n" + b"x" * 3_000_000)
+        await until(lambda: is_busy(url), "the upload is on its way")
+        assert_error(await read_answer(reader), 408, "body", "in time")
+        await asyncio.wait_for(gone.wait(), PATIENCE)
+        assert await load_of(url) == 0
+        writer.close()
+    server.close()
+
+
+async def is_busy(url: str) -> bool:
+    return await load_of(url) == 1
+
+
+async def test_a_body_may_take_long_while_it_moves() -> None:
+    # The client here may itself be slow, though by far less than this.
+    stall, pieces = 2.0, 6
+    async with replicas(None) as [replica], router(replica, stall_timeout=stall) as url:
+        reader, writer = await connect(url)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % pieces)
+        for _ in range(pieces):
+            await asyncio.sleep(stall / 4)
+            writer.write(b"x")
+        assert (await read_answer(reader)).status == 200
+        writer.close()
+        assert replica.seen[0].body == b"x" * pieces
+
+
+async def test_a_worker_may_take_longer_than_a_client_may() -> None:
+    async def slow(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(1.2)
+        writer.write(response())
+
+    async with replicas(slow) as [replica], router(replica, stall_timeout=0.3) as url:
+        assert (await post(url, b"x" * 2_000_000)).status == 200
+        assert len(replica.seen) == 1
+
+
+async def test_an_answer_that_nobody_takes_is_given_up() -> None:
+    left = asyncio.Event()
+
+    async def endless(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        try:
+            while True:
+                writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+                await writer.drain()
+        finally:
+            left.set()
+
+    async with replicas(endless) as [replica], router(replica, stall_timeout=0.4) as url:
+        _, writer = await connect(url)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asyncio.wait_for(left.wait(), PATIENCE)
+        assert await load_of(url) == 0
+        writer.close()
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    async with replicas(None) as [replica], router(replica, keep_alive_timeout=0.4) as url:
+        reader, writer = await connect(url)
+        for _ in range(2):
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await read_answer(reader)).status == 200
+        assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
+        writer.close()
+        assert len(replica.seen) == 2
