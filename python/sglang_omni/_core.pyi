@@ -187,6 +187,9 @@ class RouterServer:
     """
 
     def __init__(self, config: str) -> None: ...
+    def announce(self) -> None:
+        """Logs where it listens."""
+
     @property
     def url(self) -> str:
         """`http://host:port` it listens on."""

@@ -37,8 +37,6 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
     """Runs the router until a signal ends it; returns the exit status, 2 for wrong options."""
     parser = build_parser(prog)
     config = RouterConfig(**vars(parser.parse_args(argv)))
-    if not (config.worker_urls or config.workers_file or config.worker_dns):
-        print("sglang-omni-router: no --worker-urls; waiting for POST /workers", file=sys.stderr)
     try:
         return run_router(config)
     except ValueError as error:

@@ -56,6 +56,11 @@ class RouterConfig:
     port: int = option(30000, LISTENING, "port to listen on; 0 takes a free one")
     threads: int = option(0, LISTENING, "threads that serve; 0 takes one a core")
 
+    tls_cert_path: str | None = option(
+        None, LISTENING, "the certificate, with its chain, in PEM: clients then use https", metavar="PATH"
+    )
+    tls_key_path: str | None = option(None, LISTENING, "the certificate's key, in PEM", metavar="PATH")
+
     policy: str = option("cache_aware", ROUTING, "how a worker is chosen", metavar="POLICY")
     cache_threshold: float = option(
         0.5,
@@ -198,8 +203,8 @@ class RouterConfig:
     log_format: str = option("text", LOGS, "text, or json for one object a line", metavar="FORMAT")
     access_log: bool = option(False, LOGS, "log every request when it ends")
     request_id_headers: list[str] = option(
-        ["x-request-id"],
+        [],
         LOGS,
-        "headers in which clients may name their requests, the first one first",
+        "headers in which clients may name their requests, looked at in order and before x-request-id",
         metavar="NAME",
     )

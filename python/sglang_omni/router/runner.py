@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -58,7 +57,7 @@ def run_router(config: RouterConfig) -> int:
         signal.SIGINT: signal.signal(signal.SIGINT, on_interrupt),
     }
     try:
-        print(f"sglang-omni-router: listening on {server.url}", file=sys.stderr, flush=True)
+        server.announce()
         while not server.wait(_SIGNAL_CHECK_S):
             pass
     finally:

@@ -29,7 +29,11 @@ impl RouterServer {
     /// `http://host:port` it listens on.
     #[getter]
     fn url(&self) -> String {
-        format!("http://{}", self.router.addr())
+        self.router.url()
+    }
+
+    fn announce(&self) {
+        self.router.announce();
     }
 
     fn reload(&self) {

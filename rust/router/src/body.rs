@@ -394,11 +394,11 @@ pub enum Payload {
 pub struct ReplyBody {
     payload: Payload,
     client: Arc<Client>,
-    exchange: Exchange,
+    exchange: Box<Exchange>,
 }
 
 impl ReplyBody {
-    pub fn new(payload: Payload, client: Arc<Client>, exchange: Exchange) -> Self {
+    pub fn new(payload: Payload, client: Arc<Client>, exchange: Box<Exchange>) -> Self {
         ReplyBody {
             payload,
             client,

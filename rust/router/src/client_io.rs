@@ -4,22 +4,22 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use hyper::StatusCode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 use crate::client::{Client, Phase};
 use crate::reply::error_body;
+use crate::tls::ClientStream;
 
 pub struct ClientIo {
-    stream: TcpStream,
+    stream: ClientStream,
     client: Arc<Client>,
 }
 
 impl ClientIo {
-    pub fn new(stream: TcpStream, client: Arc<Client>) -> Self {
+    pub fn new(stream: ClientStream, client: Arc<Client>) -> Self {
         ClientIo { stream, client }
     }
 }
@@ -89,9 +89,9 @@ impl AsyncWrite for ClientIo {
             && let [buf] = bufs
             && let Some(refusal) = with_body(buf)
         {
-            std::task::ready!(self.stream.poll_write_ready(cx))?;
             // The first write into an empty send buffer: a few hundred bytes always fit.
-            return Poll::Ready(self.stream.try_write(refusal.as_bytes()).map(|_| buf.len()));
+            let written = Pin::new(&mut self.stream).poll_write(cx, refusal.as_bytes());
+            return written.map_ok(|_| buf.len());
         }
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
         match (self.client.phase(), written.is_pending()) {
@@ -124,7 +124,8 @@ impl Drop for ClientIo {
                 "the request's headers did not arrive in time",
             );
             // Nobody is left to tell if the client does not take even this.
-            let _ = self.stream.try_write(text.as_bytes());
+            let mut cx = Context::from_waker(Waker::noop());
+            let _ = Pin::new(&mut self.stream).poll_write(&mut cx, text.as_bytes());
         }
     }
 }

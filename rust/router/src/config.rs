@@ -85,6 +85,9 @@ pub struct Config {
     /// The key that workers are shown instead of the client's; without one they see the client's.
     pub worker_api_key: Option<String>,
     pub worker_api_key_file: Option<PathBuf>,
+    /// PEM files with the certificate, its chain behind it, and the key for TLS; both or neither.
+    pub tls_cert_path: Option<PathBuf>,
+    pub tls_key_path: Option<PathBuf>,
     /// Requests that may be at workers at once; None does not limit them.
     pub max_concurrent_requests: Option<usize>,
     /// Requests beyond `max_concurrent_requests` that may wait; more are refused with 429.
@@ -92,7 +95,7 @@ pub struct Config {
     /// A request that has waited this long is refused with 429.
     #[serde(deserialize_with = "seconds", alias = "queue_timeout_secs")]
     pub queue_timeout: Duration,
-    /// Headers in which a client may name its request, the first one first.
+    /// Headers in which a client may name its request, the first one first; `x-request-id` is the last.
     pub request_id_headers: Vec<String>,
     /// Lines below it are not logged.
     pub log_level: Level,
@@ -135,10 +138,12 @@ impl Default for Config {
             api_key_file: None,
             worker_api_key: None,
             worker_api_key_file: None,
+            tls_cert_path: None,
+            tls_key_path: None,
             max_concurrent_requests: None,
             queue_size: 100,
             queue_timeout: Duration::from_secs(60),
-            request_id_headers: vec!["x-request-id".to_owned()],
+            request_id_headers: Vec::new(),
             log_level: Level::Info,
             log_format: LogFormat::Text,
             access_log: false,

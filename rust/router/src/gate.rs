@@ -2,7 +2,7 @@
 //! for a worker, waits for a place among those in flight.
 
 use hyper::body::{Body, Incoming};
-use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use hyper::header::{AUTHORIZATION, Entry, HeaderName, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, Request, StatusCode};
 
 use crate::auth::Keys;
@@ -20,7 +20,8 @@ const OPEN_PATHS: [&str; 4] = ["/health", "/liveness", "/readiness", "/metrics"]
 pub struct Gate {
     pub keys: Keys,
     pub in_flight: InFlight,
-    id_headers: Vec<HeaderName>,
+    /// Where a client may name its request, beside `x-request-id`.
+    other_id_headers: Vec<HeaderName>,
 }
 
 impl Gate {
@@ -35,7 +36,7 @@ impl Gate {
         Ok(Gate {
             keys: Keys::read(config)?,
             in_flight: InFlight::new(config),
-            id_headers: config
+            other_id_headers: config
                 .request_id_headers
                 .iter()
                 .map(header)
@@ -47,21 +48,30 @@ impl Gate {
 /// The request's id: the client's, or one that it is given here. Workers and the router's own endpoints
 /// find it under `x-request-id`.
 pub fn identify(lane: &Lane, request: &mut Request<Incoming>) -> HeaderValue {
-    let names = &lane.shared.gate.id_headers;
     let headers = request.headers_mut();
-    let given = names
+    let given = lane
+        .shared
+        .gate
+        .other_id_headers
         .iter()
-        .find_map(|name| Some((name, headers.get(name).filter(|value| is_usable(value))?)));
-    if let Some((name, id)) = given {
-        let id = id.clone();
-        if name != REQUEST_ID {
-            headers.insert(REQUEST_ID, id.clone());
-        }
+        .find_map(|name| headers.get(name).filter(|value| is_usable(value)).cloned());
+    if let Some(id) = given {
+        headers.insert(REQUEST_ID, id.clone());
         return id;
     }
-    let id = lane.request_ids.borrow_mut().next();
-    headers.insert(REQUEST_ID, id.clone());
-    id
+    match headers.entry(REQUEST_ID) {
+        Entry::Occupied(entry) if is_usable(entry.get()) => entry.get().clone(),
+        Entry::Occupied(mut entry) => {
+            let id = lane.request_ids.borrow_mut().next();
+            entry.insert(id.clone());
+            id
+        }
+        Entry::Vacant(entry) => {
+            let id = lane.request_ids.borrow_mut().next();
+            entry.insert(id.clone());
+            id
+        }
+    }
 }
 
 /// Why a request goes no further.

@@ -14,6 +14,7 @@ use crate::policy::Policy;
 use crate::request_id::RequestIds;
 use crate::retry::Budget;
 use crate::spin::Spin;
+use crate::tls::Tls;
 use crate::upstream::Pool;
 use crate::waiting::Waiting;
 use crate::worker::{Fleet, Worker};
@@ -24,6 +25,8 @@ pub struct Shared {
     pub fleet: Fleet,
     pub policy: Box<dyn Policy>,
     pub gate: Gate,
+    /// What client connections are secured with, if they are.
+    pub tls: Option<Tls>,
     pub metrics: Metrics,
     pub log: Log,
     pub stopping: watch::Receiver<Stopping>,

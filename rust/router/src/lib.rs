@@ -38,6 +38,7 @@ mod scan;
 mod server;
 mod spin;
 mod standing;
+mod tls;
 mod tree;
 mod upgrade;
 mod upstream;

@@ -1,6 +1,7 @@
 //! Log lines. They are written to standard error by a thread of their own, from a bounded queue: a terminal
 //! or a pipe that does not keep up costs lines, which are counted, and never holds a lane up.
 
+use std::borrow::Cow;
 use std::fmt::{Display, Write as _};
 use std::io::{self, Write as _};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -56,14 +57,15 @@ type MakeFields = Box<dyn FnOnce() -> Fields + Send>;
 struct Line {
     at: SystemTime,
     level: Level,
-    message: &'static str,
+    message: Cow<'static, str>,
     fields: MakeFields,
 }
 
 /// Where lines are put. Lines below its level are not.
 pub struct Log {
     level: Level,
-    lines: SyncSender<Line>,
+    /// None is the end.
+    lines: SyncSender<Option<Line>>,
     dropped: AtomicU64,
 }
 
@@ -71,7 +73,7 @@ pub struct Log {
 pub struct Writer(JoinHandle<()>);
 
 impl Log {
-    /// Starts the writer's thread. It ends when the `Log` has been dropped and all is written.
+    /// Starts the writer's thread, which ends with `Writer::finish`.
     pub fn start(level: Level, format: LogFormat) -> io::Result<(Log, Writer)> {
         let (lines, waiting) = sync_channel(QUEUE);
         let thread = thread::Builder::new()
@@ -98,7 +100,7 @@ impl Log {
     pub fn event(
         &self,
         level: Level,
-        message: &'static str,
+        message: impl Into<Cow<'static, str>>,
         fields: &[(&'static str, &dyn Display)],
     ) {
         if level < self.level {
@@ -112,26 +114,34 @@ impl Log {
         self.put(level, message, Box::new(|| fields));
     }
 
-    pub fn info(&self, message: &'static str, fields: &[(&'static str, &dyn Display)]) {
+    pub fn info(
+        &self,
+        message: impl Into<Cow<'static, str>>,
+        fields: &[(&'static str, &dyn Display)],
+    ) {
         self.event(Level::Info, message, fields);
     }
 
-    pub fn warn(&self, message: &'static str, fields: &[(&'static str, &dyn Display)]) {
+    pub fn warn(
+        &self,
+        message: impl Into<Cow<'static, str>>,
+        fields: &[(&'static str, &dyn Display)],
+    ) {
         self.event(Level::Warn, message, fields);
     }
 
     /// Leaves a line, whose fields are made later, to the writer.
-    pub fn put(&self, level: Level, message: &'static str, fields: MakeFields) {
+    pub fn put(&self, level: Level, message: impl Into<Cow<'static, str>>, fields: MakeFields) {
         if level < self.level {
             return;
         }
         let line = Line {
             at: SystemTime::now(),
             level,
-            message,
+            message: message.into(),
             fields,
         };
-        if let Err(TrySendError::Full(_)) = self.lines.try_send(line) {
+        if let Err(TrySendError::Full(_)) = self.lines.try_send(Some(line)) {
             self.dropped.fetch_add(1, Relaxed);
         }
     }
@@ -144,7 +154,9 @@ impl Log {
 
 impl Writer {
     /// Waits a moment for what was put last. Whoever does not read it even then will not.
-    pub fn finish(self) {
+    pub fn finish(self, log: &Log) {
+        // A full queue is one that nobody reads.
+        let _ = log.lines.try_send(None);
         let deadline = Instant::now() + LAST_LINES;
         while !self.0.is_finished() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
@@ -152,13 +164,18 @@ impl Writer {
     }
 }
 
-fn write_all(waiting: &Receiver<Line>, format: LogFormat) {
+fn write_all(waiting: &Receiver<Option<Line>>, format: LogFormat) {
     let mut out = String::new();
-    while let Ok(first) = waiting.recv() {
+    let mut is_over = false;
+    while !is_over {
+        let Ok(first) = waiting.recv() else {
+            return;
+        };
         for line in std::iter::once(first).chain(waiting.try_iter().take(256)) {
-            match format {
-                LogFormat::Text => write_text(&mut out, line),
-                LogFormat::Json => write_json(&mut out, line),
+            match (line, format) {
+                (Some(line), LogFormat::Text) => write_text(&mut out, line),
+                (Some(line), LogFormat::Json) => write_json(&mut out, line),
+                (None, _) => is_over = true,
             }
         }
         // There is no place to report that standard error is closed.
@@ -196,7 +213,7 @@ fn write_json(out: &mut String, line: Line) {
         "{{\"ts\":\"{}\",\"level\":\"{}\",\"msg\":{}",
         timestamp(line.at),
         line.level.name(),
-        Value::from(line.message)
+        Value::from(&*line.message)
     );
     for (name, value) in (line.fields)() {
         let _ = write!(out, ",\"{name}\":{value}");
@@ -247,7 +264,7 @@ mod tests {
         Line {
             at: UNIX_EPOCH + Duration::from_millis(1_709_210_096_007),
             level: Level::Warn,
-            message: "worker is down",
+            message: "worker is down".into(),
             fields: Box::new(|| fields),
         }
     }

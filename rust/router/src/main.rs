@@ -37,7 +37,6 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    eprintln!("{NAME}: listening on http://{}", router.addr());
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -54,6 +53,7 @@ async fn until_ended(router: &Router) -> std::io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
+    router.announce();
     loop {
         tokio::select! {
             _ = hangup.recv() => router.reload(),

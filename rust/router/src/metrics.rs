@@ -37,6 +37,7 @@ pub struct LaneMetrics {
     sent_bytes: AtomicU64,
     pub connections: AtomicU64,
     pub accepted: AtomicU64,
+    pub failed_handshakes: AtomicU64,
 }
 
 #[derive(Default)]
@@ -141,6 +142,10 @@ impl Metrics {
     /// Client connections accepted so far.
     pub fn accepted(&self) -> u64 {
         self.sum(|lane| &lane.accepted)
+    }
+
+    pub fn failed_handshakes(&self) -> u64 {
+        self.sum(|lane| &lane.failed_handshakes)
     }
 
     /// Client connections that are open.

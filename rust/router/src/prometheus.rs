@@ -17,7 +17,7 @@ pub fn render(shared: &Shared) -> String {
     let mut out = String::with_capacity(16 << 10);
     requests(&mut out, &shared.metrics);
     let metrics = &shared.metrics;
-    let plain: [(&str, &str, &str, u64); 11] = [
+    let plain: [(&str, &str, &str, u64); 12] = [
         (
             "requests_in_flight",
             "gauge",
@@ -53,6 +53,12 @@ pub fn render(shared: &Shared) -> String {
             "counter",
             "Client connections accepted.",
             metrics.accepted(),
+        ),
+        (
+            "tls_handshakes_failed_total",
+            "counter",
+            "Client connections that ended before TLS was set up.",
+            metrics.failed_handshakes(),
         ),
         (
             "retries_total",

@@ -1,6 +1,5 @@
 //! The name an exchange goes by in the logs of the client, the router and the worker.
 
-use std::fmt::Write;
 use std::hash::{BuildHasher, RandomState};
 
 use bytes::BytesMut;
@@ -13,14 +12,16 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const MAX_LENGTH: usize = 128;
 
 /// Digits of an id: 64 random bits for each lane of each process, and a count.
-const LENGTH: usize = 28;
+const LENGTH: usize = PREFIX + COUNT;
+const PREFIX: usize = 16;
+const COUNT: usize = 12;
 
 /// Ids written into memory that is taken for many of them at once.
 const BLOCK: usize = 128 * LENGTH;
 
 /// Makes ids that are unique, here and among routers, without a clock or a lock.
 pub struct RequestIds {
-    prefix: u64,
+    prefix: [u8; PREFIX],
     count: u64,
     memory: BytesMut,
 }
@@ -29,7 +30,7 @@ impl Default for RequestIds {
     fn default() -> Self {
         RequestIds {
             // The standard library seeds every `RandomState` from the system.
-            prefix: RandomState::new().hash_one(0),
+            prefix: hex(RandomState::new().hash_one(0)),
             count: 0,
             memory: BytesMut::new(),
         }
@@ -42,10 +43,19 @@ impl RequestIds {
         if self.memory.capacity() < LENGTH {
             self.memory = BytesMut::with_capacity(BLOCK);
         }
-        let _ = write!(self.memory, "{:016x}{:012x}", self.prefix, self.count);
+        self.memory.extend_from_slice(&self.prefix);
+        self.memory.extend_from_slice(&hex::<COUNT>(self.count));
         HeaderValue::from_maybe_shared(self.memory.split().freeze())
             .expect("hexadecimal digits may stand in a header")
     }
+}
+
+/// The last `N` hexadecimal digits.
+fn hex<const N: usize>(number: u64) -> [u8; N] {
+    std::array::from_fn(|index| {
+        let digit = number >> (4 * (N - 1 - index)) & 15;
+        b"0123456789abcdef"[digit as usize]
+    })
 }
 
 /// Whether a client's id can be shown and passed on as it is: visible ASCII of a sensible length.
@@ -69,6 +79,12 @@ mod tests {
                 assert!(seen.insert(id));
             }
         }
+    }
+
+    #[test]
+    fn digits_are_the_last_ones() {
+        assert_eq!(&hex::<4>(0x0123_4567_89ab_cdef), b"cdef");
+        assert_eq!(&hex::<16>(0x0123_4567_89ab_cdef), b"0123456789abcdef");
     }
 
     #[test]

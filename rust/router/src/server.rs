@@ -22,7 +22,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::body::ReplyBody;
 use crate::client::{Client, Limits, Phase};
@@ -34,12 +34,13 @@ use crate::exchange::Exchange;
 use crate::gate::Gate;
 use crate::hung::Patience;
 use crate::lane::{Lane, Open, Shared, Stopping};
-use crate::log::{Log, Writer};
+use crate::log::{Level, Log, Writer};
 use crate::metrics::Metrics;
 use crate::spin::Spin;
+use crate::tls::{ClientStream, Tls};
 use crate::upstream::SWEEP_INTERVAL;
 use crate::worker::{Fleet, Worker};
-use crate::{admin, forwarding, gate, health, policy, proxy, reply, upgrade};
+use crate::{admin, forwarding, gate, health, policy, proxy, reply, tls, upgrade};
 
 /// Bytes of headers in one request; more is refused with 431.
 const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -82,6 +83,7 @@ impl std::error::Error for StartError {}
 /// A running router. Dropping it stops it at once.
 pub struct Router {
     addr: SocketAddr,
+    shared: Arc<Shared>,
     stopping: watch::Sender<Stopping>,
     reload: watch::Sender<()>,
     threads: Vec<JoinHandle<()>>,
@@ -106,6 +108,7 @@ impl Router {
             .collect();
         let workers = workers.map_err(StartError::Config)?;
         let gate = Gate::new(&config).map_err(StartError::Config)?;
+        let tls = Tls::read(&config).map_err(StartError::Config)?;
         allow_descriptors();
         let lanes = match config.threads {
             0 => thread::available_parallelism().map_or(1, |count| count.get()),
@@ -126,6 +129,7 @@ impl Router {
             policy: policy::build(&config),
             fleet: Fleet::new(workers),
             gate,
+            tls,
             metrics: Metrics::new(lanes),
             log,
             stopping: stopped,
@@ -139,6 +143,7 @@ impl Router {
         });
         let mut router = Router {
             addr,
+            shared: shared.clone(),
             stopping,
             reload,
             threads: Vec::new(),
@@ -163,6 +168,7 @@ impl Router {
                 tokio::task::spawn_local(health::maintain(shared.clone()));
                 tokio::task::spawn_local(discovery.watch(shared.clone()));
                 tokio::task::spawn_local(health::judge(shared.clone()));
+                tokio::task::spawn_local(tls::watch(shared.clone()));
                 let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
             });
         })?;
@@ -202,6 +208,25 @@ impl Router {
                 .map_err(StartError::Runtime)?,
         );
         Ok(())
+    }
+
+    /// Its address as a client writes it.
+    pub fn url(&self) -> String {
+        let scheme = if self.shared.tls.is_some() {
+            "https"
+        } else {
+            "http"
+        };
+        format!("{scheme}://{}", self.addr)
+    }
+
+    /// Logs where it listens, for whoever waits for that.
+    pub fn announce(&self) {
+        let log = &self.shared.log;
+        log.info(format!("listening on {}", self.url()), &[]);
+        if self.shared.fleet.read().is_empty() {
+            log.warn("there are no workers yet, POST /workers adds them", &[]);
+        }
     }
 
     /// Where it listens; the port is the real one where 0 was asked for.
@@ -246,7 +271,7 @@ impl Drop for Router {
             let _ = thread.join();
         }
         if let Some(writer) = self.writer.take() {
-            writer.finish();
+            writer.finish(&self.shared.log);
         }
     }
 }
@@ -353,6 +378,9 @@ async fn connection(lane: Rc<Lane>, stream: TcpStream, peer: SocketAddr) {
     }
     let _open = Open::new(lane.clone());
     lane.metrics().accepted.fetch_add(1, Relaxed);
+    let Some(stream) = secured(&lane, stream).await else {
+        return;
+    };
     let entry = lane.clients.enter();
     let client = &entry.client;
     let service = service_fn(|request| respond(&lane, client, peer, request));
@@ -378,6 +406,26 @@ async fn connection(lane: Rc<Lane>, stream: TcpStream, peer: SocketAddr) {
     .await;
 }
 
+/// The connection with TLS on it, if clients are to use that. The handshake has as long as a head.
+async fn secured(lane: &Lane, stream: TcpStream) -> Option<ClientStream> {
+    let Some(tls) = &lane.shared.tls else {
+        return Some(ClientStream::Plain(stream));
+    };
+    let mut stopping = lane.shared.stopping.clone();
+    let error = tokio::select! {
+        done = timeout(lane.shared.config.header_timeout, tls.accept(stream)) => match done {
+            Ok(Ok(stream)) => return Some(stream),
+            Ok(Err(error)) => error,
+            Err(late) => late.into(),
+        },
+        _ = stopping.changed() => return None,
+    };
+    lane.metrics().failed_handshakes.fetch_add(1, Relaxed);
+    let log = &lane.shared.log;
+    log.event(Level::Debug, "TLS handshake failed", &[("why", &error)]);
+    None
+}
+
 async fn respond(
     lane: &Rc<Lane>,
     client: &Arc<Client>,
@@ -386,7 +434,7 @@ async fn respond(
 ) -> Result<Response<ReplyBody>, Infallible> {
     client.enters(Phase::Busy);
     let id = gate::identify(lane, &mut request);
-    let mut exchange = Exchange::begin(lane, peer, client.clone(), id, &request);
+    let mut exchange = Box::new(Exchange::begin(lane, peer, client.clone(), id, &request));
     let mut reply = route(lane, &mut exchange, request).await;
     exchange.answers(&mut reply);
     Ok(reply.map(|payload| ReplyBody::new(payload, client.clone(), exchange)))
