@@ -1,9 +1,9 @@
 //! Policies to compare with.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
-use sglang_omni_router::{Candidates, Policy, RequestKey, Worker};
+use sglang_omni_router::{Candidates, Decision, Policy, RequestKey, Worker};
 
 use crate::kv::BLOCK_BYTES;
 
@@ -15,12 +15,12 @@ pub struct PerfectAffinity {
 }
 
 impl Policy for PerfectAffinity {
-    fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> &'a Arc<Worker> {
+    fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> Decision<'a> {
         let mut groups = self.groups.lock().unwrap();
         let next = groups.len();
         let start = request.text[..request.text.len().min(BLOCK_BYTES)].into();
         let group = *groups.entry(start).or_insert(next);
-        candidates.get(group % candidates.len())
+        candidates.get(group % candidates.len()).into()
     }
 
     fn reads_request(&self) -> bool {
@@ -32,8 +32,8 @@ impl Policy for PerfectAffinity {
 pub struct FirstWorker;
 
 impl Policy for FirstWorker {
-    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> &'a Arc<Worker> {
-        candidates.get(0)
+    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> Decision<'a> {
+        candidates.get(0).into()
     }
 }
 
@@ -56,7 +56,7 @@ const BALANCE_REL: f64 = 1.0001;
 const CACHE_THRESHOLD: f64 = 0.5;
 
 impl Policy for Classic {
-    fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> &'a Arc<Worker> {
+    fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> Decision<'a> {
         let loads = || candidates.iter().map(|worker| worker.load());
         let (shortest, longest) = (loads().min().unwrap_or(0), loads().max().unwrap_or(0));
         let is_imbalanced =
@@ -99,7 +99,7 @@ impl Policy for Classic {
                 *state.blocks.entry(chosen.id).or_default() += 1;
             }
         }
-        chosen
+        chosen.into()
     }
 
     fn reads_request(&self) -> bool {

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use sglang_omni_router::{Candidates, LoadGuard, Policy, RequestKey, Worker};
+use sglang_omni_router::{Candidates, LoadGuard, Policy, Receipt, RequestKey, Usage, Worker};
 
 use crate::kv::KvCache;
 use crate::trace::{Request, Shape, TOKEN_BYTES};
@@ -119,6 +119,8 @@ struct Flight {
     arrived: f64,
     prompt: Vec<u8>,
     load: LoadGuard,
+    receipt: Receipt,
+    cached: usize,
 }
 
 struct Run<'a> {
@@ -174,7 +176,7 @@ pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
         match what {
             What::Arrive(index) => run.arrive(now, index, policy),
             What::Prefilled(index) => run.prefilled(now, index),
-            What::Done(index) => run.done(now, index),
+            What::Done(index) => run.done(now, index, policy),
         }
     }
     run.first_token.sort_unstable_by(f64::total_cmp);
@@ -226,20 +228,20 @@ impl Run<'_> {
             model: b"m",
             session: &session,
         };
-        let chosen = policy
-            .pick(Candidates::new(&self.fleet, &self.eligible), &request)
-            .clone();
+        let decision = policy.pick(Candidates::new(&self.fleet, &self.eligible), &request);
+        let (chosen, receipt) = (decision.worker.clone(), decision.receipt);
         let replica = self
             .fleet
             .iter()
             .position(|worker| worker.id == chosen.id)
             .expect("a policy picks from the fleet");
-        let load = LoadGuard::new(chosen);
         self.flights[index] = Some(Flight {
             replica,
             arrived: now,
             prompt,
-            load,
+            load: LoadGuard::new(chosen),
+            receipt,
+            cached: 0,
         });
         self.replicas[replica].requests += 1;
         self.replicas[replica].waiting.push_back(index);
@@ -258,9 +260,11 @@ impl Run<'_> {
         let Some(index) = place.waiting.pop_front() else {
             return;
         };
-        let prompt = &self.flights[index].as_ref().expect("in flight").prompt;
+        let flight = self.flights[index].as_mut().expect("in flight");
+        let prompt = &flight.prompt;
         place.is_prefilling = true;
         let cached = place.kv.cached(prompt);
+        flight.cached = cached;
         let missing = (prompt.len() - cached) / TOKEN_BYTES;
         let seconds = missing as f64 / (self.setup.prefill_rate * place.speed);
         self.cached_bytes += cached;
@@ -281,9 +285,16 @@ impl Run<'_> {
         self.prefill(now, replica);
     }
 
-    fn done(&mut self, now: f64, index: usize) {
+    fn done(&mut self, now: f64, index: usize, policy: &dyn Policy) {
         let flight = self.flights[index].take().expect("in flight");
         drop(flight.load);
+        let usage = Usage {
+            prompt_tokens: (flight.prompt.len() / TOKEN_BYTES) as u64,
+            cached_tokens: (flight.cached / TOKEN_BYTES) as u64,
+        };
+        if policy.reads_usage() {
+            policy.answered(&self.fleet[flight.replica], flight.receipt, usage);
+        }
         if self.setup.clients.is_some() {
             self.plan_next(now);
         }

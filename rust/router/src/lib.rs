@@ -47,6 +47,9 @@ mod worker;
 
 pub use config::{Config, ConfigError};
 pub use log::{Level, LogFormat};
-pub use policy::{Candidates, Policy, PolicyKind, RequestKey, build as build_policy};
+pub use policy::{
+    CacheAware, Candidates, Decision, Policy, PolicyKind, Receipt, RequestKey, Tuning, Usage,
+    build as build_policy,
+};
 pub use server::{Router, StartError};
 pub use worker::{LoadGuard, Worker};

@@ -214,7 +214,7 @@ fn workers(out: &mut String, shared: &Shared) {
     }
 }
 
-fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+pub fn head(out: &mut String, name: &str, kind: &str, help: &str) {
     let _ = writeln!(
         out,
         "# HELP sglang_omni_router_{name} {help}\n# TYPE sglang_omni_router_{name} {kind}"

@@ -268,6 +268,7 @@ pub fn choose(lane: &Lane, parts: &Parts, body: &[u8], tried: &[u32]) -> Option<
         shared
             .policy
             .pick(Candidates::new(&fleet, eligible), &request)
+            .worker
             .clone(),
     )
 }

@@ -29,6 +29,8 @@ struct Link {
     worker: u32,
     newer: u32,
     older: u32,
+    /// When the worker last saw the node's text.
+    used: Stamp,
 }
 
 #[derive(Clone, Copy)]
@@ -36,13 +38,32 @@ struct Tenant {
     newest: u32,
     oldest: u32,
     bytes: usize,
+    now: Stamp,
 }
 
 const NO_TENANT: Tenant = Tenant {
     newest: NONE,
     oldest: NONE,
     bytes: 0,
+    now: Stamp(0),
 };
+
+/// A worker's own time: how many texts it was given. It goes round after 2^32 of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stamp(u32);
+
+impl From<u32> for Stamp {
+    fn from(texts: u32) -> Self {
+        Stamp(texts)
+    }
+}
+
+impl Stamp {
+    /// Texts given to the worker since an `earlier` one.
+    pub fn since(self, earlier: Stamp) -> u32 {
+        self.0.wrapping_sub(earlier.0)
+    }
+}
 
 /// One tree a model. Worker ids are small and dense: they index a table.
 #[derive(Default)]
@@ -72,11 +93,35 @@ impl PrefixTree {
     }
 
     /// Workers that have seen the text up to and including this node.
-    pub fn owners(&self, node: u32) -> impl Iterator<Item = u32> {
+    pub fn owners(&self, node: u32) -> impl ExactSizeIterator<Item = u32> {
         self.nodes[node as usize]
             .owners
             .iter()
             .map(|&(worker, _)| worker)
+    }
+
+    /// The worker's own time.
+    pub fn now(&self, worker: u32) -> Stamp {
+        self.tenants
+            .get(worker as usize)
+            .map_or(Stamp(0), |tenant| tenant.now)
+    }
+
+    /// When a worker that owns the node last saw its text.
+    pub fn used(&self, node: u32, worker: u32) -> Option<Stamp> {
+        let owners = &self.nodes[node as usize].owners;
+        let &(_, link) = owners.iter().find(|&&(owner, _)| owner == worker)?;
+        Some(self.links[link as usize].used)
+    }
+
+    /// Forgets what a worker has not seen since `stamp`.
+    pub fn forget_unused_since(&mut self, worker: u32, stamp: Stamp) {
+        while let Some(&Tenant { oldest, now, .. }) = self.tenants.get(worker as usize)
+            && oldest != NONE
+            && now.since(self.links[oldest as usize].used) >= now.since(stamp)
+        {
+            self.disown(oldest);
+        }
     }
 
     /// Follows `text` as far as it is known, and leaves in `path` the nodes passed, shallow to deep.
@@ -110,6 +155,8 @@ impl PrefixTree {
         if self.tenants.len() <= worker as usize {
             self.tenants.resize(worker as usize + 1, NO_TENANT);
         }
+        let tenant = &mut self.tenants[worker as usize];
+        tenant.now = Stamp(tenant.now.0.wrapping_add(1));
         let (mut last, mut at) = (NONE, 0);
         if let Some((&(node, reached), above)) = path.split_last() {
             let shared = reached - above.last().map_or(0, |&(_, reached)| reached);
@@ -145,6 +192,11 @@ impl PrefixTree {
         {
             self.disown(oldest);
         }
+    }
+
+    /// More than any id of a worker that ever held text.
+    pub fn worker_ids(&self) -> usize {
+        self.tenants.len()
     }
 
     /// Ids of workers that hold any text.
@@ -221,12 +273,13 @@ impl PrefixTree {
         node.parent = upper;
         for index in 0..self.nodes[lower as usize].owners.len() {
             let (worker, below) = self.nodes[lower as usize].owners[index];
-            let newer = self.links[below as usize].newer;
+            let Link { newer, used, .. } = self.links[below as usize];
             let link = self.add_link(Link {
                 node: upper,
                 worker,
                 newer,
                 older: below,
+                used,
             });
             self.join(worker, newer, link);
             self.join(worker, link, below);
@@ -274,14 +327,16 @@ impl PrefixTree {
                     worker,
                     newer: NONE,
                     older: NONE,
+                    used: Stamp(0),
                 });
                 self.nodes[node as usize].owners.push((worker, link));
                 self.tenants[worker as usize].bytes += self.nodes[node as usize].text.len();
                 link
             }
         };
-        let newest = self.tenants[worker as usize].newest;
+        let Tenant { newest, now, .. } = self.tenants[worker as usize];
         self.links[link as usize].newer = NONE;
+        self.links[link as usize].used = now;
         self.join(worker, link, newest);
         self.tenants[worker as usize].newest = link;
     }
@@ -293,6 +348,7 @@ impl PrefixTree {
             worker,
             newer,
             older,
+            ..
         } = self.links[link as usize];
         self.join(worker, newer, older);
         self.free_links.push(link);

@@ -1,7 +1,6 @@
 use std::hash::{DefaultHasher, Hasher};
-use std::sync::Arc;
 
-use super::{Candidates, Policy, RequestKey};
+use super::{Candidates, Decision, Policy, RequestKey};
 use crate::worker::Worker;
 
 /// The same session on the same worker: each worker's name is hashed with the session, and the highest
@@ -13,13 +12,13 @@ pub struct ConsistentHash;
 const PREFIX_BYTES: usize = 256;
 
 impl Policy for ConsistentHash {
-    fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> &'a Arc<Worker> {
+    fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> Decision<'a> {
         let key = match request.session {
             b"" => &request.text[..request.text.len().min(PREFIX_BYTES)],
             session => session,
         };
         if key.is_empty() {
-            return candidates.best_by_key(Worker::load);
+            return candidates.best_by_key(Worker::load).into();
         }
         let score = |worker: &Worker| {
             let mut hasher = DefaultHasher::new();
@@ -27,7 +26,7 @@ impl Policy for ConsistentHash {
             hasher.write(worker.url.as_bytes());
             std::cmp::Reverse(hasher.finish())
         };
-        candidates.best_by_key(score)
+        candidates.best_by_key(score).into()
     }
 
     fn reads_request(&self) -> bool {
@@ -37,6 +36,8 @@ impl Policy for ConsistentHash {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::super::testing::fleet;
     use super::*;
 
@@ -48,6 +49,7 @@ mod tests {
         };
         ConsistentHash
             .pick(Candidates::new(fleet, eligible), &request)
+            .worker
             .id
     }
 

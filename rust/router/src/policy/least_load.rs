@@ -1,14 +1,12 @@
-use std::sync::Arc;
-
-use super::{Candidates, Policy, RequestKey};
+use super::{Candidates, Decision, Policy, RequestKey};
 use crate::worker::Worker;
 
 /// The worker with the fewest requests in flight.
 pub struct LeastLoad;
 
 impl Policy for LeastLoad {
-    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> &'a Arc<Worker> {
-        candidates.best_by_key(Worker::load)
+    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> Decision<'a> {
+        candidates.best_by_key(Worker::load).into()
     }
 }
 

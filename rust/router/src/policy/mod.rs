@@ -7,6 +7,8 @@ mod power_of_two;
 mod random;
 mod round_robin;
 
+pub use cache_aware::{CacheAware, Tuning};
+
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use crate::config::{Config, ConfigError};
+use crate::tree::Stamp;
 use crate::worker::Worker;
 
 /// What a policy may know of a request.
@@ -69,6 +72,22 @@ impl<'a> Candidates<'a> {
         Some(self.get(index))
     }
 
+    /// The largest id of them.
+    pub fn last_id(self) -> u32 {
+        self.get(self.len() - 1).id
+    }
+
+    /// The worker of the least cost, one a candidate; among equals, one at random.
+    pub fn least(self, costs: &[f32]) -> &'a Arc<Worker> {
+        let least = costs.iter().copied().fold(f32::INFINITY, f32::min);
+        let equals = costs.iter().filter(|&&cost| cost == least).count();
+        let chosen = fastrand::usize(..equals.max(1));
+        let place = (0..self.len())
+            .filter(|&place| costs[place] == least)
+            .nth(chosen);
+        self.get(place.unwrap_or(0))
+    }
+
     /// The worker with the smallest rank; among equals, one at random.
     pub fn best_by_key<K: Ord>(self, rank: impl Fn(&Worker) -> K) -> &'a Arc<Worker> {
         let mut best = (rank(self.get(0)), self.get(0));
@@ -90,12 +109,52 @@ impl<'a> Candidates<'a> {
     }
 }
 
+/// A worker for a request, and what the policy wants to be reminded of once it has answered.
+pub struct Decision<'a> {
+    pub worker: &'a Arc<Worker>,
+    pub receipt: Receipt,
+}
+
+impl<'a> From<&'a Arc<Worker>> for Decision<'a> {
+    fn from(worker: &'a Arc<Worker>) -> Self {
+        Decision {
+            worker,
+            receipt: Receipt::default(),
+        }
+    }
+}
+
+/// What a policy expected of the worker that it chose.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Receipt {
+    /// Bytes of the text, and how many of them the worker knew.
+    text: u32,
+    known: u32,
+    /// When the worker had last seen those, if it must have cached them then.
+    seen: Option<Stamp>,
+}
+
+/// What a worker said of a prompt when it answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+}
+
 pub trait Policy: Send + Sync {
     /// Chooses one of the candidates. Called on every thread at once.
-    fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> &'a Arc<Worker>;
+    fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> Decision<'a>;
+
+    /// Called when a worker has answered a request and said how much of the prompt it had cached.
+    fn answered(&self, _worker: &Worker, _receipt: Receipt, _usage: Usage) {}
 
     /// Whether `pick` looks at the request; if not, bodies are not searched for its key.
     fn reads_request(&self) -> bool {
+        false
+    }
+
+    /// Whether `answered` is to be called; if not, answers are not searched for usage.
+    fn reads_usage(&self) -> bool {
         false
     }
 
@@ -163,7 +222,7 @@ pub fn build(config: &Config) -> Box<dyn Policy> {
     match config.policy {
         PolicyKind::Random => Box::new(random::Random),
         PolicyKind::RoundRobin => Box::new(round_robin::RoundRobin::default()),
-        PolicyKind::CacheAware => Box::new(cache_aware::CacheAware::new(config)),
+        PolicyKind::CacheAware => Box::new(CacheAware::new(config)),
         PolicyKind::LeastLoad => Box::new(least_load::LeastLoad),
         PolicyKind::PowerOfTwo => Box::new(power_of_two::PowerOfTwo),
         PolicyKind::ConsistentHash => Box::new(consistent_hash::ConsistentHash),
@@ -195,7 +254,7 @@ pub(crate) mod testing {
             let chosen = policy.pick(Candidates::new(fleet, &eligible), &request);
             fleet
                 .iter()
-                .position(|worker| worker.id == chosen.id)
+                .position(|worker| worker.id == chosen.worker.id)
                 .unwrap()
         };
         texts.into_iter().map(pick).collect()

@@ -1,24 +1,21 @@
-use std::sync::Arc;
-
-use super::{Candidates, Policy, RequestKey};
-use crate::worker::Worker;
+use super::{Candidates, Decision, Policy, RequestKey};
 
 /// The less loaded of two different workers taken at random: near the least load for the price of
 /// looking at two, and without every router rushing to the same idle worker.
 pub struct PowerOfTwo;
 
 impl Policy for PowerOfTwo {
-    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> &'a Arc<Worker> {
+    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> Decision<'a> {
         let first = fastrand::usize(..candidates.len());
         if candidates.len() == 1 {
-            return candidates.get(first);
+            return candidates.get(first).into();
         }
         let second = (first + 1 + fastrand::usize(..candidates.len() - 1)) % candidates.len();
         let (first, second) = (candidates.get(first), candidates.get(second));
         if second.load() < first.load() {
-            second
+            second.into()
         } else {
-            first
+            first.into()
         }
     }
 }

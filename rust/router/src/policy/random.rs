@@ -1,14 +1,11 @@
-use std::sync::Arc;
-
-use super::{Candidates, Policy, RequestKey};
-use crate::worker::Worker;
+use super::{Candidates, Decision, Policy, RequestKey};
 
 /// Any worker, each as likely.
 pub struct Random;
 
 impl Policy for Random {
-    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> &'a Arc<Worker> {
-        candidates.get(fastrand::usize(..candidates.len()))
+    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> Decision<'a> {
+        candidates.get(fastrand::usize(..candidates.len())).into()
     }
 }
 

@@ -1,8 +1,6 @@
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use super::{Candidates, Policy, RequestKey};
-use crate::worker::Worker;
+use super::{Candidates, Decision, Policy, RequestKey};
 
 /// One after the other, over all threads together.
 #[derive(Default)]
@@ -11,8 +9,10 @@ pub struct RoundRobin {
 }
 
 impl Policy for RoundRobin {
-    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> &'a Arc<Worker> {
-        candidates.get(self.next.fetch_add(1, Relaxed) % candidates.len())
+    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> Decision<'a> {
+        candidates
+            .get(self.next.fetch_add(1, Relaxed) % candidates.len())
+            .into()
     }
 }
 

@@ -1,0 +1,162 @@
+use super::*;
+use crate::policy::testing::{fleet, picks};
+use crate::worker::LoadGuard;
+
+fn policy(change: impl FnOnce(&mut Config)) -> CacheAware {
+    let mut config = Config::default();
+    change(&mut config);
+    CacheAware::new(&config)
+}
+
+#[test]
+fn a_conversation_stays_where_it_began() {
+    let (policy, fleet) = (policy(|_| ()), fleet(4));
+    let turns = [
+        "once upon a time",
+        "once upon a time there was",
+        "once upon a time there was a fox",
+    ];
+    let picks = picks(&policy, &fleet, turns);
+    assert!(picks.iter().all(|&pick| pick == picks[0]));
+}
+
+#[test]
+fn cold_prompts_fill_the_fleet_evenly() {
+    let (policy, fleet) = (policy(|_| ()), fleet(4));
+    let texts: Vec<String> = (0..40)
+        .map(|index| format!("{index:02} {}", "x".repeat(50)))
+        .collect();
+    let picks = picks(&policy, &fleet, texts.iter().map(String::as_str));
+    for worker in 0..4 {
+        assert_eq!(picks.iter().filter(|&&pick| pick == worker).count(), 10);
+    }
+}
+
+fn busy(worker: &Arc<Worker>, requests: usize) -> Vec<LoadGuard> {
+    let guard = |_| LoadGuard::new(worker.clone());
+    (0..requests).map(guard).collect()
+}
+
+#[test]
+fn only_a_cold_prompt_minds_how_large_a_tree_is() {
+    let (seen, half_new) = ("x".repeat(1000), "x".repeat(50) + &"y".repeat(950));
+    for (threshold, stays) in [(0.05, false), (0.04, true)] {
+        let (policy, fleet) = (policy(|c| c.cache_threshold = threshold), fleet(2));
+        let picks = picks(&policy, &fleet, [seen.as_str(), &half_new]);
+        assert_eq!(picks[0] == picks[1], stays, "{threshold}");
+    }
+}
+
+#[test]
+fn a_prompt_leaves_a_busy_worker_and_is_known_at_both_from_then_on() {
+    let (policy, fleet) = (policy(|_| ()), fleet(2));
+    let prompt = ["a prompt that everybody sends"];
+    let first = picks(&policy, &fleet, prompt)[0];
+    let load = busy(&fleet[first], 6);
+    assert_eq!(picks(&policy, &fleet, prompt), [1 - first]);
+    drop(load);
+    for (busier, idle) in [(0, 1), (1, 0)] {
+        let _load = busy(&fleet[busier], 3);
+        assert_eq!(picks(&policy, &fleet, prompt), [idle]);
+    }
+    let state = policy.state.lock().unwrap();
+    assert!(
+        fleet
+            .iter()
+            .all(|w| state.tree.bytes(w.id) == prompt[0].len())
+    );
+}
+
+#[test]
+fn load_counts_for_more_once_both_thresholds_are_passed() {
+    for (abs, rel, stays) in [(1, 1.0, false), (16, 1.0, true), (1, 9.0, true)] {
+        let change =
+            |c: &mut Config| (c.balance_abs_threshold, c.balance_rel_threshold) = (abs, rel);
+        let (policy, fleet) = (policy(change), fleet(2));
+        let first = picks(&policy, &fleet, ["known to one"])[0];
+        picks(&policy, &fleet, ["new text, for the other worker"]);
+        let _load = (busy(&fleet[first], 17), busy(&fleet[1 - first], 2));
+        let again = picks(&policy, &fleet, ["known to one"])[0];
+        assert_eq!(again == first, stays, "{abs} {rel}");
+    }
+}
+
+/// Has a worker answer a prompt, most of which it was thought to know, with this share of it cached.
+fn answer(policy: &CacheAware, fleet: &[Arc<Worker>], text: &str, cached: u64) {
+    let all: Vec<usize> = (0..fleet.len()).collect();
+    let key = RequestKey {
+        text: text.as_bytes(),
+        ..RequestKey::default()
+    };
+    let Decision { worker, receipt } = policy.pick(Candidates::new(fleet, &all), &key);
+    let usage = Usage {
+        prompt_tokens: 100,
+        cached_tokens: cached,
+    };
+    policy.answered(worker, receipt, usage);
+}
+
+#[test]
+fn a_worker_that_lost_its_cache_is_forgotten_what_it_had() {
+    let texts: Vec<String> = (0..10)
+        .map(|index| format!("{index} {}", "z".repeat(98)))
+        .collect();
+    for (cached, left) in [(90, 1000), (0, 200)] {
+        let (policy, fleet) = (policy(|_| ()), fleet(1));
+        for text in &texts {
+            answer(&policy, &fleet, text, 0);
+        }
+        // The second miss is of the newest text but one: only what came after it is left, and the two
+        // prompts themselves, which have just been computed.
+        answer(&policy, &fleet, &texts[0], cached);
+        answer(&policy, &fleet, &texts[9], cached);
+        let bytes = policy.state.lock().unwrap().tree.bytes(fleet[0].id);
+        assert_eq!(bytes, left);
+    }
+}
+
+#[test]
+fn a_miss_says_nothing_while_the_text_may_still_be_on_its_way() {
+    let (policy, fleet) = (policy(|_| ()), fleet(1));
+    let texts: Vec<String> = (0..10)
+        .map(|index| format!("{index} {}", "z".repeat(98)))
+        .collect();
+    picks(&policy, &fleet, texts.iter().map(String::as_str));
+    let _load = busy(&fleet[0], 20);
+    for text in &texts {
+        answer(&policy, &fleet, text, 0);
+    }
+    assert_eq!(policy.state.lock().unwrap().tree.bytes(fleet[0].id), 1000);
+}
+
+#[test]
+fn models_are_kept_apart() {
+    let (policy, fleet) = (policy(|_| ()), fleet(2));
+    let all = [0, 1];
+    let pick = |model: &[u8]| {
+        let request = RequestKey {
+            text: b"the same prompt",
+            model,
+            session: b"",
+        };
+        policy
+            .pick(Candidates::new(&fleet, &all), &request)
+            .worker
+            .id
+    };
+    assert_ne!(pick(b"one"), pick(b"two"));
+    assert_eq!(pick(b"one"), pick(b"one"));
+}
+
+#[test]
+fn removed_workers_are_forgotten_and_trees_bounded() {
+    let (policy, fleet) = (policy(|c| c.max_tree_size = 100), fleet(2));
+    let texts: Vec<String> = (0..50)
+        .map(|index| format!("{index:02} {}", "y".repeat(30)))
+        .collect();
+    picks(&policy, &fleet, texts.iter().map(String::as_str));
+    let bytes = |worker: usize| policy.state.lock().unwrap().tree.bytes(fleet[worker].id);
+    assert!(bytes(0) <= 100 && bytes(1) <= 100 && bytes(0) > 0 && bytes(1) > 0);
+    policy.maintain(&fleet[..1]);
+    assert!(bytes(0) > 0 && bytes(1) == 0);
+}
