@@ -52,7 +52,7 @@ fn a_prompt_leaves_a_busy_worker_and_is_known_at_both_from_then_on() {
     let (policy, fleet) = (policy(|_| ()), fleet(2));
     let prompt = ["a prompt that everybody sends"];
     let first = picks(&policy, &fleet, prompt)[0];
-    let load = busy(&fleet[first], 6);
+    let load = busy(&fleet[first], 20);
     assert_eq!(picks(&policy, &fleet, prompt), [1 - first]);
     drop(load);
     for (busier, idle) in [(0, 1), (1, 0)] {
