@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import aiohttp
@@ -102,32 +103,6 @@ async def test_the_last_worker_is_never_shut_out() -> None:
         assert (await post(url)).status == 200
 
 
-@pytest.mark.parametrize("streams", [False, True])
-async def test_a_client_that_leaves_cancels_its_request(streams: bool) -> None:
-    asked = asyncio.Event()
-
-    async def endless(_seen: Seen, writer: asyncio.StreamWriter) -> None:
-        if streams:
-            writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nfirst\r\n")
-        asked.set()
-        await asyncio.Event().wait()
-
-    async with replicas(endless) as [replica], router(replica) as url:
-        reader, writer = await connect(url)
-        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
-        await asked.wait()
-        if streams:
-            await read_head(reader)
-        assert (await workers(url))[replica.url]["load"] == 1
-        writer.close()
-        await asyncio.wait_for(replica.closed.wait(), PATIENCE)
-
-        async def freed() -> bool:
-            return (await workers(url))[replica.url]["load"] == 0
-
-        await until(freed, "the load is freed")
-
-
 async def test_connections_the_worker_closed_are_not_noticed_by_clients() -> None:
     async def close_after(_seen: Seen, writer: asyncio.StreamWriter) -> None:
         writer.write(response())
@@ -179,3 +154,78 @@ async def test_workers_killed_and_revived_under_load_cost_no_request() -> None:
         statuses = [status for result in results[:-1] for status in result or []]
         assert len(statuses) > 20
         assert set(statuses) == {200}
+
+
+async def test_an_answer_of_known_length_that_is_cut_ends_short() -> None:
+    async def half(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf")
+        await writer.drain()
+        writer.close()
+
+    async with replicas(half, half) as both, router(*both) as url:
+        reader, writer = await connect(url)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
+        _, headers = await read_head(reader)
+        assert ("content-length", "10") in headers
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await asyncio.wait_for(reader.readexactly(10), PATIENCE)
+        writer.close()
+        assert sum(len(replica.seen) for replica in both) == 1
+
+
+async def test_a_stream_that_is_cut_has_no_last_chunk() -> None:
+    async def half(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhalf \r\n")
+        await writer.drain()
+        writer.close()  # In good order, but for the end that is missing.
+
+    async with replicas(half) as [replica], router(replica) as url:
+        reader, writer = await connect(url)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
+        await read_head(reader)
+        with contextlib.suppress(ConnectionResetError):
+            received = await asyncio.wait_for(reader.read(5), PATIENCE)
+            while piece := await asyncio.wait_for(reader.read(100), PATIENCE):
+                received += piece
+        assert received == b"5\r\nhalf \r\n"
+        writer.close()
+
+
+async def test_a_worker_known_by_name() -> None:
+    async with replicas(None) as [replica], router(f"http://localhost:{replica.port}") as url:
+        assert (await post(url)).header("x-sglang-omni-worker") == f"http://localhost:{replica.port}"
+
+
+async def test_a_name_that_is_not_found_is_a_worker_that_is_down() -> None:
+    nowhere = "http://no-such-replica.invalid:1"
+    async with replicas(None) as [well], router(nowhere, well) as url:
+        assert {(await post(url)).status for _ in range(4)} == {200}
+
+        async def down() -> bool:
+            return (await workers(url))[nowhere]["state"] == "down"
+
+        await until(down, "the name is not found")
+        await well.stop()
+        answer = await asyncio.wait_for(post(url), PATIENCE)
+        assert (answer.status, answer.header("retry-after")) == (503, "1")
+        await well.start()
+        await becomes(url, well, "up")
+        assert (await post(url)).status == 200
+
+
+async def test_slow_workers_slow_no_others() -> None:
+    finish = asyncio.Event()
+
+    async def slow(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await finish.wait()
+        writer.write(response(b"slow"))
+
+    async with replicas(slow, None) as [late, quick], router(late, quick, policy="least_load") as url:
+        waiting = asyncio.ensure_future(post(url))
+        while not late.seen:
+            await post(url)
+        # What has a choice goes where it is quick.
+        assert [(await post(url)).body for _ in range(20)] == [b"ok"] * 20
+        assert len(late.seen) == 1
+        finish.set()
+        assert (await waiting).status == 200

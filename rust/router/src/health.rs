@@ -2,20 +2,20 @@
 
 use std::future::pending;
 use std::io;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use hyper::header::{AUTHORIZATION, HOST, HeaderValue};
 use hyper::{Request, StatusCode};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
+use crate::address;
 use crate::body::RequestBody;
 use crate::breaker::Breaker;
 use crate::clock::{self, TICK};
 use crate::lane::Shared;
 use crate::log::Log;
 use crate::standing::Behind;
-use crate::upstream::Pool;
+use crate::upstream::{CONNECT_TIMEOUT, Upstream};
 use crate::worker::Worker;
 
 /// A busy replica may answer late; only this many late answers in a row say that it hangs.
@@ -47,6 +47,7 @@ pub async fn watch(shared: Arc<Shared>) {
         for worker in fleet.iter() {
             if !watched.contains(&worker.id) {
                 watched.push(worker.id);
+                tokio::task::spawn_local(address::follow(shared.clone(), worker.clone()));
                 tokio::task::spawn_local(probe_forever(shared.clone(), worker.clone()));
             }
         }
@@ -55,23 +56,17 @@ pub async fn watch(shared: Arc<Shared>) {
 }
 
 async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
-    let pool = Rc::new(Pool::default());
     let mut tick = interval(shared.config.probe_interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut slow = 0;
     let key = shared.gate.keys.worker.as_ref();
     loop {
         tick.tick().await;
-        if !shared
-            .fleet
-            .read()
-            .iter()
-            .any(|known| known.id == worker.id)
-        {
+        if !shared.fleet.has(&worker) {
             return;
         }
         let since = clock::now();
-        match timeout(shared.config.probe_timeout, probe(&pool, &worker, key)).await {
+        match timeout(shared.config.probe_timeout, probe(&worker, key)).await {
             Ok(Ok(status)) if status.is_server_error() => {
                 slow = 0;
                 mark_down(&shared.log, &worker, &format!("/health answered {status}"));
@@ -102,13 +97,8 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
 }
 
 /// Asks on a new connection each time: what counts is whether the worker takes one.
-async fn probe(
-    pool: &Pool,
-    worker: &Worker,
-    key: Option<&HeaderValue>,
-) -> Result<StatusCode, String> {
-    let mut upstream = pool
-        .open(worker)
+async fn probe(worker: &Worker, key: Option<&HeaderValue>) -> Result<StatusCode, String> {
+    let mut upstream = Upstream::open(worker, CONNECT_TIMEOUT)
         .await
         .map_err(|error: io::Error| error.to_string())?;
     let mut request = Request::get("/health")

@@ -6,6 +6,7 @@
 //! changes threads; what the lanes share is in [`lane::Shared`]. What is known of it in the end, its
 //! [`exchange`], goes into [`metrics`] and [`log`].
 
+mod address;
 mod admin;
 mod auth;
 mod body;

@@ -81,6 +81,8 @@ pub struct Tries<'a> {
     was_sent: bool,
     was_moved: bool,
     is_over: bool,
+    /// Whether the worker was down already when it was chosen.
+    was_down: bool,
     /// When the client is told that it took too long.
     pub deadline: Tick,
 }
@@ -96,12 +98,13 @@ impl<'a> Tries<'a> {
             was_sent: false,
             was_moved: false,
             is_over: false,
+            was_down: false,
             deadline: clock::now().saturating_add(clock::ticks(lane.shared.config.request_timeout)),
         }
     }
 
     /// The worker to ask now, if there is one that was not asked yet.
-    pub fn choose(&self, parts: &Parts, body: &[u8]) -> Option<Arc<Worker>> {
+    pub fn choose(&mut self, parts: &Parts, body: &[u8]) -> Option<Arc<Worker>> {
         if self.is_over {
             return None;
         }
@@ -109,6 +112,7 @@ impl<'a> Tries<'a> {
         if !self.tried.is_empty() {
             self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
         }
+        self.was_down = worker.standing.is(Behind::Down);
         worker.standing.chosen(|| next_trial(self.lane, &worker));
         Some(worker)
     }
@@ -168,8 +172,8 @@ impl<'a> Tries<'a> {
     /// No connection could be made: nothing was sent, so another worker costs nothing.
     pub fn unsent(&mut self, worker: &Worker, error: &io::Error) {
         self.failed(worker, &error.to_string());
-        // Waiting for one such worker after another would add up.
-        self.is_over = error.kind() == io::ErrorKind::TimedOut && worker.standing.is(Behind::Down);
+        // All that are left are down, then. Waiting for one after another would add up.
+        self.is_over = self.was_down && error.kind() == io::ErrorKind::TimedOut;
         mark_down(&self.lane.shared.log, worker, &error.to_string());
     }
 

@@ -37,6 +37,7 @@ use crate::lane::{Lane, Open, Shared, Stopping};
 use crate::log::{Level, Log, Writer};
 use crate::metrics::Metrics;
 use crate::spin::Spin;
+use crate::standing::Behind;
 use crate::tls::{ClientStream, Tls};
 use crate::upstream::SWEEP_INTERVAL;
 use crate::worker::{Fleet, Worker};
@@ -348,7 +349,10 @@ async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spin: A
             },
             _ = sweep.tick() => {
                 let fleet = shared.fleet.read();
-                lane.pool.sweep(|id| fleet.iter().any(|worker| worker.id == id));
+                // A worker that cannot be reached may be another process, or elsewhere, when it can.
+                let is_usable = |worker: &Worker| !worker.standing.is(Behind::Down);
+                lane.pool
+                    .sweep(|id| fleet.iter().any(|worker| worker.id == id && is_usable(worker)));
             }
             _ = tick.tick() => {
                 lane.retries.refill();

@@ -16,7 +16,7 @@ use crate::lane::{Lane, Open};
 use crate::proxy::{WORKER_HEADER, answer, exhausted, is_exhaustion};
 use crate::reply::{self, Reply};
 use crate::retry::Tries;
-use crate::upstream::connect;
+use crate::upstream::{connect, connect_limit};
 use crate::waiting::{Asked, GaveUp};
 use crate::worker::LoadGuard;
 
@@ -39,7 +39,7 @@ pub async fn forward(
         };
         exchange.tries(&worker);
         let load = LoadGuard::new(worker.clone());
-        let mut sender = match connect(&worker).await {
+        let mut sender = match connect(&worker, connect_limit(&worker)).await {
             Ok((sender, connection)) => {
                 // It ends with the exchange, or hands its stream over.
                 tokio::task::spawn_local(connection.with_upgrades());

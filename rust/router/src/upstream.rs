@@ -19,7 +19,7 @@ use crate::body::RequestBody;
 use crate::standing::Behind;
 use crate::worker::Worker;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A host that vanished without a word is asked after this long, and given up by the system after that.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
@@ -47,24 +47,22 @@ pub struct Upstream {
     idle_since_sweep: u32,
 }
 
-/// Opens a connection; the caller drives it.
-pub async fn connect(worker: &Worker) -> io::Result<(Sender, Connection)> {
-    let open = async {
-        match worker.addr {
-            Some(addr) => TcpStream::connect(addr).await,
-            None => TcpStream::connect((worker.host.as_str(), worker.port)).await,
-        }
-    };
-    let limit = if worker.standing.is(Behind::Down) {
+/// How long a request waits for a connection.
+pub fn connect_limit(worker: &Worker) -> Duration {
+    if worker.standing.is(Behind::Down) {
         CONNECT_TIMEOUT_DOWN
     } else {
         CONNECT_TIMEOUT
-    };
+    }
+}
+
+/// Opens a connection; the caller drives it.
+pub async fn connect(worker: &Worker, limit: Duration) -> io::Result<(Sender, Connection)> {
     let too_late = |_| {
         let text = format!("no connection after {} s", limit.as_secs_f32());
         io::Error::new(io::ErrorKind::TimedOut, text)
     };
-    let stream = tokio::time::timeout(limit, open)
+    let stream = tokio::time::timeout(limit, worker.address.connect())
         .await
         .map_err(too_late)??;
     stream.set_nodelay(true)?;
@@ -79,6 +77,17 @@ pub async fn connect(worker: &Worker) -> io::Result<(Sender, Connection)> {
 }
 
 impl Upstream {
+    pub async fn open(worker: &Worker, limit: Duration) -> io::Result<Box<Upstream>> {
+        let (sender, connection) = connect(worker, limit).await?;
+        Ok(Box::new(Upstream {
+            sender,
+            connection: Some(connection),
+            worker: worker.id,
+            reused: false,
+            idle_since_sweep: 0,
+        }))
+    }
+
     /// Sends a request and waits for the head of the answer.
     pub async fn send(
         &mut self,
@@ -138,14 +147,7 @@ impl Pool {
 
     /// A connection that nothing was sent on yet.
     pub async fn open(&self, worker: &Worker) -> io::Result<Box<Upstream>> {
-        let (sender, connection) = connect(worker).await?;
-        Ok(Box::new(Upstream {
-            sender,
-            connection: Some(connection),
-            worker: worker.id,
-            reused: false,
-            idle_since_sweep: 0,
-        }))
+        Upstream::open(worker, connect_limit(worker)).await
     }
 
     fn pop(&self, worker: u32) -> Option<Box<Upstream>> {

@@ -1,6 +1,5 @@
 //! The replicas behind the router, and what is known about each of them right now.
 
-use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -9,6 +8,7 @@ use hyper::Uri;
 use hyper::header::HeaderValue;
 use tokio::sync::Notify;
 
+use crate::address::Address;
 use crate::config::ConfigError;
 use crate::first_bytes::FirstBytes;
 use crate::histogram::Histogram;
@@ -22,10 +22,7 @@ pub struct Worker {
     pub url: String,
     pub url_header: HeaderValue,
     pub authority: HeaderValue,
-    pub host: String,
-    pub port: u16,
-    /// Where the host is an address, so that no name has to be looked up.
-    pub addr: Option<SocketAddr>,
+    pub address: Address,
     pub standing: Standing,
     pub first_bytes: FirstBytes,
     draining: AtomicBool,
@@ -79,13 +76,8 @@ impl Worker {
             id: NEXT_ID.fetch_add(1, Relaxed),
             url_header: header(&url)?,
             authority: header(authority.as_str())?,
-            addr: host
-                .parse::<IpAddr>()
-                .ok()
-                .map(|ip| SocketAddr::new(ip, port)),
+            address: Address::new(&host, port),
             url,
-            host,
-            port,
             standing: Standing::default(),
             first_bytes: FirstBytes::default(),
             draining: AtomicBool::new(false),
@@ -155,6 +147,13 @@ impl Fleet {
         self.workers.load()
     }
 
+    pub fn has(&self, worker: &Worker) -> bool {
+        let workers = self.read();
+        workers
+            .binary_search_by_key(&worker.id, |known| known.id)
+            .is_ok()
+    }
+
     pub fn find(&self, url: &str) -> Option<Arc<Worker>> {
         self.read().iter().find(|worker| worker.url == url).cloned()
     }
@@ -201,17 +200,8 @@ mod tests {
             ("http://[::1]:9", "http://[::1]:9", 9),
         ] {
             let worker = Worker::parse(given).unwrap();
-            assert_eq!((worker.url.as_str(), worker.port), (url, port));
+            assert_eq!((worker.url.as_str(), worker.address.port), (url, port));
         }
-        assert_eq!(
-            Worker::parse("http://[::1]:9")
-                .unwrap()
-                .addr
-                .unwrap()
-                .to_string(),
-            "[::1]:9"
-        );
-        assert!(Worker::parse("http://replica:1").unwrap().addr.is_none());
     }
 
     #[test]
