@@ -114,6 +114,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_upload() -> None:
         writer.close()
         await asyncio.wait_for(ended.wait(), PATIENCE)
         await load_becomes(url, worker, 0)
+        assert (await workers(url))[worker]["failures"] == 0
 
 
 async def test_a_client_that_leaves_before_its_body_has_come_reaches_no_worker() -> None:

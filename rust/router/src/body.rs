@@ -39,6 +39,7 @@ pub struct Rest {
 pub enum Fault {
     TooLarge,
     Stalled,
+    Left,
 }
 
 pub enum ReadError {
@@ -241,7 +242,7 @@ impl Body for RequestBody {
                     None => Fault::TooLarge,
                 }
             }
-            Some(Err(ReadError::Client(error))) => return Poll::Ready(Some(Err(error.into()))),
+            Some(Err(ReadError::Client(_))) => Fault::Left,
             Some(Err(_)) => Fault::Stalled,
             None => return Poll::Ready(None),
         };
@@ -282,6 +283,8 @@ pub struct ResponseBody {
     finished: bool,
     /// Trailers or an error that came right behind data.
     next: Option<Result<Frame<Bytes>, BoxError>>,
+    /// Whether what came before an error has had its chance to leave.
+    is_flushed: bool,
     load: LoadGuard,
 }
 
@@ -303,6 +306,7 @@ impl ResponseBody {
             pool,
             finished: false,
             next: None,
+            is_flushed: false,
             load,
         }
     }
@@ -336,6 +340,13 @@ impl Body for ResponseBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
         if let Some(next) = this.next.take() {
+            if next.is_err() && !std::mem::replace(&mut this.is_flushed, true) {
+                // hyper drops what it has not written yet once it meets an error. It writes when there is
+                // nothing to read.
+                this.next = Some(next);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             return Poll::Ready(Some(next));
         }
         if this.finished {
@@ -346,7 +357,11 @@ impl Body for ResponseBody {
                 Ok(data) => data,
                 Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
             },
-            end => return Poll::Ready(end),
+            Some(Err(error)) => {
+                this.next = Some(Err(error));
+                return self.poll_frame(cx);
+            }
+            None => return Poll::Ready(None),
         };
         let mut pieces = Pieces::default();
         pieces.push(first, 0);

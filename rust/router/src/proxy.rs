@@ -64,12 +64,7 @@ pub async fn forward(
             return too_large(limit);
         }
         Err(ReadError::Stalled) => return stalled(),
-        Err(ReadError::Client(error)) => {
-            return reply::error(
-                StatusCode::BAD_REQUEST,
-                &format!("the request body could not be read: {error}"),
-            );
-        }
+        Err(ReadError::Client(error)) => return broken_off(&error.to_string()),
     };
     parts.headers = forwarding::request_headers(std::mem::take(&mut parts.headers));
     let fault = upload.fault();
@@ -100,6 +95,7 @@ pub async fn forward(
                 match fault.get() {
                     Some(Fault::TooLarge) => return too_large(limit),
                     Some(Fault::Stalled) => return stalled(),
+                    Some(Fault::Left) => return broken_off("it ended early"),
                     None => {}
                 }
                 if !upload.is_whole() {
@@ -306,6 +302,12 @@ fn stalled() -> Reply {
 pub fn too_large(limit: u64) -> Reply {
     let message = format!("the request body is larger than the limit of {limit} bytes");
     reply::error(StatusCode::PAYLOAD_TOO_LARGE, &message)
+}
+
+/// For a client that does not end its body as it should; most have left.
+fn broken_off(why: &str) -> Reply {
+    let message = format!("the request body could not be read: {why}");
+    reply::error(StatusCode::BAD_REQUEST, &message)
 }
 
 /// 503 for a request that no worker could take.
