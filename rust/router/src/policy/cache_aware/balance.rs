@@ -6,7 +6,7 @@ use crate::policy::Candidates;
 /// How much the parts of a decision weigh. The defaults were chosen with `benches/router_sim`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
-    /// A worker with twice the mean load is avoided at the price of this many mean prompts.
+    /// What a worker with as much load as the others costs, in mean prompts.
     pub load: f32,
     /// Requests in flight that a worker's fair share of the recent requests counts for. It keeps shares
     /// even where little is in flight, and damps what a few requests more or less in flight do.
@@ -24,7 +24,7 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Self {
         Tuning {
-            load: 0.5,
+            load: 0.4,
             recent: 4.0,
             memory: 32.0,
             imbalance: 2.0,
@@ -80,9 +80,12 @@ impl Balance {
         };
         let imbalanced = is_imbalanced(shortest, longest);
         let factor = if imbalanced { tuning.imbalance } else { 1.0 };
-        let bytes = tuning.load * factor * self.mean_text / (load + tuning.recent).max(LITTLE);
+        let bytes = tuning.load * factor * self.mean_text;
         for (penalty, worker) in penalties.iter_mut().zip(candidates.iter()) {
-            *penalty = bytes * (*penalty + share * self.recent[worker.id as usize]);
+            // Against the others, not against all: of two workers one is never more than twice the mean.
+            let others = (loads as f32 - *penalty) / (count - 1.0).max(1.0) + tuning.recent;
+            let busy = *penalty + share * self.recent[worker.id as usize];
+            *penalty = bytes * busy / others.max(LITTLE);
         }
         imbalanced
     }

@@ -75,7 +75,7 @@ fn load_counts_for_more_once_both_thresholds_are_passed() {
         let (policy, fleet) = (policy(change), fleet(2));
         let first = picks(&policy, &fleet, ["known to one"])[0];
         picks(&policy, &fleet, ["new text, for the other worker"]);
-        let _load = (busy(&fleet[first], 17), busy(&fleet[1 - first], 2));
+        let _load = (busy(&fleet[first], 19), busy(&fleet[1 - first], 6));
         let again = picks(&policy, &fleet, ["known to one"])[0];
         assert_eq!(again == first, stays, "{abs} {rel}");
     }
