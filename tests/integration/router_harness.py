@@ -64,6 +64,7 @@ class Replica:
         self.handler = handler or self.answer_ok
         self.seen: list[Seen] = []
         self.healthy = True
+        self.models: list[str] | None = None  # What it tells the router that it serves.
         self.health_hangs = False
         self.probes = 0
         self.closed = asyncio.Event()  # A connection that carried a request has ended.
@@ -98,6 +99,12 @@ class Replica:
             while True:
                 line, headers = await read_head(reader)
                 body = await read_body(reader, headers)
+                if line.split(" ")[1] == "/v1/models" and ("user-agent", "sglang-omni-router") in headers:
+                    # The router asks by itself, now and then.
+                    entries = [{"id": name} for name in self.models or []]
+                    body = json.dumps({"object": "list", "data": entries}).encode()
+                    writer.write(response(body, "404 No" if self.models is None else "200 OK"))
+                    continue
                 if line.split(" ")[1] == "/health":
                     self.probes += 1
                     if self.health_hangs:

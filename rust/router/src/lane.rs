@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::gate::Gate;
 use crate::log::Log;
 use crate::metrics::{LaneMetrics, Metrics};
+use crate::models::Models;
 use crate::policy::Policy;
 use crate::request_id::RequestIds;
 use crate::retry::Budget;
@@ -23,6 +24,7 @@ use crate::worker::{Fleet, Worker};
 pub struct Shared {
     pub config: Config,
     pub fleet: Fleet,
+    pub models: Models,
     pub policy: Box<dyn Policy>,
     pub gate: Gate,
     /// What client connections are secured with, if they are.

@@ -15,6 +15,7 @@ use crate::body::{Fault, Payload, ReadError, RequestBody, ResponseBody, Upload, 
 use crate::exchange::Exchange;
 use crate::forwarding;
 use crate::lane::{Lane, Scratch};
+use crate::models::{self, Serving};
 use crate::policy::{Candidates, RequestKey};
 use crate::reply::{self, Reply};
 use crate::retry::Tries;
@@ -74,6 +75,9 @@ pub async fn forward(
         Bytes::new()
     };
 
+    if let Some(refusal) = models::refuse_unknown(lane, &parts, &text).await {
+        return refusal;
+    }
     let mut tries = Tries::new(lane);
     while let Some(worker) = tries.choose(&parts, &text) {
         exchange.tries(&worker);
@@ -244,11 +248,9 @@ pub fn choose(lane: &Lane, parts: &Parts, body: &[u8], tried: &[u32]) -> Option<
     let mut scratch = lane.scratch.borrow_mut();
     let Scratch { key, eligible } = &mut *scratch;
     key.clear();
-    if !find_eligible(&fleet, tried, eligible) {
-        return None;
-    }
+    let by_model = shared.models.differ();
     let mut request = RequestKey::default();
-    if shared.policy.reads_request() {
+    if by_model || shared.policy.reads_request() {
         let found = scan(body, key);
         let session = parts
             .headers
@@ -260,6 +262,13 @@ pub fn choose(lane: &Lane, parts: &Parts, body: &[u8], tried: &[u32]) -> Option<
             session,
         };
     }
+    let serving = match by_model {
+        true => Serving::of(&fleet, models::named(parts, request.model)),
+        false => Serving::Every,
+    };
+    if !find_eligible(&fleet, tried, serving, eligible) {
+        return None;
+    }
     Some(
         shared
             .policy
@@ -270,12 +279,21 @@ pub fn choose(lane: &Lane, parts: &Parts, body: &[u8], tried: &[u32]) -> Option<
 }
 
 /// Finds the positions of the workers of the best class there is.
-fn find_eligible(fleet: &[Arc<Worker>], tried: &[u32], eligible: &mut Vec<usize>) -> bool {
+fn find_eligible(
+    fleet: &[Arc<Worker>],
+    tried: &[u32],
+    serving: Serving<'_>,
+    eligible: &mut Vec<usize>,
+) -> bool {
     let mut best = u32::MAX;
     eligible.clear();
     for (position, worker) in fleet.iter().enumerate() {
         let class = worker.standing.class();
-        if class > best || worker.is_draining() || tried.contains(&worker.id) {
+        if class > best
+            || worker.is_draining()
+            || tried.contains(&worker.id)
+            || !serving.includes(worker)
+        {
             continue;
         }
         if class < best {
@@ -317,7 +335,7 @@ pub fn no_worker(lane: &Lane, failure: &str) -> Reply {
         "" if lane.shared.fleet.read().is_empty() => {
             "the router has no workers; add one with POST /workers".to_owned()
         }
-        "" => "every worker is draining".to_owned(),
+        "" => "every worker that could serve the request is draining".to_owned(),
         failure => format!("no worker could serve the request; the last one tried was {failure}"),
     };
     reply::error(StatusCode::SERVICE_UNAVAILABLE, &message)

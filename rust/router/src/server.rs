@@ -36,6 +36,7 @@ use crate::hung::Patience;
 use crate::lane::{Lane, Open, Shared, Stopping};
 use crate::log::{Level, Log, Writer};
 use crate::metrics::Metrics;
+use crate::models::{self, Models};
 use crate::spin::Spin;
 use crate::standing::Behind;
 use crate::tls::{ClientStream, Tls};
@@ -129,6 +130,7 @@ impl Router {
         let shared = Arc::new(Shared {
             policy: policy::build(&config),
             fleet: Fleet::new(workers),
+            models: Models::default(),
             gate,
             tls,
             metrics: Metrics::new(lanes),
@@ -167,6 +169,7 @@ impl Router {
                 let mut stopping = shared.stopping.clone();
                 tokio::task::spawn_local(health::watch(shared.clone()));
                 tokio::task::spawn_local(health::maintain(shared.clone()));
+                tokio::task::spawn_local(models::watch(shared.clone()));
                 tokio::task::spawn_local(discovery.watch(shared.clone()));
                 tokio::task::spawn_local(health::judge(shared.clone()));
                 tokio::task::spawn_local(tls::watch(shared.clone()));

@@ -13,6 +13,7 @@ use crate::body::{RequestBody, ResponseBody};
 use crate::exchange::{End, Exchange};
 use crate::forwarding;
 use crate::lane::{Lane, Open};
+use crate::models;
 use crate::proxy::{WORKER_HEADER, answer, exhausted, is_exhaustion};
 use crate::reply::{self, Reply};
 use crate::retry::Tries;
@@ -32,6 +33,9 @@ pub async fn forward(
     parts.headers = with_upgrade(parts.headers);
 
     let nothing = Bytes::new();
+    if let Some(refusal) = models::refuse_unknown(lane, &parts, b"").await {
+        return refusal;
+    }
     let mut tries = Tries::new(lane);
     let (worker, load, mut response) = loop {
         let Some(worker) = tries.choose(&parts, b"") else {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use hyper::Uri;
 use hyper::header::HeaderValue;
 use tokio::sync::Notify;
@@ -26,6 +26,8 @@ pub struct Worker {
     pub standing: Standing,
     pub first_bytes: FirstBytes,
     draining: AtomicBool,
+    /// Sorted names of what it serves; None where that is not known.
+    models: ArcSwapOption<Vec<String>>,
     load: AtomicUsize,
     pub requests: AtomicU64,
     pub failures: AtomicU64,
@@ -81,6 +83,7 @@ impl Worker {
             standing: Standing::default(),
             first_bytes: FirstBytes::default(),
             draining: AtomicBool::new(false),
+            models: ArcSwapOption::empty(),
             load: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
             failures: AtomicU64::new(0),
@@ -98,6 +101,28 @@ impl Worker {
 
     pub fn set_draining(&self, draining: bool) {
         self.draining.store(draining, Relaxed);
+    }
+
+    /// Sorted names of the models it serves, where that is known.
+    pub fn models(&self) -> Option<Arc<Vec<String>>> {
+        self.models.load_full()
+    }
+
+    pub fn set_models(&self, models: Option<Vec<String>>) {
+        self.models.store(models.map(Arc::new));
+    }
+
+    /// Whether a model is in its list, if there is one. `base:adapter` is where `base` is.
+    pub fn lists(&self, model: &[u8]) -> Option<bool> {
+        let models = self.models.load();
+        let models = models.as_ref()?;
+        let has = |name: &[u8]| {
+            models
+                .binary_search_by(|known| known.as_bytes().cmp(name))
+                .is_ok()
+        };
+        let base = model.iter().rposition(|&byte| byte == b':');
+        Some(has(model) || base.is_some_and(|end| has(&model[..end])))
     }
 
     /// Requests in flight.

@@ -9,9 +9,9 @@ use hyper::header::HeaderMap;
 use hyper::{Request, StatusCode};
 use serde_json::{Value, json};
 
-use super::fan_out::{Answer, Question, ask};
 use super::read_body;
 use super::workers::describe;
+use crate::fan_out::{Answer, Question, ask};
 use crate::lane::Lane;
 use crate::proxy::no_worker;
 use crate::reply::{self, Reply};

@@ -1,7 +1,6 @@
 //! The router's own endpoints. Every other path belongs to the workers.
 
 mod every_worker;
-mod fan_out;
 mod models;
 mod workers;
 
@@ -15,6 +14,7 @@ use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
 
+pub use self::models::unknown as unknown_model;
 use crate::lane::{Lane, Stopping};
 use crate::prometheus;
 use crate::reply::{self, Reply};

@@ -7,8 +7,9 @@ use hyper::StatusCode;
 use hyper::header::HeaderMap;
 use serde_json::{Value, json};
 
-use super::fan_out::{Answer, Question, ask};
+use crate::fan_out::{Question, ask};
 use crate::lane::Lane;
+use crate::models::listed;
 use crate::proxy::no_worker;
 use crate::reply::{self, Reply};
 use crate::standing::Health;
@@ -56,7 +57,7 @@ async fn merged(lane: &Rc<Lane>, headers: &HeaderMap) -> Result<Vec<Value>, Stri
     let mut models: Vec<Value> = Vec::new();
     let mut answered = false;
     for answer in ask(&lane.pool, workers, &question).await {
-        match models_in(&answer) {
+        match listed(&answer) {
             Err(why) => failure = format!("{}: {why}", answer.worker.url),
             Ok(found) => {
                 answered = true;
@@ -69,14 +70,4 @@ async fn merged(lane: &Rc<Lane>, headers: &HeaderMap) -> Result<Vec<Value>, Stri
         }
     }
     if answered { Ok(models) } else { Err(failure) }
-}
-
-fn models_in(answer: &Answer) -> Result<Vec<Value>, String> {
-    if answer.ok().is_none() {
-        return Err(format!("/v1/models: {}", answer.failure()));
-    }
-    match answer.json().as_mut().and_then(|body| body.get_mut("data")) {
-        Some(Value::Array(models)) => Ok(std::mem::take(models)),
-        _ => Err("/v1/models has no list under \"data\"".to_owned()),
-    }
 }

@@ -79,6 +79,7 @@ pub fn describe(worker: &Worker) -> Value {
         "healthy": is_healthy(worker),
         "state": worker.health().name(),
         "draining": worker.is_draining(),
+        "models": worker.models().as_deref(),
         "load": worker.load(),
         "requests": worker.requests.load(Relaxed),
         "failures": worker.failures.load(Relaxed),

@@ -9,7 +9,10 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use hyper::body::{Body, Incoming};
-use hyper::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap};
+use hyper::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderValue,
+    USER_AGENT,
+};
 use hyper::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
@@ -18,6 +21,9 @@ use tokio::time::timeout;
 use crate::body::RequestBody;
 use crate::upstream::{Pool, Upstream};
 use crate::worker::Worker;
+
+/// Too rare for a connection to be worth keeping.
+const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_LIMIT: usize = 4 << 20;
@@ -51,7 +57,7 @@ impl Question {
 
     /// Asks in the name of the client whose request has these headers.
     pub fn asked_by(mut self, headers: &HeaderMap) -> Question {
-        for name in [AUTHORIZATION, CONTENT_TYPE] {
+        for name in [AUTHORIZATION, CONTENT_TYPE, USER_AGENT] {
             if let Some(value) = headers.get(&name) {
                 self.headers.insert(name, value.clone());
             }
@@ -65,6 +71,7 @@ impl Question {
         *request.uri_mut() = self.target.parse().expect("the target came from a URI");
         *request.headers_mut() = self.headers.clone();
         request.headers_mut().insert(HOST, worker.authority.clone());
+        request.headers_mut().insert(CONNECTION, CLOSE);
         if self.method != Method::GET {
             request
                 .headers_mut()
@@ -149,7 +156,6 @@ async fn exchange(
         .map_err(|error| error.into_error().to_string())?;
     let status = response.status();
     let body = read(&mut upstream, response.into_body()).await?;
-    pool.put_back(upstream);
     Ok((status, body))
 }
 
