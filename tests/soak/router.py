@@ -27,6 +27,8 @@ from router_workers import Chaos
 REPLICAS, CLIENTS = 4, 48
 # Small enough to be full within the warm-up: a growing tree is not a leak.
 TREE_BYTES = 1 << 20
+# Silence after which a replica may be found hung.
+HUNG_S = 2
 # The first part of the run in which memory may grow, and by how much it may from its end on.
 WARM_UP_SHARE, GROWTH_MB = 0.25, 8.0
 # Idle connections to replicas that are gone are closed within 15 s.
@@ -36,7 +38,8 @@ SETTLE_S = 40.0
 @contextlib.asynccontextmanager
 async def router(urls: list[str], log: Path) -> AsyncIterator[tuple[int, str]]:
     """Process id and URL of a router."""
-    options = ["--port", "0", "--max-tree-size", str(TREE_BYTES), "--worker-urls", *urls]
+    options = ["--port", "0", "--max-tree-size", str(TREE_BYTES), "--hung-timeout", str(HUNG_S)]
+    options += ["--worker-urls", *urls]
     with log.open("wb") as out:
         command = [sys.executable, "-m", "sglang_omni.launch_router", *options]
         process = await asyncio.create_subprocess_exec(*command, stderr=out)

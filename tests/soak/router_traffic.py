@@ -1,9 +1,10 @@
 """The soak's clients: every kind of request, and what may and may not become of it.
 
 A request that had no answer yet and whose body the router can send again has to succeed as long as one
-replica lives that is not busy. Of the others: a stream, or any answer that has begun, may be cut by the death
-of its own replica, and then must not look complete; a body too large to be held may fail with a proper error
-when a replica was disturbed while it was under way, or was busy. Everything else is a problem.
+replica lives that is not busy. Of the others: a stream, or any answer that has begun, may be cut or held up
+by the death or the hanging of its own replica, and then must not look complete; a body too large to be held
+may fail with a proper error when a replica was disturbed while it was under way, or was busy. Everything
+else is a problem.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from urllib.parse import urlsplit
 
 from router_workers import EVENTS, LIMIT, STREAM_END, Chaos, event
 
-# No answer after this long counts as none.
-PATIENCE_S = 30.0
+# An answer that has not begun by now counts as none; so does the rest of one that has.
+PATIENCE_S = 15.0
 WORKER_HEADER = "x-sglang-omni-worker"
 
 
@@ -30,7 +31,7 @@ class Problem(Exception):
 
 
 class Cut(Exception):
-    """The connection ended within an answer."""
+    """The connection ended within an answer, or nothing more came of it."""
 
 
 class Connection:
@@ -38,22 +39,26 @@ class Connection:
         self.reader, self.writer = reader, writer
 
     async def head(self) -> tuple[int, dict[str, str]]:
-        lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines[1:] if line)}
         return int(lines[0].split(" ")[1]), headers
 
     async def body(self, headers: dict[str, str]) -> bytes:
-        """All of it; ``Cut`` where the connection ends before it is complete."""
+        """All of it; ``Cut`` where that does not come."""
         try:
-            if headers.get("transfer-encoding") != "chunked":
-                return await self.reader.readexactly(int(headers.get("content-length", 0)))
-            pieces = []
-            while size := int(await self.reader.readline() or b"cut", 16):
-                pieces.append((await self.reader.readexactly(size + 2))[:-2])
-            await self.reader.readexactly(2)
-            return b"".join(pieces)
+            async with asyncio.timeout(PATIENCE_S):
+                if headers.get("transfer-encoding") != "chunked":
+                    return await self.reader.readexactly(int(headers.get("content-length", 0)))
+                pieces = []
+                while size := int(await self.reader.readline() or b"cut", 16):
+                    pieces.append((await self.reader.readexactly(size + 2))[:-2])
+                await self.reader.readexactly(2)
+                return b"".join(pieces)
+        except TimeoutError as error:
+            raise Cut("held up") from error
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
-            raise Cut from error
+            raise Cut("cut") from error
 
 
 class Traffic:
@@ -90,12 +95,12 @@ class Traffic:
             [(name, ask)] = self._draw.choices(self._kinds, self._weights)
             began = time.monotonic()
             try:
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(3 * PATIENCE_S):
                     outcome = await ask()
             except Problem as problem:
                 outcome = self._problem(name, began, str(problem))
             except TimeoutError:
-                outcome = self._problem(name, began, f"not over after {PATIENCE_S:g} s")
+                outcome = self._problem(name, began, "no answer")
             except (asyncio.IncompleteReadError, ConnectionError) as error:
                 outcome = self._problem(name, began, f"closed without an answer: {error!r}")
             self.outcomes.setdefault(name, Counter())[outcome] += 1
@@ -147,6 +152,12 @@ class Traffic:
         finally:
             connection.writer.close()
 
+    def _excused(self, cut: Cut, headers: dict[str, str], began: float) -> str:
+        port = int(headers[WORKER_HEADER].rsplit(":", 1)[1])
+        if not self._chaos.disturbed(began, port):
+            raise Problem(f"{cut}, though replica {port} was well")
+        return f"{cut} with its replica"
+
     async def _stream(self) -> str:
         began = time.monotonic()
         connection = await self._connect()
@@ -158,11 +169,8 @@ class Traffic:
                 raise Problem(f"{status} {(await connection.body(headers))[:300]!r}")
             try:
                 text = await connection.body(headers)
-            except Cut:
-                port = int(headers[WORKER_HEADER].rsplit(":", 1)[1])
-                if not self._chaos.disturbed(began, port):
-                    raise Problem(f"cut, though replica {port} was well") from None
-                return "cut by its replica's death"
+            except Cut as cut:
+                return self._excused(cut, headers, began)
             if text != b"".join(map(event, range(EVENTS))) + STREAM_END:
                 raise Problem(f"an incomplete stream looks complete: {text[-80:]!r}")
             return "answered"
@@ -183,11 +191,9 @@ class Traffic:
                 said = f"{number} {self._draw.random()}".encode()
                 connection.writer.write(said)
                 try:
-                    heard = await connection.reader.readexactly(len(said))
-                except (asyncio.IncompleteReadError, ConnectionError) as error:
-                    if self._chaos.disturbed(began):
-                        return "cut by its replica's death"
-                    raise Problem(f"an upgraded connection ended: {error!r}") from error
+                    heard = await connection.body({"content-length": str(len(said))})
+                except Cut as cut:
+                    return self._excused(cut, headers, began)
                 if heard != said:
                     raise Problem(f"said {said!r}, heard {heard!r}")
                 await asyncio.sleep(0.02)

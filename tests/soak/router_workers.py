@@ -26,6 +26,7 @@ EVENTS, PAUSE_S = 20, 0.01
 BUSY_SHARE = 0.05
 # A router may take this long to use a replica that is back.
 RECOVERY_S = 5.0
+LONGEST_HANG_S = 25.0
 LIMIT = 1 << 20
 
 
@@ -135,6 +136,7 @@ class Chaos:
         self.replicas = [Replica(_free_port(), share) for share in shares]
         self.happened: Counter[str] = Counter()
         self._draw = random.Random(seed)
+        self._until = 0.0
         # By port: when what was done to it began and ended; the end of what still goes on is infinite.
         self._spans: dict[int, list[tuple[float, float]]] = {replica.port: [] for replica in self.replicas}
 
@@ -147,7 +149,8 @@ class Chaos:
         await asyncio.gather(*(replica.kill() for replica in self.replicas))
 
     async def run(self, until: float) -> None:
-        """Returns at the given time of ``time.monotonic`` or a few seconds later, with all replicas up."""
+        """Returns soon after the given time of ``time.monotonic``, with all replicas up."""
+        self._until = until
         async with asyncio.TaskGroup() as tasks:
             while time.monotonic() < until:
                 await asyncio.sleep(self._draw.uniform(0.2, 2.0))
@@ -173,16 +176,19 @@ class Chaos:
         assert replica.process is not None
         if kind.startswith("hung"):
             replica.process.send_signal(signal.SIGSTOP)
-            await asyncio.sleep(self._draw.uniform(0.5, 8.0))
+            await self._pause(self._draw.uniform(0.5, LONGEST_HANG_S))
         if kind.endswith("killed"):
             await replica.kill()
-            await asyncio.sleep(self._draw.uniform(0.0, 4.0))
+            await self._pause(self._draw.uniform(0.0, 4.0))
             await replica.start()
         else:
             replica.process.send_signal(signal.SIGCONT)
         spans[-1] = (began, time.monotonic())
-        await asyncio.sleep(RECOVERY_S)
+        await self._pause(RECOVERY_S)
         replica.is_well = True
+
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, min(seconds, self._until - time.monotonic())))
 
 
 def _free_port() -> int:
