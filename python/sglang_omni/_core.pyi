@@ -173,6 +173,9 @@ class ShmLease:
 
 # --- router ----------------------------------------------------------------------------------
 
+def check_router_config(config: str) -> None:
+    """Raises the ValueError that `RouterServer` would raise, as far as that is known without starting."""
+
 def router_policies() -> list[str]:
     """Names of the policies that a router can be started with."""
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sglang_omni._core import check_router_config
 from sglang_omni.router.flags import add_flags
 
 if TYPE_CHECKING:
@@ -69,6 +70,12 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
     if args.dp_size == 1 and (fields := router_fields(args)):
         flags = ", ".join(f"--router-{name.replace('_', '-')}" for name in fields)
         parser.error(f"{flags}: there is a router only with a --dp-size of 2 or more")
+    try:
+        # Better known before the models are loaded than when the router starts.
+        check_router_config(json.dumps(router_fields(args)))
+    except ValueError as exc:
+        field, _, why = str(exc).partition(":")
+        parser.error(f"--router-{field.replace('_', '-')}:{why}")
     if args.parent_pid is not None:
         from sglang_omni.serve.processes import end_with_parent
 

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
+import trustme
 from processes import command_line, is_alive
 
 HERE = Path(__file__).parent
@@ -187,6 +188,19 @@ def test_ports_of_a_fleet_stay_its_own(launch):
             other.bind((address.hostname, address.port))
     server.wait_for(lambda: healthy_workers(url) == 2, "the fleet does not come back")
     assert shout(url).status_code == 200
+
+
+def test_fleet_behind_tls_and_a_key(launch, tmp_path):
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    pem = tmp_path / "router.pem"
+    issued.private_key_and_cert_chain_pem.write_to_path(str(pem))
+    files = ("--router-tls-cert-path", str(pem), "--router-tls-key-path", str(pem))
+    url = launch("--dp-size", "2", *files, "--router-api-key", "secret").base_url()
+    assert url.startswith("https://")
+    request = {"url": f"{url}/v1/completions", "json": {"prompt": "hi"}, "timeout": PATIENCE}
+    assert httpx.post(**request, verify=False).status_code == 401
+    answer = httpx.post(**request, verify=False, headers={"Authorization": "Bearer secret"})
+    assert answer.json()["choices"][0]["text"] == "HI"
 
 
 def test_ctrl_c_ends_a_fleet_that_is_still_starting(launch):

@@ -56,6 +56,16 @@ impl RouterServer {
     }
 }
 
+/// Raises what a router with this configuration would refuse to start for, as far as can be told without
+/// starting it.
+#[pyfunction]
+fn check_router_config(config: &str) -> PyResult<()> {
+    let wrong = |error: ConfigError| PyValueError::new_err(error.to_string());
+    Config::from_json(config)
+        .and_then(|config| config.validate())
+        .map_err(wrong)
+}
+
 /// Names of the policies that a router can be started with.
 #[pyfunction]
 fn router_policies() -> Vec<&'static str> {
@@ -64,6 +74,7 @@ fn router_policies() -> Vec<&'static str> {
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<RouterServer>()?;
+    module.add_function(wrap_pyfunction!(check_router_config, module)?)?;
     module.add_function(wrap_pyfunction!(router_policies, module)?)?;
     Ok(())
 }

@@ -130,3 +130,16 @@ def test_router_options_reach_the_fleet_and_need_one(capsys):
     with pytest.raises(SystemExit):
         launch_server.main(["--router-threads", "2"])
     assert "--router-threads: there is a router only with a --dp-size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--router-cache-threshold", "7"], "--router-cache-threshold: 7 is not between 0 and 1"),
+        (["--policy", "fastest"], '--router-policy: "fastest" is none of'),
+    ],
+)
+def test_wrong_router_options_are_known_before_anything_is_loaded(flags, words, capsys):
+    with pytest.raises(SystemExit):
+        launch_server.main(["--dp-size", "2", *flags])
+    assert words in capsys.readouterr().err
