@@ -13,7 +13,9 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use crate::client::{Client, Phase};
 use crate::clock;
 use crate::exchange::{End, Exchange};
-use crate::upstream::{Pool, Upstream};
+use crate::lane::Lane;
+use crate::policy::Receipt;
+use crate::upstream::Upstream;
 use crate::worker::LoadGuard;
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -279,13 +281,15 @@ impl Body for RequestBody {
 pub struct ResponseBody {
     incoming: Incoming,
     upstream: Option<Box<Upstream>>,
-    pool: Rc<Pool>,
+    lane: Rc<Lane>,
     finished: bool,
     /// Trailers or an error that came right behind data.
     next: Option<Result<Frame<Bytes>, BoxError>>,
     /// Whether what came before an error has had its chance to leave.
     is_flushed: bool,
     load: LoadGuard,
+    /// Where the policy is told how much of the prompt the worker had cached.
+    receipt: Option<Receipt>,
 }
 
 /// Chunks that have already arrived leave as one, up to this many bytes: an event of a stream is often
@@ -297,18 +301,30 @@ impl ResponseBody {
     pub fn new(
         incoming: Incoming,
         upstream: Option<Box<Upstream>>,
-        pool: Rc<Pool>,
+        lane: Rc<Lane>,
         load: LoadGuard,
     ) -> Self {
         ResponseBody {
             incoming,
             upstream,
-            pool,
+            lane,
             finished: false,
             next: None,
             is_flushed: false,
             load,
+            receipt: None,
         }
+    }
+
+    /// Has the policy told of the answer's usage at its end, if it wants to know.
+    pub fn reading_usage(mut self, receipt: Receipt) -> Self {
+        if let Some(upstream) = &mut self.upstream
+            && self.lane.shared.policy.reads_usage()
+        {
+            upstream.tail.clear();
+            self.receipt = Some(receipt);
+        }
+        self
     }
 }
 
@@ -378,7 +394,11 @@ impl Body for ResponseBody {
                 break;
             }
         }
-        Poll::Ready(Some(Ok(Frame::data(pieces.join()))))
+        let data = pieces.join();
+        if let (Some(_), Some(upstream)) = (this.receipt, &mut this.upstream) {
+            upstream.tail.push(&data);
+        }
+        Poll::Ready(Some(Ok(Frame::data(data))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -395,7 +415,13 @@ impl Drop for ResponseBody {
         if (self.finished || self.incoming.is_end_stream())
             && let Some(upstream) = self.upstream.take()
         {
-            self.pool.put_back(upstream);
+            if let Some(receipt) = self.receipt
+                && let Some(usage) = upstream.tail.usage()
+            {
+                let policy = &self.lane.shared.policy;
+                policy.answered(self.load.worker(), receipt, usage);
+            }
+            self.lane.pool.put_back(upstream);
         }
     }
 }

@@ -45,6 +45,7 @@ mod tls;
 mod tree;
 mod upgrade;
 mod upstream;
+mod usage;
 mod waiting;
 mod worker;
 

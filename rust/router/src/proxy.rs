@@ -16,7 +16,7 @@ use crate::exchange::Exchange;
 use crate::forwarding;
 use crate::lane::{Lane, Scratch};
 use crate::models::{self, Serving};
-use crate::policy::{Candidates, RequestKey};
+use crate::policy::{Candidates, Decision, Receipt, RequestKey};
 use crate::reply::{self, Reply};
 use crate::retry::Tries;
 use crate::route::Route;
@@ -88,7 +88,8 @@ pub async fn forward(
                     continue;
                 }
                 return answer(response, &worker, |incoming| {
-                    ResponseBody::new(incoming, Some(upstream), lane.pool.clone(), load)
+                    ResponseBody::new(incoming, Some(upstream), lane.clone(), load)
+                        .reading_usage(tries.receipt)
                 });
             }
             Attempt::NoConnection(error) if is_exhaustion(&error) => return exhausted(&error),
@@ -242,7 +243,12 @@ fn held_window(incoming: &Incoming, is_json: bool) -> usize {
 
 /// A worker for the request, none of `tried`, among those that nothing is known against, or else among
 /// those that are least far behind.
-pub fn choose(lane: &Lane, parts: &Parts, body: &[u8], tried: &[u32]) -> Option<Arc<Worker>> {
+pub fn choose(
+    lane: &Lane,
+    parts: &Parts,
+    body: &[u8],
+    tried: &[u32],
+) -> Option<(Arc<Worker>, Receipt)> {
     let shared = &lane.shared;
     let fleet = shared.fleet.read();
     let mut scratch = lane.scratch.borrow_mut();
@@ -269,13 +275,9 @@ pub fn choose(lane: &Lane, parts: &Parts, body: &[u8], tried: &[u32]) -> Option<
     if !find_eligible(&fleet, tried, serving, eligible) {
         return None;
     }
-    Some(
-        shared
-            .policy
-            .pick(Candidates::new(&fleet, eligible), &request)
-            .worker
-            .clone(),
-    )
+    let candidates = Candidates::new(&fleet, eligible);
+    let Decision { worker, receipt } = shared.policy.pick(candidates, &request);
+    Some((worker.clone(), receipt))
 }
 
 /// Finds the positions of the workers of the best class there is.

@@ -13,6 +13,7 @@ use hyper::{Response, StatusCode};
 use crate::clock::{self, TICK, Tick};
 use crate::health::mark_down;
 use crate::lane::Lane;
+use crate::policy::Receipt;
 use crate::proxy::{choose, no_worker};
 use crate::reply::{self, Reply};
 use crate::standing::Behind;
@@ -81,6 +82,8 @@ pub struct Tries<'a> {
     was_sent: bool,
     was_moved: bool,
     is_over: bool,
+    /// What the policy expects of the worker that was chosen.
+    pub receipt: Receipt,
     /// Whether the worker was down already when it was chosen.
     was_down: bool,
     /// When the client is told that it took too long.
@@ -98,6 +101,7 @@ impl<'a> Tries<'a> {
             was_sent: false,
             was_moved: false,
             is_over: false,
+            receipt: Receipt::default(),
             was_down: false,
             deadline: clock::now().saturating_add(clock::ticks(lane.shared.config.request_timeout)),
         }
@@ -108,7 +112,8 @@ impl<'a> Tries<'a> {
         if self.is_over {
             return None;
         }
-        let worker = choose(self.lane, parts, body, &self.tried)?;
+        let (worker, receipt) = choose(self.lane, parts, body, &self.tried)?;
+        self.receipt = receipt;
         if !self.tried.is_empty() {
             self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
         }

@@ -77,7 +77,7 @@ pub async fn forward(
     };
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         return answer(response, &worker, |incoming| {
-            ResponseBody::new(incoming, None, lane.pool.clone(), load)
+            ResponseBody::new(incoming, None, lane.clone(), load)
         });
     }
     let server = hyper::upgrade::on(&mut response);

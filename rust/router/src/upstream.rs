@@ -17,6 +17,7 @@ use tokio::net::TcpStream;
 
 use crate::body::RequestBody;
 use crate::standing::Behind;
+use crate::usage::Tail;
 use crate::worker::Worker;
 
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -45,6 +46,8 @@ pub struct Upstream {
     /// Whether it has carried a request before: then the worker may have closed it in the meantime.
     pub reused: bool,
     idle_since_sweep: u32,
+    /// The end of the answer it is bringing, where that is read.
+    pub tail: Tail,
 }
 
 /// How long a request waits for a connection.
@@ -85,6 +88,7 @@ impl Upstream {
             worker: worker.id,
             reused: false,
             idle_since_sweep: 0,
+            tail: Tail::default(),
         }))
     }
 

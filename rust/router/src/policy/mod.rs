@@ -125,7 +125,7 @@ impl<'a> From<&'a Arc<Worker>> for Decision<'a> {
 }
 
 /// What a policy expected of the worker that it chose.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Receipt {
     /// Bytes of the text, and how many of them the worker knew.
     text: u32,
