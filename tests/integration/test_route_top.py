@@ -14,8 +14,10 @@ import sys
 import termios
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+import trustme
 from router_harness import PATIENCE, post, replicas, router, until
 
 from sglang_omni.router.scrape import Change, Snapshot, parse
@@ -137,6 +139,20 @@ async def test_what_is_wrong_is_said() -> None:
         assert (ran.returncode, "no workers" in ran.stdout) == (0, True)
         ran = await top("--url", worker.url)
         assert (ran.returncode, "not a sglang-omni router" in ran.stderr) == (1, True)
+
+
+async def test_a_certificate_must_be_trusted(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    pem, ca = str(tmp_path / "router.pem"), str(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
+    authority.cert_pem.write_to_path(ca)
+    async with router(tls_cert_path=pem, tls_key_path=pem) as url:
+        ran = await top("--url", url)
+        assert (ran.returncode, "is not trusted" in ran.stderr, "--ca-cert" in ran.stderr) == (1, True, True)
+        ran = await top("--url", url, "--ca-cert", ca)
+        assert (ran.returncode, "no workers" in ran.stdout) == (0, True)
+        ran = await top("--url", url, "--ca-cert", "/nowhere")
+        assert (ran.returncode, "--ca-cert /nowhere" in ran.stderr) == (1, True)
 
 
 def snapshot(at: float, text: str) -> Snapshot:

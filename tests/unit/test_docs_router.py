@@ -6,6 +6,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+from sglang_omni.router.flags import flag_names, options
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "router.md").read_text()
 
@@ -19,6 +21,15 @@ def test_tables_are_what_the_code_says() -> None:
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     assert script.written(TEXT) == TEXT, "run scripts/router_reference.py"
+
+
+def test_both_launchers_have_the_same_options() -> None:
+    """The binary's are the fields of the Rust `Config`, and their aliases."""
+    source = (ROOT / "rust/router/src/config.rs").read_text()
+    struct = source.split("pub struct Config {")[1].split("\n}\n")[0]
+    theirs = set(re.findall(r"^    pub (\w+):", struct, re.M)) | set(re.findall(r'alias = "(\w+)"', struct))
+    ours = {name.replace("-", "_") for each, _ in options() for name in flag_names(each)}
+    assert ours == theirs
 
 
 def test_every_endpoint_is_there() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -13,8 +14,6 @@ from typing import Any
 
 _TIMEOUT_S = 5.0
 _PREFIX = "sglang_omni_router_"
-# The environment's proxies are not for a router that is spoken to directly.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 # Answered by the router itself, as what is asked here is: they say nothing about its work.
 _OWN_ROUTES = ("/health", "/liveness", "/readiness", "/metrics", "/workers")
@@ -92,40 +91,61 @@ class Change:
         return low
 
 
-def read(url: str, api_key: str | None = None) -> Snapshot:
-    """Asks a router.
+class Router:
+    """A router to ask.
 
-    Raises:
-        RouterUnreachable: It is not there, now.
-        NotARouter: It asks for a key, or is something else.
+    Args:
+        ca_cert: A file with the certificate of who signed the router's, where the system does not know it.
     """
-    try:
-        listed = json.loads(_get(f"{url}/workers", api_key))
-        return Snapshot(
-            at=time.monotonic(),
-            policy=listed["policy"],
-            workers=listed["workers"],
-            values=parse(_get(f"{url}/metrics", api_key)),
-        )
-    except (ValueError, KeyError, TypeError) as exc:
-        raise NotARouter(f"what answers at {url} is not a sglang-omni router") from exc
 
+    def __init__(self, url: str, api_key: str | None = None, ca_cert: str | None = None) -> None:
+        self.url = url
+        self._api_key = api_key
+        # The environment's proxies are not for a router that is spoken to directly.
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if ca_cert:
+            context = ssl.create_default_context(cafile=ca_cert)
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        self._opener = urllib.request.build_opener(*handlers)
 
-def _get(url: str, api_key: str | None) -> str:
-    request = urllib.request.Request(url)
-    if api_key:
-        request.add_header("Authorization", f"Bearer {api_key}")
-    try:
-        with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
-            return answer.read().decode()
-    except urllib.error.HTTPError as exc:
-        if exc.code in (401, 403):
-            hint = "it does not take this --api-key" if api_key else "it needs a key: give --api-key"
-            raise NotARouter(f"{url}: {hint}") from exc
-        raise NotARouter(f"{url} answered {exc.code}: is that a sglang-omni router?") from exc
-    except OSError as exc:
-        reason = getattr(exc, "reason", exc)
-        raise RouterUnreachable(f"no router answers at {url}: {reason}") from exc
+    def read(self) -> Snapshot:
+        """What it tells now.
+
+        Raises:
+            RouterUnreachable: It is not there, now.
+            NotARouter: It asks for a key, or is something else.
+        """
+        try:
+            listed = json.loads(self._get("/workers"))
+            return Snapshot(
+                at=time.monotonic(),
+                policy=listed["policy"],
+                workers=listed["workers"],
+                values=parse(self._get("/metrics")),
+            )
+        except (ValueError, KeyError, TypeError) as exc:
+            raise NotARouter(f"what answers at {self.url} is not a sglang-omni router") from exc
+
+    def _get(self, path: str) -> str:
+        request = urllib.request.Request(self.url + path)
+        if self._api_key:
+            request.add_header("Authorization", f"Bearer {self._api_key}")
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError as exc:
+            if exc.code in (401, 403):
+                hint = "does not take this --api-key" if self._api_key else "needs a key: give --api-key"
+                raise NotARouter(f"{self.url} {hint}") from exc
+            raise NotARouter(f"{self.url}{path} answered {exc.code}: is that a sglang-omni router?") from exc
+        except OSError as exc:
+            reason = getattr(exc, "reason", exc)
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                text = (
+                    f"the certificate of {self.url} is not trusted ({reason.verify_message}): give --ca-cert"
+                )
+                raise NotARouter(text) from exc
+            raise RouterUnreachable(f"no router answers at {self.url}: {reason}") from exc
 
 
 def parse(text: str) -> dict[str, list[tuple[Labels, float]]]:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from sglang_omni.router.scrape import Change, NotARouter, RouterUnreachable, Snapshot, read
+from sglang_omni.router.scrape import Change, NotARouter, Router, RouterUnreachable, Snapshot
 
 _GREEN, _YELLOW, _RED, _DIM, _BOLD, _PLAIN = (f"\x1b[{code}m" for code in ("32", "33", "31", "2", "1", "0"))
 _STATES = {"up": _GREEN, "busy": _YELLOW, "unknown": _DIM, "draining": _YELLOW}
@@ -36,6 +36,11 @@ def build_parser(prog: str = "sgl-omni route top") -> argparse.ArgumentParser:
         help="a key of the router's; or set SGLANG_OMNI_ROUTER_API_KEY",
     )
     parser.add_argument(
+        "--ca-cert",
+        metavar="FILE",
+        help="who signed the router's certificate, if the system does not know",
+    )
+    parser.add_argument(
         "--interval", type=float, default=1.0, metavar="SECONDS", help="time between two looks (default: 1)"
     )
     return parser
@@ -49,14 +54,18 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni route top")
         parser.error("--interval must be more than 0 seconds")
     url = args.url.rstrip("/") if "://" in args.url else f"http://{args.url.rstrip('/')}"
     try:
-        first = read(url, args.api_key)
+        router = Router(url, args.api_key, args.ca_cert)
+        first = router.read()
         if sys.stdout.isatty():
-            _Screen(url, args.api_key, args.interval, first).run()
+            _Screen(router, args.interval, first).run()
         else:
             time.sleep(args.interval)
-            print("\n".join(table(url, Change(first, read(url, args.api_key)))))
+            print("\n".join(table(url, Change(first, router.read()))))
     except (NotARouter, RouterUnreachable) as exc:
         print(f"{prog}: {exc}", file=sys.stderr)
+        return 1
+    except OSError as exc:
+        print(f"{prog}: --ca-cert {args.ca_cert}: {exc}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         pass
@@ -150,9 +159,8 @@ def _leave(_code: str, text: str) -> str:
 class _Screen:
     """The live table; drawn at every look, and when the terminal's size changes."""
 
-    def __init__(self, url: str, api_key: str | None, interval: float, first: Snapshot) -> None:
-        self.url = url
-        self.api_key = api_key
+    def __init__(self, router: Router, interval: float, first: Snapshot) -> None:
+        self.router = router
         self.interval = interval
         self.change = Change(first, first)
         self.trouble: str | None = None
@@ -169,14 +177,14 @@ class _Screen:
 
     def look(self) -> None:
         try:
-            self.change = Change(self.change.now, read(self.url, self.api_key))
+            self.change = Change(self.change.now, self.router.read())
             self.trouble = None
         except RouterUnreachable as exc:
             self.trouble = str(exc)
 
     def draw(self) -> None:
         columns, rows = os.get_terminal_size(sys.stdout.fileno())
-        lines = table(self.url, self.change, color=self.color)
+        lines = table(self.router.url, self.change, color=self.color)
         if self.trouble:
             lines[:0] = [_paint(_RED, self.trouble) if self.color else self.trouble, ""]
         if len(lines) > rows:
