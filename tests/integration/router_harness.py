@@ -36,8 +36,8 @@ def response(body: bytes = b"ok", status: str = "200 OK", headers: str = "") -> 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[str, list[tuple[str, str]]]:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-    pairs = [tuple(line.split(": ", 1)) for line in head[1:] if line]
-    return head[0], pairs  # type: ignore[return-value]
+    fields = [line.partition(":") for line in head[1:] if line]
+    return head[0], [(name, value.strip(" ")) for name, _, value in fields]
 
 
 async def read_body(reader: asyncio.StreamReader, headers: list[tuple[str, str]]) -> bytes:

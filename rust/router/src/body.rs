@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use hyper::HeaderMap;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use crate::client::{Client, Phase};
@@ -23,6 +24,8 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// A request's body as far as it was read before forwarding, and the rest.
 pub struct Upload {
     pub read: Bytes,
+    /// What came behind it.
+    trailers: Option<HeaderMap>,
     /// What still has to come from the client; a request with a rest can be sent only once.
     pub rest: Option<Rest>,
     is_whole: bool,
@@ -82,6 +85,7 @@ impl Upload {
         limit: u64,
     ) -> Result<Upload, ReadError> {
         let mut read = Pieces::default();
+        let mut trailers = None;
         let expected = incoming
             .size_hint()
             .upper()
@@ -91,16 +95,16 @@ impl Upload {
                 None => {
                     return Ok(Upload {
                         read: read.join(),
+                        trailers,
                         rest: None,
                         is_whole: true,
                     });
                 }
                 Some(Err(error)) => return Err(error),
-                Some(Ok(frame)) => {
-                    if let Ok(data) = frame.into_data() {
-                        read.push(data, expected);
-                    }
-                }
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => read.push(data, expected),
+                    Err(frame) => trailers = frame.into_trailers().ok(),
+                },
             }
             if read.len() as u64 > limit {
                 return Err(ReadError::TooLarge(incoming));
@@ -115,6 +119,7 @@ impl Upload {
         });
         Ok(Upload {
             read: read.join(),
+            trailers,
             is_whole: rest.is_none(),
             rest,
         })
@@ -136,6 +141,7 @@ impl Upload {
     pub fn take(&mut self) -> RequestBody {
         RequestBody {
             read: Some(self.read.clone()).filter(|read| !read.is_empty()),
+            trailers: self.trailers.clone(),
             rest: self.rest.take(),
         }
     }
@@ -198,6 +204,7 @@ impl Pieces {
 /// What is sent to a worker: bytes at hand, then the rest as it comes.
 pub struct RequestBody {
     read: Option<Bytes>,
+    trailers: Option<HeaderMap>,
     rest: Option<Rest>,
 }
 
@@ -209,6 +216,7 @@ impl RequestBody {
     pub fn whole(body: Bytes) -> Self {
         RequestBody {
             read: Some(body).filter(|body| !body.is_empty()),
+            trailers: None,
             rest: None,
         }
     }
@@ -230,7 +238,8 @@ impl Body for RequestBody {
             return Poll::Ready(Some(Ok(Frame::data(read))));
         }
         let Some(rest) = &mut self.rest else {
-            return Poll::Ready(None);
+            let trailers = self.trailers.take().map(Frame::trailers);
+            return Poll::Ready(trailers.map(Ok));
         };
         let frame = std::task::ready!(poll_client(&mut rest.incoming, &rest.client, cx));
         let fault = match frame {
@@ -254,6 +263,7 @@ impl Body for RequestBody {
 
     fn is_end_stream(&self) -> bool {
         self.read.is_none()
+            && self.trailers.is_none()
             && self
                 .rest
                 .as_ref()
@@ -268,7 +278,8 @@ impl Body for RequestBody {
             .map_or_else(|| SizeHint::with_exact(0), |rest| rest.incoming.size_hint());
         let mut hint = SizeHint::new();
         hint.set_lower(read + rest.lower());
-        if let Some(upper) = rest.upper() {
+        // Trailers go behind chunks only.
+        if let Some(upper) = rest.upper().filter(|_| self.trailers.is_none()) {
             hint.set_upper(read + upper);
         }
         hint

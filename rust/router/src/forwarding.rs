@@ -1,18 +1,17 @@
 //! Which headers stop at a proxy.
 
-use hyper::HeaderMap;
 use hyper::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
+use hyper::{HeaderMap, Request, Uri};
 
-const HOP_BY_HOP: [HeaderName; 8] = [
+const HOP_BY_HOP: [HeaderName; 7] = [
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
     PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION,
     TE,
-    TRAILER,
     TRANSFER_ENCODING,
     UPGRADE,
 ];
@@ -72,6 +71,19 @@ fn end_to_end(headers: HeaderMap, also: &HeaderName) -> HeaderMap {
         }
     }
     kept
+}
+
+/// A target that names a host is for proxies: the next hop gets its path, and the host it names counts,
+/// whatever the `Host` header says.
+pub fn to_origin_form<B>(request: &mut Request<B>) {
+    let parts = std::mem::take(request.uri_mut()).into_parts();
+    if let Some(authority) = parts.authority {
+        let host = authority.as_str().rsplit('@').next().unwrap_or_default();
+        if let Ok(host) = HeaderValue::from_str(host) {
+            request.headers_mut().insert(HOST, host);
+        }
+    }
+    *request.uri_mut() = parts.path_and_query.map_or_else(Uri::default, Uri::from);
 }
 
 /// Bytes of a head, as the limit counts them.

@@ -464,6 +464,9 @@ async fn route(
             "CONNECT: this is a router, not a forward proxy",
         );
     }
+    if request.uri().authority().is_some() {
+        forwarding::to_origin_form(&mut request);
+    }
     if let Err(refusal) = gate::authenticate(lane, &mut request) {
         return refusal.reply(request);
     }
