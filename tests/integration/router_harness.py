@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ class Replica:
         self.models: list[str] | None = None  # What it tells the router that it serves.
         self.health_hangs = False
         self.probes = 0
+        self.last_probe: Seen | None = None
         self.closed = asyncio.Event()  # A connection that carried a request has ended.
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -107,6 +109,7 @@ class Replica:
                     continue
                 if line.split(" ")[1] == "/health":
                     self.probes += 1
+                    self.last_probe = Seen(line, headers, body)
                     if self.health_hangs:
                         await reader.read()  # Until the router loses patience.
                         return
@@ -180,9 +183,11 @@ async def launched(*options: str) -> AsyncIterator[tuple[asyncio.subprocess.Proc
     )
     assert process.stderr is not None
     try:
-        while "listening on" not in (line := (await process.stderr.readline()).decode()):
+        while not (
+            found := re.search(r'listening on ([^\s"]+)', line := (await process.stderr.readline()).decode())
+        ):
             assert line, "the router ended before it listened"
-        yield process, line.split()[-1]
+        yield process, found[1]
     finally:
         if process.returncode is None:
             process.kill()

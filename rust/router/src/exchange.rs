@@ -12,6 +12,7 @@ use hyper::header::HeaderValue;
 use hyper::{Method, Request, StatusCode, Uri};
 use serde_json::Value;
 
+use crate::body::Payload;
 use crate::client::Client;
 use crate::lane::Lane;
 use crate::log::Level;
@@ -69,6 +70,8 @@ pub struct Exchange {
     /// Bytes of the answer's body.
     pub sent: u64,
     status: u16,
+    /// Whether the answer is a worker's and not the router's.
+    is_from_worker: bool,
     first_byte: Option<Duration>,
     took: Option<Duration>,
     end: End,
@@ -100,6 +103,7 @@ impl Exchange {
             received: request.body().size_hint().exact().unwrap_or(0),
             sent: 0,
             status: CLIENT_CLOSED_REQUEST,
+            is_from_worker: false,
             first_byte: None,
             took: None,
             end: End::ClientLeft,
@@ -123,13 +127,14 @@ impl Exchange {
     /// Notes the head of the answer, and gives it the request's id.
     pub fn answers(&mut self, reply: &mut Reply) {
         self.status = reply.status().as_u16();
+        self.is_from_worker = matches!(reply.body(), Payload::Upstream(_));
         reply.headers_mut().insert(REQUEST_ID, self.id.clone());
     }
 
     /// Notes bytes of the answer's body, and whether they are the last.
     pub fn passes(&mut self, bytes: usize, is_last: bool) {
         self.sent += bytes as u64;
-        if self.first_byte.is_none() {
+        if self.is_from_worker && self.first_byte.is_none() {
             let now = self.began.elapsed();
             self.first_byte = Some(now);
             if is_last {
@@ -158,14 +163,10 @@ impl Exchange {
     fn record(&self, metrics: &LaneMetrics) {
         let took = self.took.unwrap_or_else(|| self.began.elapsed());
         // An answer without a body has come whole with its head.
-        let is_answered = self.worker.is_some() && self.end == End::Complete;
-        let first_byte = self.first_byte.or(is_answered.then_some(took));
+        let is_whole = self.is_from_worker && self.end == End::Complete;
+        let first_byte = self.first_byte.or(is_whole.then_some(took));
         metrics.finish(self.route, self.status, self.end, self.received, self.sent);
-        metrics.observe(
-            self.route,
-            first_byte.filter(|_| self.worker.is_some()),
-            took,
-        );
+        metrics.observe(self.route, first_byte, took);
         if let (Some(worker), Some(first_byte)) = (&self.worker, first_byte) {
             worker.first_byte.observe(first_byte);
         }

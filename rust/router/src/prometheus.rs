@@ -43,7 +43,7 @@ pub fn render(shared: &Shared) -> String {
             metrics.sent_bytes(),
         ),
         (
-            "connections",
+            "connections_open",
             "gauge",
             "Client connections that are open.",
             metrics.connections(),

@@ -67,6 +67,7 @@ pub async fn forward(
         Err(ReadError::Stalled) => return stalled(),
         Err(ReadError::Client(error)) => return broken_off(&error.to_string()),
     };
+    exchange.received = exchange.received.max(upload.read.len() as u64);
     parts.headers = forwarding::request_headers(std::mem::take(&mut parts.headers));
     let fault = upload.fault();
     let text = if is_json {

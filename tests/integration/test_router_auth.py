@@ -1,0 +1,124 @@
+"""API keys: which clients are let in, and what workers are shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from router_harness import Answer, get, launched, post, replicas, router, send_raw, until
+
+
+def bearer(key: str) -> str:
+    return f"Authorization: Bearer {key}\r\n"
+
+
+def assert_unauthorized(answer: Answer, words: str) -> None:
+    assert answer.status == 401
+    assert answer.header("www-authenticate") == "Bearer"
+    error = json.loads(answer.body)["error"]
+    assert (error["code"], error["type"]) == (401, "authentication_error")
+    assert words in error["message"]
+
+
+async def test_without_a_key_of_the_router_nothing_is_let_in() -> None:
+    async with replicas(None) as [replica], router(replica, api_key=["one", "two"]) as url:
+        assert_unauthorized(await post(url), "Authorization: Bearer KEY")
+        for wrong in ("on", "onee", "three", ""):
+            assert_unauthorized(await post(url, headers=bearer(wrong)), "not one of this router's")
+        assert_unauthorized(await post(url, headers="Authorization: Basic one\r\n"), "not one of")
+        for path in ("/v1/models", "/workers", "/get_loads", "/anything", "/health/x", "/health?x=1"):
+            expected = 200 if path.startswith("/health?") else 401
+            assert (await get(url, path)).status == expected, path
+        assert (await post(url, path="/health")).status == 401
+        assert replica.seen == []
+        for right in ("one", "two"):
+            assert (await post(url, headers=bearer(right))).status == 200
+
+
+async def test_a_large_body_is_refused_before_it_is_read() -> None:
+    async with replicas(None) as [replica], router(replica, api_key=["k"]) as url:
+        assert_unauthorized(await post(url, b"x" * 3_000_000), "an API key is needed")
+    assert replica.seen == []
+
+
+async def test_probes_and_scrapers_need_no_key() -> None:
+    async with replicas(None) as [replica], router(replica, api_key=["k"]) as url:
+
+        async def healthy() -> bool:
+            return (await get(url, "/health")).status == 200
+
+        await until(healthy, "the router is healthy")
+        for path in ("/readiness", "/liveness", "/metrics"):
+            assert (await get(url, path)).status == 200
+
+
+async def test_workers_see_the_clients_key_unless_they_have_their_own() -> None:
+    async with replicas(None) as [replica]:
+        for options, expected in (
+            ({}, "Bearer mine"),
+            ({"api_key": ["mine"]}, "Bearer mine"),
+            ({"worker_api_key": "theirs"}, "Bearer theirs"),
+            ({"api_key": ["mine"], "worker_api_key": "theirs"}, "Bearer theirs"),
+        ):
+            async with router(replica, **options) as url:
+                assert (await post(url, headers=bearer("mine"))).status == 200
+            assert [value for name, value in replica.seen[-1].headers if name.lower() == "authorization"] == [
+                expected
+            ]
+
+
+async def test_the_workers_key_is_shown_wherever_workers_are_asked() -> None:
+    async with replicas(None) as [replica], router(replica, worker_api_key="theirs") as url:
+        await get(url, "/v1/models")
+        await send_raw(url, b"POST /flush_cache HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
+        await send_raw(
+            url, b"GET /v1/realtime HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+        )
+
+        async def probed() -> bool:
+            return replica.last_probe is not None
+
+        await until(probed, "a health check")
+    lines = {seen.line.split()[1] for seen in replica.seen}
+    assert lines >= {"/v1/models", "/flush_cache", "/v1/realtime"}
+    for seen in [*replica.seen, replica.last_probe]:
+        assert seen is not None
+        assert seen.header("authorization") == "Bearer theirs"
+
+
+async def test_keys_from_files(tmp_path: Path) -> None:
+    clients, worker = tmp_path / "clients", tmp_path / "worker"
+    clients.write_text("one\n\n  two  \n")
+    worker.write_text("theirs\n")
+    options = {"api_key_file": str(clients), "worker_api_key_file": str(worker)}
+    async with replicas(None) as [replica], router(replica, **options) as url:
+        assert (await post(url, headers=bearer("two"))).status == 200
+        assert (await post(url, headers=bearer("three"))).status == 401
+    assert [seen.header("authorization") for seen in replica.seen] == ["Bearer theirs"]
+
+
+async def test_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_OMNI_ROUTER_API_KEY", "one two")
+    monkeypatch.setenv("SGLANG_OMNI_ROUTER_WORKER_API_KEY", "theirs")
+    async with replicas(None) as [replica], launched("--worker-urls", replica.url) as (_, url):
+        assert (await post(url, headers=bearer("two"))).status == 200
+        assert (await post(url, headers=bearer("theirs"))).status == 401
+    assert [seen.header("authorization") for seen in replica.seen] == ["Bearer theirs"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"api_key": ["two words"]}, "api_key: a key is empty or has other characters"),
+        ({"api_key": [""]}, "api_key: a key is empty"),
+        ({"worker_api_key": "caf\u00e9"}, "worker_api_key: a key is empty or has other characters"),
+        ({"api_key_file": "/nowhere/keys"}, "api_key_file: cannot read /nowhere/keys"),
+        ({"api_key_file": "/dev/null"}, "api_key_file: /dev/null holds no key"),
+    ],
+)
+async def test_wrong_keys(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        async with router(**options):
+            pass

@@ -1,0 +1,204 @@
+"""`max_concurrent_requests`: what is beyond it waits or is refused; every end gives its place back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import aiohttp
+import pytest
+from aiohttp import web
+from router_harness import (
+    PATIENCE,
+    Answer,
+    Replica,
+    Seen,
+    connect,
+    get,
+    post,
+    replicas,
+    response,
+    router,
+    until,
+)
+
+
+class Held(Replica):
+    """Answers each request once it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__(self.hold)
+        self.go = asyncio.Semaphore(0)
+
+    async def hold(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await self.go.acquire()
+        writer.write(response(seen.body))
+
+
+async def arrived(replica: Replica, count: int) -> None:
+    async def there() -> bool:
+        return len(replica.seen) >= count
+
+    await until(there, f"{count} requests at the worker")
+
+
+async def metric(url: str, name: str) -> int:
+    page = (await get(url, "/metrics")).body.decode()
+    [line] = [line for line in page.splitlines() if line.startswith(f"sglang_omni_router_{name} ")]
+    return int(line.split()[-1])
+
+
+async def waiting(url: str, count: int) -> None:
+    async def there() -> bool:
+        return await metric(url, "requests_waiting") == count
+
+    await until(there, f"{count} requests wait")
+
+
+async def in_flight(url: str, count: int) -> None:
+    async def there() -> bool:
+        return await metric(url, "requests_in_flight") == count
+
+    await until(there, f"{count} requests in flight")
+
+
+def assert_refused(answer: Answer, words: str) -> None:
+    assert (answer.status, answer.header("retry-after")) == (429, "1")
+    error = json.loads(answer.body)["error"]
+    assert (error["code"], error["type"]) == (429, "rate_limit_error")
+    assert words in error["message"]
+
+
+async def test_beyond_the_limit_and_the_queue_is_429() -> None:
+    replica = Held()
+    await replica.start()
+    async with router(replica, max_concurrent_requests=2, queue_size=1) as url:
+        asked = [asyncio.ensure_future(post(url, b"%d" % n)) for n in range(2)]
+        await arrived(replica, 2)
+        asked.append(asyncio.ensure_future(post(url, b"2")))
+        await waiting(url, 1)
+        for _ in range(3):
+            assert_refused(
+                await post(url, b"x" * 200_000), "2 requests are in flight, which is the limit, and 1"
+            )
+        assert await metric(url, "requests_in_flight") == 2
+        # The router's own answers are not limited.
+        assert (await get(url, "/health")).status in (200, 503)
+        assert (await get(url, "/workers")).status == 200
+        for _ in range(3):
+            replica.go.release()
+        answers = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE)
+        assert [(answer.status, answer.body) for answer in answers] == [(200, b"0"), (200, b"1"), (200, b"2")]
+        await in_flight(url, 0)
+    assert len(replica.seen) == 3
+    await replica.stop()
+
+
+async def test_those_who_wait_get_their_turn_in_order() -> None:
+    replica = Held()
+    await replica.start()
+    async with router(replica, max_concurrent_requests=1) as url:
+        asked = []
+        for number in range(5):
+            asked.append(asyncio.ensure_future(post(url, b"%d" % number)))
+            await waiting(url, number) if number else await arrived(replica, 1)
+        for _ in range(5):
+            replica.go.release()
+        await asyncio.wait_for(asyncio.gather(*asked), PATIENCE)
+    assert [seen.body for seen in replica.seen] == [b"0", b"1", b"2", b"3", b"4"]
+    await replica.stop()
+
+
+async def test_without_a_queue_nobody_waits() -> None:
+    replica = Held()
+    await replica.start()
+    async with router(replica, max_concurrent_requests=1, queue_size=0) as url:
+        asked = asyncio.ensure_future(post(url))
+        await arrived(replica, 1)
+        assert_refused(await post(url), "1 requests are in flight, which is the limit")
+        replica.go.release()
+        assert (await asked).status == 200
+        replica.go.release()
+        assert (await post(url)).status == 200
+    await replica.stop()
+
+
+async def test_a_wait_ends() -> None:
+    replica = Held()
+    await replica.start()
+    async with router(replica, max_concurrent_requests=1, queue_timeout=0.2) as url:
+        asked = asyncio.ensure_future(post(url))
+        await arrived(replica, 1)
+        assert_refused(await post(url), "none ended within 0.2 s")
+        assert await metric(url, "requests_waiting") == 0
+        replica.go.release()
+        assert (await asked).status == 200
+    await replica.stop()
+
+
+async def test_a_client_that_leaves_gives_its_place_back() -> None:
+    replica = Held()
+    await replica.start()
+    async with router(replica, max_concurrent_requests=1, queue_size=0) as url:
+        _, writer = await connect(url)
+        writer.write(b"GET /v1/x HTTP/1.1\r\nHost: a\r\n\r\n")
+        await arrived(replica, 1)
+        writer.close()
+        await in_flight(url, 0)
+        replica.go.release()
+        assert (await post(url)).status == 200
+    await replica.stop()
+
+
+async def test_a_worker_that_fails_gives_the_place_back() -> None:
+    async def cut(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nsome")
+        await writer.drain()
+        writer.transport.abort()
+
+    async with (
+        replicas(cut) as [replica],
+        router(replica, "http://127.0.0.1:1", max_concurrent_requests=1, queue_size=0) as url,
+    ):
+        for _ in range(4):
+            reader, writer = await connect(url)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            await asyncio.wait_for(reader.read(), PATIENCE)
+            writer.close()
+            await in_flight(url, 0)
+    assert len(replica.seen) == 4
+
+
+async def test_a_websocket_holds_its_place_to_its_end() -> None:
+    async def echo(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        async for message in socket:
+            await socket.send_str(message.data)
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/v1/realtime", echo)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    worker = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    options = {"max_concurrent_requests": 1, "queue_size": 0}
+    async with router(worker, **options) as url, aiohttp.ClientSession() as session:
+        async with session.ws_connect(f"{url}/v1/realtime") as socket:
+            await socket.send_str("hello")
+            assert await socket.receive_str() == "hello"
+            assert await metric(url, "requests_in_flight") == 1
+            assert_refused(await post(url), "which is the limit")
+
+        async def free() -> bool:
+            return (await get(url, "/nothing")).status == 404
+
+        await until(free, "the place is free")
+    await runner.cleanup()
+
+
+async def test_a_limit_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_concurrent_requests: 0 would refuse every request"):
+        async with router(max_concurrent_requests=0):
+            pass
