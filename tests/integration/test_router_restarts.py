@@ -17,7 +17,8 @@ def recipe(url: str, workers: list[Replica]) -> str:
     script = re.sub(r"for worker in .*; do", f"for worker in {' '.join(w.url for w in workers)}; do", script)
     assert "http://127.0.0.1:30000" in script
     script = script.replace("http://127.0.0.1:30000", url)
-    return f"set -e\nrestart() {{ echo restart $1; read answer; }}\n{script}"
+    # curl ends its output without a new line.
+    return f"set -e\nrestart() {{ echo; echo restart $1; read answer; }}\n{script}"
 
 
 async def test_workers_are_restarted_one_by_one_without_a_failed_request() -> None:
@@ -49,6 +50,8 @@ async def test_workers_are_restarted_one_by_one_without_a_failed_request() -> No
             [worker] = [replica for replica in both if replica.url == line.split()[1].decode()]
             restarted.append(worker)
             # The drain has waited for its requests: nobody is cut off.
+            [state] = [entry for entry in await listed(url) if entry["url"] == worker.url]
+            assert (state["draining"], state["load"]) == (True, 0)
             await worker.stop()
             await worker.start()
             script.stdin.write(b"\n")
