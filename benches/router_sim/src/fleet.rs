@@ -227,6 +227,7 @@ impl Run<'_> {
             text: &prompt,
             model: b"m",
             session: &session,
+            ..RequestKey::default()
         };
         let decision = policy.pick(Candidates::new(&self.fleet, &self.eligible), &request);
         let (chosen, receipt) = (decision.worker.clone(), decision.receipt);

@@ -267,6 +267,7 @@ pub fn choose(
             text: key,
             model: found.model,
             session,
+            has_media: found.has_media,
         };
     }
     let serving = match by_model {

@@ -25,8 +25,12 @@ pub struct RequestKey<'a> {
     /// What the model would read, first to last; empty where the body is not JSON.
     pub text: &'a [u8],
     pub model: &'a [u8],
-    /// Who asks: the `x-session-id` header, or else the body's `user`. Empty if neither is there.
+    /// Who asks: the `x-session-id` header, or else the body's
+    /// `prompt_cache_key` or `user`. Empty if neither is there.
     pub session: &'a [u8],
+    /// Whether media stand in the text by their hash: then its length says little of how much there is to
+    /// compute.
+    pub has_media: bool,
 }
 
 /// The workers that may take a request, at least one, in the order of their ids.

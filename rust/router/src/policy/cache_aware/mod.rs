@@ -144,7 +144,7 @@ impl Policy for CacheAware {
         let known = state.known[worker.id as usize];
         self.counters
             .picked(text.len(), known, is_imbalanced, is_warm && known < most);
-        let receipt = self.receipt(state, worker, known, text.len());
+        let receipt = self.receipt(state, worker, known, request);
         state
             .balance
             .count(&self.tuning, candidates, worker.id, text.len());
@@ -206,9 +206,17 @@ impl Policy for CacheAware {
 }
 
 impl CacheAware {
-    /// What the worker is expected to have cached: nothing where too little is known, and nothing where the
-    /// request that brought it there may still be running.
-    fn receipt(&self, state: &State, worker: &Worker, known: usize, text: usize) -> Receipt {
+    /// What the worker is expected to have cached: nothing where too little is known or media make bytes a
+    /// bad measure, and nothing where the request that brought it there may still be running.
+    fn receipt(
+        &self,
+        state: &State,
+        worker: &Worker,
+        known: usize,
+        request: &RequestKey<'_>,
+    ) -> Receipt {
+        let text = request.text.len();
+        let is_sure = self.is_enough(known, text) && !request.has_media;
         let seen = || {
             let deepest = state.path.partition_point(|&(_, reached)| reached < known);
             let used = state.tree.used(state.path[deepest].0, worker.id)?;
@@ -218,7 +226,7 @@ impl CacheAware {
         Receipt {
             text: text as u32,
             known: known as u32,
-            seen: self.is_enough(known, text).then(seen).flatten(),
+            seen: is_sure.then(seen).flatten(),
         }
     }
 }

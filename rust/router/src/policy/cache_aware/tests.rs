@@ -138,6 +138,7 @@ fn models_are_kept_apart() {
             text: b"the same prompt",
             model,
             session: b"",
+            ..RequestKey::default()
         };
         policy
             .pick(Candidates::new(&fleet, &all), &request)
