@@ -109,7 +109,8 @@ def show_value(value: float, unit: Unit) -> str:
 
 
 def table(rows: list[Row], ways: list[str]) -> str:
-    """Markdown. ``ways`` are columns, in their order."""
+    """Markdown. ``ways`` are columns, in their order; those that were not measured are left out."""
+    ways = [way for way in ways if any(way in row.values for row in rows)]
     headings = ["case"]
     for way in ways:
         headings += ["**ours**", "must", "aim", "reached"] if way == OURS else [way]

@@ -20,7 +20,7 @@ from router_ways import OURS, PEER_NAMES
 ROOT = Path(__file__).resolve().parent.parent
 # The columns of the README's table.
 SHORT = ("1 client", "32 clients", "256 clients", "32 streams")
-NAMES = {"pass": "a bare TCP pass-through: the limit", OURS: "**sglang_omni**"}
+PEER_VERSIONS = Path(__file__).with_name("router_peers.txt")
 
 
 def tables(measured: dict[str, Any]) -> str:
@@ -61,15 +61,24 @@ def summary(measured: dict[str, Any]) -> str:
         value = rows[case].values.get(way)
         return "-" if value is None else show_value(value, rows[case].unit)
 
-    head = ["requests/s as a share of the direct path", *SHORT]
-    head += ["CPU s per 1,000, 32 clients", "idle memory"]
+    head = ["requests/s as a share of the direct path (p50)", *SHORT, "CPU s per 1,000, 32 clients"]
+    head += ["memory, idle"]
     lines = [head, ["---"] * len(head)]
     for way in ("pass", OURS, *PEER_NAMES):
-        shares = [cell(f"{case}: requests/s, share of direct", way) for case in SHORT]
-        rest = [cell("32 clients: CPU s per 1,000", way), cell("memory when idle", way)]
-        bold = "**" if way == OURS else ""
-        lines.append([NAMES.get(way, way), *(f"{bold}{text}{bold}" for text in [*shares, *rest])])
+        shares = [
+            f"{cell(f'{case}: requests/s, share of direct', way)} ({cell(f'{case}: p50', way)})"
+            for case in SHORT
+        ]
+        figures = [*shares, cell("32 clients: CPU s per 1,000", way), cell("memory when idle", way)]
+        lines.append([_title(way), *(f"**{text}**" if way == OURS else text for text in figures)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _title(way: str) -> str:
+    if way in PEER_NAMES:
+        versions = dict(line.split("==") for line in PEER_VERSIONS.read_text().split())
+        return f"{way} {versions[way]}"
+    return {"pass": "a bare TCP pass-through: the limit", OURS: "**sglang_omni**"}[way]
 
 
 PARTS = {"speed": speed, "hits": hits, "notes": notes, "summary": summary}
