@@ -66,6 +66,15 @@ async def test_all_down_is_a_quick_503() -> None:
             assert (await get(url, "/health")).status == 503
 
 
+async def test_a_lone_worker_that_is_back_serves_the_next_request() -> None:
+    async with replicas(None) as [only], router(only, probe_interval=3600.0) as url:
+        await only.stop()
+        assert [(await post(url)).status for _ in range(3)] == [503] * 3
+        await only.start()
+        # No health check has said so yet.
+        assert (await post(url)).status == 200
+
+
 async def test_no_workers_at_all() -> None:
     async with router() as url:
         answer = await post(url)

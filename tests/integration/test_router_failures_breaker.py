@@ -30,8 +30,11 @@ async def test_resets_count_as_failures() -> None:
 
 async def test_a_worker_that_does_well_again_is_back_within_seconds() -> None:
     is_ill = True
+    tried, go_on = asyncio.Event(), asyncio.Event()
 
     async def handler(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if tried.is_set():
+            await go_on.wait()
         writer.write(response(status="500 Oops" if is_ill else "200 OK"))
 
     async with replicas(handler, None) as [ill, well], router(ill, well) as url:
@@ -39,7 +42,14 @@ async def test_a_worker_that_does_well_again_is_back_within_seconds() -> None:
         await becomes(url, ill, "failing")
         await becomes(url, ill, "half_open")
         # One request tries it; the others that come meanwhile go elsewhere.
-        assert (await statuses(url, 6)).count(500) == 1
+        tried.set()
+        seen = len(ill.seen)
+        trying = [asyncio.ensure_future(post(url)) for _ in range(2)]
+        await asyncio.wait(trying, return_when=asyncio.FIRST_COMPLETED)
+        assert set(await statuses(url, 6)) == {200}
+        assert len(ill.seen) == seen + 1
+        go_on.set()
+        assert {(await answer).status for answer in trying} == {200, 500}
         is_ill = False
         await becomes(url, ill, "half_open")
         assert set(await statuses(url, 4)) == {200}
