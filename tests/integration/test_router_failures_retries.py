@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from router_harness import answering, becomes, get, metric, post, replicas, reset, router, workers
+from router_harness import answering, becomes, get, metric, post, replicas, reset, router, until, workers
 
 BUSY = "429 Too Many Requests"
 
@@ -58,6 +58,26 @@ async def test_when_all_ask_for_time_their_answer_is_passed_on_and_nobody_is_ask
         for _ in range(6):
             assert (await post(url)).header("retry-after") == "20"
         assert sum(len(replica.seen) for replica in three) == 9
+
+
+async def test_a_worker_without_the_model_is_not_asked_instead() -> None:
+    unavailable = answering("503 Service Unavailable")
+    async with replicas(unavailable, None, None) as three:
+        for replica, model in zip(three, ["small", "large", "large"], strict=True):
+            replica.models = [model]
+        async with router(*three) as url:
+            for replica in three:
+                await becomes(url, replica, "up")
+
+            async def kept_apart() -> bool:
+                answers = [await post(url, b'{"model": "small"}') for _ in range(3)]
+                return {answer.status for answer in answers} == {503}
+
+            await until(kept_apart, "the router knows who serves what")
+            seen = [len(replica.seen) for replica in three]
+            answer = await post(url, b'{"model": "small"}')
+            assert (answer.status, answer.body) == (503, b"503 Service Unavailable")
+            assert [len(replica.seen) for replica in three] == [seen[0] + 1, seen[1], seen[2]]
 
 
 async def test_a_reset_before_the_first_byte_is_retried_elsewhere() -> None:

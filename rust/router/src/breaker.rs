@@ -46,6 +46,7 @@ fn others_do_well(fleet: &[Arc<Worker>], worker: &Worker) -> bool {
             && !other.is_draining()
             && other.standing.class() == 0
             && other.standing.streak() == 0
+            && other.is_like(worker)
     })
 }
 

@@ -98,7 +98,8 @@ fn longest_elsewhere(
 ) -> Option<Tick> {
     let mut longest = worker.first_bytes.of(kind).1;
     let mut others_answer = false;
-    for other in fleet.iter().filter(|other| other.id != worker.id) {
+    let is_other = |other: &&Arc<Worker>| other.id != worker.id && other.is_like(worker);
+    for other in fleet.iter().filter(is_other) {
         let (last, wait) = other.first_bytes.of(kind);
         longest = longest.max(wait);
         // One that had nothing to answer in the meantime did not fail to.

@@ -243,12 +243,13 @@ fn held_window(incoming: &Incoming, is_json: bool) -> usize {
 }
 
 /// A worker for the request, none of `tried`, among those that nothing is known against, or else among
-/// those that are least far behind.
+/// those that are least far behind. `model` becomes the one that was asked for, where that matters.
 pub fn choose(
     lane: &Lane,
     parts: &Parts,
     body: &[u8],
     tried: &[u32],
+    model: &mut Vec<u8>,
 ) -> Option<(Arc<Worker>, Receipt)> {
     let shared = &lane.shared;
     let fleet = shared.fleet.read();
@@ -270,11 +271,11 @@ pub fn choose(
             has_media: found.has_media,
         };
     }
-    let serving = match by_model {
-        true => Serving::of(&fleet, models::named(parts, request.model)),
-        false => Serving::Every,
-    };
-    if !find_eligible(&fleet, tried, serving, eligible) {
+    model.clear();
+    if by_model {
+        model.extend_from_slice(models::named(parts, request.model));
+    }
+    if !find_eligible(&fleet, tried, Serving::of(&fleet, model), eligible) {
         return None;
     }
     let candidates = Candidates::new(&fleet, eligible);

@@ -13,6 +13,7 @@ use hyper::{Response, StatusCode};
 use crate::clock::{self, TICK, Tick};
 use crate::health::mark_down;
 use crate::lane::Lane;
+use crate::models::Serving;
 use crate::policy::Receipt;
 use crate::proxy::{choose, no_worker};
 use crate::reply::{self, Reply};
@@ -75,6 +76,8 @@ impl Default for Budget {
 pub struct Tries<'a> {
     lane: &'a Lane,
     tried: Vec<u32>,
+    /// What was asked for, where workers serve different models.
+    model: Vec<u8>,
     /// Attempts that may follow one that reached a worker.
     left: u32,
     /// What the last failed attempt came to; `was_sent` says whether any of them reached a worker.
@@ -96,6 +99,7 @@ impl<'a> Tries<'a> {
         Tries {
             lane,
             tried: Vec::new(),
+            model: Vec::new(),
             left: lane.shared.config.retries(),
             failure: String::new(),
             was_sent: false,
@@ -112,7 +116,7 @@ impl<'a> Tries<'a> {
         if self.is_over {
             return None;
         }
-        let (worker, receipt) = choose(self.lane, parts, body, &self.tried)?;
+        let (worker, receipt) = choose(self.lane, parts, body, &self.tried, &mut self.model)?;
         self.receipt = receipt;
         if !self.tried.is_empty() {
             self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
@@ -241,8 +245,11 @@ impl<'a> Tries<'a> {
 
     /// Whether a worker that nothing is known against was not asked yet.
     fn has_better(&self, worker: &Worker) -> bool {
-        self.lane.shared.fleet.read().iter().any(|other| {
+        let fleet = self.lane.shared.fleet.read();
+        let serving = Serving::of(&fleet, &self.model);
+        fleet.iter().any(|other| {
             other.id != worker.id
+                && serving.includes(other)
                 && !other.is_draining()
                 && other.standing.class() == 0
                 && !self.tried.contains(&other.id)

@@ -58,8 +58,10 @@ const FAILING: u8 = Behind::Failing as u8;
 const HUNG: u8 = Behind::Hung as u8;
 const DOWN: u8 = Behind::Down as u8;
 
-/// Written by every lane, on the way of a request only where something changes.
+/// Written by every lane, on the way of a request only where something changes, and apart from what every
+/// request changes.
 #[derive(Debug)]
+#[repr(align(64))]
 pub struct Standing {
     flags: AtomicU8,
     /// Failures since the last good answer.

@@ -112,6 +112,14 @@ impl Worker {
         self.models.store(models.map(Arc::new));
     }
 
+    /// Whether both may serve a model, so that what one does can be expected of the other.
+    pub fn is_like(&self, other: &Worker) -> bool {
+        match (self.models(), other.models()) {
+            (Some(mine), Some(others)) => mine.iter().any(|model| others.contains(model)),
+            _ => true,
+        }
+    }
+
     /// Whether a model is in its list, if there is one. `base:adapter` is where `base` is.
     pub fn lists(&self, model: &[u8]) -> Option<bool> {
         let models = self.models.load();
@@ -192,7 +200,8 @@ impl Fleet {
         }
         let worker = Arc::new(worker);
         let mut workers = Vec::clone(&self.read());
-        workers.push(worker.clone());
+        let position = workers.partition_point(|known| known.id < worker.id);
+        workers.insert(position, worker.clone());
         self.workers.store(Arc::new(workers));
         self.added.notify_one();
         (worker, true)
@@ -247,6 +256,16 @@ mod tests {
                 .to_string();
             assert!(text.contains("http://host:port"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_fleet_is_in_the_order_of_its_ids() {
+        let fleet = Fleet::new(Vec::new());
+        let (first, second) = (Worker::parse("http://a:1"), Worker::parse("http://b:1"));
+        fleet.add(second.unwrap());
+        let (first, _) = fleet.add(first.unwrap());
+        assert_eq!(fleet.read()[0].url, "http://a:1");
+        assert!(fleet.has(&first));
     }
 
     #[test]
