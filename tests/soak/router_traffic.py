@@ -3,8 +3,8 @@
 A request that had no answer yet and whose body the router can send again has to succeed as long as one
 replica lives that is not busy. Of the others: a stream, or any answer that has begun, may be cut or held up
 by the death or the hanging of its own replica, and then must not look complete; a body too large to be held
-may fail with a proper error when a replica was disturbed while it was under way, or was busy. Everything
-else is a problem.
+may fail or be held up when a replica was disturbed while it was under way, or was busy. Everything else is a
+problem.
 """
 
 from __future__ import annotations
@@ -136,10 +136,10 @@ class Traffic:
                 await connection.writer.drain()
                 status, headers = await connection.head()
                 answer = await connection.body(headers)
-            except (Cut, asyncio.IncompleteReadError, ConnectionError) as error:
+            except (Cut, asyncio.IncompleteReadError, ConnectionError, TimeoutError) as error:
                 if not held and self._chaos.disturbed(began):
-                    return "failed: connection closed"
-                raise Problem(f"the connection ended: {error!r}") from error
+                    return "held up" if isinstance(error, TimeoutError) else "failed: connection closed"
+                raise Problem(f"no answer: {error!r}") from error
             if status == 200:
                 if json.loads(answer) != {"checksum": zlib.crc32(body), "length": len(body)}:
                     raise Problem(f"the replica received something else: {answer!r}")
