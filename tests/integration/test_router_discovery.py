@@ -80,9 +80,12 @@ async def test_workers_come_and_go_with_the_file(tmp_path: Path) -> None:
             assert state == {one.url: True, two.url: False, three.url: False}
             assert {await served_by(url, {}) for _ in range(4)} == {two.url, three.url}
 
+            # An idle one leaves at once, the busy one stays.
+            write(path, [two])
+            await until_listed(url, [one, two])
             finish.set()
             assert (await running).body == b"finished"
-            await until_listed(url, [two, three])
+            await until_listed(url, [two])
 
             write(path, [one, two])
             await until_listed(url, [one, two])

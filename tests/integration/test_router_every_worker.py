@@ -210,6 +210,8 @@ async def test_a_drain_can_be_waited_for() -> None:
         busy = body_of(await change(url, "POST", f"/workers/drain?url={one.url}&wait=0.1"))
         assert (busy["idle"], busy["load"]) == (False, 1)
         draining = asyncio.ensure_future(change(url, "POST", "/workers/drain", {"url": one.url, "wait": 60}))
+        # It waits as long as the request takes.
+        assert not (await asyncio.wait({draining}, timeout=0.3))[0]
         finish.set()
         assert (await running).body == b"finished"
         assert body_of(await draining)["idle"] is True

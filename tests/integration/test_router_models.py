@@ -57,13 +57,15 @@ async def test_a_model_that_nobody_has_is_404_once_all_lists_are_known() -> None
             assert not one.seen
             assert not two.seen
 
-            # An adapter that was just loaded is found by asking again.
+
+async def test_an_adapter_that_was_just_loaded_is_found_by_asking_again() -> None:
+    async with replicas(None, None) as [one, two]:
+        set_models(one, "a")
+        set_models(two, "b")
+        async with router(one, two) as url:
+            await until_known(url, ["a"], ["b"])
             set_models(two, "b", "c")
-
-            async def found() -> bool:
-                return await served_by(url, {"model": "c"}) == two.url
-
-            await until(found, "the new adapter is served")
+            assert await serving(url, "c") == {two.url}
 
 
 async def test_workers_that_are_alike_decide_for_themselves() -> None:
