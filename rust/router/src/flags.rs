@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use serde::de::value::{MapDeserializer, SeqDeserializer};
+use serde::de::value::{MapDeserializer, SeqDeserializer, StringDeserializer};
 use serde::de::{DeserializeOwned, Deserializer, Error as _, IntoDeserializer, Visitor};
 use serde::forward_to_deserialize_any;
 
@@ -116,6 +116,10 @@ impl<'de> Deserializer<'de> for Values {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        // As the Python launcher reads a limit: -1 is none.
+        if self.0 == ["-1"] {
+            return visitor.visit_none();
+        }
         visitor.visit_some(self)
     }
 
@@ -132,13 +136,23 @@ impl<'de> Deserializer<'de> for Values {
         visitor.visit_seq(SeqDeserializer::new(values))
     }
 
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Error> {
+        let value: StringDeserializer<Error> = self.one()?.into_deserializer();
+        value.deserialize_enum(name, variants, visitor)
+    }
+
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         visitor.visit_string(self.one()?)
     }
 
     forward_to_deserialize_any! {
         i8 i16 i32 i128 u8 u128 f32 char str string bytes byte_buf unit unit_struct tuple
-        tuple_struct map struct enum identifier ignored_any
+        tuple_struct map struct identifier ignored_any
     }
 }
 
@@ -190,12 +204,18 @@ mod tests {
             "0.5",
             "--max-payload-size",
             "12",
+            "--log-format",
+            "json",
+            "--max-concurrent-requests",
+            "-1",
+            "--access-log",
         ])
         .unwrap();
         assert_eq!(config.worker_urls, ["http://a:1", "http://b:2"]);
         assert_eq!((config.port, config.policy.name()), (7, "random"));
         assert_eq!(config.header_timeout.as_millis(), 500);
-        assert_eq!(config.max_body_bytes, 12);
+        assert_eq!((config.max_body_bytes, config.access_log), (12, true));
+        assert_eq!(config.max_concurrent_requests, None);
     }
 
     #[test]
@@ -209,6 +229,10 @@ mod tests {
             (&["--policy", "fastest"], "--policy: \"fastest\" is none of"),
             (&["--worker-url", "x"], "--worker-url: no such option"),
             (&["http://a:1"], "is not an option"),
+            (
+                &["--log-format", "xml"],
+                "--log-format: unknown variant `xml`, expected `text` or `json`",
+            ),
         ] {
             let error = parse(arguments).unwrap_err();
             assert!(error.contains(words), "{error}");
