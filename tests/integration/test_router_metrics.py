@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import math
+from urllib.parse import urlsplit
 
+import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from router_harness import PATIENCE, Seen, connect, get, post, read_head, replicas, response, router, until
+from router_harness import (
+    PATIENCE,
+    Seen,
+    connect,
+    get,
+    launched,
+    post,
+    read_head,
+    replicas,
+    response,
+    router,
+    until,
+)
 
 PREFIX = "sglang_omni_router_"
 
@@ -174,3 +188,26 @@ async def test_lanes_are_added_up() -> None:
         await becomes(url, 40.0, "requests_total", route="/v1/chat/completions", status="200")
         assert await value(url, "request_duration_seconds_count", route="/v1/chat/completions") == 40.0
         assert await value(url, "worker_time_to_first_byte_seconds_count", worker=replica.url) == 40.0
+
+
+async def test_a_port_of_their_own() -> None:
+    async with launched("--prometheus-port=0", "--api-key", "k") as (process, url):
+        assert process.stderr is not None
+        while b"metrics are at" not in (line := await asyncio.wait_for(process.stderr.readline(), PATIENCE)):
+            assert line, "the router ended"
+        other = line.decode().split()[-1].removesuffix("/metrics")
+        assert other != url
+        assert (await families(other)).keys() == (await families(url)).keys()
+        for path in ("/workers", "/health", "/v1/models"):
+            assert (await get(other, path)).status == 404
+        stalled = [await connect(other) for _ in range(20)]
+        assert await value(other, "workers") == 0.0
+        for _, writer in stalled:
+            writer.close()
+
+
+async def test_a_port_that_is_taken() -> None:
+    async with router() as url:
+        with pytest.raises(OSError, match=f"port {urlsplit(url).port} of 127.0.0.1 is in use"):
+            async with router(prometheus_port=urlsplit(url).port):
+                pass

@@ -61,6 +61,17 @@ class RouterConfig:
     )
     tls_key_path: str | None = option(None, LISTENING, "the certificate's key, in PEM", metavar="PATH")
 
+    cors_allowed_origins: list[str] = option(
+        [],
+        LISTENING,
+        "origins of web pages that may read answers, as https://host:port; * for any",
+        metavar="ORIGIN",
+    )
+    prometheus_port: int | None = option(
+        None, LISTENING, "a second port, for /metrics alone; 0 takes a free one", metavar="PORT"
+    )
+    prometheus_host: str = option("127.0.0.1", LISTENING, "address of that port", metavar="HOST")
+
     policy: str = option("cache_aware", ROUTING, "how a worker is chosen", metavar="POLICY")
     cache_threshold: float = option(
         0.5,

@@ -88,6 +88,11 @@ pub struct Config {
     /// PEM files with the certificate, its chain behind it, and the key for TLS; both or neither.
     pub tls_cert_path: Option<PathBuf>,
     pub tls_key_path: Option<PathBuf>,
+    /// Origins of pages that browsers let read the answers; `*` for any.
+    pub cors_allowed_origins: Vec<String>,
+    /// A second port, for `/metrics` alone; 0 takes a free one.
+    pub prometheus_port: Option<u16>,
+    pub prometheus_host: String,
     /// Requests that may be at workers at once; None does not limit them.
     pub max_concurrent_requests: Option<usize>,
     /// Requests beyond `max_concurrent_requests` that may wait; more are refused with 429.
@@ -140,6 +145,9 @@ impl Default for Config {
             worker_api_key_file: None,
             tls_cert_path: None,
             tls_key_path: None,
+            cors_allowed_origins: Vec::new(),
+            prometheus_port: None,
+            prometheus_host: "127.0.0.1".to_owned(),
             max_concurrent_requests: None,
             queue_size: 100,
             queue_timeout: Duration::from_secs(60),

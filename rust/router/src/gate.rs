@@ -8,6 +8,7 @@ use hyper::{Method, Request, StatusCode};
 use crate::auth::Keys;
 use crate::body::discard;
 use crate::config::{Config, ConfigError};
+use crate::cors::Cors;
 use crate::exchange::Exchange;
 use crate::in_flight::{InFlight, Refused};
 use crate::lane::Lane;
@@ -20,6 +21,7 @@ const OPEN_PATHS: [&str; 4] = ["/health", "/liveness", "/readiness", "/metrics"]
 pub struct Gate {
     pub keys: Keys,
     pub in_flight: InFlight,
+    pub cors: Cors,
     /// Where a client may name its request, beside `x-request-id`.
     other_id_headers: Vec<HeaderName>,
 }
@@ -36,6 +38,7 @@ impl Gate {
         Ok(Gate {
             keys: Keys::read(config)?,
             in_flight: InFlight::new(config),
+            cors: Cors::new(config)?,
             other_id_headers: config
                 .request_id_headers
                 .iter()

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener as StdListener};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +18,6 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 use tokio::sync::watch;
@@ -42,12 +41,12 @@ use crate::standing::Behind;
 use crate::tls::{ClientStream, Tls};
 use crate::upstream::SWEEP_INTERVAL;
 use crate::worker::{Fleet, Worker};
-use crate::{admin, forwarding, gate, health, policy, proxy, reply, tls, upgrade};
+use crate::{
+    admin, cors, forwarding, gate, health, listen, policy, proxy, reply, scrape, tls, upgrade,
+};
 
 /// Bytes of headers in one request; more is refused with 431.
 const MAX_HEADER_BYTES: usize = 64 << 10;
-
-const BACKLOG: i32 = 4096;
 
 #[derive(Debug)]
 pub enum StartError {
@@ -69,7 +68,7 @@ impl fmt::Display for StartError {
             {
                 write!(
                     f,
-                    "port {port} of {host} is in use; give another --port, or 0 for a free one"
+                    "port {port} of {host} is in use; give another one, or 0 for a free one"
                 )
             }
             StartError::Listen { host, port, error } => {
@@ -85,6 +84,8 @@ impl std::error::Error for StartError {}
 /// A running router. Dropping it stops it at once.
 pub struct Router {
     addr: SocketAddr,
+    /// Where `/metrics` is alone.
+    metrics_addr: Option<SocketAddr>,
     shared: Arc<Shared>,
     stopping: watch::Sender<Stopping>,
     reload: watch::Sender<()>,
@@ -111,18 +112,20 @@ impl Router {
         let workers = workers.map_err(StartError::Config)?;
         let gate = Gate::new(&config).map_err(StartError::Config)?;
         let tls = Tls::read(&config).map_err(StartError::Config)?;
-        allow_descriptors();
+        listen::allow_descriptors();
         let lanes = match config.threads {
             0 => thread::available_parallelism().map_or(1, |count| count.get()),
             count => count,
         };
-        let listeners =
-            listen(&config.host, config.port, lanes).map_err(|error| StartError::Listen {
-                host: config.host.clone(),
-                port: config.port,
-                error,
-            })?;
-        let addr = listeners[0].local_addr().map_err(StartError::Runtime)?;
+        let listeners = listen(&config.host, config.port, lanes)?;
+        let scraped = config
+            .prometheus_port
+            .map(|port| listen(&config.prometheus_host, port, 1))
+            .transpose()?
+            .unwrap_or_default();
+        let local = |listener: &StdListener| listener.local_addr().map_err(StartError::Runtime);
+        let addr = local(&listeners[0])?;
+        let metrics_addr = scraped.first().map(local).transpose()?;
         let (log, writer) =
             Log::start(config.log_level, config.log_format).map_err(StartError::Runtime)?;
         let (stopping, stopped) = watch::channel(Stopping::No);
@@ -146,6 +149,7 @@ impl Router {
         });
         let mut router = Router {
             addr,
+            metrics_addr,
             shared: shared.clone(),
             stopping,
             reload,
@@ -173,6 +177,9 @@ impl Router {
                 tokio::task::spawn_local(discovery.watch(shared.clone()));
                 tokio::task::spawn_local(health::judge(shared.clone()));
                 tokio::task::spawn_local(tls::watch(shared.clone()));
+                for listener in scraped {
+                    tokio::task::spawn_local(scrape::serve(shared.clone(), listener));
+                }
                 let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
             });
         })?;
@@ -228,6 +235,9 @@ impl Router {
     pub fn announce(&self) {
         let log = &self.shared.log;
         log.info(format!("listening on {}", self.url()), &[]);
+        if let Some(addr) = self.metrics_addr {
+            log.info(format!("metrics are at http://{addr}/metrics"), &[]);
+        }
         if self.shared.fleet.read().is_empty() {
             log.warn("there are no workers yet, POST /workers adds them", &[]);
         }
@@ -280,52 +290,12 @@ impl Drop for Router {
     }
 }
 
-/// Raises the limit on open descriptors to what the system allows: each request in flight takes two.
-fn allow_descriptors() {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: both calls get a valid pointer to a `rlimit` that lives through the call.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
-        }
-    }
-}
-
-/// One listener a lane on the same port; the kernel spreads connections over them.
-fn listen(host: &str, port: u16, lanes: usize) -> io::Result<Vec<StdListener>> {
-    let addr = (host, port)
-        .to_socket_addrs()?
-        .next()
-        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address"))?;
-    // A shared port would be shared with another router too, silently. This one is not shared and fails.
-    let exclusive = socket(addr)?;
-    exclusive.bind(&addr.into())?;
-    exclusive.listen(1)?;
-    let addr = exclusive
-        .local_addr()?
-        .as_socket()
-        .expect("bound to an IP address");
-    drop(exclusive);
-    (0..lanes)
-        .map(|_| {
-            let socket = socket(addr)?;
-            socket.set_reuse_port(true)?;
-            socket.bind(&addr.into())?;
-            socket.listen(BACKLOG)?;
-            socket.set_nonblocking(true)?;
-            Ok(socket.into())
-        })
-        .collect()
-}
-
-fn socket(addr: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_reuse_address(true)?;
-    Ok(socket)
+fn listen(host: &str, port: u16, lanes: usize) -> Result<Vec<StdListener>, StartError> {
+    listen::bind(host, port, lanes).map_err(|error| StartError::Listen {
+        host: host.to_owned(),
+        port,
+        error,
+    })
 }
 
 /// One lane from its start to its end.
@@ -442,8 +412,16 @@ async fn respond(
     client.enters(Phase::Busy);
     let id = gate::identify(lane, &mut request);
     let mut exchange = Box::new(Exchange::begin(lane, peer, client.clone(), id, &request));
-    let mut reply = route(lane, &mut exchange, request).await;
+    let origin = lane.shared.gate.cors.origin(request.headers());
+    let asked = origin.as_ref().and_then(|_| cors::preflight(&request));
+    let mut reply = match asked {
+        Some(reply) => reply,
+        None => route(lane, &mut exchange, request).await,
+    };
     exchange.answers(&mut reply);
+    if let Some(origin) = origin {
+        cors::allow(origin, &mut reply);
+    }
     Ok(reply.map(|payload| ReplyBody::new(payload, client.clone(), exchange)))
 }
 

@@ -1,0 +1,56 @@
+//! Ports to listen on, and descriptors for those who connect.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+const BACKLOG: i32 = 4096;
+
+/// Raises the limit on open descriptors to what the system allows: each request in flight takes two.
+pub fn allow_descriptors() {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: both calls get a valid pointer to a `rlimit` that lives through the call.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}
+
+/// One listener a lane on the same port; the kernel spreads connections over them.
+pub fn bind(host: &str, port: u16, lanes: usize) -> io::Result<Vec<TcpListener>> {
+    let addr = (host, port)
+        .to_socket_addrs()?
+        .next()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address"))?;
+    // A shared port would be shared with another router too, silently. This one is not shared and fails.
+    let exclusive = socket(addr)?;
+    exclusive.bind(&addr.into())?;
+    exclusive.listen(1)?;
+    let addr = exclusive
+        .local_addr()?
+        .as_socket()
+        .expect("bound to an IP address");
+    drop(exclusive);
+    (0..lanes)
+        .map(|_| {
+            let socket = socket(addr)?;
+            socket.set_reuse_port(true)?;
+            socket.bind(&addr.into())?;
+            socket.listen(BACKLOG)?;
+            socket.set_nonblocking(true)?;
+            Ok(socket.into())
+        })
+        .collect()
+}
+
+fn socket(addr: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    Ok(socket)
+}
