@@ -145,6 +145,7 @@ async def test_a_client_that_leaves_gives_its_place_back() -> None:
         await arrived(replica, 1)
         writer.close()
         await in_flight(url, 0)
+        await asyncio.wait_for(replica.closed.wait(), PATIENCE)  # Or the first request takes the permit.
         replica.go.release()
         assert (await post(url)).status == 200
     await replica.stop()
