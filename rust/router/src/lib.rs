@@ -32,6 +32,7 @@ mod lane;
 mod listen;
 mod log;
 mod media;
+mod memory;
 mod metrics;
 mod models;
 mod policy;

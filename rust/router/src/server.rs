@@ -42,7 +42,8 @@ use crate::tls::{ClientStream, Tls};
 use crate::upstream::SWEEP_INTERVAL;
 use crate::worker::{Fleet, Worker};
 use crate::{
-    admin, cors, forwarding, gate, health, listen, policy, proxy, reply, scrape, tls, upgrade,
+    admin, cors, forwarding, gate, health, listen, memory, policy, proxy, reply, scrape, tls,
+    upgrade,
 };
 
 /// Bytes of headers in one request; more is refused with 431.
@@ -177,6 +178,7 @@ impl Router {
                 tokio::task::spawn_local(discovery.watch(shared.clone()));
                 tokio::task::spawn_local(health::judge(shared.clone()));
                 tokio::task::spawn_local(tls::watch(shared.clone()));
+                tokio::task::spawn_local(memory::give_back(shared.clone()));
                 for listener in scraped {
                     tokio::task::spawn_local(scrape::serve(shared.clone(), listener));
                 }

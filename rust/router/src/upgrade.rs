@@ -1,21 +1,26 @@
 //! Requests that change protocols (WebSocket): once the worker agrees, bytes go both ways untouched.
 
+use std::io;
+use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
-use hyper::upgrade::OnUpgrade;
-use hyper::{Request, StatusCode};
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::time::timeout;
 
-use crate::body::{RequestBody, ResponseBody};
+use crate::body::{Payload, RequestBody, ResponseBody};
 use crate::exchange::{End, Exchange};
 use crate::forwarding;
 use crate::lane::{Lane, Open};
 use crate::models;
 use crate::proxy::{WORKER_HEADER, answer, exhausted, is_exhaustion};
-use crate::reply::{self, Reply};
+use crate::reply::Reply;
 use crate::retry::Tries;
 use crate::upstream::{connect, connect_limit};
 use crate::waiting::{Asked, GaveUp};
@@ -84,17 +89,17 @@ pub async fn forward(
     tokio::task::spawn_local(relay(
         client,
         server,
+        lane.shared.config.stall_timeout,
         exchange.hand_on(StatusCode::SWITCHING_PROTOCOLS),
         load,
         Open::new(lane.clone()),
     ));
-    let (parts, _) = response.into_parts();
-    let mut reply = reply::text(StatusCode::SWITCHING_PROTOCOLS, "", String::new());
-    *reply.headers_mut() = with_upgrade(parts.headers);
-    reply
-        .headers_mut()
+    let (mut parts, _) = response.into_parts();
+    parts.headers = with_upgrade(parts.headers);
+    parts
+        .headers
         .insert(WORKER_HEADER, worker.url_header.clone());
-    reply
+    Response::from_parts(parts, Payload::Local(None))
 }
 
 /// The headers that pass a proxy, and the wish to upgrade, or the consent to, which this one hands on.
@@ -106,10 +111,12 @@ fn with_upgrade(headers: HeaderMap) -> HeaderMap {
     kept
 }
 
-/// Copies until both sides have ended; either may end first.
+/// Copies until both sides have ended. Either may end first; the other then has `patience` for what it
+/// still has to say, so that one that does not notice holds nothing for ever.
 async fn relay(
     client: OnUpgrade,
     server: OnUpgrade,
+    patience: Duration,
     mut exchange: Exchange,
     _load: LoadGuard,
     _open: Open,
@@ -117,11 +124,37 @@ async fn relay(
     let (Ok(client), Ok(server)) = tokio::join!(client, server) else {
         return;
     };
-    let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
+    let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
+    let (from_server, to_server) = tokio::io::split(TokioIo::new(server));
+    let mut up = pin!(pass(from_client, to_server));
+    let mut down = pin!(pass(from_server, to_client));
+    let both = async {
+        tokio::select! {
+            sent_up = &mut up => {
+                let sent_up = sent_up?;
+                Ok((sent_up, timeout(patience, down).await??))
+            }
+            sent_down = &mut down => {
+                let sent_down = sent_down?;
+                Ok((timeout(patience, up).await??, sent_down))
+            }
+        }
+    };
     // An error is one side's reset: dropping both ends passes it on.
-    if let Ok((up, down)) = tokio::io::copy_bidirectional(&mut client, &mut server).await {
+    let passed: io::Result<(u64, u64)> = both.await;
+    if let Ok((up, down)) = passed {
         exchange.received += up;
         exchange.sent += down;
         exchange.ends(End::Complete);
     }
+}
+
+/// Passes on what is read, and the end of it; returns how many bytes that were.
+async fn pass(
+    mut from: ReadHalf<TokioIo<Upgraded>>,
+    mut to: WriteHalf<TokioIo<Upgraded>>,
+) -> io::Result<u64> {
+    let bytes = tokio::io::copy(&mut from, &mut to).await?;
+    to.shutdown().await?;
+    Ok(bytes)
 }

@@ -1,0 +1,292 @@
+"""Bodies that stream: nothing waits for their end, and nobody's slowness fills the router's memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import pytest
+from router_harness import (
+    PATIENCE,
+    Seen,
+    connect,
+    post,
+    read_body,
+    read_head,
+    replicas,
+    response,
+    router,
+    until,
+)
+
+MB = 1 << 20
+BIG = 64 * MB
+
+# Far below a big body, far above what a few connections need.
+ROOM = 16 * MB
+
+
+@dataclass(frozen=True)
+class RouterProcess:
+    """A router with a memory of its own to look at."""
+
+    url: str
+    pid: int
+
+    def memory(self, field: str = "VmRSS") -> int:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        match = re.search(rf"{field}:\s+(\d+) kB", status)
+        assert match is not None
+        return int(match[1]) * 1024
+
+
+@contextlib.asynccontextmanager
+async def router_process(worker_url: str) -> AsyncIterator[RouterProcess]:
+    command = [sys.executable, "-m", "sglang_omni.launch_router", "--port", "0", "--worker-urls", worker_url]
+    # What a worker of these tests does is never a reason to try another, and probes would only disturb it.
+    command += ["--probe-interval", "3600", "--disable-retries"]
+    process = await asyncio.create_subprocess_exec(
+        *command, stderr=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert process.stderr is not None
+    try:
+        text = ""
+        while not (found := re.search(r"http://127\.0\.0\.1:\d+(?=\s)", text.replace(worker_url, ""))):
+            line = await asyncio.wait_for(process.stderr.readline(), PATIENCE)
+            assert line, text
+            text += line.decode()
+        yield RouterProcess(found[0], process.pid)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def worker_of(serve: object) -> AsyncIterator[str]:
+    """A server whose connections are handled by `serve(reader, writer)`, but for probes."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line, headers = await read_head(reader)
+        if line.startswith("GET /health"):
+            writer.write(response())
+        else:
+            with contextlib.suppress(ConnectionError):
+                await serve(headers, reader, writer)  # type: ignore[operator]
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, limit=MB)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+
+
+async def settled(count: list[int]) -> None:
+    """Waits until a number has stopped growing."""
+    seen: list[int] = []
+
+    async def same() -> bool:
+        seen.append(count[0])
+        return len(seen) > 15 and seen[-1] > 0 and len(set(seen[-15:])) == 1
+
+    await until(same, "nothing moves any more")
+
+
+async def test_large_json_body_streams_and_arrives_whole() -> None:
+    body = json.dumps({"model": "m", "prompt": "p" * 20_000_000}).encode()
+    async with replicas(None) as [replica], router(replica, policy="cache_aware") as url:
+        assert (await post(url, body)).status == 200
+    assert hashlib.sha256(replica.seen[0].body).digest() == hashlib.sha256(body).digest()
+
+
+async def test_the_rest_of_a_large_body_is_not_waited_for() -> None:
+    """The worker has the start of an upload while the client still holds its end back."""
+    started = asyncio.Event()
+
+    async def worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _, headers = await read_head(reader)
+        start = await reader.readexactly(1_500_000)
+        started.set()
+        rest = await reader.readexactly(int(dict(headers)["Content-Length"]) - len(start))
+        writer.write(response(b"%d" % (len(start) + len(rest))))
+
+    server = await asyncio.start_server(worker, "127.0.0.1", 0)
+    worker_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    # Probes would hang on this worker, so they are left for later.
+    async with router(worker_url, policy="cache_aware", probe_interval=3600.0) as url:
+        reader, writer = await connect(url)
+        head = (
+            b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 2000000\r\n\r\n"
+        )
+        writer.write(head + b'{"prompt":"' + b"x" * 1_700_000)
+        await asyncio.wait_for(started.wait(), PATIENCE)
+        writer.write(b"x" * (2_000_000 - 1_700_000 - 11))
+        _, headers = await read_head(reader)
+        assert await read_body(reader, headers) == b"2000000"
+        writer.close()
+    server.close()
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/octet-stream"])
+@pytest.mark.parametrize("framing", ["length", "chunks"])
+async def test_a_big_upload_takes_little_memory(kind: str, framing: str) -> None:
+    async def count(
+        headers: list[tuple[str, str]], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        digest = hashlib.sha256()
+        left = int(dict(headers)["Content-Length"]) if framing == "length" else -1
+        while left:
+            if framing == "chunks":
+                left = int(await reader.readline(), 16)
+                piece = (await reader.readexactly(left + 2))[:-2]
+            else:
+                piece = await reader.read(MB)
+                left -= len(piece)
+            digest.update(piece)
+        writer.write(response(digest.hexdigest().encode()))
+
+    piece = bytes(range(256)) * 256
+    async with worker_of(count) as worker, router_process(worker) as process:
+        before = process.memory()
+        reader, writer = await connect(process.url)
+        length = f"Content-Length: {BIG}" if framing == "length" else "Transfer-Encoding: chunked"
+        writer.write(f"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: {kind}\r\n{length}\r\n\r\n".encode())
+        for _ in range(BIG // len(piece)):
+            writer.write(piece if framing == "length" else b"%x\r\n%s\r\n" % (len(piece), piece))
+            await writer.drain()
+        writer.write(b"" if framing == "length" else b"0\r\n\r\n")
+        _, headers = await asyncio.wait_for(read_head(reader), PATIENCE)
+        expected = hashlib.sha256(piece * (BIG // len(piece))).hexdigest()
+        assert await read_body(reader, headers) == expected.encode()
+        assert process.memory("VmHWM") - before < ROOM
+        writer.close()
+
+
+async def test_a_big_answer_takes_little_memory() -> None:
+    piece = bytes(range(256)) * 256
+
+    async def send(_headers: object, _reader: object, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {BIG}\r\n\r\n".encode())
+        for _ in range(BIG // len(piece)):
+            writer.write(piece)
+            await writer.drain()
+
+    async with worker_of(send) as worker, router_process(worker) as process:
+        before = process.memory()
+        reader, writer = await connect(process.url)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await read_head(reader)
+        digest, left = hashlib.sha256(), BIG
+        while left:
+            data = await asyncio.wait_for(reader.read(left), PATIENCE)
+            assert data
+            digest.update(data)
+            left -= len(data)
+        assert digest.digest() == hashlib.sha256(piece * (BIG // len(piece))).digest()
+        assert process.memory("VmHWM") - before < ROOM
+        writer.close()
+
+
+async def test_a_slow_reader_slows_the_worker_and_fills_nothing() -> None:
+    sent = [0]
+
+    async def send(_headers: object, _reader: object, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {BIG}\r\n\r\n".encode())
+        while sent[0] < BIG:
+            writer.write(bytes(65536))
+            await writer.drain()
+            sent[0] += 65536
+
+    async with worker_of(send) as worker, router_process(worker) as process:
+        before = process.memory()
+        reader, writer = await connect(process.url)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await settled(sent)
+        # What the sockets of three processes hold is the system's.
+        assert sent[0] < BIG / 2
+        assert process.memory("VmHWM") - before < ROOM
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        await read_head(reader)
+        assert len(await asyncio.wait_for(reader.readexactly(BIG), PATIENCE)) == BIG
+        writer.close()
+
+
+async def test_a_slow_worker_slows_the_client_and_fills_nothing() -> None:
+    go_on = asyncio.Event()
+
+    async def receive(
+        headers: list[tuple[str, str]], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await go_on.wait()
+        left = int(dict(headers)["Content-Length"])
+        while left:
+            left -= len(await reader.read(MB))
+        writer.write(response(b"all of it"))
+
+    async with worker_of(receive) as worker, router_process(worker) as process:
+        before, sent = process.memory(), [0]
+        reader, writer = await connect(process.url)
+        writer.write(f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {BIG}\r\n\r\n".encode())
+
+        async def upload() -> None:
+            while sent[0] < BIG:
+                writer.write(bytes(65536))
+                await writer.drain()
+                sent[0] += 65536
+
+        uploading = asyncio.ensure_future(upload())
+        await settled(sent)
+        assert sent[0] < BIG / 2
+        assert process.memory("VmHWM") - before < ROOM
+        go_on.set()
+        await asyncio.wait_for(uploading, PATIENCE)
+        _, headers = await asyncio.wait_for(read_head(reader), PATIENCE)
+        assert await read_body(reader, headers) == b"all of it"
+        writer.close()
+
+
+async def test_an_event_reaches_the_client_before_the_next_is_made() -> None:
+    received = asyncio.Event()
+    events = [f"data: {number}\n\n".encode() for number in range(5)]
+
+    async def handler(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        for event in events:
+            writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+            await received.wait()
+            received.clear()
+        writer.write(b"0\r\n\r\n")
+
+    async with (
+        replicas(handler) as [replica],
+        router(replica) as url,
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/v1/chat/completions", json={"stream": True}) as answer,
+    ):
+        assert answer.headers["content-type"] == "text/event-stream"
+        for event in events:
+            assert await asyncio.wait_for(answer.content.readuntil(b"\n\n"), PATIENCE) == event
+            received.set()
+        assert await answer.content.read() == b""
+
+
+async def test_many_chunks_at_once_arrive_in_order_and_whole() -> None:
+    events = [f"data: {number} {'y' * (number % 700)}\n\n".encode() for number in range(2000)]
+
+    async def handler(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"".join(b"%x\r\n%s\r\n" % (len(event), event) for event in events) + b"0\r\n\r\n")
+
+    async with replicas(handler) as [replica], router(replica) as url:
+        for _ in range(3):
+            assert (await post(url)).body == b"".join(events)

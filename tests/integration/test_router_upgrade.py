@@ -1,0 +1,198 @@
+"""Requests that change protocols: once the worker agrees, bytes go both ways as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+
+import aiohttp
+import pytest
+from aiohttp import web
+from router_harness import PATIENCE, connect, get, post, read_head, replicas, router, until
+
+UPGRADE = (
+    b"GET /v1/realtime?model=m%20x&a=1 HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\n"
+    b"Upgrade: websocket\r\nSec-WebSocket-Key: a2V5\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+AGREED = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-Mine: 1\r\n\r\n"
+
+
+async def load_of(url: str) -> int:
+    [worker] = json.loads((await get(url, "/workers")).body)["workers"]
+    return int(worker["load"])
+
+
+class RawWorker:
+    """Accepts upgrades and hands each one's streams to the test."""
+
+    def __init__(self, greeting: bytes = AGREED) -> None:
+        self.greeting = greeting
+        self.lines: list[str] = []
+        self.streams: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> RawWorker:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line, _ = await read_head(reader)
+        if line.startswith("GET /health"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            writer.close()
+            return
+        self.lines.append(line)
+        writer.write(self.greeting)
+        await self.streams.put((reader, writer))
+
+    async def next(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.wait_for(self.streams.get(), PATIENCE)
+
+
+async def test_bytes_sent_right_behind_the_handshake_are_not_lost() -> None:
+    async with RawWorker(AGREED + b"first from the worker") as worker, router(worker.url) as url:
+        reader, writer = await connect(url)
+        writer.write(UPGRADE + b"first from the client")
+        line, headers = await read_head(reader)
+        assert line == "HTTP/1.1 101 Switching Protocols"
+        assert {("X-Mine", "1"), ("Upgrade", "websocket")} <= set(headers)
+        there, back = await worker.next()
+        assert await asyncio.wait_for(there.readexactly(21), PATIENCE) == b"first from the client"
+        assert await asyncio.wait_for(reader.readexactly(21), PATIENCE) == b"first from the worker"
+        assert worker.lines == ["GET /v1/realtime?model=m%20x&a=1 HTTP/1.1"]
+        writer.close()
+        back.close()
+
+
+@pytest.mark.parametrize("first", ["client", "worker"])
+async def test_either_side_may_end_first(first: str) -> None:
+    async with RawWorker() as worker, router(worker.url) as url:
+        reader, writer = await connect(url)
+        writer.write(UPGRADE)
+        await read_head(reader)
+        there, back = await worker.next()
+        assert await load_of(url) == 1
+        ends, hears, speaks = (writer, there, back) if first == "client" else (back, reader, writer)
+        ends.write(b"last words")
+        ends.write_eof()
+        assert await asyncio.wait_for(hears.read(), PATIENCE) == b"last words"
+        # The other direction is still open.
+        other = reader if first == "client" else there
+        speaks.write(b"and mine")
+        speaks.close()
+        assert await asyncio.wait_for(other.read(), PATIENCE) == b"and mine"
+        ends.close()
+        await until(lambda: is_idle(url), "the worker's load is released")
+
+
+async def is_idle(url: str) -> bool:
+    return await load_of(url) == 0
+
+
+@pytest.mark.parametrize("who", ["client", "worker"])
+async def test_a_reset_ends_the_other_side(who: str) -> None:
+    async with RawWorker() as worker, router(worker.url) as url:
+        reader, writer = await connect(url)
+        writer.write(UPGRADE)
+        await read_head(reader)
+        there, back = await worker.next()
+        resets, hears = (writer, there) if who == "client" else (back, reader)
+        linger = struct.pack("ii", 1, 0)
+        resets.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        resets.close()
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(hears.read(), PATIENCE) == b""
+        await until(lambda: is_idle(url), "the worker's load is released")
+        writer.close()
+        back.close()
+
+
+@pytest.mark.parametrize("first", ["client", "worker"])
+async def test_a_side_that_does_not_notice_the_others_end_holds_nothing(first: str) -> None:
+    async with RawWorker() as worker, router(worker.url, stall_timeout=0.3) as url:
+        reader, writer = await connect(url)
+        writer.write(UPGRADE)
+        await read_head(reader)
+        _, back = await worker.next()
+        (writer if first == "client" else back).write_eof()
+        await until(lambda: is_idle(url), "the worker's load is released")
+        writer.close()
+        back.close()
+
+
+async def test_a_client_that_leaves_a_silent_handshake_frees_the_worker() -> None:
+    async with RawWorker(b"") as worker, router(worker.url) as url:
+        _, writer = await connect(url)
+        writer.write(UPGRADE)
+        there, back = await worker.next()
+        assert await load_of(url) == 1
+        writer.close()
+        assert await asyncio.wait_for(there.read(), PATIENCE) == b""
+        await until(lambda: is_idle(url), "the worker's load is released")
+        back.close()
+
+
+async def test_a_handshake_that_is_never_answered_ends() -> None:
+    async with RawWorker(b"") as worker, router(worker.url, request_timeout=0.5) as url:
+        reader, writer = await connect(url)
+        writer.write(UPGRADE)
+        line, _ = await asyncio.wait_for(read_head(reader), PATIENCE)
+        assert line.startswith("HTTP/1.1 504 ")
+        await until(lambda: is_idle(url), "the worker's load is released")
+        writer.close()
+
+
+async def test_websocket() -> None:
+    async def echo(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(protocols=("realtime",))
+        await socket.prepare(request)
+        async for message in socket:
+            if message.type == aiohttp.WSMsgType.TEXT:
+                await socket.send_str(f"{request.query_string}:{message.data}")
+            else:
+                await socket.send_bytes(bytes(reversed(message.data)))
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/v1/realtime", echo)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    async with router(f"http://127.0.0.1:{port}") as url, aiohttp.ClientSession() as session:
+        async with session.ws_connect(f"{url}/v1/realtime?model=m", protocols=("realtime",)) as socket:
+            assert socket.protocol == "realtime"
+            await socket.send_str("hello")
+            assert await socket.receive_str() == "model=m:hello"
+            await socket.send_bytes(bytes(range(256)) * 1000)
+            assert await socket.receive_bytes() == bytes(reversed(bytes(range(256)) * 1000))
+            workers = json.loads((await get(url, "/workers")).body)["workers"]
+            assert workers[0]["load"] == 1
+        # A route that does not upgrade answers as it is.
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(f"{url}/nothing")
+        assert refused.value.status == 404
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+async def test_a_request_with_a_body_is_not_upgraded(protocol: str) -> None:
+    offer = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\nHTTP2-Settings: AAMAAABk\r\n"
+    async with replicas(None) as [replica], router(replica) as url:
+        assert (await post(url, b'{"prompt": "p"}', headers=offer)).status == 200
+    [seen] = replica.seen
+    assert seen.body == b'{"prompt": "p"}'
+    assert {"upgrade", "http2-settings", "connection"}.isdisjoint(name.lower() for name, _ in seen.headers)
