@@ -15,6 +15,7 @@ from router_harness import (
     COMMAND,
     PATIENCE,
     Seen,
+    change,
     get,
     launched,
     post,
@@ -57,6 +58,21 @@ async def test_state_changes_as_json() -> None:
             assert (down["level"], down["worker"]) == ("warn", replica.url)
             assert "refused" in down["why"]
             assert url.startswith("http://127.0.0.1:")
+
+
+async def test_what_is_done_to_workers_and_to_the_router() -> None:
+    async with replicas(None) as [replica], launched("--log-format=json") as (process, url):
+        for method, path, event in (
+            ("POST", "/workers", "worker was added"),
+            ("POST", "/workers/drain", "worker is draining"),
+            ("POST", "/workers", "worker serves again"),
+            ("DELETE", "/workers", "worker was removed"),
+        ):
+            assert (await change(url, method, path, {"url": replica.url})).status in (200, 201)
+            *_, line = await lines_until(process, event)
+            assert line["worker"] == replica.url
+        last = json.loads((await ended(process)).splitlines()[-1])
+        assert (last["msg"], last["in_flight"]) == ("shutting down", "0")
 
 
 async def test_text_is_a_line_an_event() -> None:

@@ -257,6 +257,9 @@ impl Router {
 
     /// Takes no more connections and ends when what is in flight is done, or after `drain_timeout`.
     pub fn drain(&self) {
+        let in_flight = self.shared.metrics.in_flight();
+        let log = &self.shared.log;
+        log.info("shutting down", &[("in_flight", &in_flight)]);
         self.stopping.send_if_modified(|now| {
             std::mem::replace(now, Stopping::Drain.max(*now)) == Stopping::No
         });

@@ -202,10 +202,11 @@ impl Parameters {
 /// Adds a worker, or returns one that is drained to service.
 fn add(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
     let (worker, is_new) = lane.shared.fleet.add(given.worker()?);
-    let status = match is_new {
-        true => StatusCode::CREATED,
-        false => StatusCode::OK,
+    let (status, event) = match is_new {
+        true => (StatusCode::CREATED, "worker was added"),
+        false => (StatusCode::OK, "worker serves again"),
     };
+    lane.shared.log.info(event, &[("worker", &worker.url)]);
     Ok(reply::json(status, &describe(&worker)))
 }
 
@@ -213,6 +214,8 @@ fn add(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
 fn remove(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
     let worker = given.known(lane)?;
     lane.shared.remove(&worker);
+    let log = &lane.shared.log;
+    log.info("worker was removed", &[("worker", &worker.url)]);
     Ok(reply::json(StatusCode::OK, &describe(&worker)))
 }
 
@@ -220,6 +223,8 @@ fn remove(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
 async fn drain(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
     let (worker, wait) = (given.known(lane)?, given.wait()?);
     worker.set_draining(true);
+    let log = &lane.shared.log;
+    log.info("worker is draining", &[("worker", &worker.url)]);
     let began = Instant::now();
     // Somebody else may have returned it to service meanwhile.
     while worker.load() > 0 && worker.is_draining() && began.elapsed() < wait {
