@@ -152,3 +152,27 @@ def test_a_step_that_raises_fails_what_was_running(stage: Stage, monkeypatch: py
     assert (message.request_id, message.type) == ("unlucky", "error")
     assert isinstance(message.data, MemoryError)
     assert stage.next().type == "result"
+
+
+def test_flushed_prefixes_are_computed_again(stage: Stage) -> None:
+    """A prompt's pages are reused until they are forgotten."""
+
+    def cached(request_id: str) -> int:
+        build = stage.build
+
+        def watched(payload: StagePayload) -> EngineRequest:
+            request = build(payload)
+            requests.append(request)
+            return request
+
+        requests: list[EngineRequest] = []
+        stage.scheduler._build_request = watched
+        stage.submit(request_id, max_new_tokens=2)
+        assert stage.next().type == "result"
+        stage.scheduler._build_request = build
+        return requests[0].cached_tokens
+
+    assert cached("first") == 0
+    assert cached("again") == 4
+    stage.scheduler.flush_cache()
+    assert cached("flushed") == 0

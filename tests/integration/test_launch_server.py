@@ -146,6 +146,8 @@ def test_fleet_outlives_the_death_of_its_members(launch):
     url = server.base_url()
     workers = {shout(url).headers["x-sglang-omni-worker"] for _ in range(4)}
     assert len(workers) == 2
+    flushed = httpx.post(f"{url}/flush_cache", timeout=PATIENCE)
+    assert (flushed.status_code, set(flushed.json()["successful"])) == (200, workers)
 
     (replica, _), (router,) = server.children("launch_server"), server.children("router_process")
     below = replica.children(recursive=True)

@@ -13,6 +13,7 @@ from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,
     DataReadyMessage,
+    FlushCacheMessage,
     Message,
     OmniRequest,
     ProfilerStartMessage,
@@ -51,6 +52,7 @@ MESSAGES: list[Any] = [
     AbortMessage("r1"),
     ShutdownMessage(),
     ProfilerStartMessage("run", "/tmp/{run_id}/{stage}.json"),
+    FlushCacheMessage(),
     ProfilerStopMessage(),
     ProfilerStopMessage("run"),
 ]

@@ -13,7 +13,14 @@ from waiting import until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.input import AggregatedInput
-from sglang_omni.proto import AbortMessage, DataReadyMessage, ProfilerStopMessage, StagePayload, SubmitMessage
+from sglang_omni.proto import (
+    AbortMessage,
+    DataReadyMessage,
+    FlushCacheMessage,
+    ProfilerStopMessage,
+    StagePayload,
+    SubmitMessage,
+)
 from sglang_omni.relay.base import create_relay
 from sglang_omni.scheduling.queues import Inbox
 
@@ -98,6 +105,21 @@ async def test_messages_a_stage_has_no_use_for_are_ignored() -> None:
         one.control_plane.work.put_nowait(AbortMessage("r"))
         one.control_plane.work.put_nowait(ProfilerStopMessage())
         await one.still_works()
+
+
+async def test_a_flush_reaches_a_scheduler_that_has_a_cache() -> None:
+    class Caching(HandScheduler):
+        flushes = 0
+
+        def flush_cache(self) -> None:
+            self.flushes += 1
+
+    async with harness(scheduler=Caching()) as one:
+        one.control_plane.work.put_nowait(FlushCacheMessage())
+        await until(lambda: one.scheduler.flushes == 1)
+    async with harness() as without:
+        without.control_plane.work.put_nowait(FlushCacheMessage())
+        await without.still_works()
 
 
 # --- fan-in ----------------------------------------------------------------------------------------

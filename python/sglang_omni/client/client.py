@@ -158,6 +158,10 @@ class Client:
         """How many requests each stage holds. Only over a coordinator."""
         return self._transport.stage_load()
 
+    async def flush_cache(self) -> None:
+        """Has the pipeline forget what it has cached and no running request uses. Only over a coordinator."""
+        await self._transport.flush_cache()
+
     async def close(self) -> None:
         """Close what the client opened; a coordinator it was given goes on."""
         await self._transport.close()

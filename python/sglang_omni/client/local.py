@@ -85,6 +85,12 @@ class LocalTransport(Transport):
         load = getattr(self.coordinator, "stage_load", None)
         return dict(load()) if load is not None else {}
 
+    async def flush_cache(self) -> None:
+        flush = getattr(self.coordinator, "flush_cache", None)
+        if flush is None:
+            raise RequestError("this pipeline has no cache to flush", code="not_supported", status=404)
+        await flush()
+
     async def _timings(self, request_id: str) -> dict[str, float] | None:
         timings = getattr(self.coordinator, "timings", None)
         if timings is None:

@@ -100,6 +100,9 @@ class Transport(ABC):
     def stage_load(self) -> dict[str, int]:
         raise NotImplementedError("load is known only to a client over a coordinator; see /metrics")
 
+    async def flush_cache(self) -> None:
+        raise NotImplementedError("caches are flushed only by a client over a coordinator; see /flush_cache")
+
     async def close(self) -> None:
         return None
 

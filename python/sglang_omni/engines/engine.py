@@ -69,6 +69,10 @@ class OmniEngine:
                 del self._requests[request.request_id]
         return advanced
 
+    def flush_cache(self) -> None:
+        """Forgets the prefixes that no request uses. Called between steps."""
+        self.scheduler.resources.clear_prefix_cache()
+
     def stats(self) -> dict[str, int]:
         """Counters and gauges for metrics."""
         resources = self.scheduler.resources

@@ -14,6 +14,7 @@ from sglang_omni.pipeline.progress import ProgressCounters
 from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,
+    FlushCacheMessage,
     Message,
     OmniRequest,
     ProfilerStartMessage,
@@ -136,6 +137,10 @@ class Coordinator:
     async def stop_profile(self, run_id: str | None = None) -> None:
         """Has the stages write the traces of this profile, or of whichever runs."""
         await self._tell_stages(ProfilerStopMessage(run_id))
+
+    async def flush_cache(self) -> None:
+        """Has every stage forget what it has cached and no running request uses."""
+        await self._tell_stages(FlushCacheMessage())
 
     async def _tell_stages(self, message: Message) -> None:
         for name, endpoint in self._endpoints.items():

@@ -278,6 +278,14 @@ class ShutdownMessage(_Message):
 
 
 @_message
+class FlushCacheMessage(_Message):
+    """Coordinator -> stage: forget what is cached and in no request's use."""
+
+    type: ClassVar[str] = "flush_cache"
+    _accepted: ClassVar = {}
+
+
+@_message
 class ProfilerStartMessage(_Message):
     """Coordinator -> stage: start a torch profile; ``{run_id}`` and ``{stage}`` are filled in the path."""
 
@@ -306,6 +314,7 @@ Message = (
     | ProgressMessage
     | AbortMessage
     | ShutdownMessage
+    | FlushCacheMessage
     | ProfilerStartMessage
     | ProfilerStopMessage
 )
@@ -320,6 +329,7 @@ _BY_TYPE: dict[str, Any] = {
         ProgressMessage,
         AbortMessage,
         ShutdownMessage,
+        FlushCacheMessage,
         ProfilerStartMessage,
         ProfilerStopMessage,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, Queue, SimpleQueue
 from typing import Any
 
@@ -64,8 +65,8 @@ class EngineScheduler:
         self._handle_done = stream_done_handler
         self._abort_callback = abort_callback
         self._running: dict[str, _Running] = {}
-        # Aborts, by id, and None to stop: what must not wait behind the inbox's messages.
-        self._commands: SimpleQueue[str | None] = SimpleQueue()
+        # What must not wait behind the inbox's messages, each to be run between steps; None stops.
+        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     def start(self) -> None:
         """Serves until ``stop``; blocks."""
@@ -77,12 +78,18 @@ class EngineScheduler:
                 self._step()
 
     def stop(self) -> None:
-        self._commands.put(None)
-        self.inbox.put(_WAKE)
+        self._command(None)
 
     def abort(self, request_id: str) -> None:
         """Ends a request before the next step. It gets no result."""
-        self._commands.put(request_id)
+        self._command(partial(self._abort, request_id))
+
+    def flush_cache(self) -> None:
+        """Before the next step, forgets the prefixes that no request uses."""
+        self._command(self.engine.flush_cache)
+
+    def _command(self, command: Callable[[], None] | None) -> None:
+        self._commands.put(command)
         self.inbox.put(_WAKE)
 
     def _receive(self, *, wait: bool) -> None:
@@ -98,14 +105,17 @@ class EngineScheduler:
     def _run_commands(self) -> bool:
         """Whether to stop."""
         while not self._commands.empty():
-            request_id = self._commands.get()
-            if request_id is None:
+            command = self._commands.get()
+            if command is None:
                 return True
-            self._running.pop(request_id, None)
-            self.engine.abort(request_id)
-            if self._abort_callback is not None:
-                self._abort_callback(request_id)
+            command()
         return False
+
+    def _abort(self, request_id: str) -> None:
+        self._running.pop(request_id, None)
+        self.engine.abort(request_id)
+        if self._abort_callback is not None:
+            self._abort_callback(request_id)
 
     def _handle(self, message: IncomingMessage) -> None:
         request_id = message.request_id

@@ -91,3 +91,15 @@ def test_page_needs_nothing_from_elsewhere(http):
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert not re.search(r'(src|href)\s*=\s*["\']?(https?:)?//', page.text)
+
+
+def test_flush_cache_reaches_the_pipeline(http, pipeline):
+    assert http.post("/flush_cache").status_code == 404
+    flushed: list[bool] = []
+
+    async def flush_cache() -> None:
+        flushed.append(True)
+
+    pipeline.flush_cache = flush_cache
+    assert http.post("/flush_cache").status_code == 200
+    assert flushed == [True]

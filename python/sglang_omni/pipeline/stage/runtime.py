@@ -34,6 +34,7 @@ from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import (
     CompleteMessage,
     DataReadyMessage,
+    FlushCacheMessage,
     Message,
     ProfilerStartMessage,
     ProfilerStopMessage,
@@ -256,6 +257,10 @@ class Stage:
                 lane.put(message.request_id, self._receive, message)
             case SubmitMessage():
                 self._accept_payload(message.request_id, None, message.data)
+            case FlushCacheMessage():
+                flush = getattr(self.scheduler, "flush_cache", None)
+                if flush is not None:
+                    flush()
             case ProfilerStartMessage():
                 self._profiler.start(message)
             case ProfilerStopMessage():
