@@ -21,6 +21,7 @@ import trustme
 from router_harness import PATIENCE, post, replicas, router, until
 
 from sglang_omni.router.scrape import Change, Snapshot, parse
+from sglang_omni.router.top import table
 
 TOP = [sys.executable, "-m", "sglang_omni.cli", "route", "top"]
 
@@ -158,6 +159,14 @@ async def test_a_certificate_must_be_trusted(tmp_path: Path) -> None:
 def snapshot(at: float, text: str) -> Snapshot:
     lines = "".join(f"sglang_omni_router_{line}\n" for line in text.split("\n"))
     return Snapshot(at=at, policy="p", workers=[], values=parse(lines))
+
+
+def test_the_hit_rate_is_the_workers_own_where_they_tell() -> None:
+    none = snapshot(0, "prompt_bytes_total 0")
+    believed = "prompt_bytes_total 10\nmatched_bytes_total 5"
+    told = f"{believed}\nprompt_tokens_total 4\ncached_tokens_total 1"
+    for text, rate in (("prompt_bytes_total 0", "-"), (believed, "50%"), (told, "25%")):
+        assert f"hit rate {rate}" in "\n".join(table("http://a:1", Change(none, snapshot(1, text))))
 
 
 def test_quantiles_and_rates_are_of_what_happened_meanwhile() -> None:

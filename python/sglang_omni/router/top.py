@@ -122,8 +122,14 @@ def _row(change: Change, worker: dict) -> tuple[str, ...]:
 
 
 def _hit_rate(change: Change) -> str:
-    prompts = change.grown("prompt_bytes_total")
-    return f"{change.grown('matched_bytes_total') / prompts:.0%}" if prompts > 0 else "-"
+    """Of prompts' tokens as workers report it, or else of their bytes as the policy believes."""
+    for hit, asked in (
+        ("cached_tokens_total", "prompt_tokens_total"),
+        ("matched_bytes_total", "prompt_bytes_total"),
+    ):
+        if (prompts := change.grown(asked)) > 0:
+            return f"{change.grown(hit) / prompts:.0%}"
+    return "-"
 
 
 def _number(value: float) -> str:
