@@ -61,6 +61,10 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    pub fn mean_first_token(&self) -> f64 {
+        self.first_token.iter().sum::<f64>() / self.first_token.len() as f64
+    }
+
     pub fn first_token_at(&self, share: f64) -> f64 {
         let last = self.first_token.len() - 1;
         self.first_token[(share * last as f64) as usize]

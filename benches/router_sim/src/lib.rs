@@ -6,7 +6,9 @@
 //! workers' caches from the first two, so that both measure the same thing.
 
 pub mod baselines;
+pub mod cost;
 pub mod fleet;
+pub mod growth;
 pub mod kv;
 pub mod tables;
 pub mod trace;

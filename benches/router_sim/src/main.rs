@@ -3,11 +3,13 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 
-use router_sim::tables;
 use router_sim::trace::{self, Shape};
+use router_sim::{growth, tables};
 
 const USAGE: &str = "\
-usage: router-sim tables                 hit rate and balance of every policy, on every trace
+usage: router-sim tables                 hit rate, balance and latency of every policy
+       router-sim growth FILE           decision cost, hit rate and latency as trees, fleets and traffic
+                                        grow, for plot.py
        router-sim write-trace NAME FILE  the requests of a trace, one JSON object a line
 traces: multi-turn shared-prefixes";
 
@@ -16,6 +18,11 @@ fn main() -> io::Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["tables"] => tables::print(&mut io::stdout().lock()),
+        ["growth", file] => {
+            let mut out = BufWriter::new(File::create(file)?);
+            writeln!(out, "{}", growth::measure())?;
+            out.flush()
+        }
         ["write-trace", name, file] => {
             let shape = match name {
                 "multi-turn" => Shape::multi_turn(),

@@ -76,17 +76,17 @@ class RouterConfig:
     cache_threshold: float = option(
         0.5,
         ROUTING,
-        "cache_aware: follow a prompt to where more than this share of it was seen",
+        "cache_aware: a prompt of which nobody has seen more than this share avoids large trees",
         metavar="SHARE",
     )
     balance_abs_threshold: int = option(
         32,
         ROUTING,
-        "cache_aware: take the shortest queue once the longest has this many more requests",
+        "cache_aware: load weighs twice once the longest queue has this many more requests",
         metavar="REQUESTS",
     )
     balance_rel_threshold: float = option(
-        1.0001, ROUTING, "cache_aware: ... and is longer by this factor", metavar="FACTOR"
+        1.0001, ROUTING, "cache_aware: ... than the shortest, and is longer by this factor", metavar="FACTOR"
     )
     eviction_interval: float = option(
         60.0,

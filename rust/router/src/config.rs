@@ -28,10 +28,11 @@ pub struct Config {
     #[serde(deserialize_with = "seconds")]
     pub dns_interval: Duration,
     pub policy: PolicyKind,
-    /// Share of a prompt, 0 to 1, that must be known to a worker for `cache_aware` to follow it there.
+    /// A prompt of which no worker knows more than this share, 0 to 1, is cold: `cache_aware` keeps such away
+    /// from workers with large trees.
     pub cache_threshold: f64,
-    /// `cache_aware` takes the shortest queue where the longest exceeds it by more than this many
-    /// requests and by more than `balance_rel_threshold` times.
+    /// Load weighs twice as much with `cache_aware` where the longest queue exceeds the shortest by more than
+    /// this many requests and by more than `balance_rel_threshold` times.
     pub balance_abs_threshold: usize,
     pub balance_rel_threshold: f64,
     /// How often the prefix tree is trimmed.

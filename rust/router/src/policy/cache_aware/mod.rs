@@ -107,15 +107,21 @@ impl State {
         known.max().unwrap_or(0)
     }
 
-    /// Adds to each candidate's cost what it would have to compute, and for a cold prompt the size of its tree.
-    fn add_work(&mut self, candidates: Candidates<'_>, text: usize, tree_weight: f32) {
+    /// Adds to each candidate's cost what it would have to compute.
+    fn add_missing(&mut self, candidates: Candidates<'_>, text: usize) {
+        for (cost, worker) in self.costs.iter_mut().zip(candidates.iter()) {
+            *cost += (text - self.known[worker.id as usize]) as f32;
+        }
+    }
+
+    /// Adds to each candidate's cost what its tree's size is worth to a cold prompt.
+    fn add_tree_size(&mut self, candidates: Candidates<'_>, weight: f32) {
         let bytes = |worker: &Worker| self.tree.bytes(worker.id) as f32;
         let all: f32 = candidates.iter().map(|worker| bytes(worker)).sum();
         let mean = (all / candidates.len() as f32).max(1.0);
-        let per_byte = tree_weight * self.balance.mean_text() / mean;
+        let per_byte = weight * self.balance.mean_text() / mean;
         for (cost, worker) in self.costs.iter_mut().zip(candidates.iter()) {
-            let missing = text - self.known[worker.id as usize];
-            *cost += missing as f32 + per_byte * bytes(worker);
+            *cost += per_byte * bytes(worker);
         }
     }
 }
@@ -137,8 +143,10 @@ impl Policy for CacheAware {
         state.tree.follow(model, text, &mut state.path);
         let most = state.find_known(candidates);
         let is_warm = self.is_enough(most, text.len());
-        let tree_weight = if is_warm { 0.0 } else { self.tuning.tree };
-        state.add_work(candidates, text.len(), tree_weight);
+        state.add_missing(candidates, text.len());
+        if !is_warm {
+            state.add_tree_size(candidates, self.tuning.tree);
+        }
         let worker = candidates.least(&state.costs);
 
         let known = state.known[worker.id as usize];
