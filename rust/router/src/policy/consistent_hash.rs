@@ -1,4 +1,4 @@
-use std::hash::{DefaultHasher, Hasher};
+use rapidhash::v3::rapidhash_v3;
 
 use super::{Candidates, Decision, Policy, RequestKey};
 use crate::worker::Worker;
@@ -20,11 +20,10 @@ impl Policy for ConsistentHash {
         if key.is_empty() {
             return candidates.best_by_key(Worker::load).into();
         }
+        let hash = rapidhash_v3(key);
         let score = |worker: &Worker| {
-            let mut hasher = DefaultHasher::new();
-            hasher.write(key);
-            hasher.write(worker.url.as_bytes());
-            std::cmp::Reverse(hasher.finish())
+            let pair = [hash, rapidhash_v3(worker.url.as_bytes())].map(u64::to_le_bytes);
+            std::cmp::Reverse(rapidhash_v3(pair.as_flattened()))
         };
         candidates.best_by_key(score).into()
     }
