@@ -5,10 +5,10 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
-use crate::discovery;
-use crate::log::{Level, LogFormat};
+use crate::fleet::discovery;
+use crate::fleet::worker::Worker;
 use crate::policy::PolicyKind;
-use crate::worker::Worker;
+use crate::telemetry::log::{Level, LogFormat};
 
 /// Everything the router can be told. `Default` is what the command line defaults to. As JSON, every field
 /// may be left out, and durations are seconds.

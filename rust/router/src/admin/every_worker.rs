@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use super::read_body;
 use super::workers::describe;
-use crate::fan_out::{Answer, Question, ask};
-use crate::lane::Lane;
-use crate::proxy::no_worker;
-use crate::reply::{self, Reply};
-use crate::worker::Worker;
+use crate::fleet::fan_out::{Answer, Question, ask};
+use crate::fleet::worker::Worker;
+use crate::front::reply::{self, Reply};
+use crate::request::proxy::no_worker;
+use crate::runtime::lane::Lane;
 
 fn everyone(lane: &Lane) -> Vec<Arc<Worker>> {
     Vec::clone(&lane.shared.fleet.read())

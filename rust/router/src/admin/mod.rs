@@ -15,10 +15,10 @@ use hyper::{Method, Request, StatusCode};
 use serde_json::json;
 
 pub use self::models::unknown as unknown_model;
-use crate::lane::{Lane, Stopping};
-use crate::prometheus;
-use crate::reply::{self, Reply};
-use crate::worker::Worker;
+use crate::fleet::worker::Worker;
+use crate::front::reply::{self, Reply};
+use crate::runtime::lane::{Lane, Stopping};
+use crate::telemetry::prometheus;
 
 const BODY_LIMIT: usize = 64 << 10;
 

@@ -7,13 +7,13 @@ use hyper::StatusCode;
 use hyper::header::HeaderMap;
 use serde_json::{Value, json};
 
-use crate::fan_out::{Question, ask};
-use crate::lane::Lane;
-use crate::models::listed;
-use crate::proxy::no_worker;
-use crate::reply::{self, Reply};
-use crate::standing::Health;
-use crate::worker::Worker;
+use crate::fleet::fan_out::{Question, ask};
+use crate::fleet::models::listed;
+use crate::fleet::standing::Health;
+use crate::fleet::worker::Worker;
+use crate::front::reply::{self, Reply};
+use crate::request::proxy::no_worker;
+use crate::runtime::lane::Lane;
 
 pub async fn list(lane: &Rc<Lane>, headers: &HeaderMap) -> Reply {
     match merged(lane, headers).await {

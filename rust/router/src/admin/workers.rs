@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{not_allowed, percent_decode, read_body};
-use crate::lane::Lane;
-use crate::reply::{self, Reply};
-use crate::standing::Health;
-use crate::worker::Worker;
+use crate::fleet::standing::Health;
+use crate::fleet::worker::Worker;
+use crate::front::reply::{self, Reply};
+use crate::runtime::lane::Lane;
 
 /// How often a drain that is waited for looks at the worker's load.
 const IDLE_CHECK: Duration = Duration::from_millis(50);

@@ -1,7 +1,7 @@
 use rapidhash::v3::rapidhash_v3;
 
 use super::{Candidates, Decision, Policy, RequestKey};
-use crate::worker::Worker;
+use crate::fleet::worker::Worker;
 
 /// The same session on the same worker: each worker's name is hashed with the session, and the highest
 /// wins, so that a worker which comes or goes moves only its own sessions. Requests that name no session

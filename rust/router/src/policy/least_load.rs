@@ -1,5 +1,5 @@
 use super::{Candidates, Decision, Policy, RequestKey};
-use crate::worker::Worker;
+use crate::fleet::worker::Worker;
 
 /// The worker with the fewest requests in flight.
 pub struct LeastLoad;
@@ -14,7 +14,7 @@ impl Policy for LeastLoad {
 mod tests {
     use super::super::testing::{fleet, picks};
     use super::*;
-    use crate::worker::LoadGuard;
+    use crate::fleet::worker::LoadGuard;
 
     #[test]
     fn avoids_busy_workers() {

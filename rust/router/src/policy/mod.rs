@@ -6,6 +6,7 @@ mod least_load;
 mod power_of_two;
 mod random;
 mod round_robin;
+mod tree;
 
 pub use cache_aware::{CacheAware, Tuning};
 
@@ -15,9 +16,9 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
+use self::tree::Stamp;
 use crate::config::{Config, ConfigError};
-use crate::tree::Stamp;
-use crate::worker::Worker;
+use crate::fleet::worker::Worker;
 
 /// What a policy may know of a request.
 #[derive(Clone, Copy, Debug, Default)]

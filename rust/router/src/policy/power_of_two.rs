@@ -24,7 +24,7 @@ impl Policy for PowerOfTwo {
 mod tests {
     use super::super::testing::{fleet, picks};
     use super::*;
-    use crate::worker::LoadGuard;
+    use crate::fleet::worker::LoadGuard;
 
     #[test]
     fn never_takes_the_most_loaded() {

@@ -115,8 +115,8 @@ impl Balance {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::worker::LoadGuard;
     use crate::policy::testing::fleet;
-    use crate::worker::LoadGuard;
 
     fn penalties(balance: &mut Balance, candidates: Candidates<'_>) -> Vec<f32> {
         let mut penalties = Vec::new();

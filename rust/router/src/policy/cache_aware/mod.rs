@@ -16,8 +16,8 @@ use self::metrics::Counters;
 use self::suspects::Suspects;
 use super::{Candidates, Decision, Policy, Receipt, RequestKey, Usage};
 use crate::config::Config;
-use crate::tree::{Path, PrefixTree};
-use crate::worker::Worker;
+use crate::fleet::worker::Worker;
+use crate::policy::tree::{Path, PrefixTree};
 
 /// Each worker costs the bytes of the prompt that it has not seen, and more the busier it is; the cheapest
 /// gets the request, and is known from then on to have seen the prompt.

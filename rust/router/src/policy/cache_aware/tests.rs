@@ -1,6 +1,6 @@
 use super::*;
+use crate::fleet::worker::LoadGuard;
 use crate::policy::testing::{fleet, picks};
-use crate::worker::LoadGuard;
 
 fn policy(change: impl FnOnce(&mut Config)) -> CacheAware {
     let mut config = Config::default();

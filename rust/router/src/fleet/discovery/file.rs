@@ -1,0 +1,153 @@
+//! A file that lists workers: a URL a line, or a JSON list, or a YAML one.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::fleet::worker::Worker;
+
+/// What tells one version of a file from another.
+type Stamp = Option<(u64, u64, i64, i64)>;
+
+pub struct WorkersFile {
+    path: PathBuf,
+    /// The version that was read last, and the one that was there when it was last looked at.
+    read: Stamp,
+    seen: Stamp,
+}
+
+impl WorkersFile {
+    pub fn new(path: PathBuf) -> WorkersFile {
+        WorkersFile {
+            path,
+            read: None,
+            seen: None,
+        }
+    }
+
+    /// What the file lists, as `Worker` spells URLs.
+    pub fn read(&mut self) -> Result<Vec<String>, String> {
+        self.read = stamp(&self.path);
+        self.seen = self.read;
+        let text = fs::read_to_string(&self.path).map_err(|error| self.unreadable(&error))?;
+        parse(&text).map_err(|why| format!("{}: {why}", self.path.display()))
+    }
+
+    /// What the file lists, if that may have changed and the file is not being written right now; read
+    /// in any case where it was `asked` for.
+    pub fn changes(&mut self, asked: bool) -> Option<Result<Vec<String>, String>> {
+        let now = stamp(&self.path);
+        let is_settled = now == std::mem::replace(&mut self.seen, now);
+        (asked || (is_settled && now != self.read)).then(|| self.read())
+    }
+
+    fn unreadable(&self, error: &io::Error) -> String {
+        format!("{} cannot be read: {error}", self.path.display())
+    }
+}
+
+fn stamp(path: &Path) -> Stamp {
+    let about = fs::metadata(path).ok()?;
+    Some((about.ino(), about.len(), about.mtime(), about.mtime_nsec()))
+}
+
+/// Empty text is refused: that is a file cut short more often than a fleet given up, which `[]` says.
+fn parse(text: &str) -> Result<Vec<String>, String> {
+    if text.trim().is_empty() {
+        return Err("the file is empty; write [] for no workers".to_owned());
+    }
+    let given: Vec<(usize, String)> = if text.trim_start().starts_with('[') {
+        let list: Vec<String> = serde_json::from_str(text)
+            .map_err(|error| format!("is not a JSON list of URLs: {error}"))?;
+        list.into_iter().enumerate().collect()
+    } else {
+        text.lines()
+            .enumerate()
+            .map(|(index, line)| (index, url_in(line).to_owned()))
+            .filter(|(_, url)| !url.is_empty())
+            .collect()
+    };
+    let place = if text.trim_start().starts_with('[') {
+        "entry"
+    } else {
+        "line"
+    };
+    let mut urls: Vec<String> = Vec::new();
+    for (index, url) in given {
+        let worker =
+            Worker::parse(&url).map_err(|error| format!("{place} {}: {error}", index + 1))?;
+        if !urls.contains(&worker.url) {
+            urls.push(worker.url);
+        }
+    }
+    Ok(urls)
+}
+
+/// The URL of a line, `- "URL"` in a YAML list; empty where there is only a comment.
+fn url_in(line: &str) -> &str {
+    let line = line.trim();
+    let line = line.strip_prefix("- ").unwrap_or(line);
+    let line = line.split('#').next().unwrap_or_default();
+    line.trim().trim_matches(['"', '\''])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_yaml_and_json_are_read_alike() {
+        for text in [
+            "http://a:1\nhttp://b:2/\n",
+            "# replicas\n\nhttp://a:1  # the first\r\n  http://b:2\nhttp://a:1",
+            "- http://a:1\n- \"http://b:2\"\n",
+            "[\"http://a:1\",\n \"http://b:2\"]",
+        ] {
+            assert_eq!(parse(text).unwrap(), ["http://a:1", "http://b:2"], "{text}");
+        }
+        assert!(parse("[]").unwrap().is_empty());
+        assert!(parse("# none for now").unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_wrong_is_placed() {
+        for (text, words) in [
+            ("", "empty"),
+            (" \n", "empty"),
+            ("http://a:1\n\nb:2\n", "line 3: worker url \"b:2\""),
+            ("[\"http://a:1\", \"b\"]", "entry 2: worker url \"b\""),
+            ("[\"http://a:1\"", "not a JSON list"),
+            ("[1]", "not a JSON list"),
+        ] {
+            let why = parse(text).unwrap_err();
+            assert!(why.contains(words), "{text:?}: {why}");
+        }
+    }
+
+    #[test]
+    fn a_change_counts_once_it_has_settled() {
+        let path = std::env::temp_dir().join(format!("workers-{}", std::process::id()));
+        let write = |text: &str| fs::write(&path, text).unwrap();
+        write("http://a:1\n");
+        let mut file = WorkersFile::new(path.clone());
+        assert_eq!(file.read().unwrap(), ["http://a:1"]);
+        assert_eq!(file.changes(false), None);
+
+        write("http://a:1\nhttp://b:2\n");
+        assert_eq!(file.changes(false), None);
+        write("http://a:1\nhttp://b:2\nhttp://c:3\n");
+        assert_eq!(file.changes(false), None);
+        assert_eq!(file.changes(false).unwrap().unwrap().len(), 3);
+        assert_eq!(file.changes(false), None);
+
+        fs::remove_file(&path).unwrap();
+        assert_eq!(file.changes(false), None);
+        let why = file.changes(false).unwrap().unwrap_err();
+        assert!(why.contains("cannot be read"), "{why}");
+        assert_eq!(file.changes(false), None);
+        write("http://b:2\n");
+        assert_eq!(file.changes(true).unwrap().unwrap(), ["http://b:2"]);
+        fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,75 @@
+use std::sync::Arc;
+
+use crate::fleet::worker::Worker;
+use crate::runtime::lane::Shared;
+
+/// The workers that are in the fleet because they are listed somewhere. Others it never touches.
+pub struct Roster {
+    shared: Arc<Shared>,
+    /// What each source lists.
+    sources: Vec<Vec<String>>,
+    listed: Vec<Arc<Worker>>,
+    /// Listed no more, and not idle yet.
+    leaving: Vec<Arc<Worker>>,
+}
+
+impl Roster {
+    pub fn new(shared: Arc<Shared>, sources: usize) -> Roster {
+        Roster {
+            shared,
+            sources: vec![Vec::new(); sources],
+            listed: Vec::new(),
+            leaving: Vec::new(),
+        }
+    }
+
+    /// Takes over what a source lists now. URLs are in the form that `Worker::parse` gives them.
+    pub fn list(&mut self, source: usize, urls: Vec<String>) {
+        self.sources[source] = urls;
+        let wanted: Vec<&String> = self.sources.iter().flatten().collect();
+        let (listed, vanished): (Vec<_>, Vec<_>) = std::mem::take(&mut self.listed)
+            .into_iter()
+            .partition(|worker| wanted.contains(&&worker.url));
+        self.listed = listed;
+        for worker in vanished {
+            self.shared.log.info(
+                "a worker is listed no more: it gets no requests, and leaves once it is idle",
+                &[("worker", &worker.url)],
+            );
+            worker.set_draining(true);
+            self.leaving.push(worker);
+        }
+        for url in wanted {
+            if self.listed.iter().any(|worker| worker.url == *url) {
+                continue;
+            }
+            let position = self.leaving.iter().position(|worker| worker.url == *url);
+            let came_back = position.map(|position| self.leaving.remove(position));
+            // One that was added by hand stays whoever added it's.
+            if came_back.is_none() && self.shared.fleet.find(url).is_some() {
+                continue;
+            }
+            let Ok(worker) = Worker::parse(url) else {
+                continue;
+            };
+            self.shared
+                .log
+                .info("a worker is listed", &[("worker", url)]);
+            self.listed.push(self.shared.fleet.add(worker).0);
+        }
+    }
+
+    /// Takes out of the fleet those that left the lists and have no request any more.
+    pub fn remove_idle(&mut self) {
+        let shared = &self.shared;
+        self.leaving.retain(|worker| {
+            // Somebody returned it to service: then it is theirs.
+            let is_leaving = worker.is_draining();
+            if is_leaving && worker.load() == 0 {
+                shared.remove(worker);
+                return false;
+            }
+            is_leaving
+        });
+    }
+}

@@ -1,0 +1,181 @@
+//! Asking every worker the same thing at once.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use hyper::body::{Body, Incoming};
+use hyper::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderValue,
+    USER_AGENT,
+};
+use hyper::{Method, Request, StatusCode};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::fleet::worker::Worker;
+use crate::request::body::RequestBody;
+use crate::request::upstream::{Pool, Upstream};
+
+/// Too rare for a connection to be worth keeping.
+const CLOSE: HeaderValue = HeaderValue::from_static("close");
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+const ANSWER_LIMIT: usize = 4 << 20;
+
+/// What every worker is asked.
+pub struct Question {
+    method: Method,
+    /// Path and query.
+    target: String,
+    headers: HeaderMap,
+    body: Bytes,
+}
+
+impl Question {
+    pub fn get(target: &str) -> Question {
+        Question {
+            method: Method::GET,
+            target: target.to_owned(),
+            headers: HeaderMap::new(),
+            body: Bytes::new(),
+        }
+    }
+
+    pub fn post(target: &str, body: Bytes) -> Question {
+        Question {
+            method: Method::POST,
+            body,
+            ..Question::get(target)
+        }
+    }
+
+    /// Asks in the name of the client whose request has these headers.
+    pub fn asked_by(mut self, headers: &HeaderMap) -> Question {
+        for name in [AUTHORIZATION, CONTENT_TYPE, USER_AGENT] {
+            if let Some(value) = headers.get(&name) {
+                self.headers.insert(name, value.clone());
+            }
+        }
+        self
+    }
+
+    fn request(&self, worker: &Worker) -> Request<RequestBody> {
+        let mut request = Request::new(RequestBody::whole(self.body.clone()));
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = self.target.parse().expect("the target came from a URI");
+        *request.headers_mut() = self.headers.clone();
+        request.headers_mut().insert(HOST, worker.authority.clone());
+        request.headers_mut().insert(CONNECTION, CLOSE);
+        if self.method != Method::GET {
+            request
+                .headers_mut()
+                .insert(CONTENT_LENGTH, self.body.len().into());
+        }
+        request
+    }
+}
+
+/// What became of asking one worker.
+pub struct Answer {
+    pub worker: Arc<Worker>,
+    /// Err where there was none: why.
+    pub outcome: Result<(StatusCode, Bytes), String>,
+}
+
+impl Answer {
+    /// The body of an answer that is a success.
+    pub fn ok(&self) -> Option<&Bytes> {
+        match &self.outcome {
+            Ok((status, body)) if status.is_success() => Some(body),
+            _ => None,
+        }
+    }
+
+    pub fn status(&self) -> Option<StatusCode> {
+        self.outcome.as_ref().ok().map(|(status, _)| *status)
+    }
+
+    /// Why it is none, or none that helps.
+    pub fn failure(&self) -> String {
+        match &self.outcome {
+            Ok((status, _)) => format!("HTTP {status}"),
+            Err(error) => error.clone(),
+        }
+    }
+
+    pub fn json(&self) -> Option<Value> {
+        serde_json::from_slice(self.ok()?).ok()
+    }
+
+    /// Who it is of, and what it was: for answers that show every worker's.
+    pub fn describe(&self) -> Value {
+        let mut entry = json!({"worker": self.worker.url});
+        match &self.outcome {
+            Err(error) => entry["error"] = json!(error),
+            Ok((status, body)) => {
+                entry["status"] = json!(status.as_u16());
+                entry["answer"] = serde_json::from_slice(body)
+                    .unwrap_or_else(|_| json!(String::from_utf8_lossy(body)));
+            }
+        }
+        entry
+    }
+}
+
+/// Asks the workers at once and waits for all, 5 s at most. Answers are in the order of the workers.
+pub async fn ask(pool: &Rc<Pool>, workers: Vec<Arc<Worker>>, question: &Question) -> Vec<Answer> {
+    let mut asking = JoinSet::new();
+    for (order, worker) in workers.into_iter().enumerate() {
+        let (pool, request) = (pool.clone(), question.request(&worker));
+        asking.spawn_local(async move {
+            let outcome = timeout(TIMEOUT, exchange(&pool, &worker, request)).await;
+            let outcome = outcome.unwrap_or_else(|_| Err("no answer in 5 s".to_owned()));
+            (order, Answer { worker, outcome })
+        });
+    }
+    let mut answers = asking.join_all().await;
+    answers.sort_by_key(|&(order, _)| order);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+async fn exchange(
+    pool: &Pool,
+    worker: &Worker,
+    request: Request<RequestBody>,
+) -> Result<(StatusCode, Bytes), String> {
+    let mut upstream = pool.open(worker).await.map_err(|error| error.to_string())?;
+    let response = upstream
+        .send(request)
+        .await
+        .map_err(|error| error.into_error().to_string())?;
+    let status = response.status();
+    let body = read(&mut upstream, response.into_body()).await?;
+    Ok((status, body))
+}
+
+async fn read(upstream: &mut Upstream, mut incoming: Incoming) -> Result<Bytes, String> {
+    let mut read = BytesMut::new();
+    loop {
+        let frame = poll_fn(|cx| match Pin::new(&mut incoming).poll_frame(cx) {
+            Poll::Pending => {
+                upstream.drive(cx);
+                Pin::new(&mut incoming).poll_frame(cx)
+            }
+            ready => ready,
+        });
+        match frame.await {
+            None => return Ok(read.freeze()),
+            Some(Err(error)) => return Err(error.to_string()),
+            Some(Ok(frame)) => read.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),
+        }
+        if read.len() > ANSWER_LIMIT {
+            return Err(format!("an answer of more than {ANSWER_LIMIT} bytes"));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Probes: each worker is asked for `/health` every interval, and put aside or taken back accordingly.
+
+use std::future::pending;
+use std::io;
+use std::sync::Arc;
+
+use hyper::header::{AUTHORIZATION, HOST, HeaderValue};
+use hyper::{Request, StatusCode};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use crate::fleet::address;
+use crate::fleet::breaker::Breaker;
+use crate::fleet::standing::Behind;
+use crate::fleet::worker::Worker;
+use crate::request::body::RequestBody;
+use crate::request::upstream::{CONNECT_TIMEOUT, Upstream};
+use crate::runtime::clock::{self, TICK};
+use crate::runtime::lane::Shared;
+use crate::telemetry::log::Log;
+
+/// A busy replica may answer late; only this many late answers in a row say that it hangs.
+const SLOW_PROBES: u32 = 2;
+
+/// Ticks in which what is remembered of long waits is halved.
+const FADE_EVERY: u64 = 240;
+
+/// Puts behind all others a worker that cannot be reached.
+pub fn mark_down(log: &Log, worker: &Worker, why: &str) {
+    if worker.standing.put_behind(Behind::Down) {
+        log.warn("worker is down", &[("worker", &worker.url), ("why", &why)]);
+    }
+}
+
+fn mark_up(log: &Log, worker: &Worker) {
+    let is_first = worker.standing.set_probed();
+    if worker.standing.bring_back(Behind::Down) || is_first {
+        log.info("worker is up", &[("worker", &worker.url)]);
+    }
+}
+
+/// Starts a prober for every worker in the fleet, now and later, until the runtime ends.
+pub async fn watch(shared: Arc<Shared>) {
+    let mut watched: Vec<u32> = Vec::new();
+    loop {
+        let fleet = shared.fleet.read().clone();
+        watched.retain(|id| fleet.iter().any(|worker| worker.id == *id));
+        for worker in fleet.iter() {
+            if !watched.contains(&worker.id) {
+                watched.push(worker.id);
+                tokio::task::spawn_local(address::follow(shared.clone(), worker.clone()));
+                tokio::task::spawn_local(probe_forever(shared.clone(), worker.clone()));
+            }
+        }
+        shared.fleet.added.notified().await;
+    }
+}
+
+async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
+    let mut tick = interval(shared.config.probe_interval);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut slow = 0;
+    let key = shared.gate.keys.worker.as_ref();
+    loop {
+        tick.tick().await;
+        if !shared.fleet.has(&worker) {
+            return;
+        }
+        let since = clock::now();
+        match timeout(shared.config.probe_timeout, probe(&worker, key)).await {
+            Ok(Ok(status)) if status.is_server_error() => {
+                slow = 0;
+                mark_down(&shared.log, &worker, &format!("/health answered {status}"));
+            }
+            // Any other answer is one: not every replica has a /health.
+            Ok(Ok(_)) => {
+                slow = 0;
+                mark_up(&shared.log, &worker);
+            }
+            Ok(Err(error)) => {
+                slow = 0;
+                mark_down(&shared.log, &worker, &error);
+            }
+            // One that still answers requests is only too busy to answer this.
+            Err(_) if worker.standing.heard() >= since => slow = 0,
+            Err(_) => {
+                slow += 1;
+                if slow >= SLOW_PROBES {
+                    mark_down(
+                        &shared.log,
+                        &worker,
+                        &format!("{slow} health checks in a row were not answered in time"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Asks on a new connection each time: what counts is whether the worker takes one.
+async fn probe(worker: &Worker, key: Option<&HeaderValue>) -> Result<StatusCode, String> {
+    let mut upstream = Upstream::open(worker, CONNECT_TIMEOUT)
+        .await
+        .map_err(|error: io::Error| error.to_string())?;
+    let mut request = Request::get("/health")
+        .header(HOST, worker.authority.clone())
+        .header("connection", "close")
+        .body(RequestBody::empty())
+        .expect("a constant request is valid");
+    if let Some(key) = key {
+        request.headers_mut().insert(AUTHORIZATION, key.clone());
+    }
+    let response = upstream
+        .send(request)
+        .await
+        .map_err(|error| error.into_error().to_string())?;
+    Ok(response.status())
+}
+
+/// Keeps the clock going and has the breaker look over the fleet, once a tick.
+pub async fn judge(shared: Arc<Shared>) {
+    let config = &shared.config;
+    let breaker = Breaker {
+        threshold: (!config.disable_circuit_breaker).then_some(config.cb_failure_threshold),
+        recovery: clock::ticks(config.cb_timeout),
+    };
+    let mut tick = interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    for count in 0_u64.. {
+        tick.tick().await;
+        let fleet = shared.fleet.read();
+        breaker.sweep(&fleet, clock::advance(), &shared.log);
+        if count.is_multiple_of(FADE_EVERY) {
+            fleet.iter().for_each(|worker| worker.first_bytes.fade());
+        }
+    }
+}
+
+/// Has the policy tidy up at every eviction interval.
+pub async fn maintain(shared: Arc<Shared>) {
+    let every = shared.config.eviction_interval;
+    let Some(first) = Instant::now().checked_add(every) else {
+        return pending().await;
+    };
+    let mut tick = tokio::time::interval_at(first, every);
+    loop {
+        tick.tick().await;
+        shared.policy.maintain(&shared.fleet.read());
+    }
+}

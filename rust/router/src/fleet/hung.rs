@@ -1,0 +1,227 @@
+//! When a worker that answers nothing is taken for hung.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::config::Config;
+use crate::fleet::first_bytes::{Kind, asks_for_stream};
+use crate::fleet::standing::Behind;
+use crate::fleet::worker::Worker;
+use crate::request::route::Route;
+use crate::runtime::clock::{self, Tick};
+use crate::telemetry::log::Log;
+
+/// A worker is hung that takes this many times as long as the others.
+const TIMES_AS_LONG: Tick = 4;
+/// Another worker's answers count for this long.
+const LATELY: Tick = 240;
+
+/// A request that waits for the first byte of its answer.
+pub struct Wait {
+    pub worker: u32,
+    pub since: Tick,
+    pub route: Route,
+    /// None where it cannot be sent again.
+    pub body: Option<Bytes>,
+    /// Found out once the wait is long.
+    pub kind: Option<Kind>,
+}
+
+/// How long a worker may be silent, in ticks.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// At least.
+    pub hung: Tick,
+    /// Until a worker found hung gets its trial.
+    pub recovery: Tick,
+}
+
+impl Patience {
+    pub fn new(config: &Config) -> Self {
+        Patience {
+            hung: clock::ticks(config.hung_timeout),
+            recovery: clock::ticks(config.cb_timeout),
+        }
+    }
+
+    /// Whether a request had better be elsewhere, its worker being silent. A worker that is not known to
+    /// be is found hung here.
+    pub fn is_over(&self, wait: &mut Wait, fleet: &[Arc<Worker>], now: Tick, log: &Log) -> bool {
+        let Some(body) = &wait.body else {
+            return false;
+        };
+        let Ok(position) = fleet.binary_search_by_key(&wait.worker, |worker| worker.id) else {
+            return false;
+        };
+        let worker = &fleet[position];
+        let standing = &worker.standing;
+        let silent = now.saturating_sub(wait.since.max(standing.heard()));
+        if silent < self.hung {
+            return false;
+        }
+        if standing.is(Behind::Down) {
+            return true;
+        }
+        let kind = *wait
+            .kind
+            .get_or_insert_with(|| Kind::new(wait.route, asks_for_stream(body), body.len()));
+        let others = longest_elsewhere(fleet, worker, kind, wait.since);
+        if silent < others.unwrap_or(0).saturating_mul(TIMES_AS_LONG) {
+            return false;
+        }
+        if standing.is(Behind::Hung) {
+            return true;
+        }
+        // Where no other worker answers such requests, nothing is known.
+        let is_hung = others.is_some();
+        if is_hung {
+            standing.hold_trial(now.saturating_add(self.recovery));
+            if standing.put_behind(Behind::Hung) {
+                let silent = clock::seconds(silent);
+                log.warn(
+                    "worker hangs while others answer",
+                    &[("worker", &worker.url), ("silent_s", &silent)],
+                );
+            }
+        }
+        is_hung
+    }
+}
+
+/// The longest wait of late for the first byte of such a request, if another worker is known to answer them.
+fn longest_elsewhere(
+    fleet: &[Arc<Worker>],
+    worker: &Worker,
+    kind: Kind,
+    since: Tick,
+) -> Option<Tick> {
+    let mut longest = worker.first_bytes.of(kind).1;
+    let mut others_answer = false;
+    let is_other = |other: &&Arc<Worker>| other.id != worker.id && other.is_like(worker);
+    for other in fleet.iter().filter(is_other) {
+        let (last, wait) = other.first_bytes.of(kind);
+        longest = longest.max(wait);
+        // One that had nothing to answer in the meantime did not fail to.
+        let is_silent = other.load() > 0 && other.standing.heard() < since;
+        others_answer |= last > since.saturating_sub(LATELY) && !is_silent;
+    }
+    others_answer.then_some(longest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::standing::Health;
+    use crate::fleet::worker::LoadGuard;
+    use crate::policy::testing::fleet;
+
+    const PATIENCE: Patience = Patience {
+        hung: 40,
+        recovery: 8,
+    };
+    const STREAMED: &[u8] = b"{\"stream\": true}";
+    const WHOLE: &[u8] = b"{}";
+
+    fn is_over(wait: &mut Wait, fleet: &[Arc<Worker>], now: Tick) -> bool {
+        PATIENCE.is_over(wait, fleet, now, &Log::nowhere())
+    }
+
+    /// A request that waits at a worker from tick 0 on.
+    fn waits(worker: &Worker, body: &'static [u8]) -> Wait {
+        Wait {
+            worker: worker.id,
+            since: 0,
+            route: Route::of("/v1/chat/completions"),
+            body: Some(Bytes::from_static(body)),
+            kind: None,
+        }
+    }
+
+    fn answers(worker: &Worker, now: Tick, waited: Tick, body: &[u8]) {
+        let kind = Kind::new(
+            Route::of("/v1/chat/completions"),
+            asks_for_stream(body),
+            body.len(),
+        );
+        worker.standing.hear(now);
+        worker.first_bytes.record(kind, now, waited);
+    }
+
+    #[test]
+    fn a_worker_is_hung_that_is_silent_while_others_answer() {
+        let fleet = fleet(2);
+        let mut wait = waits(&fleet[0], STREAMED);
+        answers(&fleet[1], 30, 2, STREAMED);
+        assert!(!is_over(&mut wait, &fleet, 39));
+        assert!(is_over(&mut wait, &fleet, 40));
+        assert_eq!(fleet[0].health(), Health::Hung);
+    }
+
+    #[test]
+    fn it_is_not_where_no_one_else_answers_such_requests() {
+        let fleet = fleet(2);
+        let mut wait = waits(&fleet[0], STREAMED);
+        assert!(!is_over(&mut wait, &fleet, 500));
+        answers(&fleet[1], 30, 2, WHOLE);
+        assert!(!is_over(&mut wait, &fleet, 500));
+        assert_eq!(fleet[0].health(), Health::Unknown);
+    }
+
+    #[test]
+    fn it_is_not_where_the_others_have_become_as_silent() {
+        let fleet = fleet(2);
+        answers(&fleet[1], 970, 2, STREAMED);
+        let mut wait = Wait {
+            since: 1000,
+            ..waits(&fleet[0], STREAMED)
+        };
+        let load = LoadGuard::new(fleet[1].clone());
+        assert!(!is_over(&mut wait, &fleet, 1500));
+        // One that had nothing to do is as good as it was.
+        drop(load);
+        assert!(is_over(&mut wait, &fleet, 1500));
+        fleet[0].standing.bring_back(Behind::Hung);
+        let mut later = Wait {
+            since: 1211,
+            ..waits(&fleet[0], STREAMED)
+        };
+        assert!(!is_over(&mut later, &fleet, 1500));
+    }
+
+    #[test]
+    fn it_may_take_four_times_as_long_as_others() {
+        let fleet = fleet(2);
+        let mut wait = waits(&fleet[0], STREAMED);
+        answers(&fleet[1], 30, 100, STREAMED);
+        assert!(!is_over(&mut wait, &fleet, 399));
+        assert_eq!(fleet[0].health(), Health::Unknown);
+        assert!(is_over(&mut wait, &fleet, 400));
+    }
+
+    #[test]
+    fn one_that_sends_anything_does_not_hang() {
+        let fleet = fleet(2);
+        let mut wait = waits(&fleet[0], WHOLE);
+        answers(&fleet[1], 30, 2, WHOLE);
+        fleet[0].standing.hear(60);
+        assert!(!is_over(&mut wait, &fleet, 99));
+        assert!(is_over(&mut wait, &fleet, 100));
+    }
+
+    #[test]
+    fn what_a_silent_worker_that_is_down_has_goes_elsewhere() {
+        let fleet = fleet(2);
+        let mut wait = waits(&fleet[0], WHOLE);
+        let mut stuck = Wait {
+            body: None,
+            ..waits(&fleet[0], WHOLE)
+        };
+        fleet[0].standing.put_behind(Behind::Down);
+        assert!(!is_over(&mut wait, &fleet, 39));
+        assert!(is_over(&mut wait, &fleet, 40));
+        assert!(!is_over(&mut stuck, &fleet, 500));
+        // A worker that was taken out of the fleet finishes what it has.
+        assert!(!is_over(&mut wait, &fleet[1..], 500));
+    }
+}

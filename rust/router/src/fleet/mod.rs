@@ -1,0 +1,18 @@
+//! The workers: who they are, and what is known of each.
+//!
+//! A [`worker`] has an [`address`] and serves [`models`]; [`discovery`] finds more of them. Its [`standing`]
+//! among the others is moved by its probes ([`health`]), by its failures ([`breaker`]) and by requests that
+//! are [`waiting`] for longer than those like them took ([`first_bytes`]), which shows that it is [`hung`].
+//! [`fan_out`] asks all of them at once.
+
+pub mod address;
+pub mod breaker;
+pub mod discovery;
+pub mod fan_out;
+pub mod first_bytes;
+pub mod health;
+pub mod hung;
+pub mod models;
+pub mod standing;
+pub mod waiting;
+pub mod worker;

@@ -1,0 +1,186 @@
+//! Which worker serves which models. Lists are asked for again and again, since adapters come and go at
+//! run time. Only where lists differ do they decide where a request may go.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue, USER_AGENT};
+use hyper::http::request::Parts;
+use serde_json::Value;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::admin;
+use crate::fleet::fan_out::{Answer, Question, ask};
+use crate::fleet::standing::Health;
+use crate::fleet::worker::Worker;
+use crate::front::reply::Reply;
+use crate::key::scan::scan;
+use crate::request::upstream::Pool;
+use crate::runtime::clock::{self, TICK};
+use crate::runtime::lane::{Lane, Shared};
+
+/// How often workers that came up are looked for, and how long a list counts as fresh.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const FRESH: Duration = Duration::from_secs(10);
+
+/// Tells a worker that it is the router that asks, and no client.
+const AGENT: HeaderValue = HeaderValue::from_static("sglang-omni-router");
+
+/// What is known of the models of the fleet as a whole.
+#[derive(Default)]
+pub struct Models {
+    differ: AtomicBool,
+    /// The tick from which on an unknown model makes the router ask again.
+    ask_from: AtomicU32,
+}
+
+impl Models {
+    /// Whether some worker serves a model that another does not.
+    pub fn differ(&self) -> bool {
+        self.differ.load(Relaxed)
+    }
+
+    /// Whether to ask the workers again, which one request a second may.
+    fn may_ask(&self) -> bool {
+        let (now, from) = (clock::now(), self.ask_from.load(Relaxed));
+        let next = now.saturating_add(clock::ticks(LOOK_INTERVAL.max(TICK)));
+        now >= from
+            && self
+                .ask_from
+                .compare_exchange(from, next, Relaxed, Relaxed)
+                .is_ok()
+    }
+}
+
+/// Keeps every worker's list until the runtime ends.
+pub async fn watch(shared: Arc<Shared>) {
+    let pool = Rc::new(Pool::default());
+    let mut asked: HashMap<u32, Instant> = HashMap::new();
+    let mut tick = interval(LOOK_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tick.tick().await;
+        let fleet = shared.fleet.read().clone();
+        let answers = |worker: &Worker| !matches!(worker.health(), Health::Down | Health::Unknown);
+        // One that was down may come back with other models.
+        let known = |id: u32| fleet.iter().any(|w| w.id == id && answers(w));
+        asked.retain(|&id, since| known(id) && since.elapsed() < FRESH);
+        let due = |worker: &&Arc<Worker>| answers(worker) && !asked.contains_key(&worker.id);
+        let due: Vec<Arc<Worker>> = fleet.iter().filter(due).cloned().collect();
+        asked.extend(due.iter().map(|worker| (worker.id, Instant::now())));
+        refresh(&pool, &shared, due).await;
+    }
+}
+
+/// Asks workers for their lists.
+async fn refresh(pool: &Rc<Pool>, shared: &Shared, workers: Vec<Arc<Worker>>) {
+    if workers.is_empty() {
+        return;
+    }
+    let mut headers = HeaderMap::from_iter([(USER_AGENT, AGENT)]);
+    if let Some(key) = &shared.gate.keys.worker {
+        headers.insert(AUTHORIZATION, key.clone());
+    }
+    let question = Question::get("/v1/models").asked_by(&headers);
+    for answer in ask(pool, workers, &question).await {
+        match listed(&answer) {
+            Ok(models) => answer.worker.set_models(Some(names(&models))),
+            // It has no list to show, or not to us.
+            Err(_) if answer.status().is_some() => answer.worker.set_models(None),
+            Err(_) => {}
+        }
+    }
+    let lists: Vec<_> = shared
+        .fleet
+        .read()
+        .iter()
+        .filter_map(|worker| worker.models())
+        .collect();
+    let differ = lists.iter().any(|list| *list != lists[0]);
+    shared.models.differ.store(differ, Relaxed);
+}
+
+/// The entries of a worker's `/v1/models`.
+pub fn listed(answer: &Answer) -> Result<Vec<Value>, String> {
+    if answer.ok().is_none() {
+        return Err(format!("/v1/models: {}", answer.failure()));
+    }
+    match answer.json().as_mut().and_then(|body| body.get_mut("data")) {
+        Some(Value::Array(models)) => Ok(std::mem::take(models)),
+        _ => Err("/v1/models has no list under \"data\"".to_owned()),
+    }
+}
+
+fn names(models: &[Value]) -> Vec<String> {
+    let ids = models.iter().filter_map(|model| model["id"].as_str());
+    let mut names: Vec<String> = ids.map(str::to_owned).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// The model a request names in its body, or else in its query; empty where it names none.
+pub fn named<'a>(parts: &'a Parts, in_body: &'a [u8]) -> &'a [u8] {
+    let query = parts.uri.query().unwrap_or_default();
+    match in_body {
+        b"" => query
+            .split('&')
+            .find_map(|pair| pair.strip_prefix("model="))
+            .unwrap_or_default()
+            .as_bytes(),
+        model => model,
+    }
+}
+
+/// Which workers may get a request for a model.
+#[derive(Clone, Copy)]
+pub enum Serving<'a> {
+    Every,
+    /// Those that list it.
+    Listing(&'a [u8]),
+    /// None lists it: those whose list is not known.
+    Unknown,
+}
+
+impl<'a> Serving<'a> {
+    /// `model` is empty where none is named.
+    pub fn of(fleet: &[Arc<Worker>], model: &'a [u8]) -> Serving<'a> {
+        if model.is_empty() {
+            Serving::Every
+        } else if fleet.iter().any(|worker| worker.lists(model) == Some(true)) {
+            Serving::Listing(model)
+        } else {
+            Serving::Unknown
+        }
+    }
+
+    pub fn includes(self, worker: &Worker) -> bool {
+        match self {
+            Serving::Every => true,
+            Serving::Listing(model) => worker.lists(model) == Some(true),
+            Serving::Unknown => worker.models().is_none(),
+        }
+    }
+}
+
+/// The refusal of a request for a model that no worker has, even asked again.
+pub async fn refuse_unknown(lane: &Lane, parts: &Parts, body: &[u8]) -> Option<Reply> {
+    let shared = &lane.shared;
+    if !shared.models.differ() {
+        return None;
+    }
+    let model = named(parts, scan(body, &mut Vec::new()).model);
+    let is_unknown = || {
+        let fleet = shared.fleet.read();
+        let serving = Serving::of(&fleet, model);
+        !fleet.iter().any(|worker| serving.includes(worker))
+    };
+    if is_unknown() && shared.models.may_ask() {
+        let workers = Vec::clone(&shared.fleet.read());
+        refresh(&lane.pool, shared, workers).await;
+    }
+    is_unknown().then(|| admin::unknown_model(&String::from_utf8_lossy(model)))
+}

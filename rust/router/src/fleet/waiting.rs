@@ -1,0 +1,200 @@
+//! Requests that wait for the first byte of their answer. A lane looks its own over once a tick, instead
+//! of a timer for each: for those that have waited too long, and for those whose worker hangs.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use bytes::Bytes;
+use hyper::Response;
+use hyper::header::CONTENT_TYPE;
+
+use crate::fleet::first_bytes::Kind;
+use crate::fleet::hung::{Patience, Wait};
+use crate::fleet::worker::Worker;
+use crate::request::route::Route;
+use crate::runtime::clock::{self, Tick};
+use crate::telemetry::log::Log;
+
+/// Why a wait ended without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GaveUp {
+    /// The request's time is over.
+    Expired,
+    /// The worker hangs; another one might answer.
+    Hung,
+}
+
+/// What a request is, to those who judge how long it may wait.
+pub struct Asked<'a> {
+    pub route: Route,
+    /// None where it cannot be sent again: then it waits until its time is over.
+    pub body: Option<&'a Bytes>,
+    /// When its time is over.
+    pub deadline: Tick,
+}
+
+struct Entry {
+    wait: Wait,
+    deadline: Tick,
+    verdict: Option<GaveUp>,
+    waker: Waker,
+}
+
+/// A lane's requests that wait.
+#[derive(Default)]
+pub struct Waiting {
+    entries: RefCell<Vec<Option<Entry>>>,
+    free: RefCell<Vec<usize>>,
+}
+
+impl Waiting {
+    /// Waits for the head of an answer for as long as that makes sense. `may_move` is asked whether
+    /// another worker could have the request.
+    pub async fn head<B, E>(
+        &self,
+        worker: &Worker,
+        asked: &Asked<'_>,
+        may_move: impl Fn() -> bool,
+        answer: impl Future<Output = Result<Response<B>, E>>,
+    ) -> Result<Result<Response<B>, E>, GaveUp> {
+        let since = clock::now();
+        let mut answer = pin!(answer);
+        let mut place: Option<Place<'_>> = None;
+        let answer = poll_fn(|cx| {
+            if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
+                return Poll::Ready(Ok(answer));
+            }
+            match &place {
+                None => place = Some(self.enter(worker, asked, since, cx.waker())),
+                Some(place) => match place.verdict(cx.waker()) {
+                    Some(GaveUp::Hung) if !may_move() => {}
+                    Some(verdict) => return Poll::Ready(Err(verdict)),
+                    None => {}
+                },
+            }
+            Poll::Pending
+        })
+        .await?;
+        if let Ok(response) = &answer {
+            let now = clock::now();
+            worker.standing.hear(now);
+            if let Some(body) = asked.body {
+                let kind = Kind::new(asked.route, is_stream(response), body.len());
+                worker.first_bytes.record(kind, now, now - since);
+            }
+        }
+        Ok(answer)
+    }
+
+    fn enter(&self, worker: &Worker, asked: &Asked<'_>, since: Tick, waker: &Waker) -> Place<'_> {
+        let entry = Some(Entry {
+            wait: Wait {
+                worker: worker.id,
+                since,
+                route: asked.route,
+                body: asked.body.cloned(),
+                kind: None,
+            },
+            deadline: asked.deadline,
+            verdict: None,
+            waker: waker.clone(),
+        });
+        let mut entries = self.entries.borrow_mut();
+        let index = self.free.borrow_mut().pop().unwrap_or(entries.len());
+        match entries.get_mut(index) {
+            Some(slot) => *slot = entry,
+            None => entries.push(entry),
+        }
+        Place {
+            waiting: self,
+            index,
+        }
+    }
+
+    /// Looks over all that wait, once a tick.
+    pub fn sweep(&self, fleet: &[Arc<Worker>], patience: &Patience, now: Tick, log: &Log) {
+        for entry in self.entries.borrow_mut().iter_mut().flatten() {
+            let verdict = if now >= entry.deadline {
+                Some(GaveUp::Expired)
+            } else if patience.is_over(&mut entry.wait, fleet, now, log) {
+                Some(GaveUp::Hung)
+            } else {
+                None
+            };
+            if verdict.is_some() {
+                entry.verdict = verdict;
+                entry.waker.wake_by_ref();
+            }
+        }
+    }
+}
+
+fn is_stream<B>(response: &Response<B>) -> bool {
+    let content_type = response.headers().get(CONTENT_TYPE);
+    content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"))
+}
+
+/// An entry for as long as the request waits.
+struct Place<'a> {
+    waiting: &'a Waiting,
+    index: usize,
+}
+
+impl Place<'_> {
+    fn verdict(&self, waker: &Waker) -> Option<GaveUp> {
+        let mut entries = self.waiting.entries.borrow_mut();
+        let entry = entries[self.index].as_mut()?;
+        entry.waker.clone_from(waker);
+        entry.verdict.take()
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.waiting.entries.borrow_mut()[self.index] = None;
+        self.waiting.free.borrow_mut().push(self.index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::task::Context;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::policy::testing::fleet;
+
+    #[test]
+    fn a_request_whose_time_is_over_is_told_so_and_leaves_nothing_behind() {
+        let fleet = fleet(1);
+        let waiting = Waiting::default();
+        let patience = Patience::new(&Config {
+            hung_timeout: Duration::MAX,
+            ..Config::default()
+        });
+        let mut context = Context::from_waker(Waker::noop());
+        let asked = Asked {
+            route: Route::of("/"),
+            body: None,
+            deadline: 8,
+        };
+        for _ in 0..3 {
+            let never = pending::<Result<Response<()>, ()>>();
+            let mut wait = pin!(waiting.head(&fleet[0], &asked, || true, never));
+            assert!(wait.as_mut().poll(&mut context).is_pending());
+            waiting.sweep(&fleet, &patience, 7, &Log::nowhere());
+            assert!(wait.as_mut().poll(&mut context).is_pending());
+            waiting.sweep(&fleet, &patience, 8, &Log::nowhere());
+            let Poll::Ready(Err(gave_up)) = wait.as_mut().poll(&mut context) else {
+                panic!("it still waits");
+            };
+            assert_eq!(gave_up, GaveUp::Expired);
+        }
+        assert!(matches!(waiting.entries.borrow()[..], [None]));
+    }
+}

@@ -1,0 +1,284 @@
+//! The replicas behind the router, and what is known about each of them right now.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use hyper::Uri;
+use hyper::header::HeaderValue;
+use tokio::sync::Notify;
+
+use crate::config::ConfigError;
+use crate::fleet::address::Address;
+use crate::fleet::first_bytes::FirstBytes;
+use crate::fleet::standing::{Health, Standing};
+use crate::telemetry::histogram::Histogram;
+
+/// One replica. Counters are relaxed atomics: each is right by itself, no two are a snapshot.
+pub struct Worker {
+    /// Grows with every worker ever added, so a fleet in its order is sorted by it.
+    pub id: u32,
+    /// `http://host:port`, as shown to users.
+    pub url: String,
+    pub url_header: HeaderValue,
+    pub authority: HeaderValue,
+    pub address: Address,
+    pub standing: Standing,
+    pub first_bytes: FirstBytes,
+    draining: AtomicBool,
+    /// Sorted names of what it serves; None where that is not known.
+    models: ArcSwapOption<Vec<String>>,
+    load: AtomicUsize,
+    pub requests: AtomicU64,
+    pub failures: AtomicU64,
+    /// Until the first bytes of its answers.
+    pub first_byte: Histogram,
+}
+
+static NEXT_ID: AtomicU32 = AtomicU32::new(0);
+
+impl Worker {
+    pub fn parse(url: &str) -> Result<Worker, ConfigError> {
+        let wrong = |what: &str| {
+            ConfigError(format!(
+                "worker url {url:?}: {what}; the right form is http://host:port"
+            ))
+        };
+        let uri: Uri = url.trim().parse().map_err(|_| wrong("is not a URL"))?;
+        match uri.scheme_str() {
+            Some("http") => {}
+            Some(other) => return Err(wrong(&format!("scheme {other:?} is not supported"))),
+            None => return Err(wrong("has no scheme")),
+        }
+        if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
+            return Err(wrong(
+                "must not have a path, paths of requests are passed through as they are",
+            ));
+        }
+        let authority = uri.authority().ok_or_else(|| wrong("has no host"))?;
+        if authority.as_str().contains('@') {
+            return Err(wrong("must not hold a user name"));
+        }
+        let host = authority.host().trim_matches(['[', ']']).to_owned();
+        if host.is_empty() {
+            return Err(wrong("has no host"));
+        }
+        let port = match authority.port() {
+            Some(port) => port.as_u16(),
+            None if authority.as_str().ends_with(':')
+                || authority.as_str().len() > authority.host().len() =>
+            {
+                return Err(wrong("has a port outside 1..65535"));
+            }
+            None => 80,
+        };
+        let url = format!("http://{authority}");
+        let header = |text: &str| HeaderValue::from_str(text).map_err(|_| wrong("is not a URL"));
+        Ok(Worker {
+            id: NEXT_ID.fetch_add(1, Relaxed),
+            url_header: header(&url)?,
+            authority: header(authority.as_str())?,
+            address: Address::new(&host, port),
+            url,
+            standing: Standing::default(),
+            first_bytes: FirstBytes::default(),
+            draining: AtomicBool::new(false),
+            models: ArcSwapOption::empty(),
+            load: AtomicUsize::new(0),
+            requests: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
+            first_byte: Histogram::default(),
+        })
+    }
+
+    pub fn health(&self) -> Health {
+        self.standing.health()
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed)
+    }
+
+    pub fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Relaxed);
+    }
+
+    /// Sorted names of the models it serves, where that is known.
+    pub fn models(&self) -> Option<Arc<Vec<String>>> {
+        self.models.load_full()
+    }
+
+    pub fn set_models(&self, models: Option<Vec<String>>) {
+        self.models.store(models.map(Arc::new));
+    }
+
+    /// Whether both may serve a model, so that what one does can be expected of the other.
+    pub fn is_like(&self, other: &Worker) -> bool {
+        match (self.models(), other.models()) {
+            (Some(mine), Some(others)) => mine.iter().any(|model| others.contains(model)),
+            _ => true,
+        }
+    }
+
+    /// Whether a model is in its list, if there is one. `base:adapter` is where `base` is.
+    pub fn lists(&self, model: &[u8]) -> Option<bool> {
+        let models = self.models.load();
+        let models = models.as_ref()?;
+        let has = |name: &[u8]| {
+            models
+                .binary_search_by(|known| known.as_bytes().cmp(name))
+                .is_ok()
+        };
+        let base = model.iter().rposition(|&byte| byte == b':');
+        Some(has(model) || base.is_some_and(|end| has(&model[..end])))
+    }
+
+    /// Requests in flight.
+    pub fn load(&self) -> usize {
+        self.load.load(Relaxed)
+    }
+}
+
+/// Counts one request as in flight for as long as it lives.
+pub struct LoadGuard(Arc<Worker>);
+
+impl LoadGuard {
+    pub fn new(worker: Arc<Worker>) -> Self {
+        worker.load.fetch_add(1, Relaxed);
+        LoadGuard(worker)
+    }
+
+    pub fn worker(&self) -> &Arc<Worker> {
+        &self.0
+    }
+}
+
+impl Drop for LoadGuard {
+    fn drop(&mut self) {
+        self.0.load.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The set of workers: read on every request without a lock, replaced whole on a change.
+pub struct Fleet {
+    workers: ArcSwap<Vec<Arc<Worker>>>,
+    changing: Mutex<()>,
+    /// Told of every worker added; one listener.
+    pub added: Notify,
+}
+
+impl Fleet {
+    pub fn new(workers: Vec<Worker>) -> Self {
+        Fleet {
+            workers: ArcSwap::from_pointee(workers.into_iter().map(Arc::new).collect()),
+            changing: Mutex::new(()),
+            added: Notify::new(),
+        }
+    }
+
+    pub fn read(&self) -> arc_swap::Guard<Arc<Vec<Arc<Worker>>>> {
+        self.workers.load()
+    }
+
+    pub fn has(&self, worker: &Worker) -> bool {
+        let workers = self.read();
+        workers
+            .binary_search_by_key(&worker.id, |known| known.id)
+            .is_ok()
+    }
+
+    pub fn find(&self, url: &str) -> Option<Arc<Worker>> {
+        self.read().iter().find(|worker| worker.url == url).cloned()
+    }
+
+    /// Adds a worker, or returns the one of that URL to service. The bool says whether it is new.
+    pub fn add(&self, worker: Worker) -> (Arc<Worker>, bool) {
+        let _changing = self.changing.lock().unwrap();
+        if let Some(known) = self.find(&worker.url) {
+            known.set_draining(false);
+            return (known, false);
+        }
+        let worker = Arc::new(worker);
+        let mut workers = Vec::clone(&self.read());
+        let position = workers.partition_point(|known| known.id < worker.id);
+        workers.insert(position, worker.clone());
+        self.workers.store(Arc::new(workers));
+        self.added.notify_one();
+        (worker, true)
+    }
+
+    /// Takes a worker out, if it is there. Requests it is serving keep it alive until they end.
+    pub fn remove(&self, worker: &Worker) -> bool {
+        let _changing = self.changing.lock().unwrap();
+        let workers = self.read();
+        let rest: Vec<_> = workers
+            .iter()
+            .filter(|known| known.id != worker.id)
+            .cloned()
+            .collect();
+        let was_there = rest.len() < workers.len();
+        self.workers.store(Arc::new(rest));
+        was_there
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_are_normalised() {
+        for (given, url, port) in [
+            ("http://10.0.0.1:8000/", "http://10.0.0.1:8000", 8000),
+            (" http://replica ", "http://replica", 80),
+            ("http://[::1]:9", "http://[::1]:9", 9),
+        ] {
+            let worker = Worker::parse(given).unwrap();
+            assert_eq!((worker.url.as_str(), worker.address.port), (url, port));
+        }
+    }
+
+    #[test]
+    fn wrong_urls_say_what_is_right() {
+        for url in [
+            "10.0.0.1:8000",
+            "localhost",
+            "https://a:1",
+            "http://",
+            "http://a:1/v1",
+            "http://a:99999",
+            "http://u@a:1",
+            "",
+        ] {
+            let text = Worker::parse(url)
+                .err()
+                .unwrap_or_else(|| panic!("{url:?} was taken"))
+                .to_string();
+            assert!(text.contains("http://host:port"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_fleet_is_in_the_order_of_its_ids() {
+        let fleet = Fleet::new(Vec::new());
+        let (first, second) = (Worker::parse("http://a:1"), Worker::parse("http://b:1"));
+        fleet.add(second.unwrap());
+        let (first, _) = fleet.add(first.unwrap());
+        assert_eq!(fleet.read()[0].url, "http://a:1");
+        assert!(fleet.has(&first));
+    }
+
+    #[test]
+    fn a_removed_worker_leaves_the_fleet_but_not_its_requests() {
+        let fleet = Fleet::new(vec![Worker::parse("http://a:1").unwrap()]);
+        let removed = fleet.find("http://a:1").unwrap();
+        let guard = LoadGuard::new(removed.clone());
+        assert!(fleet.remove(&removed) && !fleet.remove(&removed));
+        assert!(fleet.read().is_empty());
+        assert_eq!(removed.load(), 1);
+        drop(guard);
+        assert_eq!(removed.load(), 0);
+        let (again, new) = fleet.add(Worker::parse("http://a:1").unwrap());
+        assert!(new && again.id > removed.id);
+    }
+}

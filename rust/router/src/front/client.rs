@@ -1,0 +1,185 @@
+//! One client's connection as its lane sees it: where the exchange on it stands, and for how long already.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
+
+use crate::config::Config;
+use crate::runtime::clock::{self, Tick};
+
+/// What a connection waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// The next request.
+    Idle = 0,
+    /// The rest of a request's head; a new connection starts here.
+    Head = 1,
+    /// The router or a worker.
+    Busy = 2,
+    /// More of the request's body from the client.
+    Body = 3,
+    /// The client to take more of the answer.
+    Blocked = 4,
+}
+
+impl Phase {
+    fn from_u8(value: u8) -> Phase {
+        [
+            Phase::Idle,
+            Phase::Head,
+            Phase::Busy,
+            Phase::Body,
+            Phase::Blocked,
+        ][value as usize]
+    }
+}
+
+/// Used by one thread only. Atomic because the connection is handed to hyper, which may send it anywhere.
+pub struct Client {
+    phase: AtomicU8,
+    /// When the phase began, or, while bytes are waited for, when the last ones went.
+    since: AtomicU32,
+    is_late: AtomicBool,
+    /// Wakes the connection's task.
+    task: OnceLock<Waker>,
+}
+
+impl Client {
+    fn new() -> Arc<Client> {
+        Arc::new(Client {
+            phase: AtomicU8::new(Phase::Head as u8),
+            since: AtomicU32::new(clock::now()),
+            is_late: AtomicBool::new(false),
+            task: OnceLock::new(),
+        })
+    }
+
+    pub fn phase(&self) -> Phase {
+        Phase::from_u8(self.phase.load(Relaxed))
+    }
+
+    pub fn enters(&self, phase: Phase) {
+        self.phase.store(phase as u8, Relaxed);
+        self.moves();
+    }
+
+    /// Enters a phase unless it is in it already, since when its time runs.
+    pub fn stays_in(&self, phase: Phase) {
+        if self.phase() != phase {
+            self.enters(phase);
+        }
+    }
+
+    /// Notes that bytes went, so that a wait for them begins anew.
+    pub fn moves(&self) {
+        self.since.store(clock::now(), Relaxed);
+        self.is_late.store(false, Relaxed);
+    }
+
+    /// Whether the client has kept the router waiting for longer than it may.
+    pub fn is_late(&self) -> bool {
+        self.is_late.load(Relaxed)
+    }
+
+    pub fn is_driven_by(&self, waker: &Waker) {
+        self.task.get_or_init(|| waker.clone());
+    }
+
+    fn wake(&self) {
+        if let Some(task) = self.task.get() {
+            task.wake_by_ref();
+        }
+    }
+}
+
+/// How long a client may take, in ticks.
+pub struct Limits {
+    head: Tick,
+    idle: Tick,
+    stall: Tick,
+}
+
+impl Limits {
+    pub fn new(config: &Config) -> Self {
+        Limits {
+            head: clock::ticks(config.header_timeout),
+            idle: clock::ticks(config.keep_alive_timeout),
+            stall: clock::ticks(config.stall_timeout),
+        }
+    }
+
+    fn of(&self, phase: Phase) -> Option<Tick> {
+        match phase {
+            Phase::Idle => Some(self.idle),
+            Phase::Head => Some(self.head),
+            Phase::Body | Phase::Blocked => Some(self.stall),
+            Phase::Busy => None,
+        }
+    }
+}
+
+/// The open connections of a lane, so that none needs a timer of its own.
+#[derive(Default)]
+pub struct Clients {
+    open: RefCell<HashMap<u64, Arc<Client>>>,
+    entered: Cell<u64>,
+    are_leaving: Cell<bool>,
+}
+
+impl Clients {
+    pub fn enter(self: &Rc<Self>) -> Entry {
+        let number = self.entered.get();
+        self.entered.set(number + 1);
+        let client = Client::new();
+        self.open.borrow_mut().insert(number, client.clone());
+        Entry {
+            clients: self.clone(),
+            number,
+            client,
+        }
+    }
+
+    /// Wakes those who are late at `now`.
+    pub fn look_over(&self, now: Tick, limits: &Limits) {
+        for client in self.open.borrow().values() {
+            let waited = now.saturating_sub(client.since.load(Relaxed));
+            // The tick in which the wait began may have been nearly over.
+            if limits
+                .of(client.phase())
+                .is_some_and(|limit| waited > limit)
+            {
+                client.is_late.store(true, Relaxed);
+                client.wake();
+            }
+        }
+    }
+
+    /// Has every connection end after the request that is on it.
+    pub fn dismiss(&self) {
+        self.are_leaving.set(true);
+        for client in self.open.borrow().values() {
+            client.wake();
+        }
+    }
+
+    pub fn are_leaving(&self) -> bool {
+        self.are_leaving.get()
+    }
+}
+
+/// A connection's place among the lane's, for as long as it is open.
+pub struct Entry {
+    clients: Rc<Clients>,
+    number: u64,
+    pub client: Arc<Client>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.clients.open.borrow_mut().remove(&self.number);
+    }
+}

@@ -1,0 +1,131 @@
+//! The client's side of a connection: notes what moves on it, and gives OpenAI's shape to the refusals that
+//! hyper writes by itself.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use hyper::StatusCode;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::front::client::{Client, Phase};
+use crate::front::reply::error_body;
+use crate::front::tls::ClientStream;
+
+pub struct ClientIo {
+    stream: ClientStream,
+    client: Arc<Client>,
+}
+
+impl ClientIo {
+    pub fn new(stream: ClientStream, client: Arc<Client>) -> Self {
+        ClientIo { stream, client }
+    }
+}
+
+/// A whole HTTP response that closes the connection.
+fn refusal(status: StatusCode, message: &str) -> String {
+    let body = error_body(status, message);
+    format!(
+        "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// The same refusal with a body, if these bytes are hyper's answer to a head it could not parse.
+fn with_body(head: &[u8]) -> Option<String> {
+    let code = head
+        .strip_prefix(b"HTTP/1.1 4")
+        .filter(|_| head.len() < 160 && head.ends_with(b"\r\n\r\n"))?;
+    let (status, message) = match code.get(..2)? {
+        b"14" => (StatusCode::URI_TOO_LONG, "the request target is too long"),
+        b"31" => (
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            "the request's headers are too many or too large",
+        ),
+        b"00" => (StatusCode::BAD_REQUEST, "the request is not valid HTTP/1.1"),
+        _ => return None,
+    };
+    Some(refusal(status, message))
+}
+
+impl AsyncRead for ClientIo {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let outcome = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if buf.filled().len() > before {
+            match self.client.phase() {
+                Phase::Idle => self.client.enters(Phase::Head),
+                Phase::Body => self.client.moves(),
+                // A head has to come whole in its time, however many bytes of it have.
+                Phase::Head | Phase::Busy | Phase::Blocked => {}
+            }
+        }
+        outcome
+    }
+}
+
+impl AsyncWrite for ClientIo {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[io::IoSlice::new(buf)])
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        // No request reached the router in this phase, so what is written can only be hyper's own.
+        if self.client.phase() == Phase::Head
+            && let [buf] = bufs
+            && let Some(refusal) = with_body(buf)
+        {
+            // The first write into an empty send buffer: a few hundred bytes always fit.
+            let written = Pin::new(&mut self.stream).poll_write(cx, refusal.as_bytes());
+            return written.map_ok(|_| buf.len());
+        }
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        match (self.client.phase(), written.is_pending()) {
+            (Phase::Busy, true) => self.client.enters(Phase::Blocked),
+            (Phase::Blocked, false) => self.client.enters(Phase::Busy),
+            (Phase::Idle, false) => self.client.moves(),
+            _ => {}
+        }
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+impl Drop for ClientIo {
+    fn drop(&mut self) {
+        if self.client.phase() == Phase::Head && self.client.is_late() {
+            let text = refusal(
+                StatusCode::REQUEST_TIMEOUT,
+                "the request's headers did not arrive in time",
+            );
+            // Nobody is left to tell if the client does not take even this.
+            let mut cx = Context::from_waker(Waker::noop());
+            let _ = Pin::new(&mut self.stream).poll_write(&mut cx, text.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What every request passes before anything else looks at it: it gets its id, shows its key, and, if it is
+//! for a worker, waits for a place among those in flight.
+
+use hyper::body::{Body, Incoming};
+use hyper::header::{AUTHORIZATION, Entry, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use hyper::{Method, Request, StatusCode};
+
+use crate::config::{Config, ConfigError};
+use crate::front::auth::Keys;
+use crate::front::cors::Cors;
+use crate::front::in_flight::{InFlight, Refused};
+use crate::front::reply::{self, Reply};
+use crate::front::request_id::{REQUEST_ID, is_usable};
+use crate::request::body::discard;
+use crate::request::exchange::Exchange;
+use crate::runtime::lane::Lane;
+
+/// Open to everyone: what probes and scrapers ask for, which have no key.
+const OPEN_PATHS: [&str; 4] = ["/health", "/liveness", "/readiness", "/metrics"];
+
+pub struct Gate {
+    pub keys: Keys,
+    pub in_flight: InFlight,
+    pub cors: Cors,
+    /// Where a client may name its request, beside `x-request-id`.
+    other_id_headers: Vec<HeaderName>,
+}
+
+impl Gate {
+    pub fn new(config: &Config) -> Result<Gate, ConfigError> {
+        let header = |name: &String| {
+            name.parse().map_err(|_| {
+                ConfigError(format!(
+                    "request_id_headers: {name:?} is not a header's name"
+                ))
+            })
+        };
+        Ok(Gate {
+            keys: Keys::read(config)?,
+            in_flight: InFlight::new(config),
+            cors: Cors::new(config)?,
+            other_id_headers: config
+                .request_id_headers
+                .iter()
+                .map(header)
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// The request's id: the client's, or one that it is given here. Workers and the router's own endpoints
+/// find it under `x-request-id`.
+pub fn identify(lane: &Lane, request: &mut Request<Incoming>) -> HeaderValue {
+    let headers = request.headers_mut();
+    let given = lane
+        .shared
+        .gate
+        .other_id_headers
+        .iter()
+        .find_map(|name| headers.get(name).filter(|value| is_usable(value)).cloned());
+    if let Some(id) = given {
+        headers.insert(REQUEST_ID, id.clone());
+        return id;
+    }
+    match headers.entry(REQUEST_ID) {
+        Entry::Occupied(entry) if is_usable(entry.get()) => entry.get().clone(),
+        Entry::Occupied(mut entry) => {
+            let id = lane.request_ids.borrow_mut().next();
+            entry.insert(id.clone());
+            id
+        }
+        Entry::Vacant(entry) => {
+            let id = lane.request_ids.borrow_mut().next();
+            entry.insert(id.clone());
+            id
+        }
+    }
+}
+
+/// Why a request goes no further.
+pub struct Refusal {
+    status: StatusCode,
+    message: String,
+}
+
+impl Refusal {
+    /// The answer. A body that is still coming is read for a while, so that the client gets to see it.
+    pub fn reply(self, request: Request<Incoming>) -> Reply {
+        let body = request.into_body();
+        if !body.is_end_stream() {
+            tokio::task::spawn_local(discard(body));
+        }
+        let mut reply = reply::error(self.status, &self.message);
+        if self.status == StatusCode::UNAUTHORIZED {
+            let challenge = HeaderValue::from_static("Bearer");
+            reply.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+        }
+        reply
+    }
+}
+
+/// Lets a request with the right key in. It then carries the key for workers.
+pub fn authenticate(lane: &Lane, request: &mut Request<Incoming>) -> Result<(), Refusal> {
+    let keys = &lane.shared.gate.keys;
+    if !keys.admit(request.headers()) && !is_open(request) {
+        let message = match request.headers().contains_key(AUTHORIZATION) {
+            true => "the API key is not one of this router's",
+            false => "an API key is needed: send it as \"Authorization: Bearer KEY\"",
+        };
+        return Err(Refusal {
+            status: StatusCode::UNAUTHORIZED,
+            message: message.to_owned(),
+        });
+    }
+    if let Some(key) = &keys.worker {
+        request.headers_mut().insert(AUTHORIZATION, key.clone());
+    }
+    Ok(())
+}
+
+fn is_open(request: &Request<Incoming>) -> bool {
+    OPEN_PATHS.contains(&request.uri().path())
+        && matches!(*request.method(), Method::GET | Method::HEAD)
+}
+
+/// Takes a place among the requests in flight for one that goes to a worker.
+pub async fn enter(lane: &Lane, exchange: &mut Exchange) -> Result<(), Refusal> {
+    match lane.shared.gate.in_flight.enter().await {
+        Ok(has_place) => {
+            exchange.enters(has_place);
+            Ok(())
+        }
+        Err(Refused(message)) => Err(Refusal {
+            status: StatusCode::TOO_MANY_REQUESTS,
+            message,
+        }),
+    }
+}

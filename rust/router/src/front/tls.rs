@@ -1,0 +1,197 @@
+//! TLS towards clients: the certificate, its reload, and connections with or without it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use arc_swap::ArcSwap;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{self, ServerConfig};
+use tokio_rustls::server::TlsStream;
+
+use crate::config::{Config, ConfigError};
+use crate::runtime::lane::Shared;
+use crate::telemetry::log::Level;
+
+/// The router's certificate and key, as they are in their files now or were when these could last be read.
+pub struct Tls {
+    cert_path: PathBuf,
+    key_path: PathBuf,
+    current: ArcSwap<ServerConfig>,
+}
+
+impl Tls {
+    /// Reads the files; None where the configuration names none.
+    pub fn read(config: &Config) -> Result<Option<Tls>, ConfigError> {
+        let (cert_path, key_path) = match (&config.tls_cert_path, &config.tls_key_path) {
+            (None, None) => return Ok(None),
+            (Some(cert), Some(key)) => (cert.clone(), key.clone()),
+            (Some(_), None) => {
+                return Err(ConfigError(
+                    "tls_key_path: is missing; it goes with tls_cert_path".to_owned(),
+                ));
+            }
+            (None, Some(_)) => {
+                return Err(ConfigError(
+                    "tls_cert_path: is missing; it goes with tls_key_path".to_owned(),
+                ));
+            }
+        };
+        let current = ArcSwap::from(server_config(&cert_path, &key_path)?);
+        Ok(Some(Tls {
+            cert_path,
+            key_path,
+            current,
+        }))
+    }
+
+    /// Reads the files again. On an error new connections go on with what was read before.
+    fn reload(&self) -> Result<(), ConfigError> {
+        let config = server_config(&self.cert_path, &self.key_path)?;
+        self.current.store(config);
+        Ok(())
+    }
+
+    /// Makes a connection out of one that was just accepted.
+    pub async fn accept(&self, stream: TcpStream) -> io::Result<ClientStream> {
+        let acceptor = TlsAcceptor::from(self.current.load_full());
+        let stream = acceptor.accept(stream).await?;
+        Ok(ClientStream::Tls(Box::new(stream)))
+    }
+}
+
+/// Reads certificate and key again whenever a reload is asked for.
+pub async fn watch(shared: Arc<Shared>) {
+    let Some(tls) = &shared.tls else {
+        return;
+    };
+    let mut reload = shared.reload.clone();
+    while reload.changed().await.is_ok() {
+        let cert = tls.cert_path.display();
+        match tls.reload() {
+            Ok(()) => shared
+                .log
+                .info("certificate was read again", &[("cert", &cert)]),
+            Err(why) => shared.log.event(
+                Level::Error,
+                "certificate could not be read again, the one before stays",
+                &[("why", &why)],
+            ),
+        }
+    }
+}
+
+fn server_config(cert_path: &Path, key_path: &Path) -> Result<Arc<ServerConfig>, ConfigError> {
+    let certs: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(cert_path)
+        .and_then(Iterator::collect)
+        .map_err(|error| unreadable("tls_cert_path", cert_path, &error))?;
+    if certs.is_empty() {
+        let error = pem::Error::NoItemsFound;
+        return Err(unreadable("tls_cert_path", cert_path, &error));
+    }
+    let key = PrivateKeyDer::from_pem_file(key_path)
+        .map_err(|error| unreadable("tls_key_path", key_path, &error))?;
+    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("the provider has what the default versions need")
+        .with_no_client_auth()
+        .with_single_cert(certs, key)
+        .map_err(|error| {
+            let (cert, key) = (cert_path.display(), key_path.display());
+            ConfigError(match error {
+                rustls::Error::InconsistentKeys(_) => {
+                    format!("tls_key_path: {key} is not the key of the certificate in {cert}")
+                }
+                error => format!("tls_cert_path: {cert} with the key in {key}: {error}"),
+            })
+        })?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+fn unreadable(field: &str, path: &Path, error: &pem::Error) -> ConfigError {
+    let path = path.display();
+    ConfigError(match error {
+        pem::Error::Io(error) => format!("{field}: cannot read {path}: {error}"),
+        pem::Error::NoItemsFound => format!(
+            "{field}: {path} holds no {}; it must be a PEM file",
+            match field {
+                "tls_key_path" => "private key",
+                _ => "certificate",
+            }
+        ),
+        error => format!("{field}: {path} is not a PEM file: {error}"),
+    })
+}
+
+/// A client's connection.
+pub enum ClientStream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Calls the same function of whichever stream it is.
+macro_rules! on_stream {
+    ($self:expr, $stream:ident => $call:expr) => {
+        match $self.get_mut() {
+            ClientStream::Plain(stream) => {
+                let $stream = Pin::new(stream);
+                $call
+            }
+            ClientStream::Tls(stream) => {
+                let $stream = Pin::new(stream.as_mut());
+                $call
+            }
+        }
+    };
+}
+
+impl AsyncRead for ClientStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        on_stream!(self, stream => stream.poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for ClientStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        on_stream!(self, stream => stream.poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        on_stream!(self, stream => stream.poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            ClientStream::Plain(stream) => stream.is_write_vectored(),
+            ClientStream::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        on_stream!(self, stream => stream.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        on_stream!(self, stream => stream.poll_shutdown(cx))
+    }
+}

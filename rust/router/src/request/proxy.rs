@@ -1,0 +1,347 @@
+//! One request's way to a worker and back, with another attempt elsewhere while nothing was answered.
+
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+use hyper::body::{Body, Incoming};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{Request, Response, StatusCode, Version};
+
+use crate::fleet::models::{self, Serving};
+use crate::fleet::waiting::{Asked, GaveUp};
+use crate::fleet::worker::{LoadGuard, Worker};
+use crate::front::reply::{self, Reply};
+use crate::key::scan::scan;
+use crate::policy::{Candidates, Decision, Receipt, RequestKey};
+use crate::request::body::{Fault, Payload, ReadError, RequestBody, ResponseBody, Upload, discard};
+use crate::request::exchange::Exchange;
+use crate::request::forwarding;
+use crate::request::retry::Tries;
+use crate::request::route::Route;
+use crate::request::upstream::Upstream;
+use crate::runtime::lane::{Lane, Scratch};
+
+/// Names the worker that served a request.
+pub const WORKER_HEADER: HeaderName = HeaderName::from_static("x-sglang-omni-worker");
+const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
+
+/// Bodies up to this many bytes are held until the worker answers, so that they can be sent again. Of a
+/// larger one only this much is held, to be searched for the routing key; the rest streams.
+const HELD_BODY: usize = 1 << 20;
+
+/// What became of one attempt.
+enum Attempt {
+    Answered(Response<Incoming>, Box<Upstream>),
+    /// Nothing reached the worker.
+    NoConnection(io::Error),
+    /// The connection ended after the request was sent, at least in part, and before an answer.
+    Broken(String),
+    /// No answer for too long.
+    GaveUp(GaveUp),
+}
+
+pub async fn forward(
+    lane: &Rc<Lane>,
+    exchange: &mut Exchange,
+    request: Request<Incoming>,
+) -> Reply {
+    let shared = &lane.shared;
+    let (mut parts, incoming) = request.into_parts();
+    let limit = shared.config.max_body_bytes;
+    if incoming.size_hint().lower() > limit {
+        tokio::task::spawn_local(discard(incoming));
+        return too_large(limit);
+    }
+    let is_json = is_json(&parts);
+    let window = held_window(&incoming, is_json);
+    let mut upload = match Upload::read(incoming, exchange.client.clone(), window, limit).await {
+        Ok(upload) => upload,
+        Err(ReadError::TooLarge(rest)) => {
+            tokio::task::spawn_local(discard(rest));
+            return too_large(limit);
+        }
+        Err(ReadError::Stalled) => return stalled(),
+        Err(ReadError::Client(error)) => return broken_off(&error.to_string()),
+    };
+    exchange.received = exchange.received.max(upload.read.len() as u64);
+    parts.headers = forwarding::request_headers(std::mem::take(&mut parts.headers));
+    let fault = upload.fault();
+    let text = if is_json {
+        upload.read.clone()
+    } else {
+        Bytes::new()
+    };
+
+    if let Some(refusal) = models::refuse_unknown(lane, &parts, &text).await {
+        return refusal;
+    }
+    let mut tries = Tries::new(lane);
+    while let Some(worker) = tries.choose(&parts, &text) {
+        exchange.tries(&worker);
+        let load = LoadGuard::new(worker.clone());
+        match attempt(lane, &worker, &parts, &mut upload, &tries, exchange.route).await {
+            Attempt::Answered(response, upstream) => {
+                if tries.again_after(&worker, &response, upload.is_whole()) {
+                    continue;
+                }
+                return answer(response, &worker, |incoming| {
+                    ResponseBody::new(incoming, Some(upstream), lane.clone(), load)
+                        .reading_usage(tries.receipt)
+                });
+            }
+            Attempt::NoConnection(error) if is_exhaustion(&error) => return exhausted(&error),
+            Attempt::NoConnection(error) => tries.unsent(&worker, &error),
+            Attempt::GaveUp(GaveUp::Expired) => return tries.expired(&worker),
+            Attempt::GaveUp(GaveUp::Hung) => tries.moved(&worker),
+            Attempt::Broken(error) => {
+                match fault.get() {
+                    Some(Fault::TooLarge) => return too_large(limit),
+                    Some(Fault::Stalled) => return stalled(),
+                    Some(Fault::Left) => return broken_off("it ended early"),
+                    None => {}
+                }
+                if !upload.is_whole() {
+                    let message = format!(
+                        "worker {}: {error} after part of the body was sent; it cannot be sent again",
+                        worker.url
+                    );
+                    tries.broken(&worker, &error);
+                    return reply::error(StatusCode::BAD_GATEWAY, &message);
+                }
+                if !tries.broken(&worker, &error) {
+                    break;
+                }
+            }
+        }
+    }
+    tries.give_up()
+}
+
+async fn attempt(
+    lane: &Lane,
+    worker: &Worker,
+    parts: &Parts,
+    upload: &mut Upload,
+    tries: &Tries<'_>,
+    route: Route,
+) -> Attempt {
+    let mut upstream = match lane.pool.get(worker).await {
+        Ok(upstream) => upstream,
+        Err(error) => return Attempt::NoConnection(error),
+    };
+    let whole = upload.is_whole().then(|| upload.read.clone());
+    let asked = Asked {
+        route,
+        body: whole.as_ref(),
+        deadline: tries.deadline,
+    };
+    loop {
+        let request = outgoing(worker, parts, upload.take());
+        let answer = upstream.send(request);
+        let may_move = || tries.may_move(worker);
+        let mut error = match lane.waiting.head(worker, &asked, may_move, answer).await {
+            Ok(Ok(response)) => return Attempt::Answered(response, upstream),
+            Ok(Err(error)) => error,
+            Err(gave_up) => return Attempt::GaveUp(gave_up),
+        };
+        let unsent = error.take_message();
+        let is_unsent = unsent.is_some();
+        if let Some(request) = unsent {
+            upload.rest = request.into_body().into_rest();
+        }
+        let text = error_text(error.error());
+        // A worker may close an idle connection at the very moment it is used again; that says nothing
+        // about the worker, which gets the request on a new one.
+        if upstream.reused && (is_unsent || upload.is_whole()) {
+            upstream = match lane.pool.open(worker).await {
+                Ok(upstream) => upstream,
+                Err(error) => return Attempt::NoConnection(error),
+            };
+            continue;
+        }
+        return if is_unsent {
+            Attempt::NoConnection(io::Error::other(text))
+        } else {
+            Attempt::Broken(text)
+        };
+    }
+}
+
+/// Whether no connection could be made for want of descriptors, ports or memory here.
+pub fn is_exhaustion(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::EADDRNOTAVAIL | libc::ENOBUFS | libc::ENOMEM)
+    )
+}
+
+pub fn exhausted(error: &io::Error) -> Reply {
+    let message = format!("the router is out of resources: {error}");
+    reply::error(StatusCode::SERVICE_UNAVAILABLE, &message)
+}
+
+/// The error with what caused it.
+fn error_text(error: &hyper::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
+
+/// The request as the worker gets it: the client's, hop-by-hop headers aside.
+fn outgoing(worker: &Worker, parts: &Parts, body: RequestBody) -> Request<RequestBody> {
+    let mut request = Request::new(body);
+    *request.method_mut() = parts.method.clone();
+    *request.uri_mut() = parts.uri.clone();
+    *request.version_mut() = Version::HTTP_11;
+    *request.headers_mut() = parts.headers.clone();
+    *request.extensions_mut() = parts.extensions.clone();
+    if !request.headers().contains_key(HOST) {
+        request.headers_mut().insert(HOST, worker.authority.clone());
+    }
+    request
+}
+
+/// A worker's answer as the client gets it.
+pub fn answer(
+    response: Response<Incoming>,
+    worker: &Worker,
+    body: impl FnOnce(Incoming) -> ResponseBody,
+) -> Reply {
+    let (mut parts, incoming) = response.into_parts();
+    parts.headers = forwarding::response_headers(parts.headers);
+    parts
+        .headers
+        .insert(WORKER_HEADER, worker.url_header.clone());
+    parts.version = Version::HTTP_11;
+    Response::from_parts(parts, Payload::Upstream(body(incoming)))
+}
+
+fn is_json(parts: &Parts) -> bool {
+    let content_type = parts
+        .headers
+        .get(CONTENT_TYPE)
+        .map(|value| value.as_bytes());
+    content_type.is_some_and(|value| {
+        value
+            .get(..16)
+            .is_some_and(|start| start.eq_ignore_ascii_case(b"application/json"))
+    })
+}
+
+/// How much of the body to hold: all of a short one, the start of a long one that may hold a routing key.
+fn held_window(incoming: &Incoming, is_json: bool) -> usize {
+    let is_short = incoming
+        .size_hint()
+        .upper()
+        .is_some_and(|length| length <= HELD_BODY as u64);
+    if is_json || is_short { HELD_BODY } else { 0 }
+}
+
+/// A worker for the request, none of `tried`, among those that nothing is known against, or else among
+/// those that are least far behind. `model` becomes the one that was asked for, where that matters.
+pub fn choose(
+    lane: &Lane,
+    parts: &Parts,
+    body: &[u8],
+    tried: &[u32],
+    model: &mut Vec<u8>,
+) -> Option<(Arc<Worker>, Receipt)> {
+    let shared = &lane.shared;
+    let fleet = shared.fleet.read();
+    let mut scratch = lane.scratch.borrow_mut();
+    let Scratch { key, eligible } = &mut *scratch;
+    key.clear();
+    let by_model = shared.models.differ();
+    let mut request = RequestKey::default();
+    if by_model || shared.policy.reads_request() {
+        let found = scan(body, key);
+        let session = parts
+            .headers
+            .get(SESSION_HEADER)
+            .map_or(found.user, |value| value.as_bytes());
+        request = RequestKey {
+            text: key,
+            model: found.model,
+            session,
+            has_media: found.has_media,
+        };
+    }
+    model.clear();
+    if by_model {
+        model.extend_from_slice(models::named(parts, request.model));
+    }
+    if !find_eligible(&fleet, tried, Serving::of(&fleet, model), eligible) {
+        return None;
+    }
+    let candidates = Candidates::new(&fleet, eligible);
+    let Decision { worker, receipt } = shared.policy.pick(candidates, &request);
+    Some((worker.clone(), receipt))
+}
+
+/// Finds the positions of the workers of the best class there is.
+fn find_eligible(
+    fleet: &[Arc<Worker>],
+    tried: &[u32],
+    serving: Serving<'_>,
+    eligible: &mut Vec<usize>,
+) -> bool {
+    let mut best = u32::MAX;
+    eligible.clear();
+    for (position, worker) in fleet.iter().enumerate() {
+        let class = worker.standing.class();
+        if class > best
+            || worker.is_draining()
+            || tried.contains(&worker.id)
+            || !serving.includes(worker)
+        {
+            continue;
+        }
+        if class < best {
+            best = class;
+            eligible.clear();
+        }
+        eligible.push(position);
+    }
+    !eligible.is_empty()
+}
+
+/// 408 for a client that sent no more of its body.
+fn stalled() -> Reply {
+    let mut reply = reply::error(
+        StatusCode::REQUEST_TIMEOUT,
+        "the rest of the request body did not arrive in time",
+    );
+    reply
+        .headers_mut()
+        .insert(CONNECTION, HeaderValue::from_static("close"));
+    reply
+}
+
+pub fn too_large(limit: u64) -> Reply {
+    let message = format!("the request body is larger than the limit of {limit} bytes");
+    reply::error(StatusCode::PAYLOAD_TOO_LARGE, &message)
+}
+
+/// For a client that does not end its body as it should; most have left.
+fn broken_off(why: &str) -> Reply {
+    let message = format!("the request body could not be read: {why}");
+    reply::error(StatusCode::BAD_REQUEST, &message)
+}
+
+/// 503 for a request that no worker could take.
+pub fn no_worker(lane: &Lane, failure: &str) -> Reply {
+    lane.shared.metrics.unserved.fetch_add(1, Relaxed);
+    let message = match failure {
+        "" if lane.shared.fleet.read().is_empty() => {
+            "the router has no workers; add one with POST /workers".to_owned()
+        }
+        "" => "every worker that could serve the request is draining".to_owned(),
+        failure => format!("no worker could serve the request; the last one tried was {failure}"),
+    };
+    reply::error(StatusCode::SERVICE_UNAVAILABLE, &message)
+}

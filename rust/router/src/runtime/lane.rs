@@ -1,0 +1,119 @@
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use tokio::sync::watch;
+
+use crate::config::Config;
+use crate::fleet::models::Models;
+use crate::fleet::waiting::Waiting;
+use crate::fleet::worker::{Fleet, Worker};
+use crate::front::client::Clients;
+use crate::front::gate::Gate;
+use crate::front::request_id::RequestIds;
+use crate::front::tls::Tls;
+use crate::policy::Policy;
+use crate::request::retry::Budget;
+use crate::request::upstream::Pool;
+use crate::runtime::spin::Spin;
+use crate::telemetry::log::Log;
+use crate::telemetry::metrics::{LaneMetrics, Metrics};
+
+/// What all threads share.
+pub struct Shared {
+    pub config: Config,
+    pub fleet: Fleet,
+    pub models: Models,
+    pub policy: Box<dyn Policy>,
+    pub gate: Gate,
+    /// What client connections are secured with, if they are.
+    pub tls: Option<Tls>,
+    pub metrics: Metrics,
+    pub log: Log,
+    pub stopping: watch::Receiver<Stopping>,
+    /// Changes when what is listed elsewhere is to be read again.
+    pub reload: watch::Receiver<()>,
+}
+
+impl Shared {
+    /// Takes a worker out of the fleet; requests it is serving go on to their end.
+    pub fn remove(&self, worker: &Worker) {
+        if self.fleet.remove(worker) {
+            worker.set_draining(true);
+            self.policy.maintain(&self.fleet.read());
+        }
+    }
+}
+
+/// How far the router has been asked to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stopping {
+    No,
+    /// Take no more connections, finish what is in flight.
+    Drain,
+    Now,
+}
+
+/// One thread's own part of the router.
+pub struct Lane {
+    pub shared: Arc<Shared>,
+    /// Its number among the lanes.
+    index: usize,
+    pub pool: Rc<Pool>,
+    pub scratch: RefCell<Scratch>,
+    pub retries: Budget,
+    pub request_ids: RefCell<RequestIds>,
+    pub spin: Arc<Spin>,
+    pub waiting: Waiting,
+    pub clients: Rc<Clients>,
+    /// Client connections and upgraded streams that are open.
+    pub open: Cell<usize>,
+}
+
+/// Memory reused from request to request.
+#[derive(Default)]
+pub struct Scratch {
+    pub key: Vec<u8>,
+    pub eligible: Vec<usize>,
+}
+
+impl Lane {
+    pub fn new(shared: Arc<Shared>, index: usize, spin: Arc<Spin>) -> Rc<Lane> {
+        Rc::new(Lane {
+            shared,
+            index,
+            pool: Rc::default(),
+            scratch: RefCell::default(),
+            retries: Budget::default(),
+            request_ids: RefCell::default(),
+            spin,
+            waiting: Waiting::default(),
+            clients: Rc::default(),
+            open: Cell::new(0),
+        })
+    }
+
+    /// What this lane counts.
+    pub fn metrics(&self) -> &LaneMetrics {
+        self.shared.metrics.lane(self.index)
+    }
+}
+
+/// Counts something as open on its lane for as long as it lives.
+pub struct Open(Rc<Lane>);
+
+impl Open {
+    pub fn new(lane: Rc<Lane>) -> Self {
+        lane.open.set(lane.open.get() + 1);
+        lane.metrics().connections.fetch_add(1, Relaxed);
+        Open(lane)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.set(self.0.open.get() - 1);
+        self.0.metrics().connections.fetch_sub(1, Relaxed);
+    }
+}

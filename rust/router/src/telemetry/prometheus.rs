@@ -1,0 +1,283 @@
+//! The metrics in Prometheus' text format.
+
+use std::fmt::Write;
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::fleet::standing::Health;
+use crate::fleet::worker::Worker;
+use crate::request::exchange::End;
+use crate::request::route::Route;
+use crate::runtime::lane::Shared;
+use crate::telemetry::histogram::{BOUNDS_US, Snapshot};
+use crate::telemetry::metrics::Metrics;
+
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+pub fn render(shared: &Shared) -> String {
+    let mut out = String::with_capacity(16 << 10);
+    requests(&mut out, &shared.metrics);
+    let metrics = &shared.metrics;
+    let plain: [(&str, &str, &str, u64); 12] = [
+        (
+            "requests_in_flight",
+            "gauge",
+            "Requests on their way to a worker, or at one.",
+            metrics.in_flight(),
+        ),
+        (
+            "requests_waiting",
+            "gauge",
+            "Requests that wait because --max-concurrent-requests are in flight.",
+            shared.gate.in_flight.waiting() as u64,
+        ),
+        (
+            "received_bytes_total",
+            "counter",
+            "Bytes of request bodies.",
+            metrics.received_bytes(),
+        ),
+        (
+            "sent_bytes_total",
+            "counter",
+            "Bytes of answers' bodies.",
+            metrics.sent_bytes(),
+        ),
+        (
+            "connections_open",
+            "gauge",
+            "Client connections that are open.",
+            metrics.connections(),
+        ),
+        (
+            "connections_total",
+            "counter",
+            "Client connections accepted.",
+            metrics.accepted(),
+        ),
+        (
+            "tls_handshakes_failed_total",
+            "counter",
+            "Client connections that ended before TLS was set up.",
+            metrics.failed_handshakes(),
+        ),
+        (
+            "retries_total",
+            "counter",
+            "Attempts on another worker after a failed one.",
+            metrics.retries.load(Relaxed),
+        ),
+        (
+            "unserved_total",
+            "counter",
+            "Requests that no worker could take.",
+            metrics.unserved.load(Relaxed),
+        ),
+        (
+            "retries_refused_total",
+            "counter",
+            "Retries that the retry budget did not allow.",
+            metrics.retries_refused.load(Relaxed),
+        ),
+        (
+            "log_lines_dropped_total",
+            "counter",
+            "Log lines lost because nobody read them fast enough.",
+            shared.log.dropped(),
+        ),
+        (
+            "workers",
+            "gauge",
+            "Workers in the list.",
+            shared.fleet.read().len() as u64,
+        ),
+    ];
+    for (name, kind, help, value) in plain {
+        head(&mut out, name, kind, help);
+        let _ = writeln!(out, "sglang_omni_router_{name} {value}");
+    }
+    workers(&mut out, shared);
+    shared.policy.write_metrics(&shared.fleet.read(), &mut out);
+    out
+}
+
+fn requests(out: &mut String, metrics: &Metrics) {
+    head(
+        out,
+        "requests_total",
+        "counter",
+        "Requests by route and by the status of their answer; 499 where the client did not wait for one.",
+    );
+    for route in Route::all() {
+        for (status, count) in metrics.answers(route) {
+            let _ = writeln!(
+                out,
+                "sglang_omni_router_requests_total{{route=\"{}\",status=\"{status}\"}} {count}",
+                route.name()
+            );
+        }
+    }
+    head(
+        out,
+        "requests_ended_total",
+        "counter",
+        "Requests by how their answer ended: complete, the client left before, or the worker broke off.",
+    );
+    for (end, how) in End::NAMES.iter().enumerate() {
+        let count = metrics.ended(end);
+        let _ = writeln!(
+            out,
+            "sglang_omni_router_requests_ended_total{{how=\"{how}\"}} {count}"
+        );
+    }
+    type Read = fn(&Metrics, Route) -> Snapshot;
+    let histograms: [(&str, &str, Read); 2] = [
+        (
+            "time_to_first_byte_seconds",
+            "From a request's head to the first bytes of a worker's answer.",
+            Metrics::first_byte,
+        ),
+        (
+            "request_duration_seconds",
+            "From a request's head to the end of its answer.",
+            Metrics::duration,
+        ),
+    ];
+    for (name, help, read) in histograms {
+        head(out, name, "histogram", help);
+        for route in Route::all() {
+            histogram(out, name, "route", route.name(), &read(metrics, route));
+        }
+    }
+}
+
+fn workers(out: &mut String, shared: &Shared) {
+    let fleet = shared.fleet.read();
+    type Read = fn(&Worker) -> u64;
+    let values: [(&str, &str, &str, Read); 5] = [
+        (
+            "worker_up",
+            "gauge",
+            "1 if the last health check succeeded.",
+            |w| u64::from(w.health() == Health::Up),
+        ),
+        (
+            "worker_draining",
+            "gauge",
+            "1 if the worker takes no new requests.",
+            |w| u64::from(w.is_draining()),
+        ),
+        (
+            "worker_inflight",
+            "gauge",
+            "Requests in flight at a worker.",
+            |w| w.load() as u64,
+        ),
+        (
+            "worker_requests_total",
+            "counter",
+            "Requests a worker answered.",
+            |w| w.requests.load(Relaxed),
+        ),
+        (
+            "worker_failures_total",
+            "counter",
+            "Attempts at a worker that failed.",
+            |w| w.failures.load(Relaxed),
+        ),
+    ];
+    for (name, kind, help, read) in values {
+        head(out, name, kind, help);
+        for worker in fleet.iter() {
+            let _ = writeln!(
+                out,
+                "sglang_omni_router_{name}{{worker=\"{}\"}} {}",
+                escaped(&worker.url),
+                read(worker)
+            );
+        }
+    }
+    let name = "worker_time_to_first_byte_seconds";
+    head(
+        out,
+        name,
+        "histogram",
+        "From a request's head to the first bytes of the worker's answer.",
+    );
+    for worker in fleet.iter() {
+        histogram(
+            out,
+            name,
+            "worker",
+            &escaped(&worker.url),
+            &worker.first_byte.read(),
+        );
+    }
+}
+
+pub fn head(out: &mut String, name: &str, kind: &str, help: &str) {
+    let _ = writeln!(
+        out,
+        "# HELP sglang_omni_router_{name} {help}\n# TYPE sglang_omni_router_{name} {kind}"
+    );
+}
+
+/// One series of a histogram, if anything was observed.
+fn histogram(out: &mut String, name: &str, label: &str, value: &str, read: &Snapshot) {
+    if read.count() == 0 {
+        return;
+    }
+    let mut below = 0;
+    let bounds = BOUNDS_US
+        .iter()
+        .map(|&bound| (bound as f64 / 1e6).to_string());
+    for (count, bound) in read.counts.iter().zip(bounds.chain(["+Inf".to_owned()])) {
+        below += count;
+        let _ = writeln!(
+            out,
+            "sglang_omni_router_{name}_bucket{{{label}=\"{value}\",le=\"{bound}\"}} {below}"
+        );
+    }
+    let _ = writeln!(
+        out,
+        "sglang_omni_router_{name}_sum{{{label}=\"{value}\"}} {}\nsglang_omni_router_{name}_count{{{label}=\"{value}\"}} {below}",
+        read.sum_us as f64 / 1e6
+    );
+}
+
+/// A label's value as the format wants it.
+fn escaped(value: &str) -> String {
+    value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_escaped() {
+        assert_eq!(escaped("a\\b\"c\nd"), "a\\\\b\\\"c\\nd");
+    }
+
+    #[test]
+    fn buckets_are_cumulative() {
+        let mut read = Snapshot::default();
+        (read.counts[0], read.counts[17], read.sum_us) = (2, 1, 2_500_000);
+        let mut out = String::new();
+        histogram(&mut out, "t", "route", "r", &read);
+        assert!(
+            out.starts_with("sglang_omni_router_t_bucket{route=\"r\",le=\"0.001\"} 2\n"),
+            "{out}"
+        );
+        assert!(
+            out.contains("le=\"300\"} 2\n") && out.contains("le=\"+Inf\"} 3\n"),
+            "{out}"
+        );
+        assert!(
+            out.ends_with("_sum{route=\"r\"} 2.5\nsglang_omni_router_t_count{route=\"r\"} 3\n"),
+            "{out}"
+        );
+    }
+}
