@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::fleet::worker::Worker;
-use crate::request::body::RequestBody;
+use crate::request::upload::RequestBody;
 use crate::request::upstream::{Pool, Upstream};
 
 /// Too rare for a connection to be worth keeping.

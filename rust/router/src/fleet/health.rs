@@ -12,7 +12,7 @@ use crate::fleet::address;
 use crate::fleet::breaker::Breaker;
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::request::body::RequestBody;
+use crate::request::upload::RequestBody;
 use crate::request::upstream::{CONNECT_TIMEOUT, Upstream};
 use crate::runtime::clock::{self, TICK};
 use crate::runtime::lane::Shared;

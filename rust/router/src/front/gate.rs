@@ -11,8 +11,8 @@ use crate::front::cors::Cors;
 use crate::front::in_flight::{InFlight, Refused};
 use crate::front::reply::{self, Reply};
 use crate::front::request_id::{REQUEST_ID, is_usable};
-use crate::request::body::discard;
 use crate::request::exchange::Exchange;
+use crate::request::upload::discard;
 use crate::runtime::lane::Lane;
 
 /// Open to everyone: what probes and scrapers ask for, which have no key.

@@ -17,11 +17,12 @@ use crate::fleet::worker::{LoadGuard, Worker};
 use crate::front::reply::{self, Reply};
 use crate::key::scan::scan;
 use crate::policy::{Candidates, Decision, Receipt, RequestKey};
-use crate::request::body::{Fault, Payload, ReadError, RequestBody, ResponseBody, Upload, discard};
+use crate::request::body::{Payload, ResponseBody};
 use crate::request::exchange::Exchange;
 use crate::request::forwarding;
 use crate::request::retry::Tries;
 use crate::request::route::Route;
+use crate::request::upload::{Fault, ReadError, RequestBody, Upload, discard};
 use crate::request::upstream::Upstream;
 use crate::runtime::lane::{Lane, Scratch};
 

@@ -18,11 +18,12 @@ use crate::fleet::models;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::LoadGuard;
 use crate::front::reply::Reply;
-use crate::request::body::{Payload, RequestBody, ResponseBody};
+use crate::request::body::{Payload, ResponseBody};
 use crate::request::exchange::{End, Exchange};
 use crate::request::forwarding;
 use crate::request::proxy::{WORKER_HEADER, answer, exhausted, is_exhaustion};
 use crate::request::retry::Tries;
+use crate::request::upload::RequestBody;
 use crate::request::upstream::{connect, connect_limit};
 use crate::runtime::lane::{Lane, Open};
 

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::request::body::RequestBody;
+use crate::request::upload::RequestBody;
 use crate::request::usage::Tail;
 
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
