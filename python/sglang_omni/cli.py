@@ -27,8 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="sgl-omni", description="Serve omni models as pipelines of stages, behind a cache-aware router."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("serve", help="serve a model (sgl-omni serve --help)", add_help=False)
-    commands.add_parser("route", help="route requests to replicas; route top watches them", add_help=False)
+    commands.add_parser(
+        "serve", help="serve a model; sgl-omni serve --help lists its options", add_help=False
+    )
+    commands.add_parser(
+        "route",
+        help="route requests to replicas, likewise; sgl-omni route top shows them live",
+        add_help=False,
+    )
     config = commands.add_parser("config", help="look at a pipeline's config")
     actions = config.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in (

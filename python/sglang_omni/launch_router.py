@@ -24,7 +24,9 @@ def build_parser(prog: str = "python -m sglang_omni.launch_router") -> argparse.
     """The router's options: the fields of `RouterConfig`."""
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Route requests to OpenAI-compatible replicas.",
+        usage="%(prog)s --worker-urls URL... [--OPTION VALUE]...",
+        description="Route requests to OpenAI-compatible replicas, each to the one that most likely has its "
+        "prompt's beginning in its cache.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -30,22 +30,40 @@ class LaunchError(Exception):
 
 def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=prog, description="Serve an omni model with an OpenAI-compatible API."
+        prog=prog,
+        usage="%(prog)s [--model-path PATH] [--port PORT] [--dp-size REPLICAS] [--OPTION VALUE]...",
+        description="Serve an omni model with an OpenAI-compatible API.",
+        epilog="Options with --router- in front are the router's, which --dp-size 2 or more starts.",
     )
     parser.add_argument(
         "--model-path",
+        metavar="PATH",
         help=f"directory of a Llama or Qwen checkpoint, or {DEFAULT_MODEL!r} for the bundled one (default)",
     )
-    parser.add_argument("--config", type=Path, help="the pipeline as a YAML or JSON file")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the pipeline as a YAML or JSON file")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="0 picks a free one (default: %(default)s)")
-    parser.add_argument("--dp-size", type=int, default=1, help="replicas behind a router (default: 1)")
-    parser.add_argument("--served-model-name", help="the name requests give the model")
     parser.add_argument(
-        "--max-body-size", type=int, default=64 * 2**20, help="bytes a request may have (default: 64 MiB)"
+        "--dp-size",
+        type=int,
+        default=1,
+        metavar="REPLICAS",
+        help="two or more replicas get a router in front of them (default: 1)",
+    )
+    parser.add_argument("--served-model-name", metavar="NAME", help="the name requests give the model")
+    parser.add_argument(
+        "--max-body-size",
+        type=int,
+        default=64 * 2**20,
+        metavar="BYTES",
+        help="what a request may have (default: 64 MiB)",
     )
     parser.add_argument(
-        "--start-timeout", type=float, default=600.0, help="seconds to come up in (default: %(default)g)"
+        "--start-timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="time to come up in (default: %(default)g)",
     )
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: info"
@@ -53,7 +71,11 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--log-name", default="server", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--policy", dest="router_policy", default=argparse.SUPPRESS, help="short for --router-policy"
+        "--policy",
+        dest="router_policy",
+        default=argparse.SUPPRESS,
+        metavar="POLICY",
+        help="short for --router-policy",
     )
     # Workers and addresses are the fleet's business, and so is when its members leave.
     add_flags(parser, prefix="router-", without=("worker_urls", "host", "port", "drain_timeout"))

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+import aiohttp
+from aiohttp import web
+
 from sglang_omni._core import RouterServer
 from sglang_omni.router import RouterConfig
 
@@ -154,6 +157,31 @@ async def replicas(*handlers: Handler | None) -> AsyncIterator[list[Replica]]:
             await replica.stop()
 
 
+@contextlib.asynccontextmanager
+async def websocket_echo() -> AsyncIterator[str]:
+    """A worker that sends back what comes over WebSocket on `/v1/realtime`; yields its URL."""
+
+    async def echo(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(protocols=("realtime",))
+        await socket.prepare(request)
+        async for message in socket:
+            if message.type is aiohttp.WSMsgType.TEXT:
+                await socket.send_str(message.data)
+            else:
+                await socket.send_bytes(message.data)
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/v1/realtime", echo)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
 class Served(Protocol):
     @property
     def url(self) -> str: ...
@@ -254,6 +282,7 @@ async def change(url: str, method: str, path: str, body: object = None) -> Answe
 
 
 async def listed(url: str) -> list[dict[str, Any]]:
+    """The router's workers in the order of its list."""
     return json.loads((await get(url, "/workers")).body)["workers"]
 
 
@@ -270,8 +299,14 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 
 
 async def workers(url: str) -> dict[str, dict[str, Any]]:
-    """What the router says of each of its workers."""
-    return {worker["url"]: worker for worker in json.loads((await get(url, "/workers")).body)["workers"]}
+    """The router's workers by their URL."""
+    return {worker["url"]: worker for worker in await listed(url)}
+
+
+async def load_of(url: str) -> int:
+    """Requests in flight at the router's only worker."""
+    [worker] = await listed(url)
+    return int(worker["load"])
 
 
 async def becomes(url: str, replica: Served, state: str) -> None:

@@ -7,7 +7,6 @@ import json
 
 import aiohttp
 import pytest
-from aiohttp import web
 from router_harness import (
     PATIENCE,
     Answer,
@@ -20,6 +19,7 @@ from router_harness import (
     response,
     router,
     until,
+    websocket_echo,
 )
 
 
@@ -171,21 +171,12 @@ async def test_a_worker_that_fails_gives_the_place_back() -> None:
 
 
 async def test_a_websocket_holds_its_place_to_its_end() -> None:
-    async def echo(request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        async for message in socket:
-            await socket.send_str(message.data)
-        return socket
-
-    app = web.Application()
-    app.router.add_get("/v1/realtime", echo)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    worker = f"http://127.0.0.1:{runner.addresses[0][1]}"
     options = {"max_concurrent_requests": 1, "queue_size": 0}
-    async with router(worker, **options) as url, aiohttp.ClientSession() as session:
+    async with (
+        websocket_echo() as worker,
+        router(worker, **options) as url,
+        aiohttp.ClientSession() as session,
+    ):
         async with session.ws_connect(f"{url}/v1/realtime") as socket:
             await socket.send_str("hello")
             assert await socket.receive_str() == "hello"
@@ -196,7 +187,6 @@ async def test_a_websocket_holds_its_place_to_its_end() -> None:
             return (await get(url, "/nothing")).status == 404
 
         await until(free, "the place is free")
-    await runner.cleanup()
 
 
 async def test_a_limit_of_nothing_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 
 from router_harness import (
@@ -12,7 +11,7 @@ from router_harness import (
     Seen,
     assert_error,
     connect,
-    get,
+    load_of,
     post,
     read_body,
     read_head,
@@ -21,11 +20,6 @@ from router_harness import (
     router,
     until,
 )
-
-
-async def load_of(url: str) -> int:
-    [worker] = json.loads((await get(url, "/workers")).body)["workers"]
-    return int(worker["load"])
 
 
 async def read_answer(reader: asyncio.StreamReader) -> Answer:

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 import trustme
-from aiohttp import web
 from router_harness import (
     PATIENCE,
     Answer,
@@ -26,6 +25,7 @@ from router_harness import (
     response,
     router,
     until,
+    websocket_echo,
 )
 
 
@@ -98,27 +98,14 @@ async def test_requests_and_answers_of_any_size(certificate: Certificate) -> Non
 
 
 async def test_websocket(certificate: Certificate) -> None:
-    async def echo(request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        async for message in socket:
-            await socket.send_str(message.data)
-        return socket
-
-    app = web.Application()
-    app.router.add_get("/v1/realtime", echo)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    worker = f"http://127.0.0.1:{runner.addresses[0][1]}"
     async with (
+        websocket_echo() as worker,
         router(worker, **certificate.options) as url,
         aiohttp.ClientSession() as session,
         session.ws_connect(f"{url}/v1/realtime", ssl=certificate.client) as socket,
     ):
         await socket.send_str("hello")
         assert await socket.receive_str() == "hello"
-    await runner.cleanup()
 
 
 async def test_refusals_have_a_body_here_too(certificate: Certificate) -> None:

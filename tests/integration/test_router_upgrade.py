@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import struct
 
 import aiohttp
 import pytest
-from aiohttp import web
-from router_harness import PATIENCE, connect, get, post, read_head, replicas, router, until
+from router_harness import (
+    PATIENCE,
+    connect,
+    load_of,
+    post,
+    read_head,
+    replicas,
+    router,
+    until,
+    websocket_echo,
+)
 
 UPGRADE = (
     b"GET /v1/realtime?model=m%20x&a=1 HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\n"
     b"Upgrade: websocket\r\nSec-WebSocket-Key: a2V5\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
 AGREED = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-Mine: 1\r\n\r\n"
-
-
-async def load_of(url: str) -> int:
-    [worker] = json.loads((await get(url, "/workers")).body)["workers"]
-    return int(worker["load"])
 
 
 class RawWorker:
@@ -155,37 +158,22 @@ async def test_a_handshake_that_is_never_answered_ends() -> None:
 
 
 async def test_websocket() -> None:
-    async def echo(request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse(protocols=("realtime",))
-        await socket.prepare(request)
-        async for message in socket:
-            if message.type == aiohttp.WSMsgType.TEXT:
-                await socket.send_str(f"{request.query_string}:{message.data}")
-            else:
-                await socket.send_bytes(bytes(reversed(message.data)))
-        return socket
-
-    app = web.Application()
-    app.router.add_get("/v1/realtime", echo)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    async with router(f"http://127.0.0.1:{port}") as url, aiohttp.ClientSession() as session:
+    async with (
+        websocket_echo() as worker,
+        router(worker) as url,
+        aiohttp.ClientSession() as session,
+    ):
         async with session.ws_connect(f"{url}/v1/realtime?model=m", protocols=("realtime",)) as socket:
             assert socket.protocol == "realtime"
             await socket.send_str("hello")
-            assert await socket.receive_str() == "model=m:hello"
+            assert await socket.receive_str() == "hello"
             await socket.send_bytes(bytes(range(256)) * 1000)
-            assert await socket.receive_bytes() == bytes(reversed(bytes(range(256)) * 1000))
-            workers = json.loads((await get(url, "/workers")).body)["workers"]
-            assert workers[0]["load"] == 1
+            assert await socket.receive_bytes() == bytes(range(256)) * 1000
+            assert await load_of(url) == 1
         # A route that does not upgrade answers as it is.
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             await session.ws_connect(f"{url}/nothing")
         assert refused.value.status == 404
-    await runner.cleanup()
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket"])

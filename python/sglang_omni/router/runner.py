@@ -29,8 +29,8 @@ def with_keys_from_environment(config: RouterConfig) -> RouterConfig:
 
 def run_router(config: RouterConfig) -> int:
     """Serves until SIGTERM (finishes what is in flight) or SIGINT (ends at once); a second SIGTERM also
-    ends at once. SIGHUP has it read the workers' file and resolve their names again. Call it from the
-    main thread of a process of its own.
+    ends at once. SIGHUP has it read the workers' file and the certificate and resolve the workers' names
+    again. Call it from the main thread of a process of its own.
 
     Returns:
         The exit status, 0 after either signal.

@@ -1,3 +1,5 @@
+//! What a user may set, with its defaults and its limits.
+
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;

@@ -14,7 +14,6 @@ use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
 
-pub use self::models::unknown as unknown_model;
 use crate::fleet::worker::Worker;
 use crate::front::reply::{self, Reply};
 use crate::runtime::lane::{Lane, Stopping};

@@ -27,19 +27,10 @@ pub async fn one(lane: &Rc<Lane>, headers: &HeaderMap, id: &str) -> Reply {
     match merged(lane, headers).await {
         Ok(models) => match models.iter().find(|model| model["id"] == id) {
             Some(model) => reply::json(StatusCode::OK, model),
-            None => unknown(id),
+            None => reply::unknown_model(id),
         },
         Err(failure) => no_worker(lane, &failure),
     }
-}
-
-/// 404 for a model that no worker has.
-pub fn unknown(model: &str) -> Reply {
-    let message =
-        format!("no worker serves the model {model:?}; /v1/models lists those that are served");
-    let error =
-        json!({"message": message, "type": "model_not_found", "param": "model", "code": 404});
-    reply::json(StatusCode::NOT_FOUND, &json!({"error": error}))
 }
 
 async fn merged(lane: &Rc<Lane>, headers: &HeaderMap) -> Result<Vec<Value>, String> {

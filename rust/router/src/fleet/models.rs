@@ -12,11 +12,9 @@ use hyper::http::request::Parts;
 use serde_json::Value;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::admin;
 use crate::fleet::fan_out::{Answer, Question, ask};
 use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
-use crate::front::reply::Reply;
 use crate::key::scan::scan;
 use crate::request::upstream::Pool;
 use crate::runtime::clock::{self, TICK};
@@ -166,8 +164,8 @@ impl<'a> Serving<'a> {
     }
 }
 
-/// The refusal of a request for a model that no worker has, even asked again.
-pub async fn refuse_unknown(lane: &Lane, parts: &Parts, body: &[u8]) -> Option<Reply> {
+/// The model that a request names, if no worker has it, even asked again.
+pub async fn unknown(lane: &Lane, parts: &Parts, body: &[u8]) -> Option<String> {
     let shared = &lane.shared;
     if !shared.models.differ() {
         return None;
@@ -182,5 +180,5 @@ pub async fn refuse_unknown(lane: &Lane, parts: &Parts, body: &[u8]) -> Option<R
         let workers = Vec::clone(&shared.fleet.read());
         refresh(&lane.pool, shared, workers).await;
     }
-    is_unknown().then(|| admin::unknown_model(&String::from_utf8_lossy(model)))
+    is_unknown().then(|| String::from_utf8_lossy(model).into_owned())
 }

@@ -37,6 +37,15 @@ pub fn error(status: StatusCode, message: &str) -> Reply {
     reply
 }
 
+/// 404 for a model that no worker has.
+pub fn unknown_model(model: &str) -> Reply {
+    let message =
+        format!("no worker serves the model {model:?}; /v1/models lists those that are served");
+    let error =
+        json!({"message": message, "type": "model_not_found", "param": "model", "code": 404});
+    json(StatusCode::NOT_FOUND, &json!({"error": error}))
+}
+
 pub fn json(status: StatusCode, value: &Value) -> Reply {
     text(status, "application/json", value.to_string())
 }

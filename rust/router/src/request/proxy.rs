@@ -77,8 +77,8 @@ pub async fn forward(
         Bytes::new()
     };
 
-    if let Some(refusal) = models::refuse_unknown(lane, &parts, &text).await {
-        return refusal;
+    if let Some(model) = models::unknown(lane, &parts, &text).await {
+        return reply::unknown_model(&model);
     }
     let mut tries = Tries::new(lane);
     while let Some(worker) = tries.choose(&parts, &text) {

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use crate::fleet::models;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::LoadGuard;
-use crate::front::reply::Reply;
+use crate::front::reply::{self, Reply};
 use crate::request::body::{Payload, ResponseBody};
 use crate::request::exchange::{End, Exchange};
 use crate::request::forwarding;
@@ -39,8 +39,8 @@ pub async fn forward(
     parts.headers = with_upgrade(parts.headers);
 
     let nothing = Bytes::new();
-    if let Some(refusal) = models::refuse_unknown(lane, &parts, b"").await {
-        return refusal;
+    if let Some(model) = models::unknown(lane, &parts, b"").await {
+        return reply::unknown_model(&model);
     }
     let mut tries = Tries::new(lane);
     let (worker, load, mut response) = loop {

@@ -1,3 +1,5 @@
+//! A lane is one thread's own part of the router; what all of them share is [`Shared`].
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;

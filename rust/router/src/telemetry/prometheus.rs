@@ -157,7 +157,7 @@ fn workers(out: &mut String, shared: &Shared) {
         (
             "worker_up",
             "gauge",
-            "1 if the last health check succeeded.",
+            "1 if the worker's state is up: nothing is known against it.",
             |w| u64::from(w.health() == Health::Up),
         ),
         (
