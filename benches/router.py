@@ -1,6 +1,6 @@
 """The router beside the direct path, a bare TCP pass-through and three peers.
 
-    python benches/router.py                                      # everything, ten minutes
+    python benches/router.py                                      # everything, eleven minutes
     python benches/router.py --cases json-32,sse-32 --no-peers    # while working on it
     python benches/router.py --cases json-32 --no-peers --router before=/tmp/sglang-omni-router
 

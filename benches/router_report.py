@@ -78,7 +78,7 @@ def _title(way: str) -> str:
     if way in PEER_NAMES:
         versions = dict(line.split("==") for line in PEER_VERSIONS.read_text().split())
         return f"{way} {versions[way]}"
-    return {"pass": "a bare TCP pass-through: the limit", OURS: "**sglang_omni**"}[way]
+    return {"pass": "a bare TCP pass-through", OURS: "**sglang_omni**"}[way]
 
 
 PARTS = {"speed": speed, "hits": hits, "notes": notes, "summary": summary}
