@@ -139,3 +139,12 @@ async def test_an_answer_that_ends_with_its_connection() -> None:
 
     async with replicas(handler) as [replica], router(replica) as url:
         assert (await post(url)).body == b"until the end"
+
+
+async def test_prompts_of_any_bytes_are_routed() -> None:
+    """Bytes that begin no character, and NULs before them, are prompts to the router like others."""
+    async with replicas(None, None) as served, router(*served, policy="cache_aware") as url:
+        for first in (b"\x80a", b"\x00\x80", b"\xc3\x80", b"\x00\xc3\x80", b"\x00", b"\xff\x80\x80\x80\x80"):
+            for second in (b"\x80b", b"\x00\x80c", b"\x00\xc3d", b""):
+                body = b'{"prompt":"' + first + second + b'"}'
+                assert (await post(url, body)).status == 200

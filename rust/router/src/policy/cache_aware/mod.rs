@@ -7,7 +7,7 @@ mod suspects;
 mod tests;
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 pub use balance::Tuning;
 
@@ -64,6 +64,17 @@ impl CacheAware {
             state: Mutex::default(),
             counters: Counters::default(),
         }
+    }
+
+    /// What was half changed when a thread panicked is not looked at again: a router goes on with what it
+    /// learns from now on.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| {
+            let mut state = poisoned.into_inner();
+            *state = State::default();
+            self.state.clear_poison();
+            state
+        })
     }
 
     fn is_imbalanced(&self, shortest: usize, longest: usize) -> bool {
@@ -132,7 +143,7 @@ impl Policy for CacheAware {
         if text.is_empty() {
             return candidates.best_by_key(Worker::load).into();
         }
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state();
         let state = &mut *state;
         let is_imbalanced = state.balance.penalties(
             &self.tuning,
@@ -174,7 +185,7 @@ impl Policy for CacheAware {
         } = usage;
         let is_cached = 2.0 * cached_tokens as f64 * f64::from(receipt.text)
             >= f64::from(receipt.known) * prompt_tokens as f64;
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state();
         let State { tree, suspects, .. } = &mut *state;
         let now = tree.now(worker.id);
         if is_cached {
@@ -194,7 +205,7 @@ impl Policy for CacheAware {
     }
 
     fn maintain(&self, fleet: &[Arc<Worker>]) {
-        let mut state = self.state.lock().unwrap();
+        let mut state = self.state();
         let known: Vec<u32> = state.tree.workers().collect();
         for id in known {
             let stays = fleet.iter().any(|worker| worker.id == id);
@@ -204,11 +215,11 @@ impl Policy for CacheAware {
     }
 
     fn forget(&self, worker: &Worker) {
-        self.state.lock().unwrap().tree.shrink(worker.id, 0);
+        self.state().tree.shrink(worker.id, 0);
     }
 
     fn write_metrics(&self, fleet: &[Arc<Worker>], out: &mut String) {
-        let state = self.state.lock().unwrap();
+        let state = self.state();
         self.counters.write(&state.tree, fleet, out);
     }
 }

@@ -161,3 +161,15 @@ fn removed_workers_are_forgotten_and_trees_bounded() {
     policy.maintain(&fleet[..1]);
     assert!(bytes(0) > 0 && bytes(1) == 0);
 }
+
+#[test]
+fn a_panic_costs_what_was_learned_and_no_more() {
+    let (policy, fleet) = (policy(|_| ()), fleet(2));
+    let panic = || {
+        let _state = policy.state();
+        panic!("the thread that held the tree");
+    };
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panic)).is_err());
+    let picks = picks(&policy, &fleet, ["a prompt", "a prompt"]);
+    assert_eq!(picks[0], picks[1]);
+}

@@ -7,17 +7,15 @@ fn is_boundary(text: &[u8], at: usize) -> bool {
     !continues(at) || (at >= 3 && continues(at - 1) && continues(at - 2) && continues(at - 3))
 }
 
-/// The first character's bytes as a number; what children are told apart by.
+/// The first character's bytes as a number; what children are told apart by. They stand on the left, for a
+/// continuation byte is never 0: so no shorter character has a longer one's number.
 pub fn first_char(text: &[u8]) -> u32 {
-    let mut key = u32::from(text[0]);
-    for &byte in text[1..]
-        .iter()
-        .take(3)
-        .take_while(|&&byte| byte & 0xc0 == 0x80)
-    {
-        key = key << 8 | u32::from(byte);
+    let mut bytes = [text[0], 0, 0, 0];
+    let rest = text[1..].iter().take_while(|&&byte| byte & 0xc0 == 0x80);
+    for (place, &byte) in bytes[1..].iter_mut().zip(rest) {
+        *place = byte;
     }
-    key
+    u32::from_be_bytes(bytes)
 }
 
 /// Bytes that both begin with, ending between characters.
@@ -66,5 +64,11 @@ mod tests {
         let (a, b) = ([0x80; 10], [0x80, 0x80, 0x80, 0x80, 0x80, 0x81]);
         assert_eq!(common_prefix(&a, &b), 5);
         assert_eq!(first_char(&a), first_char(&b));
+    }
+
+    #[test]
+    fn a_nul_before_a_continuation_byte_is_not_that_byte() {
+        assert_ne!(first_char(&[0, 0x80]), first_char(&[0x80, b'a']));
+        assert_ne!(first_char(&[0xc3, 0x80]), first_char(&[0, 0xc3, 0x80]));
     }
 }

@@ -149,7 +149,7 @@ fn random_texts_keep_every_promise() {
         let alphabet: &[u8] = if rng.bool() {
             b"ab"
         } else {
-            &[b'a', 0x80, 0xc3, 0xa9, 0xf0]
+            &[b'a', 0, 0x80, 0xc3, 0xa9, 0xf0]
         };
         let text: Vec<u8> = (0..rng.usize(0..24))
             .map(|_| *rng.choice(alphabet).unwrap())
