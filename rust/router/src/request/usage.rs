@@ -65,7 +65,8 @@ impl Tail {
 
 /// The number that follows a name where that stands last.
 fn last_number(text: &[u8], name: &[u8]) -> Option<u64> {
-    let at = memmem::rfind(text, name)? + name.len();
+    // Searched forwards, which memchr does many bytes at a time, and backwards it does not.
+    let at = memmem::find_iter(text, name).last()? + name.len();
     let value = text[at..].trim_ascii_start().strip_prefix(b":")?;
     let value = value.trim_ascii_start();
     let digits = value

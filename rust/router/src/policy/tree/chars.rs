@@ -18,22 +18,19 @@ pub fn first_char(text: &[u8]) -> u32 {
     u32::from_be_bytes(bytes)
 }
 
+/// Bytes in the blocks of `N` that both begin with.
+fn equal_blocks<const N: usize>(a: &[u8], b: &[u8]) -> usize {
+    let (a, b) = (a.as_chunks::<N>().0, b.as_chunks::<N>().0);
+    N * a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
 /// Bytes that both begin with, ending between characters.
 pub fn common_prefix(a: &[u8], b: &[u8]) -> usize {
-    // Whole blocks compare at the speed of memory; only the one that differs is looked at by bytes.
-    const BLOCK: usize = 256;
-    let equal_blocks = a
-        .chunks_exact(BLOCK)
-        .zip(b.chunks_exact(BLOCK))
-        .take_while(|(a, b)| a == b)
-        .count();
-    let start = equal_blocks * BLOCK;
-    let equal_bytes = a[start..]
-        .iter()
-        .zip(&b[start..])
-        .take_while(|(a, b)| a == b)
-        .count();
-    back_to_boundary(a, b, start + equal_bytes)
+    // Whole blocks compare at the speed of memory; only a few bytes are looked at one by one.
+    let mut end = equal_blocks::<256>(a, b);
+    end += equal_blocks::<16>(&a[end..], &b[end..]);
+    end += equal_blocks::<1>(&a[end..], &b[end..]);
+    back_to_boundary(a, b, end)
 }
 
 fn back_to_boundary(a: &[u8], b: &[u8], at: usize) -> usize {
