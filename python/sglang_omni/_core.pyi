@@ -191,14 +191,14 @@ class RouterServer:
 
     def __init__(self, config: str) -> None: ...
     def announce(self) -> None:
-        """Logs where it listens."""
+        """Logs where it listens, for whoever waits for that."""
 
     @property
     def url(self) -> str:
-        """`http://host:port` it listens on."""
+        """Its address as a client writes it: `http://host:port`, or https with a certificate."""
 
     def reload(self) -> None:
-        """Read the workers' file and resolve the workers' names again, now."""
+        """Reads the workers' file and the certificate and resolves the workers' names again, now."""
 
     def drain(self) -> None:
         """Takes no more connections; ends when what is in flight is done, or after `drain_timeout`."""

@@ -26,7 +26,7 @@ impl RouterServer {
         Ok(RouterServer { router })
     }
 
-    /// `http://host:port` it listens on.
+    /// Its address as a client writes it.
     #[getter]
     fn url(&self) -> String {
         self.router.url()

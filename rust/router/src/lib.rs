@@ -11,7 +11,9 @@
 //! 7. [`telemetry`]: what is known of the request once it is over.
 //!
 //! All of that happens on one thread, a [`runtime::lane::Lane`] with its own listener and connections; what
-//! the lanes share is in [`runtime::lane::Shared`]. [`config`] is what a user may set.
+//! the lanes share is in [`runtime::lane::Shared`]. [`front::server::Router`] starts them, and beside them
+//! one thread for what no request waits for: health checks, discovery, `/metrics` on a port of its own.
+//! [`config`] is what a user may set; `bin/sglang-omni-router` and Python read it from a command line.
 
 mod admin;
 mod config;

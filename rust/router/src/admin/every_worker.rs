@@ -14,7 +14,7 @@ use super::workers::describe;
 use crate::fleet::fan_out::{Answer, Question, ask};
 use crate::fleet::worker::Worker;
 use crate::front::reply::{self, Reply};
-use crate::request::proxy::no_worker;
+use crate::request::choice::no_worker;
 use crate::runtime::lane::Lane;
 
 fn everyone(lane: &Lane) -> Vec<Arc<Worker>> {

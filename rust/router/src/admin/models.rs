@@ -12,7 +12,7 @@ use crate::fleet::models::listed;
 use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
 use crate::front::reply::{self, Reply};
-use crate::request::proxy::no_worker;
+use crate::request::choice::no_worker;
 use crate::runtime::lane::Lane;
 
 pub async fn list(lane: &Rc<Lane>, headers: &HeaderMap) -> Reply {

@@ -1,28 +1,23 @@
 //! Probes: each worker is asked for `/health` every interval, and put aside or taken back accordingly.
 
-use std::future::pending;
 use std::io;
 use std::sync::Arc;
 
 use hyper::header::{AUTHORIZATION, HOST, HeaderValue};
 use hyper::{Request, StatusCode};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::fleet::address;
-use crate::fleet::breaker::Breaker;
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
 use crate::request::upload::RequestBody;
 use crate::request::upstream::{CONNECT_TIMEOUT, Upstream};
-use crate::runtime::clock::{self, TICK};
+use crate::runtime::clock;
 use crate::runtime::lane::Shared;
 use crate::telemetry::log::Log;
 
 /// A busy replica may answer late; only this many late answers in a row say that it hangs.
 const SLOW_PROBES: u32 = 2;
-
-/// Ticks in which what is remembered of long waits is halved.
-const FADE_EVERY: u64 = 240;
 
 /// Puts behind all others a worker that cannot be reached.
 pub fn mark_down(log: &Log, worker: &Worker, why: &str) {
@@ -114,36 +109,4 @@ async fn probe(worker: &Worker, key: Option<&HeaderValue>) -> Result<StatusCode,
         .await
         .map_err(|error| error.into_error().to_string())?;
     Ok(response.status())
-}
-
-/// Keeps the clock going and has the breaker look over the fleet, once a tick.
-pub async fn judge(shared: Arc<Shared>) {
-    let config = &shared.config;
-    let breaker = Breaker {
-        threshold: (!config.disable_circuit_breaker).then_some(config.cb_failure_threshold),
-        recovery: clock::ticks(config.cb_timeout),
-    };
-    let mut tick = interval(TICK);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    for count in 0_u64.. {
-        tick.tick().await;
-        let fleet = shared.fleet.read();
-        breaker.sweep(&fleet, clock::advance(), &shared.log);
-        if count.is_multiple_of(FADE_EVERY) {
-            fleet.iter().for_each(|worker| worker.first_bytes.fade());
-        }
-    }
-}
-
-/// Has the policy tidy up at every eviction interval.
-pub async fn maintain(shared: Arc<Shared>) {
-    let every = shared.config.eviction_interval;
-    let Some(first) = Instant::now().checked_add(every) else {
-        return pending().await;
-    };
-    let mut tick = tokio::time::interval_at(first, every);
-    loop {
-        tick.tick().await;
-        shared.policy.maintain(&shared.fleet.read());
-    }
 }

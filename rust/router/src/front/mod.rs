@@ -1,9 +1,9 @@
 //! The clients' side: from a port to a request that was let in.
 //!
-//! [`server`] starts the threads, each with a port that [`listen`] opened. A [`connection`] is accepted there,
-//! perhaps under [`tls`]; its [`client`] is what is known of it, and [`client_io`] what moves on it. Each request
-//! passes the [`gate`], which asks [`request_id`], [`auth`], [`cors`] and [`in_flight`], and goes on from
-//! `connection::route`. [`reply`] is what the router says itself.
+//! [`server`] starts the threads, each with a port that [`listen`] opened. A [`connection`] is accepted
+//! there, perhaps under [`tls`]; its [`client`] is what is known of it, and [`client_io`] what moves on it.
+//! Each request passes the [`gate`], which asks [`request_id`], [`auth`], [`cors`] and [`in_flight`], and
+//! goes on from `connection::route`. [`reply`] is what the router says itself.
 
 pub mod auth;
 pub mod client;

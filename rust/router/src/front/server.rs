@@ -12,9 +12,9 @@ use tokio::sync::watch;
 
 use crate::config::{Config, ConfigError};
 use crate::fleet::discovery::Discovery;
-use crate::fleet::health;
 use crate::fleet::models::{self, Models};
 use crate::fleet::worker::{Fleet, Worker};
+use crate::fleet::{breaker, health};
 use crate::front::gate::Gate;
 use crate::front::tls::{self, Tls};
 use crate::front::{connection, listen};
@@ -146,14 +146,15 @@ impl Router {
             })?;
         }
         let runtime = Builder::new_current_thread();
-        router.spawn("router-health".to_owned(), runtime, move |runtime| {
+        // Everything that goes on beside the requests.
+        router.spawn("router-watch".to_owned(), runtime, move |runtime| {
             runtime.block_on(async {
                 let mut stopping = shared.stopping.clone();
                 tokio::task::spawn_local(health::watch(shared.clone()));
-                tokio::task::spawn_local(health::maintain(shared.clone()));
+                tokio::task::spawn_local(memory::tidy_policy(shared.clone()));
                 tokio::task::spawn_local(models::watch(shared.clone()));
                 tokio::task::spawn_local(discovery.watch(shared.clone()));
-                tokio::task::spawn_local(health::judge(shared.clone()));
+                tokio::task::spawn_local(breaker::watch(shared.clone()));
                 tokio::task::spawn_local(tls::watch(shared.clone()));
                 tokio::task::spawn_local(memory::give_back(shared.clone()));
                 for listener in scraped {

@@ -16,7 +16,7 @@ use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
 use crate::front::reply::{self, Reply};
 use crate::policy::Receipt;
-use crate::request::proxy::{choose, no_worker};
+use crate::request::choice::{choose, no_worker};
 use crate::runtime::clock::{self, TICK, Tick};
 use crate::runtime::lane::Lane;
 

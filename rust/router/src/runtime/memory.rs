@@ -1,9 +1,10 @@
-//! Memory that a rush of requests took is given back once it is over.
+//! Memory that is not needed any more is given back: what a rush of requests took, what the policy remembers.
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, interval_at};
 
 use crate::runtime::lane::Shared;
 
@@ -23,6 +24,19 @@ pub async fn give_back(shared: Arc<Shared>) {
             received = now;
             trim();
         }
+    }
+}
+
+/// Has the policy tidy up at every eviction interval, until the runtime ends.
+pub async fn tidy_policy(shared: Arc<Shared>) {
+    let every = shared.config.eviction_interval;
+    let Some(first) = Instant::now().checked_add(every) else {
+        return pending().await;
+    };
+    let mut tick = interval_at(first, every);
+    loop {
+        tick.tick().await;
+        shared.policy.maintain(&shared.fleet.read());
     }
 }
 

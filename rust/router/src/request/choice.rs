@@ -1,0 +1,98 @@
+//! Which worker gets a request, and what the client is told where none can.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use hyper::StatusCode;
+use hyper::header::HeaderName;
+use hyper::http::request::Parts;
+
+use crate::fleet::models::{self, Serving};
+use crate::fleet::worker::Worker;
+use crate::front::reply::{self, Reply};
+use crate::key::scan::scan;
+use crate::policy::{Candidates, Decision, Receipt, RequestKey};
+use crate::runtime::lane::{Lane, Scratch};
+
+const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
+
+/// A worker for the request, none of `tried`, among those that nothing is known against, or else among
+/// those that are least far behind. `model` becomes the one that was asked for, where that matters.
+pub fn choose(
+    lane: &Lane,
+    parts: &Parts,
+    body: &[u8],
+    tried: &[u32],
+    model: &mut Vec<u8>,
+) -> Option<(Arc<Worker>, Receipt)> {
+    let shared = &lane.shared;
+    let fleet = shared.fleet.read();
+    let mut scratch = lane.scratch.borrow_mut();
+    let Scratch { key, eligible } = &mut *scratch;
+    key.clear();
+    let by_model = shared.models.differ();
+    let mut request = RequestKey::default();
+    if by_model || shared.policy.reads_request() {
+        let found = scan(body, key);
+        let session = parts
+            .headers
+            .get(SESSION_HEADER)
+            .map_or(found.user, |value| value.as_bytes());
+        request = RequestKey {
+            text: key,
+            model: found.model,
+            session,
+            has_media: found.has_media,
+        };
+    }
+    model.clear();
+    if by_model {
+        model.extend_from_slice(models::named(parts, request.model));
+    }
+    if !find_eligible(&fleet, tried, Serving::of(&fleet, model), eligible) {
+        return None;
+    }
+    let candidates = Candidates::new(&fleet, eligible);
+    let Decision { worker, receipt } = shared.policy.pick(candidates, &request);
+    Some((worker.clone(), receipt))
+}
+
+/// Finds the positions of the workers of the best class there is.
+fn find_eligible(
+    fleet: &[Arc<Worker>],
+    tried: &[u32],
+    serving: Serving<'_>,
+    eligible: &mut Vec<usize>,
+) -> bool {
+    let mut best = u32::MAX;
+    eligible.clear();
+    for (position, worker) in fleet.iter().enumerate() {
+        let class = worker.standing.class();
+        if class > best
+            || worker.is_draining()
+            || tried.contains(&worker.id)
+            || !serving.includes(worker)
+        {
+            continue;
+        }
+        if class < best {
+            best = class;
+            eligible.clear();
+        }
+        eligible.push(position);
+    }
+    !eligible.is_empty()
+}
+
+/// 503 for a request that no worker could take.
+pub fn no_worker(lane: &Lane, failure: &str) -> Reply {
+    lane.shared.metrics.unserved.fetch_add(1, Relaxed);
+    let message = match failure {
+        "" if lane.shared.fleet.read().is_empty() => {
+            "the router has no workers; add one with POST /workers".to_owned()
+        }
+        "" => "every worker that could serve the request is draining".to_owned(),
+        failure => format!("no worker could serve the request; the last one tried was {failure}"),
+    };
+    reply::error(StatusCode::SERVICE_UNAVAILABLE, &message)
+}
