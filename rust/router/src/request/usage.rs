@@ -4,12 +4,31 @@
 //! stream, so the last bytes are all that is looked at. A quoted name cannot stand inside a JSON string,
 //! whose quotes are escaped, so what the model wrote is never mistaken for usage.
 
-use memchr::memmem;
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
 
 use crate::policy::Usage;
 
 /// Bytes that hold the usage of every server known, and the fields some of them write behind it.
 const KEPT: usize = 1024;
+
+/// Names of fields, prepared for the search: that takes longer than the search itself.
+struct Names {
+    prompt: Finder<'static>,
+    input: Finder<'static>,
+    cached: Finder<'static>,
+    cache_read: Finder<'static>,
+    cache_creation: Finder<'static>,
+}
+
+static NAMES: LazyLock<Names> = LazyLock::new(|| Names {
+    prompt: Finder::new("\"prompt_tokens\""),
+    input: Finder::new("\"input_tokens\""),
+    cached: Finder::new("\"cached_tokens\""),
+    cache_read: Finder::new("\"cache_read_input_tokens\""),
+    cache_creation: Finder::new("\"cache_creation_input_tokens\""),
+});
 
 /// The last bytes of an answer.
 pub struct Tail {
@@ -42,17 +61,18 @@ impl Tail {
     /// What the answer says of its prompt, if it says how much of that was cached.
     pub fn usage(&self) -> Option<Usage> {
         let text = &self.bytes[..self.len];
-        let (prompt_tokens, cached_tokens) = match last_number(text, b"\"cached_tokens\"") {
+        let names = &*NAMES;
+        let (prompt_tokens, cached_tokens) = match last_number(text, &names.cached) {
             Some(cached) => {
-                let openai = last_number(text, b"\"prompt_tokens\"");
-                let prompt = openai.or_else(|| last_number(text, b"\"input_tokens\""))?;
+                let openai = last_number(text, &names.prompt);
+                let prompt = openai.or_else(|| last_number(text, &names.input))?;
                 (prompt, cached)
             }
             // Anthropic counts what was cached apart.
             None => {
-                let cached = last_number(text, b"\"cache_read_input_tokens\"")?;
-                let added = last_number(text, b"\"cache_creation_input_tokens\"").unwrap_or(0);
-                let new = last_number(text, b"\"input_tokens\"")?;
+                let cached = last_number(text, &names.cache_read)?;
+                let added = last_number(text, &names.cache_creation).unwrap_or(0);
+                let new = last_number(text, &names.input)?;
                 (new.checked_add(cached)?.checked_add(added)?, cached)
             }
         };
@@ -64,9 +84,9 @@ impl Tail {
 }
 
 /// The number that follows a name where that stands last.
-fn last_number(text: &[u8], name: &[u8]) -> Option<u64> {
+fn last_number(text: &[u8], name: &Finder<'_>) -> Option<u64> {
     // Searched forwards, which memchr does many bytes at a time, and backwards it does not.
-    let at = memmem::find_iter(text, name).last()? + name.len();
+    let at = name.find_iter(text).last()? + name.needle().len();
     let value = text[at..].trim_ascii_start().strip_prefix(b":")?;
     let value = value.trim_ascii_start();
     let digits = value
