@@ -91,7 +91,7 @@ soak: build ## ten minutes: a million random payloads between two processes, 200
 SOAK_MINUTES ?= 30
 .PHONY: soak-router
 soak-router: build ## half an hour of mixed traffic while replicas are killed, hung and revived (SOAK_MINUTES=5)
-	$(BIN)/python tests/soak/router.py --minutes $(SOAK_MINUTES)
+	$(BIN)/python tests/soak/router_soak.py --minutes $(SOAK_MINUTES)
 
 FUZZ_SECONDS ?= 600
 .PHONY: fuzz

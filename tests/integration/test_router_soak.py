@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SOAK = Path(__file__).resolve().parent.parent / "soak/router.py"
+SOAK = Path(__file__).resolve().parent.parent / "soak/router_soak.py"
 
 
 def test_nothing_is_lost_and_nothing_leaks() -> None:

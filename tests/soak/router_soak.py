@@ -1,6 +1,6 @@
 """Soak: mixed traffic through a router process while its replicas are killed, stopped and revived.
 
-    python tests/soak/router.py --minutes 30 [--seed 7]
+    python tests/soak/router_soak.py --minutes 30 [--seed 7]
 
 ``router_traffic`` says what may become of a request. In the end nothing is in flight, the router has as many
 descriptors open as before, and its memory has not grown since it had warmed up.
