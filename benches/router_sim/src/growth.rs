@@ -1,5 +1,7 @@
 //! How decision cost, hit rate and time to the first token grow with the tree, the fleet and the traffic.
 
+use std::time::Instant;
+
 use serde_json::{Value, json};
 
 use crate::cost;
@@ -9,6 +11,28 @@ use crate::trace::Shape;
 
 /// Requests of a fleet of any size, for each worker.
 const REQUESTS_EACH: usize = 1000;
+
+/// A fleet of `count` workers and `requests` in all, with conversations, prompts and caches in proportion.
+pub fn scale(count: usize, requests: usize) -> Value {
+    let (setup, shape) = workers(count as f64);
+    let trace = Shape { requests, ..shape }.make();
+    let rows = POLICIES[..2].iter().map(|(name, build)| {
+        let began = Instant::now();
+        let outcome = run(&setup, &trace, &*build());
+        json!({
+            "policy": name,
+            "workers": count,
+            "requests": requests,
+            "hit_rate": outcome.hit_rate,
+            "max_over_mean": outcome.max_over_mean,
+            "first_token_mean": outcome.mean_first_token(),
+            "first_token_p99": outcome.first_token_at(0.99),
+            "simulated_seconds": outcome.seconds,
+            "took_seconds": began.elapsed().as_secs_f64(),
+        })
+    });
+    rows.collect()
+}
 
 /// What benches/router_sim/plot.py draws.
 pub fn measure() -> Value {

@@ -10,6 +10,7 @@ const USAGE: &str = "\
 usage: router-sim tables                 hit rate, balance and latency of every policy
        router-sim growth FILE           decision cost, hit rate and latency as trees, fleets and traffic
                                         grow, for plot.py
+       router-sim scale WORKERS REQUESTS cache_aware and the classic one in one large fleet
        router-sim write-trace NAME FILE  the requests of a trace, one JSON object a line
 traces: multi-turn shared-prefixes";
 
@@ -23,6 +24,13 @@ fn main() -> io::Result<()> {
             writeln!(out, "{}", growth::measure())?;
             out.flush()
         }
+        ["scale", workers, requests] => match (workers.parse(), requests.parse()) {
+            (Ok(workers), Ok(requests)) if workers >= 8 => {
+                let rows = growth::scale(workers, requests);
+                writeln!(io::stdout(), "{rows:#}")
+            }
+            _ => usage(),
+        },
         ["write-trace", name, file] => {
             let shape = match name {
                 "multi-turn" => Shape::multi_turn(),
