@@ -75,6 +75,8 @@ REFUSED = {
     "chunked not last": HEAD + b"Transfer-Encoding: chunked, gzip\r\n\r\n5\r\nhello\r\n0\r\n\r\n" + NEXT,
     "chunked by HTTP/1.0": b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
     + NEXT,
+    "no host": b"GET /first HTTP/1.1\r\n\r\n" + NEXT,
+    "two hosts": b"GET /first HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
     "a tab before the version": b"GET /first\tHTTP/1.1\r\nHost: a\r\n\r\n" + NEXT,
     "a version of its own": b"GET /first HTTP/1.2\r\nHost: a\r\n\r\n" + NEXT,
 }
@@ -84,7 +86,18 @@ REFUSED = {
 async def test_refused_before_any_worker_sees_it(name: str) -> None:
     async with recorder() as (worker, url):
         answer = await send(url, REFUSED[name])
-    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"400"]
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer)[0] == b"400"
+    assert worker.bytes == b""
+
+
+@pytest.mark.parametrize(
+    "codings", [b"gzip, chunked", b"chunked, chunked", b"gzip\r\nTransfer-Encoding: chunked"]
+)
+async def test_codings_that_would_be_lost_on_the_way_are_refused(codings: bytes) -> None:
+    async with recorder() as (worker, url):
+        head = HEAD + b"Transfer-Encoding: " + codings
+        answer = await send(url, head + b"\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 501 ")
     assert worker.bytes == b""
 
 
@@ -159,6 +172,10 @@ ANSWERS = {
     "a length that is no number": b"HTTP/1.1 200 OK\r\nContent-Length: two\r\n\r\nok",
     "a folded header": b"HTTP/1.1 200 OK\r\nX: 1\r\n Content-Length: 2\r\n\r\nok",
     "not HTTP": b"SSH-2.0-OpenSSH\r\n\r\n",
+    "a coding that nobody asked for": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n"
+    b"2\r\nok\r\n0\r\n\r\n",
+    "a protocol that nobody asked for": b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\n"
+    b"Upgrade: other\r\n\r\nok",
     "a nul in a value": b"HTTP/1.1 200 OK\r\nX: \x00\r\nContent-Length: 2\r\n\r\nok",
 }
 

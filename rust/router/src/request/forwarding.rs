@@ -4,7 +4,7 @@ use hyper::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
-use hyper::{HeaderMap, Request, Uri};
+use hyper::{HeaderMap, Request, Uri, Version};
 
 const HOP_BY_HOP: [HeaderName; 7] = [
     HeaderName::from_static("keep-alive"),
@@ -31,6 +31,23 @@ fn connection_names(headers: &HeaderMap) -> impl Iterator<Item = &str> {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .map(str::trim)
+}
+
+/// Whether the body is framed in a way that can be taken off here: other codings are part of it, and would
+/// be lost with the header that names them.
+pub fn has_known_coding(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    let is_known = |value: &HeaderValue| {
+        let value = value.as_bytes();
+        value.eq_ignore_ascii_case(b"chunked") || value.eq_ignore_ascii_case(b"identity")
+    };
+    codings.next().is_none_or(is_known) && codings.next().is_none()
+}
+
+/// Whether it is clear which host is meant, as HTTP/1.1 demands.
+pub fn has_one_host(version: Version, headers: &HeaderMap) -> bool {
+    let mut hosts = headers.get_all(HOST).iter();
+    (hosts.next().is_some() || version < Version::HTTP_11) && hosts.next().is_none()
 }
 
 /// A request's headers as the next hop gets them. `Expect` goes too: the router itself asks for the body.

@@ -125,7 +125,12 @@ async fn attempt(
     tries: &Tries<'_>,
     route: Route,
 ) -> Attempt {
-    let mut upstream = match lane.pool.get(worker).await {
+    // An idle connection may be closed by its worker at this very moment: nothing for what can be sent once.
+    let connection = match upload.is_whole() {
+        true => lane.pool.get(worker).await,
+        false => lane.pool.open(worker).await,
+    };
+    let mut upstream = match connection {
         Ok(upstream) => upstream,
         Err(error) => return Attempt::NoConnection(error),
     };
@@ -152,7 +157,7 @@ async fn attempt(
         let text = error_text(error.error());
         // A worker may close an idle connection at the very moment it is used again; that says nothing
         // about the worker, which gets the request on a new one.
-        if upstream.reused && (is_unsent || upload.is_whole()) {
+        if upstream.reused {
             upstream = match lane.pool.open(worker).await {
                 Ok(upstream) => upstream,
                 Err(error) => return Attempt::NoConnection(error),
@@ -208,6 +213,15 @@ pub fn answer(
     worker: &Worker,
     body: impl FnOnce(Incoming) -> ResponseBody,
 ) -> Reply {
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS
+        || !forwarding::has_known_coding(response.headers())
+    {
+        let message = format!(
+            "worker {} answered with a protocol or a transfer coding that nobody asked for",
+            worker.url
+        );
+        return reply::error(StatusCode::BAD_GATEWAY, &message);
+    }
     let (mut parts, incoming) = response.into_parts();
     parts.headers = forwarding::response_headers(parts.headers);
     parts

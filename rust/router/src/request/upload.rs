@@ -27,7 +27,8 @@ pub struct Upload {
 
 /// The part of a body that goes straight from the client to the worker, up to a limit.
 pub struct Rest {
-    incoming: Incoming,
+    /// None once it is left to `discard`.
+    incoming: Option<Incoming>,
     client: Arc<Client>,
     budget: u64,
     fault: Rc<Cell<Option<Fault>>>,
@@ -106,7 +107,7 @@ impl Upload {
         }
         let budget = limit - read.len() as u64;
         let rest = (!incoming.is_end_stream()).then(|| Rest {
-            incoming,
+            incoming: Some(incoming),
             client,
             budget,
             fault: Rc::default(),
@@ -160,6 +161,18 @@ pub async fn discard(mut incoming: Incoming) {
     let _ = tokio::time::timeout(Duration::from_secs(5), reading).await;
 }
 
+impl Drop for Rest {
+    /// A worker may answer without reading all of a body; its client, still sending, is to get that answer.
+    fn drop(&mut self) {
+        if self.fault.get().is_none()
+            && let Some(incoming) = self.incoming.take()
+            && !incoming.is_end_stream()
+        {
+            tokio::task::spawn_local(discard(incoming));
+        }
+    }
+}
+
 /// What is sent to a worker: bytes at hand, then the rest as it comes.
 pub struct RequestBody {
     read: Option<Bytes>,
@@ -183,6 +196,10 @@ impl RequestBody {
     pub fn into_rest(self) -> Option<Rest> {
         self.rest
     }
+
+    fn incoming(&self) -> Option<&Incoming> {
+        self.rest.as_ref()?.incoming.as_ref()
+    }
 }
 
 impl Body for RequestBody {
@@ -200,7 +217,10 @@ impl Body for RequestBody {
             let trailers = self.trailers.take().map(Frame::trailers);
             return Poll::Ready(trailers.map(Ok));
         };
-        let frame = std::task::ready!(poll_client(&mut rest.incoming, &rest.client, cx));
+        let Some(incoming) = &mut rest.incoming else {
+            return Poll::Ready(None);
+        };
+        let frame = std::task::ready!(poll_client(incoming, &rest.client, cx));
         let fault = match frame {
             Some(Ok(frame)) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
@@ -223,18 +243,14 @@ impl Body for RequestBody {
     fn is_end_stream(&self) -> bool {
         self.read.is_none()
             && self.trailers.is_none()
-            && self
-                .rest
-                .as_ref()
-                .is_none_or(|rest| rest.incoming.is_end_stream())
+            && self.incoming().is_none_or(Incoming::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
         let read = self.read.as_ref().map_or(0, |read| read.len() as u64);
         let rest = self
-            .rest
-            .as_ref()
-            .map_or_else(|| SizeHint::with_exact(0), |rest| rest.incoming.size_hint());
+            .incoming()
+            .map_or_else(|| SizeHint::with_exact(0), Incoming::size_hint);
         let mut hint = SizeHint::new();
         hint.set_lower(read + rest.lower());
         // Trailers go behind chunks only.
