@@ -72,11 +72,11 @@ async def router_process(worker_url: str) -> AsyncIterator[RouterProcess]:
 
 @contextlib.asynccontextmanager
 async def worker_of(serve: object) -> AsyncIterator[str]:
-    """A server whose connections are handled by `serve(reader, writer)`, but for probes."""
+    """A server whose connections are handled by `serve(reader, writer)`, but for what the router asks itself."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line, headers = await read_head(reader)
-        if line.startswith("GET /health"):
+        if line.startswith(("GET /health", "GET /v1/models")):
             writer.write(response())
         else:
             with contextlib.suppress(ConnectionError):
