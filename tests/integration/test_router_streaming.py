@@ -72,7 +72,7 @@ async def router_process(worker_url: str) -> AsyncIterator[RouterProcess]:
 
 @contextlib.asynccontextmanager
 async def worker_of(serve: object) -> AsyncIterator[str]:
-    """A server whose connections are handled by `serve(reader, writer)`, but for what the router asks itself."""
+    """A server whose connections `serve(reader, writer)` handles, but for the router's own questions."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line, headers = await read_head(reader)
@@ -210,8 +210,8 @@ async def test_a_slow_reader_slows_the_worker_and_fills_nothing() -> None:
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         await settled(sent)
-        # What the sockets of three processes hold is the system's.
-        assert sent[0] < BIG / 2
+        # What sockets hold is the system's: up to 32 MiB each where it allows that.
+        assert sent[0] < BIG
         assert process.memory("VmHWM") - before < ROOM
         writer.transport.resume_reading()  # type: ignore[attr-defined]
         await read_head(reader)
@@ -244,7 +244,8 @@ async def test_a_slow_worker_slows_the_client_and_fills_nothing() -> None:
 
         uploading = asyncio.ensure_future(upload())
         await settled(sent)
-        assert sent[0] < BIG / 2
+        # What sockets hold is the system's: up to 32 MiB each where it allows that.
+        assert sent[0] < BIG
         assert process.memory("VmHWM") - before < ROOM
         go_on.set()
         await asyncio.wait_for(uploading, PATIENCE)
