@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
@@ -33,6 +35,18 @@ class Held(Replica):
     async def hold(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
         await self.go.acquire()
         writer.write(response(seen.body))
+
+
+@contextlib.asynccontextmanager
+async def held(**options: int | float) -> AsyncIterator[tuple[Held, str]]:
+    """A worker that holds what it gets, and the URL of a router in front of it."""
+    replica = Held()
+    await replica.start()
+    try:
+        async with router(replica, **options) as url:
+            yield replica, url
+    finally:
+        await replica.stop()
 
 
 async def arrived(replica: Replica, count: int) -> None:
@@ -70,9 +84,7 @@ def assert_refused(answer: Answer, words: str) -> None:
 
 
 async def test_beyond_the_limit_and_the_queue_is_429() -> None:
-    replica = Held()
-    await replica.start()
-    async with router(replica, max_concurrent_requests=2, queue_size=1) as url:
+    async with held(max_concurrent_requests=2, queue_size=1) as (replica, url):
         asked = [asyncio.ensure_future(post(url, b"%d" % n)) for n in range(2)]
         await arrived(replica, 2)
         asked.append(asyncio.ensure_future(post(url, b"2")))
@@ -91,13 +103,10 @@ async def test_beyond_the_limit_and_the_queue_is_429() -> None:
         assert [(answer.status, answer.body) for answer in answers] == [(200, b"0"), (200, b"1"), (200, b"2")]
         await in_flight(url, 0)
     assert len(replica.seen) == 3
-    await replica.stop()
 
 
 async def test_those_who_wait_get_their_turn_in_order() -> None:
-    replica = Held()
-    await replica.start()
-    async with router(replica, max_concurrent_requests=1) as url:
+    async with held(max_concurrent_requests=1) as (replica, url):
         asked = []
         for number in range(5):
             asked.append(asyncio.ensure_future(post(url, b"%d" % number)))
@@ -106,13 +115,10 @@ async def test_those_who_wait_get_their_turn_in_order() -> None:
             replica.go.release()
         await asyncio.wait_for(asyncio.gather(*asked), PATIENCE)
     assert [seen.body for seen in replica.seen] == [b"0", b"1", b"2", b"3", b"4"]
-    await replica.stop()
 
 
 async def test_without_a_queue_nobody_waits() -> None:
-    replica = Held()
-    await replica.start()
-    async with router(replica, max_concurrent_requests=1, queue_size=0) as url:
+    async with held(max_concurrent_requests=1, queue_size=0) as (replica, url):
         asked = asyncio.ensure_future(post(url))
         await arrived(replica, 1)
         assert_refused(await post(url), "1 requests are in flight, which is the limit")
@@ -120,26 +126,20 @@ async def test_without_a_queue_nobody_waits() -> None:
         assert (await asked).status == 200
         replica.go.release()
         assert (await post(url)).status == 200
-    await replica.stop()
 
 
 async def test_a_wait_ends() -> None:
-    replica = Held()
-    await replica.start()
-    async with router(replica, max_concurrent_requests=1, queue_timeout=0.2) as url:
+    async with held(max_concurrent_requests=1, queue_timeout=0.2) as (replica, url):
         asked = asyncio.ensure_future(post(url))
         await arrived(replica, 1)
         assert_refused(await post(url), "none ended within 0.2 s")
         assert await metric(url, "requests_waiting") == 0
         replica.go.release()
         assert (await asked).status == 200
-    await replica.stop()
 
 
 async def test_a_client_that_leaves_gives_its_place_back() -> None:
-    replica = Held()
-    await replica.start()
-    async with router(replica, max_concurrent_requests=1, queue_size=0) as url:
+    async with held(max_concurrent_requests=1, queue_size=0) as (replica, url):
         _, writer = await connect(url)
         writer.write(b"GET /v1/x HTTP/1.1\r\nHost: a\r\n\r\n")
         await arrived(replica, 1)
@@ -148,7 +148,6 @@ async def test_a_client_that_leaves_gives_its_place_back() -> None:
         await asyncio.wait_for(replica.closed.wait(), PATIENCE)  # Or the first request takes the permit.
         replica.go.release()
         assert (await post(url)).status == 200
-    await replica.stop()
 
 
 async def test_a_worker_that_fails_gives_the_place_back() -> None:
