@@ -133,9 +133,9 @@ $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-# The lock is complete: nothing is resolved here, and every file's hash is checked.
-$(VENV)/.installed: requirements/dev.lock | $(BIN)/uv
-	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.lock
+# The locks are complete: nothing is resolved here, and every file's hash is checked.
+$(VENV)/.installed: requirements/dev.lock requirements/sglang.lock | $(BIN)/uv
+	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.lock requirements/sglang.lock
 	touch $@
 
 $(VENV)/.editable: pyproject.toml $(VENV)/.installed
