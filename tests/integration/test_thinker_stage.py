@@ -22,8 +22,8 @@ from sglang_omni.models.speech_chat.stages import (
 from sglang_omni.models.speech_chat.thinker import sampling_defaults
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
-from sglang_omni.scheduling.engine_scheduler import EngineScheduler
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
+from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
 QUESTION = "What is the capital of France?"
 
@@ -34,7 +34,7 @@ def prompts() -> PromptEncoder:
 
 
 @pytest.fixture(scope="module")
-def thinker() -> Iterator[EngineScheduler]:
+def thinker() -> Iterator[OmniScheduler]:
     scheduler = create_thinker("speech-chat", max_total_tokens=4096, max_new_tokens=24)
     thread = threading.Thread(target=scheduler.start)
     thread.start()
@@ -45,7 +45,7 @@ def thinker() -> Iterator[EngineScheduler]:
 
 
 def run(
-    thinker: EngineScheduler,
+    thinker: OmniScheduler,
     prompts: PromptEncoder,
     question: str = QUESTION,
     modalities: tuple[str, ...] = ("text",),
@@ -64,7 +64,7 @@ def run(
     return chunks, message.data
 
 
-def test_an_answer_becomes_the_callers_result(thinker: EngineScheduler, prompts: PromptEncoder) -> None:
+def test_an_answer_becomes_the_callers_result(thinker: OmniScheduler, prompts: PromptEncoder) -> None:
     chunks, payload = run(thinker, prompts, temperature=0, heard=QUESTION)
     result = decode(payload).data
 
@@ -91,7 +91,7 @@ def test_an_answer_becomes_the_callers_result(thinker: EngineScheduler, prompts:
     ],
 )
 def test_text_streams_to_who_wants_it(
-    thinker: EngineScheduler,
+    thinker: OmniScheduler,
     prompts: PromptEncoder,
     modalities: tuple[str, ...],
     stream: bool,
@@ -107,7 +107,7 @@ def test_text_streams_to_who_wants_it(
 
 
 def test_a_stop_string_is_neither_streamed_nor_part_of_the_answer(
-    thinker: EngineScheduler, prompts: PromptEncoder
+    thinker: OmniScheduler, prompts: PromptEncoder
 ) -> None:
     chunks, payload = run(thinker, prompts, temperature=0, stream=True, stop=["Paris"])
 
@@ -116,7 +116,7 @@ def test_a_stop_string_is_neither_streamed_nor_part_of_the_answer(
     assert payload.data["finish_reason"] == "stop"
 
 
-def test_the_stages_own_limit_and_the_requests(thinker: EngineScheduler, prompts: PromptEncoder) -> None:
+def test_the_stages_own_limit_and_the_requests(thinker: OmniScheduler, prompts: PromptEncoder) -> None:
     _, by_default = run(thinker, prompts, "Count to one hundred.", temperature=0, ignore_eos=True)
     _, by_request = run(thinker, prompts, temperature=0, max_new_tokens=3)
     _, by_stage = run(
@@ -129,7 +129,7 @@ def test_the_stages_own_limit_and_the_requests(thinker: EngineScheduler, prompts
     assert by_stage.data["finish_reason"] == "length"
 
 
-def test_a_seed_makes_sampling_repeatable(thinker: EngineScheduler, prompts: PromptEncoder) -> None:
+def test_a_seed_makes_sampling_repeatable(thinker: OmniScheduler, prompts: PromptEncoder) -> None:
     def answer(seed: int) -> str:
         return run(thinker, prompts, "Tell me a story.", temperature=1.5, seed=seed)[1].data["text"]
 
@@ -148,7 +148,7 @@ def test_a_seed_makes_sampling_repeatable(thinker: EngineScheduler, prompts: Pro
     ],
 )
 def test_parameters_out_of_range_are_refused_by_name(
-    thinker: EngineScheduler, prompts: PromptEncoder, params: dict[str, Any], field: str
+    thinker: OmniScheduler, prompts: PromptEncoder, params: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(RequestError) as refused:
         run(thinker, prompts, **params)

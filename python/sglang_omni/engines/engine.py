@@ -34,6 +34,10 @@ class OmniEngine:
     def has_work(self) -> bool:
         return bool(self._requests)
 
+    @property
+    def running(self) -> list[EngineRequest]:
+        return list(self.scheduler.running)
+
     def add(self, request: EngineRequest) -> None:
         """Takes a request in.
 

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from sglang_omni.model_runner.sampling import TokenHistory
 from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.model_runner.sequence import RotaryPositions, SequenceState
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -37,6 +38,11 @@ class EngineRequest:
 
     Attributes:
         detokenizer: Where output tokens go as text; a stop string it finds ends the request.
+        state: What the model's runner needs of the sequence beyond its tokens.
+        positions: Rotary positions on three axes, for models that have them.
+        key_token_ids: What the prefix cache compares instead of the prompt's tokens: media placeholders are
+            replaced by ids outside the vocabulary that stand for the media's content.
+        cacheable: Whether equal tokens mean equal keys and values, so that they can be shared.
         output_token_ids: What was generated, with the end token where one was.
         num_computed: Tokens of prompt and output whose keys and values are in the cache.
         cached_tokens: Prompt tokens that were found in the cache when the request first ran.
@@ -46,6 +52,10 @@ class EngineRequest:
     prompt_token_ids: list[int]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     detokenizer: TextSink | None = None
+    state: SequenceState | None = None
+    positions: RotaryPositions | None = None
+    key_token_ids: list[int] | None = None
+    cacheable: bool = True
 
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)

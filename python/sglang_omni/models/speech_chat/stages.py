@@ -17,7 +17,7 @@ from sglang_omni.scheduling.stream_scheduler import StreamScheduler
 
 if TYPE_CHECKING:
     from sglang_omni.preprocessing.text import PromptEncoder
-    from sglang_omni.scheduling.engine_scheduler import EngineScheduler
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def create_thinker(
     max_total_tokens: int = 16_384,
     max_new_tokens: int = 512,
     context_length: int | None = None,
-) -> EngineScheduler:
+) -> OmniScheduler:
     """Token ids -> the answer, in text pieces while it is written.
 
     Args:
@@ -108,7 +108,7 @@ def create_thinker(
 
     from sglang_omni.engines import build_text_engine
     from sglang_omni.models.speech_chat.thinker import Thinker, sampling_defaults
-    from sglang_omni.scheduling.engine_scheduler import EngineScheduler
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = checkpoint_directory(model_path)
     with _loading(f"the language model from {checkpoint}"):
@@ -122,7 +122,7 @@ def create_thinker(
         )
         tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     thinker = Thinker(tokenizer, sampling_defaults(checkpoint, max_new_tokens), engine.stats)
-    return EngineScheduler(engine, thinker.build_request, thinker.result, thinker.stream)
+    return OmniScheduler(engine, thinker.build_request, thinker.result, thinker.stream)
 
 
 def create_decode() -> SimpleScheduler:

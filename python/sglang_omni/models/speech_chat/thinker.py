@@ -25,7 +25,7 @@ _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalt
 
 
 class Thinker:
-    """What an ``EngineScheduler`` asks of its stage.
+    """What an ``OmniScheduler`` asks of its stage.
 
     Takes payloads of ``{"prompt_token_ids": [int], "heard": str | None}``; its results are
     ``{"text", "token_ids", "finish_reason", "prompt_tokens", "cached_tokens", "heard", "engine"}``.

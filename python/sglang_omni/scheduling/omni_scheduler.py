@@ -1,4 +1,4 @@
-"""An OmniEngine as a stage's scheduler."""
+"""An autoregressive engine as a stage's scheduler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from functools import partial
 from queue import Empty, Queue, SimpleQueue
 from typing import Any
 
-from sglang_omni.engines import EngineRequest, OmniEngine
+from sglang_omni.engines.base import Engine
+from sglang_omni.engines.request import EngineRequest
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
@@ -32,7 +33,7 @@ class _Running:
     num_streamed: int = 0
 
 
-class EngineScheduler:
+class OmniScheduler:
     """Takes new requests into the running batch between steps, and hands out what every step produced.
 
     Args:
@@ -47,7 +48,7 @@ class EngineScheduler:
 
     def __init__(
         self,
-        engine: OmniEngine,
+        engine: Engine,
         request_builder: RequestBuilder,
         result_adapter: ResultAdapter,
         stream_output_builder: StreamOutputBuilder | None = None,
@@ -139,10 +140,8 @@ class EngineScheduler:
             advanced = self.engine.step()
         except Exception as exc:
             # What a failed step left in the cache is unknown to every request that was in it.
-            logger.exception(
-                "engine step failed; its %d requests fail with it", len(self.engine.scheduler.running)
-            )
-            for request in list(self.engine.scheduler.running):
+            logger.exception("engine step failed; its %d requests fail with it", len(self.engine.running))
+            for request in self.engine.running:
                 self._fail(request.request_id, exc)
             return
         for request in advanced:

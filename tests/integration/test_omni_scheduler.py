@@ -11,8 +11,8 @@ from tiny_checkpoints import TinyCheckpoint
 
 from sglang_omni.engines import EngineRequest, SamplingParams, build_text_engine
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
-from sglang_omni.scheduling.engine_scheduler import EngineScheduler
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
+from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
 PROMPT = [5, 9, 2, 77, 31]
 
@@ -26,7 +26,7 @@ class Stage:
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.engine = build_text_engine(checkpoint.path, page_size=4, **options)
-        self.scheduler = EngineScheduler(
+        self.scheduler = OmniScheduler(
             self.engine, self.build, self.result, self.stream, abort_callback=self.aborted.append
         )
         self.thread = threading.Thread(target=self.scheduler.start)

@@ -1,0 +1,78 @@
+"""How an engine is set up, under SGLang's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.model_runner.feedback import FeedbackStrategy
+
+EngineKind = Literal["sglang", "omni"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """One rank of a group. ``port`` is where its ranks meet, on this host."""
+
+    rank: int = 0
+    size: int = 1
+    port: int | None = None
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """
+    Attributes:
+        max_running_requests: Sequences decoded together.
+        max_total_tokens: Size of the KV pool that all sequences share.
+        chunked_prefill_size: Tokens of one step; longer prompts are computed in several.
+        context_length: Tokens of prompt and answer together; the checkpoint's own limit where None.
+        prefix_cache: Whether requests share what they have in common.
+        num_threads: Threads torch uses in this process; None leaves its choice.
+        device: ``"cpu"`` or ``"cuda:N"``.
+        mem_fraction_static: Share of the GPU's memory for weights and KV pool, where there is one.
+    """
+
+    dtype: Dtype = "float32"
+    max_running_requests: int = 16
+    max_total_tokens: int = 16384
+    chunked_prefill_size: int = 512
+    context_length: int | None = None
+    prefix_cache: bool = True
+    num_threads: int | None = None
+    device: str = "cpu"
+    mem_fraction_static: float | None = None
+    tp: TensorParallel = field(default_factory=TensorParallel)
+
+
+@dataclass(frozen=True)
+class WeightNames:
+    """Where a checkpoint keeps a decoder: names of tensors, ``layers`` being the prefix of ``.{i}.``"""
+
+    embed_tokens: str = "model.embed_tokens.weight"
+    layers: str = "model.layers"
+    norm: str = "model.norm.weight"
+    lm_head: str = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """An autoregressive decoder of a checkpoint directory.
+
+    Attributes:
+        weights: Its tensors' names; every other tensor of the checkpoint belongs to other components.
+        component: Prefix of all the tensors that are this decoder's; one of them left over is an error.
+        tap_layer: ``hidden_states[tap_layer]`` (transformers' numbering) of prompts is kept for states that
+            ask for it.
+        strategy: For models whose input rows are not embeddings of their tokens.
+    """
+
+    model_path: Path
+    config: DecoderConfig
+    weights: WeightNames = field(default_factory=WeightNames)
+    component: str = ""
+    tap_layer: int | None = None
+    strategy: FeedbackStrategy | None = None
