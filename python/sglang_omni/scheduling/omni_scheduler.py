@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from queue import Empty, Queue, SimpleQueue
-from typing import Any
+from queue import Queue
+from typing import Any, Literal, NamedTuple
 
 from sglang_omni.engines.base import Engine
-from sglang_omni.engines.request import EngineRequest
+from sglang_omni.engines.request import EngineRequest, FinishReason
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
+from sglang_omni.scheduling.recent_ids import RecentIds
 
 logger = logging.getLogger(__name__)
 
@@ -21,13 +21,22 @@ RequestBuilder = Callable[[StagePayload], EngineRequest]
 ResultAdapter = Callable[[StagePayload, EngineRequest], StagePayload]
 StreamOutputBuilder = Callable[[StagePayload, EngineRequest, list[int]], list[OutgoingMessage] | None]
 StreamChunkHandler = Callable[[EngineRequest, Any], None]
+StreamDoneHandler = Callable[[EngineRequest, Any], FinishReason | None]
 
-# Put into the inbox to interrupt a wait for messages.
-_WAKE = IncomingMessage("", "stream_done")
+# Stream messages that one request may have here before its payload comes.
+_EARLY_MOST = 4096
+
+
+class Operation(NamedTuple):
+    """What is done between two steps. ``data`` is the payload, the stream's item, or where a stream ended."""
+
+    kind: Literal["new_request", "stream_chunk", "stream_done", "abort", "flush_cache", "stop"]
+    request_id: str = ""
+    data: Any = None
 
 
 @dataclass(slots=True)
-class _Running:
+class _Active:
     payload: StagePayload
     request: EngineRequest
     num_streamed: int = 0
@@ -36,14 +45,20 @@ class _Running:
 class OmniScheduler:
     """Takes new requests into the running batch between steps, and hands out what every step produced.
 
+    The engine may hold requests whose next input has not come: where no other can run, the scheduler sleeps
+    until a message comes. A request's failure is that request's error; a step that fails ends the requests
+    that were running in it, and frees what they hold.
+
     Args:
         request_builder: A stage's payload as a request of the engine. What it raises is the request's error.
         result_adapter: The stage's output for a finished request.
         stream_output_builder: Called once a step for each request that got tokens, with the new ones;
             its messages go out at once, before the result where that is due.
-        stream_chunk_handler: Takes each item of a stream that flows into this stage.
-        stream_done_handler: Takes the end of such a stream.
-        abort_callback: Called with the id of every aborted request, after its pages are free.
+        stream_chunk_handler: Takes each item of a stream that flows into this stage. Items that came before
+            their request's payload are handed over right after ``request_builder``.
+        stream_done_handler: Takes the end of such a stream, with the name of the stage it came from. A finish
+            reason that it returns ends the request there and then, with the tokens it has.
+        abort_callback: Called with the id of every aborted request, after its memory is free.
     """
 
     def __init__(
@@ -53,10 +68,10 @@ class OmniScheduler:
         result_adapter: ResultAdapter,
         stream_output_builder: StreamOutputBuilder | None = None,
         stream_chunk_handler: StreamChunkHandler | None = None,
-        stream_done_handler: StreamChunkHandler | None = None,
+        stream_done_handler: StreamDoneHandler | None = None,
         abort_callback: Callable[[str], None] | None = None,
     ) -> None:
-        self.inbox: Queue[IncomingMessage] = Inbox()
+        self.inbox: Queue[Any] = Inbox[IncomingMessage | Operation]()
         self.outbox: Queue[OutgoingMessage] = Outbox()
         self.engine = engine
         self._build_request = request_builder
@@ -65,105 +80,139 @@ class OmniScheduler:
         self._handle_chunk = stream_chunk_handler
         self._handle_done = stream_done_handler
         self._abort_callback = abort_callback
-        self._running: dict[str, _Running] = {}
-        # What must not wait behind the inbox's messages, each to be run between steps; None stops.
-        self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._active: dict[str, _Active] = {}
+        self._early: dict[str, list[Operation]] = {}
+        # Stream messages of a request that is over may still come.
+        self._over = RecentIds()
 
     def start(self) -> None:
         """Serves until ``stop``; blocks."""
         while True:
-            self._receive(wait=not self.engine.has_work)
-            if self._run_commands():
-                return
+            for operation in self._receive():
+                if operation.kind == "stop":
+                    return
+                self._apply(operation)
             if self.engine.has_work:
                 self._step()
 
     def stop(self) -> None:
-        self._command(None)
+        self.inbox.put(Operation("stop"))
 
     def abort(self, request_id: str) -> None:
         """Ends a request before the next step. It gets no result."""
-        self._command(partial(self._abort, request_id))
+        self.inbox.put(Operation("abort", request_id))
 
     def flush_cache(self) -> None:
         """Before the next step, forgets the prefixes that no request uses."""
-        self._command(self.engine.flush_cache)
+        self.inbox.put(Operation("flush_cache"))
 
-    def _command(self, command: Callable[[], None] | None) -> None:
-        self._commands.put(command)
-        self.inbox.put(_WAKE)
+    def _receive(self) -> list[Operation]:
+        """What has come, in order. Waits for something where the engine has nothing to do."""
+        received = [] if self.engine.has_work else [self.inbox.get()]
+        received += [self.inbox.get() for _ in range(self.inbox.qsize())]
+        return [
+            item if isinstance(item, Operation) else Operation(item.type, item.request_id, item.data)
+            for item in received
+        ]
 
-    def _receive(self, *, wait: bool) -> None:
-        while True:
-            try:
-                message = self.inbox.get(block=wait)
-            except Empty:
-                return
-            wait = False
-            if message is not _WAKE:
-                self._handle(message)
+    def _apply(self, operation: Operation) -> None:
+        request_id = operation.request_id
+        match operation.kind:
+            case "abort":
+                self._abort(request_id)
+            case "flush_cache":
+                self.engine.flush_cache()
+            case _:
+                try:
+                    if operation.kind == "new_request":
+                        self._add(request_id, operation.data)
+                    else:
+                        self._feed(operation)
+                except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
+                    self._fail(request_id, exc)
 
-    def _run_commands(self) -> bool:
-        """Whether to stop."""
-        while not self._commands.empty():
-            command = self._commands.get()
-            if command is None:
-                return True
-            command()
-        return False
+    def _add(self, request_id: str, payload: StagePayload) -> None:
+        request = self._build_request(payload)
+        self.engine.add(request)
+        self._active[request_id] = _Active(payload, request)
+        self._over.discard(request_id)
+        for operation in self._early.pop(request_id, ()):
+            self._feed(operation)
+
+    def _feed(self, operation: Operation) -> None:
+        request_id = operation.request_id
+        active = self._active.get(request_id)
+        if active is None:
+            if request_id not in self._over:
+                self._keep(operation)
+            return
+        if operation.kind == "stream_chunk":
+            if self._handle_chunk is None:
+                raise TypeError("this stage takes no stream: its scheduler has no stream_chunk_handler")
+            self._handle_chunk(active.request, operation.data)
+        elif self._handle_done is not None:
+            reason = self._handle_done(active.request, operation.data)
+            if reason is not None:
+                self._finish_now(active, reason)
+
+    def _keep(self, operation: Operation) -> None:
+        early = self._early.setdefault(operation.request_id, [])
+        if len(early) >= _EARLY_MOST:
+            raise RuntimeError(f"{_EARLY_MOST} stream messages came before the payload of their request")
+        early.append(operation)
+
+    def _finish_now(self, active: _Active, reason: FinishReason) -> None:
+        request = active.request
+        self.engine.abort(request.request_id)
+        request.finish_reason = reason
+        if request.detokenizer is not None:
+            request.detokenizer.finish()
+        self._emit(active)
 
     def _abort(self, request_id: str) -> None:
-        self._running.pop(request_id, None)
-        self.engine.abort(request_id)
+        self._forget(request_id)
         if self._abort_callback is not None:
-            self._abort_callback(request_id)
-
-    def _handle(self, message: IncomingMessage) -> None:
-        request_id = message.request_id
-        try:
-            if message.type == "new_request":
-                request = self._build_request(message.data)
-                self.engine.add(request)
-                self._running[request_id] = _Running(message.data, request)
-                return
-            handler = self._handle_chunk if message.type == "stream_chunk" else self._handle_done
-            if handler is None:
-                raise TypeError("this stage takes no stream: its scheduler has no handler for one")
-            # Items may still arrive for a request that is over.
-            if (running := self._running.get(request_id)) is not None:
-                handler(running.request, message.data)
-        except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
-            self._fail(request_id, exc)
+            try:
+                self._abort_callback(request_id)
+            except Exception:
+                logger.exception("the abort callback failed for request %s", request_id)
 
     def _step(self) -> None:
         try:
             advanced = self.engine.step()
         except Exception as exc:
-            # What a failed step left in the cache is unknown to every request that was in it.
-            logger.exception("engine step failed; its %d requests fail with it", len(self.engine.running))
-            for request in self.engine.running:
-                self._fail(request.request_id, exc)
+            # What a failed step left in the cache is unknown to every request that was in it. Where it failed
+            # before any was admitted, the same ones would fail the next step too.
+            failed = [r.request_id for r in self.engine.running] or list(self._active)
+            logger.exception("an engine step failed; its %d requests fail with it", len(failed))
+            for request_id in failed:
+                self._fail(request_id, exc)
             return
         for request in advanced:
-            running = self._running[request.request_id]
             try:
-                self._emit(running)
+                self._emit(self._active[request.request_id])
             except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
                 self._fail(request.request_id, exc)
 
-    def _emit(self, running: _Running) -> None:
-        payload, request = running.payload, running.request
+    def _emit(self, active: _Active) -> None:
+        payload, request = active.payload, active.request
         if self._build_stream_output is not None:
-            new_tokens = request.output_token_ids[running.num_streamed :]
-            running.num_streamed = len(request.output_token_ids)
+            new_tokens = request.output_token_ids[active.num_streamed :]
+            active.num_streamed = len(request.output_token_ids)
             for message in self._build_stream_output(payload, request, new_tokens) or ():
                 self.outbox.put(message)
         if request.finish_reason is not None:
             result = self._adapt_result(payload, request)
-            del self._running[request.request_id]
+            del self._active[request.request_id]
+            self._over.add(request.request_id)
             self.outbox.put(OutgoingMessage(request.request_id, "result", result))
 
     def _fail(self, request_id: str, error: Exception) -> None:
-        self._running.pop(request_id, None)
-        self.engine.abort(request_id)
+        self._forget(request_id)
         self.outbox.put(OutgoingMessage(request_id, "error", error))
+
+    def _forget(self, request_id: str) -> None:
+        self._active.pop(request_id, None)
+        self._early.pop(request_id, None)
+        self._over.add(request_id)
+        self.engine.abort(request_id)
