@@ -1,0 +1,1 @@
+"""What Qwen3-Omni's stages are made of."""

@@ -1,0 +1,71 @@
+"""What is read from a checkpoint's config.json, and what is said of a directory that holds something else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+
+TALKER: dict[str, Any] = {
+    "accept_hidden_layer": 2,
+    "num_code_groups": 4,
+    "speaker_id": {"Ethan": 70, "chelsie": 71},
+    "text_config": {"vocab_size": 1088},
+    **{f"codec_{name}_id": 64 + place for place, name in enumerate(("nothink", "think_bos", "think_eos"))},
+    **{"codec_pad_id": 67, "codec_bos_id": 68, "codec_eos_token_id": 69},
+}
+CONFIG: dict[str, Any] = {
+    "model_type": "qwen3_omni_moe",
+    "im_start_token_id": 600,
+    "thinker_config": {"audio_token_id": 601, "text_config": {"vocab_size": 640}},
+    "talker_config": TALKER,
+    "code2wav_config": {"upsample_rates": [8, 5, 4, 3], "upsampling_ratios": [2, 2]},
+}
+
+
+def read(folder: Path, **changes: Any) -> Qwen3OmniCheckpoint:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **changes}))
+    return Qwen3OmniCheckpoint.from_dir(folder)
+
+
+def test_settings(tmp_path: Path) -> None:
+    checkpoint = read(tmp_path)
+    assert checkpoint.tokens.im_start == 600
+    assert checkpoint.tokens.audio == 601
+    assert checkpoint.tokens.im_end == 151645  # what transformers takes where nothing is said
+    assert checkpoint.total_upsample == 1920
+    talker = checkpoint.require_talker()
+    assert talker.speakers == {"ethan": 70, "chelsie": 71}
+    assert talker.codec.eos == 69
+    assert set(range(64, 1088)) - set(talker.suppressed) == {69}
+
+
+@pytest.mark.parametrize("changes", [{"enable_audio_output": False}, {"talker_config": None}])
+def test_a_checkpoint_without_talker(tmp_path: Path, changes: dict[str, Any]) -> None:
+    checkpoint = read(tmp_path, **changes)
+    assert checkpoint.talker is None
+    with pytest.raises(ValueError, match=r"text alone.*serve it with the text pipeline"):
+        checkpoint.require_talker()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model_type": "qwen3"}, "model_type 'qwen3'; Qwen3-Omni's is"),
+        ({"thinker_config": None}, "has no thinker_config"),
+        ({"code2wav_config": None}, "has no code2wav_config"),
+        ({"talker_config": {**TALKER, "speaker_id": None}}, "talker_config lacks speaker_id"),
+    ],
+)
+def test_what_is_no_checkpoint(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read(tmp_path, **changes)
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"it has no config\.json; give the directory"):
+        Qwen3OmniCheckpoint.from_dir(tmp_path)
