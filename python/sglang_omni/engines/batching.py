@@ -10,7 +10,7 @@ from torch import Tensor
 from sglang_omni.engines.planner import Chunk
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.batch import DecodeGroup, ForwardBatch, KVSource, PrefillSpan
-from sglang_omni.model_runner.sampling import SamplingRow, TokenHistory
+from sglang_omni.model_runner.sampling import SamplingRow
 
 
 class StepBatch(NamedTuple):
@@ -59,7 +59,9 @@ class BatchBuilder:
             if len(logit_rows) == len(token_ids)
             else torch.tensor(logit_rows, dtype=torch.long),
         )
-        return StepBatch(ordered, forward, [self._sampling(c.request) for c in ordered if c.samples])
+        return StepBatch(
+            ordered, forward, [c.request.sampling_row(self._vocab_size) for c in ordered if c.samples]
+        )
 
     def _decode_groups(self, decode: list[Chunk]) -> list[DecodeGroup]:
         groups: list[DecodeGroup] = []
@@ -109,12 +111,3 @@ class BatchBuilder:
 
     def _mask(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
-
-    def _sampling(self, request: EngineRequest) -> SamplingRow:
-        params = request.sampling
-        if params.has_penalties and request.history is None:
-            request.history = TokenHistory(
-                self._vocab_size, request.prompt_token_ids, request.output_token_ids
-            )
-        uniform = request.generator.random() if params.temperature > 0.0 else 0.0
-        return SamplingRow(params, uniform, request.history)

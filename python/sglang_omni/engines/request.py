@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
-from sglang_omni.model_runner.sampling import TokenHistory
+from sglang_omni.model_runner.sampling import SamplingRow, TokenHistory
 from sglang_omni.model_runner.sampling_params import SamplingParams
 from sglang_omni.model_runner.sequence import RotaryPositions, SequenceState
 
@@ -86,3 +86,11 @@ class EngineRequest:
         if stop <= prompt:
             return self.prompt_token_ids[start:stop]
         return self.prompt_token_ids[start:] + self.output_token_ids[: stop - prompt]
+
+    def sampling_row(self, vocab_size: int) -> SamplingRow:
+        """What choosing the next token needs. Draws a random number: ask once for each token."""
+        params = self.sampling
+        if params.has_penalties and self.history is None:
+            self.history = TokenHistory(vocab_size, self.prompt_token_ids, self.output_token_ids)
+        uniform = self.generator.random() if params.temperature > 0.0 else 0.0
+        return SamplingRow(params, uniform, self.history)

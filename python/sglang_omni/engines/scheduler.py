@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
+from sglang_omni.engines.admission import admit
 from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.planner import BatchPlanner, Chunk
 from sglang_omni.engines.request import EngineRequest, RequestStatus
 from sglang_omni.engines.resources import ResourceManager
-from sglang_omni.proto import RequestError
 
 
 class Scheduler:
@@ -31,8 +31,7 @@ class Scheduler:
         self.resources = resources
         self.controller = controller
         self.vocab_size = vocab_size
-        # The last token of an answer is never fed back: it needs no room in the pool.
-        self._pool_length = resources.num_pages * resources.page_size + 1
+        self._pool_tokens = resources.num_pages * resources.page_size
         self._context_length = context_length
         self.waiting: deque[EngineRequest] = deque()
         self.running: list[EngineRequest] = []
@@ -43,28 +42,12 @@ class Scheduler:
         Raises:
             RequestError: it can never run: an empty prompt, unknown tokens, or a prompt that is too long.
         """
-        request.sampling.validate()
-        prompt = request.prompt_token_ids
-        if not prompt:
-            raise RequestError("the prompt is empty: it must have at least one token", param="prompt")
-        if min(prompt) < 0 or max(prompt) >= self.vocab_size:
-            raise RequestError(
-                f"prompt_token_ids must lie between 0 and {self.vocab_size - 1}, "
-                f"got {min(prompt)} to {max(prompt)}",
-                param="prompt_token_ids",
-            )
-        limit = min(self._context_length, self._pool_length)
-        if len(prompt) >= limit:
-            what = "the model's context" if limit == self._context_length else "the engine's KV cache"
-            raise RequestError(
-                f"the prompt has {len(prompt)} tokens, but {what} holds {limit}, at least one of them for "
-                f"the answer: shorten the prompt to {limit - 1} tokens",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        room = limit - len(prompt)
-        wanted = request.sampling.max_new_tokens
-        request.max_new_tokens = room if wanted is None else min(wanted, room)
+        admit(
+            request,
+            vocab_size=self.vocab_size,
+            context_length=self._context_length,
+            pool_tokens=self._pool_tokens,
+        )
         self.waiting.append(request)
 
     def abort(self, request: EngineRequest) -> None:

@@ -1,0 +1,40 @@
+"""Which requests an engine takes, the same for all of them."""
+
+from __future__ import annotations
+
+from sglang_omni.engines.request import EngineRequest
+from sglang_omni.proto import RequestError
+
+
+def admit(request: EngineRequest, *, vocab_size: int, context_length: int, pool_tokens: int) -> None:
+    """Checks a new request and fixes how many tokens it may get: ``max_new_tokens`` is set.
+
+    Args:
+        context_length: Tokens of prompt and output together.
+        pool_tokens: Tokens the KV pool holds.
+
+    Raises:
+        RequestError: It can never run: an empty prompt, unknown tokens, or a prompt that is too long.
+    """
+    request.sampling.validate()
+    prompt = request.prompt_token_ids
+    if not prompt:
+        raise RequestError("the prompt is empty: it must have at least one token", param="prompt")
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        raise RequestError(
+            f"prompt_token_ids must lie between 0 and {vocab_size - 1}, got {min(prompt)} to {max(prompt)}",
+            param="prompt_token_ids",
+        )
+    # The last token of an answer is never fed back: it needs no room in the pool.
+    limit = min(context_length, pool_tokens + 1)
+    if len(prompt) >= limit:
+        what = "the model's context" if limit == context_length else "the engine's KV cache"
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, but {what} holds {limit}, at least one of them for "
+            f"the answer: shorten the prompt to {limit - 1} tokens",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    room = limit - len(prompt)
+    wanted = request.sampling.max_new_tokens
+    request.max_new_tokens = room if wanted is None else min(wanted, room)
