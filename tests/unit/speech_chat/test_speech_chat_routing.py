@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sglang_omni.models.speech_chat import routing
-from sglang_omni.models.speech_chat.request import stage_params, task_of
+from sglang_omni.preprocessing.request import stage_params, task_of
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
 CLIP = np.zeros(10, np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_omni.models.speech_chat.request import task_of
+from sglang_omni.preprocessing.request import task_of
 from sglang_omni.proto import StagePayload
 
 

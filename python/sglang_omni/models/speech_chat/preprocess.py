@@ -9,14 +9,14 @@ from typing import Any
 from sglang_omni.models.speech_chat.components.voice import check_speed, check_voice
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, check_language
 from sglang_omni.models.speech_chat.conversation import AudioPart, parse_messages, plain_text
-from sglang_omni.models.speech_chat.request import (
+from sglang_omni.preprocessing.audio import AudioClip, decode_audio
+from sglang_omni.preprocessing.media import media_bytes
+from sglang_omni.preprocessing.request import (
     answers_in_speech,
     mapping_param,
     stage_params,
     task_of,
 )
-from sglang_omni.preprocessing.audio import AudioClip, decode_audio
-from sglang_omni.preprocessing.media import media_bytes
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 

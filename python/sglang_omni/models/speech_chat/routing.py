@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_omni.models.speech_chat.request import answers_in_speech, task_of
+from sglang_omni.preprocessing.request import answers_in_speech, task_of
 from sglang_omni.proto import OmniRequest, StagePayload
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_omni.models.speech_chat.components.voice import SAMPLE_RATE, Voice, check_speed
-from sglang_omni.models.speech_chat.request import stage_params, task_of
+from sglang_omni.preprocessing.request import stage_params, task_of
 from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import RequestError, StagePayload
 from sglang_omni.scheduling.stream_scheduler import StreamSession

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sglang_omni.models.speech_chat.config import BUNDLED
-from sglang_omni.models.speech_chat.request import task_of, wants_stream
+from sglang_omni.preprocessing.request import task_of, wants_stream
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 from sglang_omni.scheduling.stream_scheduler import StreamScheduler
 

@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from sglang_omni.engines import EngineRequest, SamplingParams
-from sglang_omni.models.speech_chat.request import (
+from sglang_omni.preprocessing.request import (
     answers_in_speech,
     answers_in_text,
     stage_params,

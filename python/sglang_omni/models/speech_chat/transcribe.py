@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, Segment, Whisper
 from sglang_omni.models.speech_chat.conversation import with_transcripts
-from sglang_omni.models.speech_chat.request import (
+from sglang_omni.preprocessing.request import (
     answers_in_text,
     mapping_param,
     stage_params,

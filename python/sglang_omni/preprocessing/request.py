@@ -1,4 +1,4 @@
-"""What a request to this pipeline asks for, read from its metadata, inputs and parameters."""
+"""What a request asks for, read from its metadata, inputs and parameters."""
 
 from __future__ import annotations
 
