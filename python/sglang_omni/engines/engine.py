@@ -14,8 +14,7 @@ from sglang_omni.engines.request import EngineRequest
 from sglang_omni.engines.resources import ResourceManager
 from sglang_omni.engines.scheduler import Scheduler
 from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+from sglang_omni.model_runner.loader import DTYPES
 
 
 class OmniEngine:

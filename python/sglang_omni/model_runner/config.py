@@ -8,14 +8,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+# Qwen3-Omni's two decoders are described by a part of its config.json: thinker_config.text_config and
+# talker_config.text_config.
+THINKER, TALKER = "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text"
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", THINKER, TALKER)
+# Where a config.json leaves it out.
+_THETA = {THINKER: 1_000_000.0}
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
     """A Llama-like decoder. Field names follow ``config.json``; lengths are in tokens.
 
-    ``rope_scaling`` holds the checkpoint's parameters of a scaled rotary embedding, without theta.
+    Attributes:
+        rope_scaling: The checkpoint's parameters of a scaled rotary embedding, without theta.
+        mrope_section: How many pairs of channels turn by time, height and width, where positions have three
+            axes (interleaved as T H W T H W ..., what is left over by time); None for plain positions.
+        num_experts: 0 where no layer is sparse.
+        norm_topk_prob: Whether the weights of a token's experts are made to sum to 1.
+        shared_expert_intermediate_size: Width of the expert that every token passes; 0 for none.
     """
 
     model_type: str
@@ -35,7 +46,25 @@ class DecoderConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    mrope_section: tuple[int, int, int] | None = None
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = False
+    decoder_sparse_step: int = 1
+    mlp_only_layers: tuple[int, ...] = ()
+    shared_expert_intermediate_size: int = 0
     eos_token_ids: tuple[int, ...] = ()
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer's MLP is a mixture of experts."""
+        if self.model_type == TALKER:
+            return True
+        return (
+            self.num_experts > 0
+            and layer not in self.mlp_only_layers
+            and (layer + 1) % self.decoder_sparse_step == 0
+        )
 
     @classmethod
     def from_dir(cls, model_path: str | Path) -> DecoderConfig:
@@ -59,6 +88,18 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> DecoderConfig:
+        """Reads a ``config.json``, or the part of one that describes a decoder.
+
+        Raises:
+            ValueError: A field is absent, or asks for something that this decoder does not compute.
+        """
+        try:
+            return cls._from_dict(fields)
+        except KeyError as error:
+            raise ValueError(f"{error.args[0]!r} is missing") from None
+
+    @classmethod
+    def _from_dict(cls, fields: Mapping[str, Any]) -> DecoderConfig:
         family = fields.get("model_type")
         if family not in FAMILIES:
             raise ValueError(
@@ -70,8 +111,9 @@ class DecoderConfig:
             raise ValueError("use_sliding_window is not supported: attention here spans the whole context")
         # Newer checkpoints keep theta and scaling together; older ones spell them apart.
         rope = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
-        theta = rope.pop("rope_theta", None) or fields.get("rope_theta") or 10000.0
+        theta = rope.pop("rope_theta", None) or fields.get("rope_theta") or _THETA.get(family, 10000.0)
         rope["rope_type"] = rope.pop("type", None) or rope.get("rope_type") or "default"
+        mrope_section = _mrope_section(rope) if family in (THINKER, TALKER) else None
         heads = int(fields["num_attention_heads"])
         attention_bias = bool(fields.get("attention_bias", False))
         eos = fields.get("eos_token_id")
@@ -92,10 +134,37 @@ class DecoderConfig:
             qkv_bias=family == "qwen2" or attention_bias,
             o_bias=family != "qwen2" and attention_bias,
             mlp_bias=bool(fields.get("mlp_bias", False)),
-            qk_norm=family == "qwen3",
+            qk_norm=family.startswith("qwen3"),
+            mrope_section=mrope_section,
+            **(_experts(family, fields) if family in (THINKER, TALKER, "qwen3_moe") else {}),
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
         )
 
 
 def _present(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {name: fields[name]} if fields.get(name) is not None else {}
+
+
+def _experts(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    num_experts = fields.get("num_experts") or fields.get("num_local_experts")
+    if not num_experts:
+        raise KeyError("num_experts")
+    experts: dict[str, Any] = {
+        "num_experts": int(num_experts),
+        "num_experts_per_tok": int(fields["num_experts_per_tok"]),
+        "moe_intermediate_size": int(fields["moe_intermediate_size"]),
+        "norm_topk_prob": bool(fields.get("norm_topk_prob", family == THINKER)),
+        "decoder_sparse_step": int(fields.get("decoder_sparse_step") or 1),
+        "mlp_only_layers": tuple(fields.get("mlp_only_layers") or ()),
+    }
+    if family == TALKER:
+        experts["shared_expert_intermediate_size"] = int(fields["shared_expert_intermediate_size"])
+    return experts
+
+
+def _mrope_section(rope: dict[str, Any]) -> tuple[int, int, int]:
+    for name in ("interleaved", "mrope_interleaved"):
+        if rope.pop(name, True) is False:
+            raise ValueError(f"{name} false is not supported: this model interleaves its rotary sections")
+    time, height, width = rope.pop("mrope_section", (24, 20, 20))
+    return int(time), int(height), int(width)

@@ -62,7 +62,7 @@ class Decoder:
         norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
         tied = config.tie_word_embeddings
         lm_head = embed if tied else checkpoint.take("lm_head.weight", tuple(embed.shape))
-        checkpoint.check_all_taken(optional=("lm_head.weight",) if tied else ())
+        checkpoint.finish(optional=("lm_head.weight",) if tied else ())
         return cls(config, embed, layers, norm, lm_head)
 
     def forward(self, batch: ForwardBatch, cache: PagedKVCache) -> Tensor:

@@ -3,73 +3,186 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import logging
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from tqdm import tqdm
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+logger = logging.getLogger(__name__)
 
 
 class Checkpoint:
     """Named tensors of a checkpoint directory, read from memory-mapped files as they are asked for.
 
-    Every ``take`` is recorded, so that ``check_all_taken`` can name what the model did not consume.
+    A tensor that already has the wanted dtype is not copied: it is the mapped file, which processes share.
+    Only shards that hold something that is asked for are opened. Every ``take`` is recorded, so that
+    ``finish`` can name what the model did not consume.
+
+    Args:
+        dtype: What floating-point tensors (bf16, fp16, fp32) become; integers stay what they are.
+        component: Prefix of the names that this reader answers for, such as ``"thinker.visual."``. Others
+            can be taken by name, but nobody is told when they are left over.
+
+    Raises:
+        FileNotFoundError: There are no weights, or a shard that the component needs is absent.
+        ValueError: The index is no index, a file is corrupted, or nothing has the component's prefix.
     """
 
-    def __init__(self, model_path: str | Path, dtype: torch.dtype) -> None:
+    def __init__(self, model_path: str | Path, dtype: torch.dtype, component: str = "") -> None:
         self._directory = Path(model_path)
         self._dtype = dtype
-        self._files = {path: safe_open(path, framework="pt") for path in self._shards()}
-        self._owner = {name: file for file in self._files.values() for name in file.keys()}  # noqa: SIM118
-        self._taken: set[str] = set()
+        self._component = component
+        self._opened: dict[Path, Any] = {}
+        self._owner = self._find_tensors()
+        self._left = {name for name in self._owner if name.startswith(component)}
+        if not self._left:
+            raise ValueError(
+                f"checkpoint {self._directory} has no tensors whose names begin with {component!r}: "
+                f"it is a checkpoint of another model"
+            )
+        for shard in sorted({self._owner[name] for name in self._left}):
+            if not shard.is_file():
+                raise FileNotFoundError(
+                    f"{self._directory / INDEX_FILE} lists {shard.name}, which is not there: "
+                    f"download the checkpoint again"
+                )
+        self._began = time.perf_counter()
+        self._progress = tqdm(
+            total=len(self._left),
+            desc=f"Loading {component.rstrip('.') or self._directory.name}",
+            unit="tensor",
+            leave=False,
+            disable=not sys.stderr.isatty(),
+        )
 
-    def _shards(self) -> Iterator[Path]:
-        index = self._directory / INDEX_FILE
+    def _find_tensors(self) -> dict[str, Path]:
         single = self._directory / SINGLE_FILE
         if single.is_file():
-            yield single
-        elif index.is_file():
-            for name in sorted(set(json.loads(index.read_text())["weight_map"].values())):
-                if not (self._directory / name).is_file():
-                    raise FileNotFoundError(f"{index} lists {name}, which is not there")
-                yield self._directory / name
-        else:
+            return dict.fromkeys(self._open(single).keys(), single)
+        index = self._directory / INDEX_FILE
+        if not index.is_file():
             raise FileNotFoundError(f"{self._directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+        try:
+            weight_map = json.loads(index.read_text())["weight_map"]
+            return {name: self._directory / shard for name, shard in weight_map.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{index} is no index of shards, which would be an object with a 'weight_map' from names of "
+                f"tensors to names of files: {error!r}"
+            ) from None
 
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def _open(self, path: Path) -> Any:
+        if path not in self._opened:
+            try:
+                self._opened[path] = safe_open(path, framework="pt")
+            except SafetensorError as error:
+                raise ValueError(f"{path} is corrupted or incomplete ({error}): download it again") from None
+        return self._opened[path]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._owner
+
+    def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """The tensor ``name`` in the model's dtype.
 
         Raises:
-            ValueError: the checkpoint has no such tensor, or one of another shape.
+            ValueError: The checkpoint has no such tensor, or one of another shape.
         """
         if name not in self._owner:
             raise ValueError(f"checkpoint {self._directory} lacks the tensor {name!r}")
-        tensor: Tensor = self._owner[name].get_tensor(name)
-        if tuple(tensor.shape) != shape:
+        path = self._owner[name]
+        try:
+            tensor: Tensor = self._open(path).get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f"{path} does not hold {name!r}, which the index puts there: {error}") from None
+        if tuple(tensor.shape) != tuple(shape):
             raise ValueError(
                 f"checkpoint {self._directory}: {name!r} has shape {tuple(tensor.shape)}, "
-                f"config.json asks for {shape}"
+                f"config.json asks for {tuple(shape)}"
             )
-        self._taken.add(name)
-        return tensor.to(self._dtype)
+        if name in self._left:
+            self._left.remove(name)
+            self._progress.update()
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
-    def take_stacked(self, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
+    def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
         """Several tensors joined along their first dimension: projections of the same input, one product."""
         return torch.cat([self.take(name, shape) for name, shape in zip(names, shapes, strict=True)])
 
-    def check_all_taken(self, *, optional: tuple[str, ...] = ()) -> None:
-        """Raises ValueError that names the tensors no part of the model asked for."""
-        extra = [
-            name
-            for name in self._owner
-            if name not in self._taken and name not in optional and not name.endswith("rotary_emb.inv_freq")
-        ]
+    def finish(self, *, optional: Sequence[str] = ()) -> None:
+        """Ends the loading of the component, and says in the log how long it took.
+
+        Raises:
+            ValueError: The component has tensors that no part of the model asked for; they are named.
+        """
+        self._progress.close()
+        # Checkpoints of early Llamas hold a buffer that everyone computes.
+        extra = sorted(
+            name for name in self._left if name not in optional and not name.endswith("rotary_emb.inv_freq")
+        )
         if extra:
             shown = ", ".join(extra[:5]) + (", ..." if len(extra) > 5 else "")
             raise ValueError(
                 f"checkpoint {self._directory} has {len(extra)} tensors the model lacks: {shown}"
             )
+        logger.info(
+            "read %s from %s in %.1f s",
+            self._component.rstrip(".") or "the weights",
+            self._directory,
+            time.perf_counter() - self._began,
+        )
+
+
+@contextmanager
+def weights_on_meta() -> Iterator[None]:
+    """Modules built inside have their parameters on the meta device, and their buffers for real.
+
+    Buffers that no checkpoint holds (rotary frequencies, sinusoids) are computed by constructors; a module
+    built wholly on the meta device has lost them.
+    """
+
+    def to_meta(module: nn.Module, name: str, parameter: Any) -> Any:
+        return None if parameter is None else nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+    handle = register_module_parameter_registration_hook(to_meta)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def load_module(checkpoint: Checkpoint, module: nn.Module, prefix: str) -> None:
+    """Fills ``module``, built inside ``weights_on_meta``, and puts it into eval mode.
+
+    Parameters and persistent buffers are read from ``prefix + name``, in the checkpoint's dtype for this
+    process; what the constructor computed stays. ``Checkpoint.finish`` tells whether any are left over.
+
+    Raises:
+        ValueError: The checkpoint lacks a tensor, or has it in another shape.
+    """
+    wanted = module.state_dict()
+    module.load_state_dict(
+        {name: checkpoint.take(prefix + name, tensor.shape) for name, tensor in wanted.items()},
+        strict=True,
+        assign=True,
+    )
+    lost = [name for name, buffer in module.named_buffers() if buffer.is_meta]
+    if lost:
+        raise ValueError(
+            f"{type(module).__name__} has lost buffers that no checkpoint holds: {', '.join(lost)}; "
+            f"build it inside weights_on_meta()"
+        )
+    module.requires_grad_(False).eval()

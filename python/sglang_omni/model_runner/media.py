@@ -1,0 +1,107 @@
+"""A thinker's media: rows of a prompt that are images, video or sound instead of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sglang_omni.model_runner.sequence import SequenceSpan
+
+
+@dataclass(eq=False)
+class ThinkerState:
+    """What a thinker is given of a prompt's media, and what it gives the talker.
+
+    H is the thinker's hidden size. Positions are places in the prompt, ascending.
+
+    Attributes:
+        media_positions: (m,) int64, the rows that are media of any kind.
+        media_embeds: (m, H), what stands there instead of the placeholder's embedding.
+        visual_positions: (v,) int64, those of them that are images or video.
+        deepstack: (v, H) each: ``deepstack[k]`` is added to the visual rows after layer k (DeepStack,
+            arXiv:2406.04334).
+        wants_hidden: Whether ``media_hidden`` is wanted.
+        media_hidden: Output, (m, H): ``hidden_states[tap_layer]`` (transformers' numbering) of the media
+            rows, there at the latest with the first token.
+    """
+
+    media_positions: Tensor
+    media_embeds: Tensor
+    visual_positions: Tensor
+    deepstack: tuple[Tensor, ...] = ()
+    wants_hidden: bool = False
+    media_hidden: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        count, visual = len(self.media_positions), len(self.visual_positions)
+        if len(self.media_embeds) != count or any(len(level) != visual for level in self.deepstack):
+            raise ValueError(
+                f"{count} media rows with {len(self.media_embeds)} embeddings, {visual} visual rows with "
+                f"{[len(level) for level in self.deepstack]} deepstack rows: they must be as many"
+            )
+        self.media_end = int(self.media_positions[-1]) + 1 if count else 0
+
+    def is_ready(self, num_tokens: int) -> bool:
+        return True
+
+
+class Deepstack(NamedTuple):
+    """``levels[k]`` (n, H) is added to ``rows`` (n,) of a batch's hidden states after layer k."""
+
+    rows: Tensor
+    levels: tuple[Tensor, ...]
+
+
+def merge_media(hidden: Tensor, spans: Sequence[SequenceSpan]) -> None:
+    """Puts media rows into a batch's input rows (T, H), in place."""
+    for span, state in _with_media(spans):
+        first, last = _inside(state.media_positions, span)
+        if first < last:
+            rows = state.media_positions[first:last] + (span.first_row - span.start)
+            hidden[rows.to(hidden.device)] = state.media_embeds[first:last].to(hidden)
+
+
+def deepstack_of(spans: Sequence[SequenceSpan]) -> Deepstack | None:
+    """What is added to the batch's visual rows; None where it has none.
+
+    Sequences of one batch may have come from encoders of one model only: all have as many levels.
+    """
+    rows: list[Tensor] = []
+    levels: list[tuple[Tensor, ...]] = []
+    for span, state in _with_media(spans):
+        first, last = _inside(state.visual_positions, span)
+        if first < last and state.deepstack:
+            rows.append(state.visual_positions[first:last] + (span.first_row - span.start))
+            levels.append(tuple(level[first:last] for level in state.deepstack))
+    if not rows:
+        return None
+    return Deepstack(torch.cat(rows), tuple(torch.cat(level) for level in zip(*levels, strict=True)))
+
+
+def taps_due(spans: Sequence[SequenceSpan]) -> Iterator[tuple[int, ThinkerState]]:
+    """Index and state of the spans that complete the media of a sequence whose hidden rows are wanted."""
+    for index, span in enumerate(spans):
+        state = span.state
+        if (
+            isinstance(state, ThinkerState)
+            and state.wants_hidden
+            and state.media_hidden is None
+            and span.start + span.num_tokens >= state.media_end
+        ):
+            yield index, state
+
+
+def _with_media(spans: Sequence[SequenceSpan]) -> Iterator[tuple[SequenceSpan, ThinkerState]]:
+    for span in spans:
+        if isinstance(span.state, ThinkerState) and span.start < span.state.media_end:
+            yield span, span.state
+
+
+def _inside(positions: Tensor, span: SequenceSpan) -> tuple[int, int]:
+    bounds = torch.tensor([span.start, span.start + span.num_tokens])
+    first, last = torch.searchsorted(positions, bounds).tolist()
+    return first, last
