@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,13 +27,39 @@ class Vocoder(Protocol):
     def __call__(self, codes: torch.Tensor) -> torch.Tensor: ...
 
 
+class Chunking(NamedTuple):
+    """How a stream of codes is cut into pieces that are decoded each by itself. Lengths are in frames.
+
+    Attributes:
+        chunk_size: New frames of a chunk; fewer mean an earlier sound and more work in all.
+        left_context_size: Frames before a chunk that are decoded again with it, for it to sound as it does
+            in the whole.
+        first_chunk_size: New frames of the first chunk; each one after it has twice as many as the one
+            before, up to ``chunk_size``.
+        gapless: A chunk begins where the one before it ended. Without, it begins where its first frame does:
+            what the decoder cut off the end of the chunk before is lost, as in transformers'
+            ``chunked_decode``.
+    """
+
+    chunk_size: int = 10
+    left_context_size: int = 25
+    first_chunk_size: int = 2
+    gapless: bool = True
+
+
+# ``chunked_decode`` with its default arguments.
+REFERENCE_CHUNKING = Chunking(chunk_size=300, left_context_size=25, first_chunk_size=300, gapless=False)
+
+
 class Code2WavScheduler(StreamScheduler):
     """Turns a request's stream of codes into audio while the codes still come.
 
     Stream items hold codes as int tensors: (groups,) one frame, (frames, groups), or (1, groups, frames).
     A frame that begins with ``codec_eos_token_id`` is no audio and is left out. Chunks and the result are
     ``{"modality": "audio", "audio_data": float32 (samples,), "sample_rate": int}``; the result holds the
-    whole waveform, which is the chunks put together, sample for sample.
+    whole waveform, which is the chunks put together, sample for sample, and its ``codes``: int64
+    (frames, groups). Where chunks begin depends on the number of frames alone, so that the same codes always
+    give the same samples.
     """
 
     def __init__(
@@ -44,28 +70,31 @@ class Code2WavScheduler(StreamScheduler):
         left_context_size: int = 25,
         sample_rate: int = 24000,
         codec_eos_token_id: int | None = None,
+        first_chunk_size: int = 2,
+        chunking_of: Callable[[StagePayload, Chunking], Chunking] | None = None,
     ) -> None:
         """
         Args:
             model: The decoder, on ``device``.
             device: Where codes are decoded.
-            stream_chunk_size: Frames a chunk; fewer mean an earlier first sound and more work in all.
-            left_context_size: Frames before a chunk that are decoded again with it, for a chunk to sound
-                as it does in the whole.
+            stream_chunk_size: See ``Chunking.chunk_size``.
+            left_context_size: See ``Chunking``.
             sample_rate: Of the waveform, Hz.
             codec_eos_token_id: First code of the frame that ends a stream.
+            first_chunk_size: See ``Chunking``.
+            chunking_of: One request's own chunking, given the stage's.
         """
-        if stream_chunk_size < 1 or left_context_size < 0:
+        if stream_chunk_size < 1 or left_context_size < 0 or first_chunk_size < 1:
             raise ValueError(
-                "stream_chunk_size must be at least 1 and left_context_size at least 0, "
-                f"got {stream_chunk_size} and {left_context_size}"
+                "stream_chunk_size and first_chunk_size must be at least 1 and left_context_size at least 0, "
+                f"got {stream_chunk_size}, {first_chunk_size} and {left_context_size}"
             )
         self.model = model
         self.device = torch.device(device)
-        self.stream_chunk_size = stream_chunk_size
-        self.left_context_size = left_context_size
+        self.chunking = Chunking(stream_chunk_size, left_context_size, first_chunk_size)
         self.sample_rate = sample_rate
         self.codec_eos_token_id = codec_eos_token_id
+        self.chunking_of = chunking_of
         super().__init__(
             lambda: _Code2WavSession(self),
             expects_stream=lambda payload: True,
@@ -76,12 +105,17 @@ class Code2WavScheduler(StreamScheduler):
 class _Code2WavSession(StreamSession):
     def __init__(self, vocoder: Code2WavScheduler) -> None:
         self._vocoder = vocoder
+        self._chunking = vocoder.chunking
+        self._chunk_size = self._chunking.first_chunk_size
         self._frames: list[torch.Tensor] = []  # each (groups,)
         self._decoded_frames = 0
         self._samples = 0
         self._audio: list[NDArray[np.float32]] = []
 
     def begin(self, payload: StagePayload) -> Iterator[Any]:
+        if self._vocoder.chunking_of is not None:
+            self._chunking = self._vocoder.chunking_of(payload, self._chunking)
+        self._chunk_size = min(self._chunking.first_chunk_size, self._chunking.chunk_size)
         return iter(())
 
     def feed(self, data: Any) -> Iterator[Any]:
@@ -89,27 +123,34 @@ class _Code2WavSession(StreamSession):
         for frame in _as_frames(data):
             if eos is None or int(frame[0]) != eos:
                 self._frames.append(frame)
-        while len(self._frames) - self._decoded_frames >= self._vocoder.stream_chunk_size:
-            yield from self._decode(self._decoded_frames + self._vocoder.stream_chunk_size)
+        while len(self._frames) - self._decoded_frames >= self._chunk_size:
+            yield from self._decode(self._decoded_frames + self._chunk_size)
+            self._chunk_size = min(2 * self._chunk_size, self._chunking.chunk_size)
 
     def end(self) -> Iterator[Any]:
         if self._decoded_frames < len(self._frames):
             yield from self._decode(len(self._frames))
 
     def result(self) -> dict[str, Any]:
-        return self._chunk(np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32))
+        audio = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
+        codes = torch.stack(self._frames) if self._frames else torch.zeros((0, 0), dtype=torch.int64)
+        return {**self._chunk(audio), "codes": codes}
 
     def _decode(self, end: int) -> Iterator[dict[str, Any]]:
         """Decode the frames up to ``end`` and give out the samples not given out before."""
         vocoder = self._vocoder
-        start = max(0, self._decoded_frames - vocoder.left_context_size)
+        start = max(0, self._decoded_frames - self._chunking.left_context_size)
         codes = torch.stack(self._frames[start:end], dim=1).unsqueeze(0)
         with torch.inference_mode():
             wave = vocoder.model(codes.to(vocoder.device)).reshape(-1).float().cpu().numpy()
-        # A decoder may give fewer samples than frames * upsample, the last frame being cut short. The cut
-        # is therefore where the audio given out so far ends, not where the last chunk's frames did.
-        given = max(0, self._samples - start * vocoder.model.total_upsample)
-        new = wave[given:].astype(np.float32)
+        upsample = int(vocoder.model.total_upsample)
+        if self._chunking.gapless:
+            # A decoder may give fewer samples than frames * upsample, the last frame being cut short. The cut
+            # is therefore where the audio given out so far ends, not where the last chunk's frames did.
+            cut = max(0, self._samples - start * upsample)
+        else:
+            cut = (self._decoded_frames - start) * upsample
+        new = wave[cut:].astype(np.float32)
         self._decoded_frames = end
         self._samples += len(new)
         if len(new):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sglang_omni.proto import OmniRequest, StagePayload
-from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
+from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Code2WavScheduler
 from sglang_omni.scheduling.messages import IncomingMessage
 
 GROUPS, UPSAMPLE, RECEPTIVE_FRAMES = 3, 8, 5
@@ -101,13 +101,17 @@ def test_chunks_together_are_the_whole_waveform(drive: Any, count: int, lost_sam
 
     chunks, result = driver.run(list(codes))
 
-    assert len(chunks) == -(-count // 10)
+    # 2, 4 and 8 frames, then 10 each: the first sound early, the rest in few pieces.
+    sizes = np.diff([min(end, count) for end in (0, 2, 6, 14, 24, 34, 44, 54)]) * UPSAMPLE
+    sizes[0] -= lost_samples
+    assert [len(chunk) for chunk in chunks] == [size for size in sizes if size > 0]
     np.testing.assert_array_equal(np.concatenate(chunks), result["audio_data"])
     np.testing.assert_allclose(result["audio_data"], whole(driver, codes), atol=1e-6)
+    assert result["codes"].equal(codes)
 
 
 def test_the_first_chunk_comes_before_the_stream_ends(drive: Any) -> None:
-    driver = drive(stream_chunk_size=2)
+    driver = drive()
     driver.scheduler.inbox.put(
         IncomingMessage("r", "new_request", StagePayload("r", OmniRequest(None), None))
     )
@@ -128,6 +132,30 @@ def test_less_context_than_the_model_needs_is_heard(drive: Any) -> None:
     audio = short.run(list(codes))[1]["audio_data"]
     assert audio.shape == whole(short, codes).shape
     assert np.abs(audio - whole(short, codes)).max() > 1e-3
+
+
+@pytest.mark.parametrize("count", [3, 8, 9, 21])
+def test_reference_chunking_loses_what_the_decoder_cuts_off_each_chunk(drive: Any, count: int) -> None:
+    driver = drive(
+        lost_samples=3,
+        chunking_of=lambda payload, own: REFERENCE_CHUNKING._replace(chunk_size=4, left_context_size=6),
+    )
+    codes = frames(count)
+
+    chunks, result = driver.run(list(codes))
+
+    np.testing.assert_array_equal(np.concatenate(chunks), chunked_decode(driver.model, codes, 4, 6))
+    assert len(result["audio_data"]) == count * UPSAMPLE - 3 * -(-count // 4)
+
+
+def chunked_decode(model: CausalVocoder, codes: torch.Tensor, size: int, context: int) -> np.ndarray:
+    """As transformers defines it: every chunk by itself, cut where its first new frame begins."""
+    waves = []
+    for start in range(0, len(codes), size):
+        before = max(0, start - context)
+        wave = model(codes[before : start + size].T.unsqueeze(0)).reshape(-1)
+        waves.append(wave[(start - before) * UPSAMPLE :].numpy())
+    return np.concatenate(waves)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +208,9 @@ def test_other_shapes_are_the_requests_error(drive: Any, shape: tuple[int, ...])
         drive().run([torch.zeros(shape, dtype=torch.long)])
 
 
-@pytest.mark.parametrize("options", [{"stream_chunk_size": 0}, {"left_context_size": -1}])
+@pytest.mark.parametrize(
+    "options", [{"stream_chunk_size": 0}, {"left_context_size": -1}, {"first_chunk_size": 0}]
+)
 def test_sizes_that_make_no_sense_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="stream_chunk_size must be at least 1"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         Code2WavScheduler(CausalVocoder(0), "cpu", **options)
