@@ -1,4 +1,4 @@
-"""``sgl-omni serve | config {view,resolve,validate} | route [top]``."""
+"""``sgl-omni serve | config {view,resolve,validate} | route [top] | make-tiny-checkpoint``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+# Models' code is imported only where it is asked for.
+_TINY_CHECKPOINTS = {"qwen3_omni": "sglang_omni.models.qwen3_omni.tiny_checkpoint.make.main"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,6 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from sglang_omni.launch_router import main as route
 
         return route(args[1:], prog="sgl-omni route")
+    if args[:1] == ["make-tiny-checkpoint"] and args[1:2] and args[1] in _TINY_CHECKPOINTS:
+        from sglang_omni.config.imports import import_string
+
+        make = import_string(_TINY_CHECKPOINTS[args[1]])
+        return make(args[2:], prog=f"sgl-omni make-tiny-checkpoint {args[1]}")
     parser = argparse.ArgumentParser(
         prog="sgl-omni", description="Serve omni models as pipelines of stages, behind a cache-aware router."
     )
@@ -35,6 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="route requests to replicas, likewise; sgl-omni route top shows them live",
         add_help=False,
     )
+    tiny = commands.add_parser(
+        "make-tiny-checkpoint",
+        help="write a small random checkpoint to try things with; sgl-omni make-tiny-checkpoint MODEL --help",
+        description="Write a small random checkpoint of a model; --help after its name lists its options.",
+    )
+    tiny.add_argument("model", choices=list(_TINY_CHECKPOINTS), help="what to make one of")
     config = commands.add_parser("config", help="look at a pipeline's config")
     actions = config.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in (

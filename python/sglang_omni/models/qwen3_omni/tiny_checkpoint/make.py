@@ -1,0 +1,177 @@
+"""``sgl-omni make-tiny-checkpoint qwen3_omni DIR --seed N``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
+from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import SPECIAL_TOKENS, TinyTokenizer, write_json
+from sglang_omni.models.qwen3_omni.tiny_checkpoint.weights import TensorSpec, make_tensor, tensor_specs
+
+
+def make_tiny_checkpoint(directory: str | Path, seed: int, shape: TinyShape | None = None) -> Path:
+    """Writes a random checkpoint with all the files of a published one. Equal arguments give equal bytes.
+
+    Args:
+        directory: Made where it is not there; files of the same names are replaced.
+
+    Returns:
+        ``directory``.
+
+    Raises:
+        ValueError: the vocabulary is too small for the tokenizer.
+    """
+    shape = shape or TinyShape()
+    directory = Path(directory)
+    tokenizer = TinyTokenizer(shape.vocab_size - len(SPECIAL_TOKENS))
+    directory.mkdir(parents=True, exist_ok=True)
+    config = shape.config(tokenizer)
+    write_json(directory / "config.json", config)
+    write_json(directory / "generation_config.json", _generation_config(tokenizer, talker=shape.talker))
+    write_json(directory / "preprocessor_config.json", _preprocessor_config())
+    tokenizer.write(directory)
+    _write_weights(directory, config, tokenizer, seed, shape)
+    return directory
+
+
+def main(argv: Sequence[str], prog: str = "make-tiny-checkpoint qwen3_omni") -> int:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Write a random Qwen3-Omni checkpoint of a few megabytes: the files, names and data "
+        "types of a published one, which transformers loads as it loads that. Equal options give equal "
+        "bytes. What such a model says means nothing, and its speech is noise.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("directory", type=Path, help="where to write; made where it is not there")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights")
+    for option in fields(TinyShape):
+        assert option.default is not MISSING
+        flag = "--" + option.name.replace("_", "-")
+        text = option.metadata["help"]
+        if isinstance(option.default, bool):
+            parser.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=option.default, help=text
+            )
+        elif isinstance(option.default, tuple):
+            parser.add_argument(flag, type=int, nargs="*", default=option.default, metavar="LAYER", help=text)
+        else:
+            kind = str if isinstance(option.default, str) else int
+            parser.add_argument(
+                flag, type=kind, default=option.default, metavar="N" if kind is int else "TYPE", help=text
+            )
+    chosen = vars(parser.parse_args(argv))
+    directory, seed = chosen.pop("directory"), chosen.pop("seed")
+    try:
+        shape = TinyShape(**{**chosen, "deepstack": tuple(chosen["deepstack"])})
+        make_tiny_checkpoint(directory, seed, shape)
+    except (ValueError, OSError) as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+    print(f"{directory}: {size / 1e6:.1f} MB of {shape.dtype} weights, seed {seed}; its answers mean nothing")
+    return 0
+
+
+def _generation_config(tokenizer: TinyTokenizer, *, talker: bool) -> dict[str, Any]:
+    ends = [tokenizer.id("<|im_end|>"), tokenizer.id("<|endoftext|>")]
+    config: dict[str, Any] = {
+        "do_sample": True,
+        "eos_token_id": ends,
+        "pad_token_id": tokenizer.id("<|endoftext|>"),
+        "repetition_penalty": 1.0,
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+    }
+    if talker:
+        config |= {
+            "talker_max_new_tokens": 4096,
+            "talker_repetition_penalty": 1.05,
+            "talker_temperature": 0.9,
+            "talker_top_k": 50,
+            "talker_top_p": 1.0,
+        }
+    return config
+
+
+def _preprocessor_config() -> dict[str, Any]:
+    return {
+        "chunk_length": 300,
+        "dither": 0.0,
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": 128,
+        "hop_length": 160,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "image_std": [0.5, 0.5, 0.5],
+        "max_pixels": 12845056,
+        "merge_size": 2,
+        "min_pixels": 3136,
+        "n_fft": 400,
+        "n_samples": 4800000,
+        "nb_max_frames": 30000,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "patch_size": 16,
+        "processor_class": "Qwen3OmniMoeProcessor",
+        "return_attention_mask": True,
+        "sampling_rate": 16000,
+        "temporal_patch_size": 2,
+    }
+
+
+def _write_weights(
+    directory: Path, config: dict[str, Any], tokenizer: TinyTokenizer, seed: int, shape: TinyShape
+) -> None:
+    specs = list(tensor_specs(config, answer_ends=tokenizer.id("<|im_end|>"), text_ids=len(tokenizer.vocab)))
+    size = -(-len(specs) // shape.shards)
+    weight_map: dict[str, str] = {}
+    total = 0
+    for shard in range(shape.shards):
+        file = f"model-{shard + 1:05d}-of-{shape.shards:05d}.safetensors"
+        members = specs[shard * size : (shard + 1) * size]
+        total += _write_safetensors(directory / file, members, seed, shape.dtype)
+        weight_map.update(dict.fromkeys((spec.name for spec in members), file))
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    write_json(directory / "model.safetensors.index.json", index)
+
+
+def _write_safetensors(path: Path, specs: Sequence[TensorSpec], seed: int, dtype: str) -> int:
+    """One file (github.com/huggingface/safetensors#format); returns the tensors' size in bytes.
+
+    Written here because the library takes bfloat16 from torch alone, whose import takes longer than all this.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    item_size = 4 if dtype == "float32" else 2
+    end = 0
+    for spec in specs:
+        begin, end = end, end + item_size * math.prod(spec.shape)
+        code = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[dtype]
+        header[spec.name] = {"dtype": code, "shape": spec.shape, "data_offsets": [begin, end]}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(encoded)))
+        file.write(encoded)
+        for spec in specs:
+            file.write(_encode(make_tensor(spec, seed), dtype))
+    return end
+
+
+def _encode(values: NDArray[np.float32], dtype: str) -> bytes:
+    if dtype == "bfloat16":
+        # Its 16 bits are float32's upper ones; adding half of what is cut off, ties to even, rounds them.
+        bits = values.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+    return values.astype({"float32": "<f4", "float16": "<f2"}[dtype]).tobytes()

@@ -1,0 +1,296 @@
+"""How large a tiny checkpoint is, and its ``config.json`` in the spelling of the published ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import TinyTokenizer
+
+DTYPES = ("float32", "bfloat16", "float16")
+SPEAKERS = ("chelsie", "ethan", "aiden")
+# The published vocabulary of the talker is 2048 codes and, from 2048 on, 1024 ids of which these are used.
+_CODEC_IDS = {
+    "codec_pad_id": 100,
+    "codec_bos_id": 101,
+    "codec_eos_token_id": 102,
+    "codec_nothink_id": 107,
+    "codec_think_bos_id": 108,
+    "codec_think_eos_id": 109,
+}
+_FIRST_SPEAKER = 253
+NUM_CODEC_SPECIALS = 1024
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class TinyShape:
+    """Sizes of a checkpoint; each is an option of ``make-tiny-checkpoint``.
+
+    Raises:
+        ValueError: the sizes do not fit one another.
+    """
+
+    vocab_size: int = _option(640, "tokens of the thinker's vocabulary")
+    layers: int = _option(2, "the thinker's layers")
+    hidden: int = _option(64, "the thinker's hidden size")
+    heads: int = _option(4, "attention heads of thinker and talker")
+    kv_heads: int = _option(2, "their key and value heads")
+    head_dim: int = _option(32, "size of each of these heads")
+    experts: int = _option(4, "experts in each layer of thinker and talker")
+    top_k: int = _option(2, "experts that compute each token")
+    context: int = _option(32768, "longest prompt and answer, in tokens")
+    vision_depth: int = _option(3, "layers of the vision encoder")
+    deepstack: tuple[int, ...] = _option(
+        (0, 1),
+        "vision layers whose features are added inside the thinker, one after each of its first layers",
+    )
+    audio_layers: int = _option(2, "layers of the audio encoder")
+    talker_layers: int = _option(2, "the talker's layers")
+    talker_hidden: int = _option(48, "the talker's hidden size")
+    accept_hidden_layer: int | None = _option(
+        None, "thinker layer whose input the talker reads (default: about the middle)"
+    )
+    codes: int = _option(64, "codes of each codebook")
+    code_groups: int = _option(4, "codebooks, and so codes of each frame")
+    talker: bool = _option(True, "whether there is a talker; without, the model only writes")
+    shards: int = _option(2, "safetensors files")
+    dtype: str = _option("float32", f"data type of the weights: {', '.join(DTYPES)}")
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        sizes = {name: value for name, value in vars(self).items() if isinstance(value, int)}
+        for name, value in sizes.items():
+            if name != "talker" and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.head_dim % 8:
+            raise ValueError(f"head_dim must be a multiple of 8, got {self.head_dim}")
+        if self.top_k > self.experts:
+            raise ValueError(f"top_k ({self.top_k}) is more than there are experts ({self.experts})")
+        if list(self.deepstack) != sorted(set(self.deepstack)) or not all(
+            0 <= layer < self.vision_depth for layer in self.deepstack
+        ):
+            raise ValueError(
+                f"deepstack must name layers 0 to {self.vision_depth - 1} in ascending order, "
+                f"got {list(self.deepstack)}"
+            )
+        if len(self.deepstack) > self.layers:
+            raise ValueError(f"{len(self.deepstack)} deepstack layers need as many layers, not {self.layers}")
+        if self.code_groups < 2:
+            raise ValueError(
+                "code_groups must be at least 2: the first is the talker's, the rest are predicted"
+            )
+        if not 0 <= self.tap_layer <= self.layers:
+            raise ValueError(f"accept_hidden_layer must be 0 to {self.layers}, got {self.tap_layer}")
+
+    @property
+    def tap_layer(self) -> int:
+        """``accept_hidden_layer``; by default never after the last deepstack layer, where a tap that is one
+        addition off would go unseen."""
+        if self.accept_hidden_layer is not None:
+            return self.accept_hidden_layer
+        middle = max(1, self.layers // 2)
+        return middle if middle != len(self.deepstack) else min(middle + 1, self.layers)
+
+    def config(self, tokenizer: TinyTokenizer) -> dict[str, Any]:
+        """``config.json``."""
+        ids = {
+            "audio_end_token_id": tokenizer.id("<|audio_end|>"),
+            "audio_start_token_id": tokenizer.id("<|audio_start|>"),
+            "audio_token_id": tokenizer.id("<|audio_pad|>"),
+            "image_token_id": tokenizer.id("<|image_pad|>"),
+            "video_token_id": tokenizer.id("<|video_pad|>"),
+            "vision_start_token_id": tokenizer.id("<|vision_start|>"),
+            "position_id_per_seconds": 13,
+            "seconds_per_chunk": 2,
+        }
+        config: dict[str, Any] = {
+            "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+            "model_type": "qwen3_omni_moe",
+            "dtype": self.dtype,
+            "enable_audio_output": self.talker,
+            "im_start_token_id": tokenizer.id("<|im_start|>"),
+            "im_end_token_id": tokenizer.id("<|im_end|>"),
+            "system_token_id": tokenizer.id("system"),
+            "user_token_id": tokenizer.id("user"),
+            "assistant_token_id": tokenizer.id("assistant"),
+            "tts_pad_token_id": tokenizer.id("<tts_pad>"),
+            "tts_bos_token_id": tokenizer.id("<tts_text_bos>"),
+            "tts_eos_token_id": tokenizer.id("<tts_text_eod>"),
+            "thinker_config": {
+                **ids,
+                "model_type": "qwen3_omni_moe_thinker",
+                "dtype": self.dtype,
+                "initializer_range": 0.02,
+                "user_token_id": tokenizer.id("user"),
+                "vision_end_token_id": tokenizer.id("<|vision_end|>"),
+                "audio_config": self._audio_config(),
+                "vision_config": self._vision_config(),
+                "text_config": {
+                    "model_type": "qwen3_omni_moe_text",
+                    "vocab_size": self.vocab_size,
+                    "hidden_size": self.hidden,
+                    "intermediate_size": 3 * self.hidden // 2,
+                    "moe_intermediate_size": 3 * self.hidden // 4,
+                    "num_hidden_layers": self.layers,
+                    "shared_expert_intermediate_size": 0,
+                    **self._decoder_config(),
+                    "norm_topk_prob": True,
+                },
+            },
+        }
+        if self.talker:
+            config["talker_config"] = self._talker_config(ids)
+            config["code2wav_config"] = self._code2wav_config()
+        return config
+
+    def _decoder_config(self) -> dict[str, Any]:
+        half = self.head_dim // 2
+        # The published split of 64 frequencies is 24 for time, 20 each for height and width.
+        side = half * 20 // 64
+        return {
+            "attention_bias": False,
+            "attention_dropout": 0,
+            "decoder_sparse_step": 1,
+            "head_dim": self.head_dim,
+            "hidden_act": "silu",
+            "initializer_range": 0.02,
+            "max_position_embeddings": self.context,
+            "mlp_only_layers": [],
+            "num_attention_heads": self.heads,
+            "num_experts": self.experts,
+            "num_experts_per_tok": self.top_k,
+            "num_key_value_heads": self.kv_heads,
+            "output_router_logits": False,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": {
+                "interleaved": True,
+                "mrope_interleaved": True,
+                "mrope_section": [half - 2 * side, side, side],
+                "rope_type": "default",
+                "type": "default",
+            },
+            "rope_theta": 1000000,
+            "router_aux_loss_coef": 0.001,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "use_cache": True,
+            "use_sliding_window": False,
+        }
+
+    def _audio_config(self) -> dict[str, Any]:
+        return {
+            "model_type": "qwen3_omni_moe_audio_encoder",
+            "activation_function": "gelu",
+            "conv_chunksize": 500,
+            "d_model": 32,
+            "downsample_hidden_size": 16,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 64,
+            "encoder_layers": self.audio_layers,
+            "max_source_positions": 1500,
+            "n_window": 50,
+            "n_window_infer": 800,
+            "num_hidden_layers": self.audio_layers,
+            "num_mel_bins": 128,
+            "output_dim": self.hidden,
+            "scale_embedding": False,
+        }
+
+    def _vision_config(self) -> dict[str, Any]:
+        return {
+            "model_type": "qwen3_omni_moe_vision_encoder",
+            "apply_vit_abs_pos_embed": True,
+            "deepstack_visual_indexes": list(self.deepstack),
+            "depth": self.vision_depth,
+            "hidden_act": "gelu_pytorch_tanh",
+            "hidden_size": 32,
+            "image_size": 256,
+            "in_channels": 3,
+            "in_chans": 3,
+            "intermediate_size": 64,
+            "num_heads": 4,
+            "num_position_embeddings": 256,
+            "out_hidden_size": self.hidden,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "spatial_patch_size": 16,
+            "temporal_patch_size": 2,
+            "tokens_per_second": 2,
+        }
+
+    def _talker_config(self, ids: dict[str, int]) -> dict[str, Any]:
+        hidden = self.talker_hidden
+        return {
+            **ids,
+            "model_type": "qwen3_omni_moe_talker",
+            "accept_hidden_layer": self.tap_layer,
+            **{name: self.codes + offset for name, offset in _CODEC_IDS.items()},
+            "num_code_groups": self.code_groups,
+            "output_router_logits": False,
+            "spatial_merge_size": 2,
+            "speaker_id": {name: self.codes + _FIRST_SPEAKER + i for i, name in enumerate(SPEAKERS)},
+            "thinker_hidden_size": self.hidden,
+            "code_predictor_config": {
+                "model_type": "qwen3_omni_moe_talker_code_predictor",
+                "attention_bias": False,
+                "attention_dropout": 0,
+                "head_dim": 16,
+                "hidden_act": "silu",
+                "hidden_size": hidden,
+                "intermediate_size": 4 * hidden // 3,
+                "layer_types": ["full_attention"] * 2,
+                "max_position_embeddings": self.context,
+                "num_attention_heads": 4,
+                "num_code_groups": self.code_groups,
+                "num_hidden_layers": 2,
+                "num_key_value_heads": 2,
+                "rms_norm_eps": 1e-06,
+                "rope_scaling": None,
+                "rope_theta": 1000000,
+                "sliding_window": None,
+                "use_cache": True,
+                "use_sliding_window": False,
+                "vocab_size": self.codes,
+            },
+            "text_config": {
+                "model_type": "qwen3_omni_moe_talker_text",
+                "vocab_size": self.codes + NUM_CODEC_SPECIALS,
+                "hidden_size": hidden,
+                "intermediate_size": 2 * hidden,
+                "moe_intermediate_size": 2 * hidden // 3,
+                "shared_expert_intermediate_size": 5 * hidden // 6,
+                "num_hidden_layers": self.talker_layers,
+                **self._decoder_config(),
+                "norm_topk_prob": True,
+            },
+        }
+
+    def _code2wav_config(self) -> dict[str, Any]:
+        return {
+            "model_type": "qwen3_omni_moe_code2wav",
+            "attention_bias": False,
+            "attention_dropout": 0,
+            "codebook_size": self.codes,
+            "decoder_dim": 64,
+            "hidden_act": "silu",
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "layer_scale_initial_scale": 0.01,
+            "max_position_embeddings": 8000,
+            "num_attention_heads": 4,
+            "num_hidden_layers": 2,
+            "num_key_value_heads": 4,
+            "num_quantizers": self.code_groups,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 10000,
+            "sliding_window": 72,
+            "upsample_rates": [8, 5, 4, 3],
+            "upsampling_ratios": [2, 2],
+        }
