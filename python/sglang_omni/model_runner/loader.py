@@ -32,7 +32,8 @@ class Checkpoint:
     ``finish`` can name what the model did not consume.
 
     Args:
-        dtype: What floating-point tensors (bf16, fp16, fp32) become; integers stay what they are.
+        dtype: What floating-point tensors (bf16, fp16, fp32) become; integers stay what they are. None
+            leaves all as they are stored.
         component: Prefix of the names that this reader answers for, such as ``"thinker.visual."``. Others
             can be taken by name, but nobody is told when they are left over.
 
@@ -41,7 +42,7 @@ class Checkpoint:
         ValueError: The index is no index, a file is corrupted, or nothing has the component's prefix.
     """
 
-    def __init__(self, model_path: str | Path, dtype: torch.dtype, component: str = "") -> None:
+    def __init__(self, model_path: str | Path, dtype: torch.dtype | None, component: str = "") -> None:
         self._directory = Path(model_path)
         self._dtype = dtype
         self._component = component
@@ -116,7 +117,7 @@ class Checkpoint:
         if name in self._left:
             self._left.remove(name)
             self._progress.update()
-        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+        return tensor.to(self._dtype) if self._dtype and tensor.is_floating_point() else tensor
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
         """Several tensors joined along their first dimension: projections of the same input, one product."""

@@ -1,0 +1,227 @@
+"""Qwen3-Omni's talker: what it reads at each step, and a frame's codes after the first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear, silu
+
+from sglang_omni.model_runner.loader import Checkpoint
+from sglang_omni.model_runner.sequence import SequenceSpan
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.components.code_predictor import CodePredictor, PredictorConfig
+from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
+
+
+class _Projection(NamedTuple):
+    """From the thinker's rows to the talker's."""
+
+    fc1: Tensor
+    fc1_bias: Tensor
+    fc2: Tensor
+    fc2_bias: Tensor
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return linear(silu(linear(rows, self.fc1, self.fc1_bias)), self.fc2, self.fc2_bias)
+
+
+class TalkerWeights(NamedTuple):
+    """
+    Attributes:
+        thinker_embed: (thinker's vocabulary, thinker's hidden size) in the dtype it is stored in.
+        text_projection: For rows that are text.
+        hidden_projection: For rows that are media.
+        embed: (V + (G - 1) * code predictor's vocabulary, hidden size): embeddings of the first codes, then
+            of each residual group.
+        predictor: Gives a frame its residual codes.
+    """
+
+    thinker_embed: Tensor
+    text_projection: _Projection
+    hidden_projection: _Projection
+    embed: Tensor
+    predictor: CodePredictor
+
+
+class Qwen3TalkerStrategy:
+    """A ``FeedbackStrategy`` over ``TalkerState``s.
+
+    Rows are computed from what the state holds of text, media and frames whenever they are asked for, so
+    that a prompt in chunks, or one computed again after it was preempted, needs nothing more.
+
+    Args:
+        offsets: (G,) int64, where each group's embeddings begin in ``weights.embed``.
+        eos_id: The first code that ends the speech.
+        tts_eos_id, tts_pad_id: Tokens of the thinker that mark the text's end and what follows it.
+    """
+
+    def __init__(
+        self, weights: TalkerWeights, offsets: Tensor, *, eos_id: int, tts_eos_id: int, tts_pad_id: int
+    ) -> None:
+        self._weights = weights
+        self._offsets = offsets
+        self._eos_id = eos_id
+        self._after_text = self._project_text(torch.tensor([tts_eos_id, tts_pad_id])).unbind()
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype) -> Qwen3TalkerStrategy:
+        """Loads everything of the talker but its decoder, and maps the thinker's embeddings.
+
+        Raises:
+            FileNotFoundError, ValueError: The checkpoint has no talker, or a tensor is missing or misshapen.
+        """
+        talker = checkpoint.require_talker()
+        fields = checkpoint.config["talker_config"]
+        text = fields["text_config"]
+        hidden, thinker_hidden = int(text["hidden_size"]), int(fields["thinker_hidden_size"])
+        config = PredictorConfig.from_dict(fields["code_predictor_config"], talker.num_code_groups)
+        if config.hidden_size != hidden:
+            raise ValueError(
+                f"{checkpoint.path}: the code predictor's hidden_size is {config.hidden_size}, the talker's "
+                f"{hidden}: they read the same rows, and must be equal"
+            )
+        sizes = [talker.vocab_size, *[config.vocab_size] * (config.num_code_groups - 1)]
+        offsets = torch.tensor([0, *sizes[:-1]]).cumsum(0)
+        reader = Checkpoint(checkpoint.path, dtype, "talker.code_predictor.")
+        names = [
+            "talker.model.codec_embedding.weight",
+            *(f"talker.code_predictor.model.codec_embedding.{g}.weight" for g in range(len(sizes) - 1)),
+        ]
+        embed = reader.take_stacked(names, [(size, hidden) for size in sizes])
+        predictor = CodePredictor.from_checkpoint(
+            config, reader, "talker.code_predictor", embed.split(sizes)[1:]
+        )
+        reader.finish()
+
+        inner = int(text["intermediate_size"])
+        vocab_size = int(checkpoint.thinker_config["text_config"]["vocab_size"])
+        # As it is stored: the checkpoint's largest table stays the mapped file, of which few rows are read.
+        embed_tokens = "thinker.model.embed_tokens.weight"
+        table = Checkpoint(checkpoint.path, None, embed_tokens).take(
+            embed_tokens, (vocab_size, thinker_hidden)
+        )
+        weights = TalkerWeights(
+            thinker_embed=table,
+            text_projection=_projection(checkpoint, dtype, "text_projection", thinker_hidden, inner, hidden),
+            hidden_projection=_projection(
+                checkpoint, dtype, "hidden_projection", thinker_hidden, inner, hidden
+            ),
+            embed=embed,
+            predictor=predictor,
+        )
+        tokens = checkpoint.tokens
+        return cls(
+            weights, offsets, eos_id=talker.codec.eos, tts_eos_id=tokens.tts_eos, tts_pad_id=tokens.tts_pad
+        )
+
+    def prefill_forward(self, spans: Sequence[SequenceSpan]) -> Tensor:
+        rows: list[Tensor] = []
+        for span in spans:
+            state = _state(span)
+            boundary, stop = state.num_prompt_rows, span.start + span.num_tokens
+            if span.start < boundary:
+                rows.append(self._prompt_rows(state, span.start, min(stop, boundary)))
+            if stop > boundary:
+                first = max(span.start - boundary, 0)
+                rows.append(self._frame_rows([(state, i) for i in range(first, stop - boundary)]))
+        return torch.cat(rows)
+
+    def write_buffers(self, spans: Sequence[SequenceSpan]) -> Tensor:
+        places = [(_state(span), span.start - _state(span).num_prompt_rows) for span in spans]
+        if any(index < 0 for _, index in places):
+            return self.prefill_forward(spans)
+        return self._frame_rows(places)
+
+    def extract_output(self, spans: Sequence[SequenceSpan], hidden: Tensor, tokens: Sequence[int]) -> None:
+        # The code that ends the speech, or is cut off, makes no frame.
+        speaking = [
+            index
+            for index, (span, token) in enumerate(zip(spans, tokens, strict=True))
+            if token != self._eos_id and len(_state(span).frames) + 1 < _state(span).max_new_tokens
+        ]
+        if not speaking:
+            return
+        states = [_state(spans[index]) for index in speaking]
+        first = torch.tensor([tokens[index] for index in speaking], device=hidden.device)
+        if len(speaking) < len(spans):
+            hidden = hidden[speaking]
+        weights = self._weights
+        codes = weights.predictor.predict(
+            hidden, first, embedding(first, weights.embed), self._uniforms(states)
+        )
+        for state, frame in zip(states, codes.unbind(), strict=True):
+            state.frames.append(frame)
+
+    def _uniforms(self, states: Sequence[TalkerState]) -> Tensor | None:
+        if all(state.generator is None for state in states):
+            return None
+        count = len(self._offsets) - 1
+        return torch.tensor(
+            [
+                [-1.0 if state.generator is None else state.generator.random() for _ in range(count)]
+                for state in states
+            ],
+            device=self._offsets.device,
+        )
+
+    def _prompt_rows(self, state: TalkerState, start: int, stop: int) -> Tensor:
+        prompt = state.prompt
+        ids = prompt.row_ids[start:stop].clone()
+        if stop == prompt.num_rows:
+            ids[-1] = state.text(0, 1)[0]
+        rows = self._project_text(ids)
+        inside = (prompt.media_rows >= start) & (prompt.media_rows < stop)
+        if state.media_hidden is not None and bool(inside.any()):
+            heard = state.media_hidden[prompt.media_index[inside]].to(rows)
+            rows[prompt.media_rows[inside] - start] = self._weights.hidden_projection(heard)
+        # The last rows carry what the talker is to do, and as whom, beside the text.
+        told = prompt.num_rows - len(prompt.codec_ids)
+        first = max(start, told)
+        if first < stop:
+            rows[first - start :] += embedding(
+                prompt.codec_ids[first - told : stop - told], self._weights.embed
+            )
+        return rows
+
+    def _frame_rows(self, places: Sequence[tuple[TalkerState, int]]) -> Tensor:
+        """What follows the given frames, each with its text: (len(places), hidden_size)."""
+        codes = torch.stack([state.frames[index] for state, index in places])
+        rows = embedding(codes + self._offsets, self._weights.embed).sum(dim=1)
+        return rows + torch.stack([self._text_row(state, index + 1) for state, index in places])
+
+    def _text_row(self, state: TalkerState, index: int) -> Tensor:
+        beyond = index - state.num_text
+        if beyond >= 0:
+            return self._after_text[min(beyond, 1)]
+        known = len(state.text_rows)
+        if index >= known:
+            # All that has come since, in one go: text is usually ahead of speech.
+            ids = torch.tensor(state.text(known, state.num_text))
+            state.text_rows += self._project_text(ids).unbind()
+        return state.text_rows[index]
+
+    def _project_text(self, ids: Tensor) -> Tensor:
+        weights = self._weights.text_projection
+        return weights(embedding(ids, self._weights.thinker_embed).to(weights.fc1))
+
+
+def _state(span: SequenceSpan) -> TalkerState:
+    return cast(TalkerState, span.state)
+
+
+def _projection(
+    checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, name: str, inputs: int, inner: int, outputs: int
+) -> _Projection:
+    prefix = f"talker.{name}."
+    reader = Checkpoint(checkpoint.path, dtype, prefix)
+    projection = _Projection(
+        fc1=reader.take(f"{prefix}linear_fc1.weight", (inner, inputs)),
+        fc1_bias=reader.take(f"{prefix}linear_fc1.bias", (inner,)),
+        fc2=reader.take(f"{prefix}linear_fc2.weight", (outputs, inner)),
+        fc2_bias=reader.take(f"{prefix}linear_fc2.bias", (outputs,)),
+    )
+    reader.finish()
+    return projection
