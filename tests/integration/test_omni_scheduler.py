@@ -125,7 +125,7 @@ def test_an_abort_frees_the_pages_and_gives_no_result(stage: Stage) -> None:
 
     assert (message.request_id, message.type) == ("next", "result")
     assert stage.aborted == ["long"]
-    assert stage.engine.stats()["used_pages"] == 0
+    assert stage.engine.stats()["kv_used_tokens"] == 0
 
 
 def test_a_callback_that_raises_fails_its_request_only(stage: Stage) -> None:
@@ -136,7 +136,7 @@ def test_a_callback_that_raises_fails_its_request_only(stage: Stage) -> None:
 
     assert isinstance(messages["fails"].data, OSError)
     assert messages["goes on"].type == "result"
-    assert stage.engine.stats()["used_pages"] == 0
+    assert stage.engine.stats()["kv_used_tokens"] == 0
 
 
 def test_a_step_that_raises_fails_what_was_running(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

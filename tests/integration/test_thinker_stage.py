@@ -77,7 +77,6 @@ def test_an_answer_becomes_the_callers_result(thinker: OmniScheduler, prompts: P
     prompt_tokens = result["usage"]["prompt_tokens"]
     assert prompt_tokens == len(prompts.encode_messages([{"role": "user", "content": QUESTION}]))
     assert result["usage"]["total_tokens"] == prompt_tokens + len(result["token_ids"])
-    assert result["engine"]["max_batch_size"] >= 1
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from sglang_omni.proto import (
     ProgressMessage,
     ShutdownMessage,
     StagePayload,
+    StatsMessage,
     StreamMessage,
     SubmitMessage,
 )
@@ -96,6 +97,7 @@ TO_COORDINATOR = [
     CompleteMessage("r", "b", False, error="ValueError: no", error_info={"message": "no", "status": 400}),
     StreamMessage("r", "b", {"text": "h"}, stage_id=1, stage_name="b", modality="text", chunk_id=0),
     ProgressMessage("b", [["r", "b", -2], ["r", "c", 1]], [["r", 0.25]]),
+    StatsMessage("b", {"num_running_reqs": 1}),
 ]
 
 
@@ -113,6 +115,7 @@ async def test_messages_to_the_coordinator_arrive_as_they_were(wires: Wires, mes
         "complete": wires.b.send_complete,
         "stream": wires.b.send_stream,
         "progress": wires.b.send_progress,
+        "stats": wires.b.send_stats,
     }
     await send[message.type](message)
     assert await soon(wires.coordinator.recv()) == message

@@ -23,6 +23,7 @@ from sglang_omni.proto import (
     RequestState,
     ShutdownMessage,
     StagePayload,
+    StatsMessage,
     StreamMessage,
     SubmitMessage,
     parse_message,
@@ -49,6 +50,7 @@ MESSAGES: list[Any] = [
     StreamMessage("r1", "a", None, stage_id=0, stage_name="a", modality="text", chunk_id=0),
     ProgressMessage("a", [["r1", "b", 1], ["r1", "a", -1]]),
     ProgressMessage("a", [], spans=[["r1", 0.25]]),
+    StatsMessage("a", {"num_running_reqs": 2, "cached": 0.5}),
     AbortMessage("r1"),
     ShutdownMessage(),
     ProfilerStartMessage("run", "/tmp/{run_id}/{stage}.json"),
@@ -197,6 +199,12 @@ def test_a_malformed_progress_change_is_shown(change: Any) -> None:
 def test_a_malformed_progress_span_is_shown(span: Any) -> None:
     with pytest.raises(ValueError, match="progress message: spans: not"):
         parse_message({"type": "progress", "from_stage": "a", "changes": [], "spans": [span]})
+
+
+@pytest.mark.parametrize("stats", [{"a": "1"}, {"a": None}, {"a": True}, {1: 1}, {"a": [1]}])
+def test_stats_must_be_numbers_by_name(stats: Any) -> None:
+    with pytest.raises(ValueError, match="stats message: stats: not a name and a number"):
+        parse_message({"type": "stats", "from_stage": "a", "stats": stats})
 
 
 @pytest.mark.parametrize(

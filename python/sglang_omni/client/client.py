@@ -95,7 +95,6 @@ class Client:
                     stage_name=chunk.stage_name,
                     heard=heard if is_news else None,
                     timings=chunk.timings,
-                    engine=chunk.engine,
                     worker=chunk.worker,
                 )
 
@@ -157,6 +156,10 @@ class Client:
     def stage_load(self) -> dict[str, int]:
         """How many requests each stage holds. Only over a coordinator."""
         return self._transport.stage_load()
+
+    def stage_stats(self) -> dict[str, dict[str, float]]:
+        """By stage, the numbers its scheduler and relay report. Only over a coordinator."""
+        return self._transport.stage_stats()
 
     async def flush_cache(self) -> None:
         """Has the pipeline forget what it has cached and no running request uses. Only over a coordinator."""

@@ -85,6 +85,10 @@ class LocalTransport(Transport):
         load = getattr(self.coordinator, "stage_load", None)
         return dict(load()) if load is not None else {}
 
+    def stage_stats(self) -> dict[str, dict[str, float]]:
+        stats = getattr(self.coordinator, "stage_stats", None)
+        return dict(stats()) if stats is not None else {}
+
     async def flush_cache(self) -> None:
         flush = getattr(self.coordinator, "flush_cache", None)
         if flush is None:
@@ -263,7 +267,6 @@ def _read_fields(chunk: GenerateChunk, data: Mapping[str, Any]) -> None:
     chunk.usage = UsageInfo.from_dict(data.get("usage"))
     chunk.stage_name = data.get("stage_name")
     chunk.heard = data.get("heard")
-    chunk.engine = data.get("engine")
     chunk.language = data.get("language")
     chunk.duration = data.get("duration")
     chunk.segments = [

@@ -100,6 +100,9 @@ class Transport(ABC):
     def stage_load(self) -> dict[str, int]:
         raise NotImplementedError("load is known only to a client over a coordinator; see /metrics")
 
+    def stage_stats(self) -> dict[str, dict[str, float]]:
+        raise NotImplementedError("stage_stats is known only to a client over a coordinator; see /metrics")
+
     async def flush_cache(self) -> None:
         raise NotImplementedError("caches are flushed only by a client over a coordinator; see /flush_cache")
 
@@ -137,7 +140,6 @@ class Transport(ABC):
             heard=collected.heard,
             token_ids=last.token_ids,
             timings=last.timings,
-            engine=last.engine,
             worker=last.worker,
             result=last.result,
         )

@@ -173,7 +173,6 @@ class GenerateChunk:
         audio_data: Samples, float32 of shape (samples,) in [-1, 1], or what the stage gave.
         heard: The transcript of the request's own audio.
         timings: Seconds spent in each stage, on the last chunk of a request that asked for them.
-        engine: Counters of the engine that made the text, on the last chunk, where it gives any.
         worker: The replica that served the request, where a router names it.
         result: On the last chunk, what the pipeline returned, as it is.
     """
@@ -192,7 +191,6 @@ class GenerateChunk:
     duration: float | None = None
     segments: list[TranscriptionSegment] = field(default_factory=list)
     timings: dict[str, float] | None = None
-    engine: dict[str, float] | None = None
     worker: str | None = None
     result: Any = None
 
@@ -218,7 +216,6 @@ class CompletionResult:
     heard: str | None = None
     token_ids: list[int] = field(default_factory=list)
     timings: dict[str, float] | None = None
-    engine: dict[str, float] | None = None
     worker: str | None = None
     result: Any = None
 
@@ -237,7 +234,6 @@ class CompletionStreamChunk:
     stage_name: str | None = None
     heard: str | None = None
     timings: dict[str, float] | None = None
-    engine: dict[str, float] | None = None
     worker: str | None = None
 
 

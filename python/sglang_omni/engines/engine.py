@@ -25,8 +25,10 @@ class OmniEngine:
         self.builder = builder
         self.runner = runner
         self._requests: dict[str, EngineRequest] = {}
-        self.num_steps = 0
-        self.num_generated_tokens = 0
+        self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_generated_tokens = 0
         self.max_batch_size = 0
 
     @property
@@ -64,10 +66,13 @@ class OmniEngine:
         step = self.builder.build(chunks)
         output = self.runner.execute(step.forward, step.sampling)
         advanced = self.scheduler.update(step.chunks, output.tokens)
-        self.num_steps += 1
-        self.num_generated_tokens += len(advanced)
+        self._num_steps += 1
+        self._num_generated_tokens += len(advanced)
         self.max_batch_size = max(self.max_batch_size, len(chunks))
         for request in advanced:
+            if len(request.output_token_ids) == 1:
+                self._num_prompt_tokens += len(request.prompt_token_ids)
+                self._num_cached_tokens += request.cached_tokens
             if request.finish_reason is not None:
                 del self._requests[request.request_id]
         return advanced
@@ -77,15 +82,20 @@ class OmniEngine:
         self.scheduler.resources.clear_prefix_cache()
 
     def stats(self) -> dict[str, int]:
-        """Counters and gauges for metrics."""
-        resources = self.scheduler.resources
+        """Counters and gauges for metrics. See ``Engine.stats``."""
+        scheduler, resources = self.scheduler, self.scheduler.resources
+        size = resources.page_size
         return {
-            "running_requests": len(self.scheduler.running),
-            "waiting_requests": len(self.scheduler.waiting),
-            "used_pages": resources.num_used_pages,
-            "num_pages": resources.num_pages,
-            "steps": self.num_steps,
-            "generated_tokens": self.num_generated_tokens,
+            "num_running_reqs": len(scheduler.running),
+            "num_queue_reqs": len(scheduler.waiting),
+            "kv_used_tokens": resources.num_used_pages * size,
+            "kv_evictable_tokens": resources.num_evictable_pages * size,
+            "max_total_num_tokens": resources.num_pages * size,
+            "prompt_tokens_total": self._num_prompt_tokens,
+            "cached_tokens_total": self._num_cached_tokens,
+            "generation_tokens_total": self._num_generated_tokens,
+            "num_retracted_requests_total": scheduler.num_retracted,
+            "num_steps_total": self._num_steps,
             "max_batch_size": self.max_batch_size,
         }
 

@@ -32,6 +32,7 @@ class ResourceManager:
         self._nodes: dict[tuple[int, tuple[int, ...]], _Node] = {}
         self._key_of_page: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._last_node = 0
+        self._num_evictable = 0
 
     @property
     def num_free_pages(self) -> int:
@@ -40,6 +41,11 @@ class ResourceManager:
     @property
     def num_used_pages(self) -> int:
         return self.num_pages - len(self._free)
+
+    @property
+    def num_evictable_pages(self) -> int:
+        """Pages that no request uses and that still hold a prefix."""
+        return self._num_evictable
 
     def attach_prefix(self, request: EngineRequest) -> None:
         """Gives a request without pages those that already hold a prefix of its tokens.
@@ -100,7 +106,9 @@ class ResourceManager:
             self._users[page] -= 1
             if self._users[page] == 0:
                 self._free[page] = None
-                if page not in self._key_of_page:
+                if page in self._key_of_page:
+                    self._num_evictable += 1
+                else:
                     self._free.move_to_end(page, last=False)
         request.pages = []
         request.num_computed = request.num_published = request.prefix_node = 0
@@ -109,10 +117,13 @@ class ResourceManager:
         """Forgets what free pages hold; pages in use stay published."""
         for page in self._free:
             self._forget(page)
+        self._num_evictable = 0
 
     def _take(self, page: int) -> None:
+        if self._users[page] == 0:
+            del self._free[page]
+            self._num_evictable -= page in self._key_of_page
         self._users[page] += 1
-        self._free.pop(page, None)
 
     def _forget(self, page: int) -> None:
         key = self._key_of_page.pop(page, None)

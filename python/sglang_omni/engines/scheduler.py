@@ -35,6 +35,7 @@ class Scheduler:
         self._context_length = context_length
         self.waiting: deque[EngineRequest] = deque()
         self.running: list[EngineRequest] = []
+        self.num_retracted = 0
 
     def add(self, request: EngineRequest) -> None:
         """Puts a request in line.
@@ -64,6 +65,7 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """The next step's work, with its pages taken; empty where there is none."""
         plan = self.planner.plan(self.waiting, self.running, self.resources)
+        self.num_retracted += len(plan.preempted)
         for request in plan.preempted:
             self.running.remove(request)
             request.status = RequestStatus.WAITING

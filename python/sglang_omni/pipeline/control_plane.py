@@ -27,6 +27,7 @@ from sglang_omni.proto import (
     Message,
     ProgressMessage,
     ShutdownMessage,
+    StatsMessage,
     StreamMessage,
     codec,
     parse_message,
@@ -212,6 +213,9 @@ class StageControlPlane:
         await self._to_coordinator().send(encode_message(message))
 
     async def send_progress(self, message: ProgressMessage) -> None:
+        await self._to_coordinator().send(encode_message(message))
+
+    async def send_stats(self, message: StatsMessage) -> None:
         await self._to_coordinator().send(encode_message(message))
 
     def close(self) -> None:

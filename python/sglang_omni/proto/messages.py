@@ -26,6 +26,7 @@ __all__ = [
     "RequestState",
     "ShutdownMessage",
     "StagePayload",
+    "StatsMessage",
     "StreamMessage",
     "SubmitMessage",
     "parse_message",
@@ -260,6 +261,25 @@ class ProgressMessage(_Message):
 
 
 @_message
+class StatsMessage(_Message):
+    """Stage -> coordinator: what its scheduler and its relay hold and have done, as numbers by name."""
+
+    type: ClassVar[str] = "stats"
+    _accepted: ClassVar = {"from_stage": (str,), "stats": (dict,)}
+
+    from_stage: str
+    stats: dict[str, float]
+
+    @classmethod
+    def from_dict(cls, wire: Mapping[str, Any]) -> Self:
+        message = super().from_dict(wire)
+        for name, value in message.stats.items():
+            if not isinstance(name, str) or isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"stats message: stats: not a name and a number: {name!r}: {value!r:.50}")
+        return message
+
+
+@_message
 class AbortMessage(_Message):
     """Coordinator -> every stage: stop working on a request and free what it holds."""
 
@@ -312,6 +332,7 @@ Message = (
     | CompleteMessage
     | StreamMessage
     | ProgressMessage
+    | StatsMessage
     | AbortMessage
     | ShutdownMessage
     | FlushCacheMessage
@@ -327,6 +348,7 @@ _BY_TYPE: dict[str, Any] = {
         CompleteMessage,
         StreamMessage,
         ProgressMessage,
+        StatsMessage,
         AbortMessage,
         ShutdownMessage,
         FlushCacheMessage,

@@ -347,6 +347,18 @@ class ShmRelay(Relay):
             return {}
         return {edge: {"held": held, "waited": waited} for edge, held, waited in self._arena.edges()}
 
+    def usage(self) -> dict[str, int]:
+        """What this relay's payloads take now: numbers for ``/metrics``."""
+        if self._arena is None:
+            return {}
+        edges = self._arena.edges()
+        return {
+            "relay_held_bytes": sum(held for _, held, _ in edges),
+            "relay_held_slots": self._arena.outstanding(),
+            "relay_arena_bytes": self._arena.mapping.nbytes,
+            "relay_waits_total": sum(waited for _, _, waited in edges),
+        }
+
 
 _relays: weakref.WeakSet[ShmRelay] = weakref.WeakSet()
 # Kept: to take an arena apart could need a lock that a thread of the parent had when it forked.

@@ -84,6 +84,7 @@ class OmniScheduler:
         self._early: dict[str, list[Operation]] = {}
         # Stream messages of a request that is over may still come.
         self._over = RecentIds()
+        self._stats = engine.stats()
 
     def start(self) -> None:
         """Serves until ``stop``; blocks."""
@@ -92,8 +93,10 @@ class OmniScheduler:
                 if operation.kind == "stop":
                     return
                 self._apply(operation)
+            self._stats = self.engine.stats()
             if self.engine.has_work:
                 self._step()
+                self._stats = self.engine.stats()
 
     def stop(self) -> None:
         self.inbox.put(Operation("stop"))
@@ -105,6 +108,10 @@ class OmniScheduler:
     def flush_cache(self) -> None:
         """Before the next step, forgets the prefixes that no request uses."""
         self.inbox.put(Operation("flush_cache"))
+
+    def stats(self) -> dict[str, int]:
+        """The engine's, as of the end of its last step. From any thread."""
+        return self._stats
 
     def _receive(self) -> list[Operation]:
         """What has come, in order. Waits for something where the engine has nothing to do."""

@@ -54,6 +54,15 @@ class WorkerPool:
         if worker is not None:
             worker.abort(request_id)
 
+    def stats(self) -> dict[str, float]:
+        """The workers' numbers: their sum, or of what is called a maximum, the largest."""
+        pooled: dict[str, float] = {}
+        for worker in self._workers:
+            for name, value in getattr(worker, "stats", dict)().items():
+                combine = max if name.startswith("max_batch") else sum
+                pooled[name] = combine((pooled.get(name, 0), value))
+        return pooled
+
     def _worker_for(self, message: IncomingMessage) -> Scheduler:
         session = _session_of(message.data)
         with self._lock:

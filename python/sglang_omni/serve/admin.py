@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
-from sglang_omni.serve.metrics import CONTENT_TYPE, Labels
+from sglang_omni.serve.metrics import CONTENT_TYPE, Families, stage_families
 from sglang_omni.serve.protocol import AbortRequest
 from sglang_omni.serve.state import Server
 from sglang_omni.serve.streaming import answer
@@ -87,7 +87,7 @@ def admin_routes(server: Server) -> APIRouter:
 
     @router.get("/metrics")
     async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(server.metrics.render(_gauges(server)), media_type=CONTENT_TYPE)
+        return PlainTextResponse(server.metrics.render(_families(server)), media_type=CONTENT_TYPE)
 
     @router.post("/abort_request")
     async def abort_request(body: AbortRequest) -> JSONResponse:
@@ -130,11 +130,11 @@ def _load(server: Server) -> dict[str, int]:
     return getattr(server.client, "get_load", dict)()
 
 
-def _gauges(server: Server) -> dict[str, tuple[str, dict[Labels, float]]]:
+def _families(server: Server) -> Families:
     load = _load(server)
     stages: dict[str, int] = getattr(server.client, "stage_load", dict)()
     state = _health(server)
-    gauges: dict[str, tuple[str, dict[Labels, float]]] = {
+    families: Families = {
         "up": ("Whether requests are taken.", {(): float(bool(state.get("running")))}),
         "pipeline_requests": (
             "Requests by state: now for pending and running, since the start for the others.",
@@ -149,7 +149,8 @@ def _gauges(server: Server) -> dict[str, tuple[str, dict[Labels, float]]]:
             {(): float(len(state.get("down_stages") or ()))},
         ),
     }
-    return {name: family for name, family in gauges.items() if family[1]}
+    families |= stage_families(getattr(server.client, "stage_stats", dict)())
+    return {name: family for name, family in families.items() if family[1]}
 
 
 def _model(server: Server) -> dict[str, Any]:

@@ -89,7 +89,7 @@ async def _completion(
     server: Server, request: GenerateRequest, reply: _Reply, audio_format: str
 ) -> dict[str, Any]:
     result = await server.client.completion(request, request_id=reply.request_id, audio_format=audio_format)
-    server.metrics.finished(result.usage, result.engine)
+    server.metrics.finished(result.usage)
     message: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None}
     if "text" in reply.modalities or result.audio is None:
         message["content"] = result.text
@@ -136,7 +136,7 @@ async def _events(
             if chunk.finish_reason is not None:
                 last = chunk
     if last is not None:
-        server.metrics.finished(last.usage, last.engine)
+        server.metrics.finished(last.usage)
     timed = {"timings": last.timings} if reply.timings and last is not None else {}
     yield reply.chunk([_choice({}, last.finish_reason if last else "stop")], **timed)
     if reply.include_usage:

@@ -64,7 +64,7 @@ async def _completions(
         raise failures.exceptions[0] from None
     results = [task.result() for task in tasks]
     for result in results:
-        server.metrics.finished(result.usage, result.engine)
+        server.metrics.finished(result.usage)
     choices = [
         {"index": i, "text": r.text, "logprobs": None, "finish_reason": r.finish_reason}
         for i, r in enumerate(results)
@@ -97,7 +97,7 @@ async def _events(
                 continue
             if chunk.finish_reason is not None:
                 usage = chunk.usage
-                server.metrics.finished(usage, chunk.engine)
+                server.metrics.finished(usage)
             choice = {
                 "index": 0,
                 "text": chunk.text,

@@ -30,7 +30,7 @@ def generate_routes(server: Server) -> APIRouter:
         if body.stream:
             return EventStream(_events(server, body, request_id), request_id=request_id)
         result = await answer(request, server.client.completion(_request(body), request_id=request_id))
-        server.metrics.finished(result.usage, result.engine)
+        server.metrics.finished(result.usage)
         fields = _fields(request_id, result.text, result.finish_reason, result.usage)
         fields["output_ids"] = result.token_ids
         if body.timings:
@@ -50,7 +50,7 @@ async def _events(
         async for chunk in chunks:
             text += chunk.text
             if chunk.finish_reason is not None:
-                server.metrics.finished(chunk.usage, chunk.engine)
+                server.metrics.finished(chunk.usage)
             if chunk.text or chunk.finish_reason is not None:
                 yield _fields(request_id, text, chunk.finish_reason, chunk.usage)
 

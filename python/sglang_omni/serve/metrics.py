@@ -12,18 +12,33 @@ from sglang_omni.client import UsageInfo
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
-# An engine's counter -> the metric's name and help text.
-_ENGINE = {
-    "running_requests": ("engine_running_requests", "Requests in the engine's running batch."),
-    "waiting_requests": ("engine_waiting_requests", "Requests waiting for a place in the batch."),
-    "used_pages": ("engine_used_pages", "Pages of the key-value cache in use."),
-    "num_pages": ("engine_pages", "Pages of the key-value cache."),
-    "steps": ("engine_steps", "Steps the engine has run."),
-    "generated_tokens": ("engine_generated_tokens", "Tokens the engine has generated."),
-    "max_batch_size": ("decode_batch_size_max", "The most requests that one step has run."),
+# What a stage counts -> its help text. What ends in _total is a counter, all else a gauge.
+_STAGE = {
+    "num_running_reqs": "Requests in the running batch.",
+    "num_queue_reqs": "Requests that wait for a place in it.",
+    "kv_used_tokens": "Tokens of the key-value cache that requests hold.",
+    "kv_evictable_tokens": "Tokens of the key-value cache that are kept for later requests.",
+    "max_total_num_tokens": "Tokens the key-value cache has room for.",
+    "prompt_tokens_total": "Tokens of prompts.",
+    "cached_tokens_total": "Tokens of prompts that were found in the cache.",
+    "generation_tokens_total": "Tokens that were generated.",
+    "num_retracted_requests_total": "Times a request gave its memory back to be computed again.",
+    "num_items_total": "Images, clips and videos that were encoded.",
+    "num_steps_total": "Steps that were run.",
+    "max_batch_size": "The most requests that one step has run.",
+    "cache_hits_total": "Items whose encoding was found in the cache.",
+    "cache_misses_total": "Items whose encoding was not.",
+    "cache_used_bytes": "Memory of the encodings in the cache.",
+    "cache_max_bytes": "Memory the cache may take.",
+    "relay_held_bytes": "Shared memory of payloads that are under way or in their readers' use.",
+    "relay_held_slots": "Payloads that are under way or in their readers' use.",
+    "relay_arena_bytes": "Shared memory for payloads to others.",
+    "relay_waits_total": "Times a payload had to wait for room.",
 }
 
 Labels = tuple[tuple[str, str], ...]
+# Metrics by name: help text, and values by label.
+Families = dict[str, tuple[str, dict[Labels, float]]]
 
 
 class Counter:
@@ -35,7 +50,7 @@ class Counter:
 
     def lines(self, name: str) -> Iterable[str]:
         for labels, value in self.values.items():
-            yield f"{name}{_labelled(labels)} {value:g}"
+            yield f"{name}{_labelled(labels)} {value:.15g}"
 
 
 class Histogram:
@@ -72,7 +87,6 @@ class Metrics:
         self.seconds = Histogram()
         self.first_output_seconds = Histogram()
         self.tokens = Counter()
-        self.engine: dict[str, float] = {}
         for kind in ("prompt", "completion", "cached"):
             self.tokens.add(0, kind=kind)
 
@@ -83,18 +97,17 @@ class Metrics:
     def first_output(self, seconds: float) -> None:
         self.first_output_seconds.observe(seconds)
 
-    def finished(self, usage: UsageInfo | None, engine: Mapping[str, float] | None = None) -> None:
-        """What a request's result tells of its tokens and of the engine."""
+    def finished(self, usage: UsageInfo | None) -> None:
+        """What a request's result tells of its tokens."""
         if usage is not None:
             self.tokens.add(usage.prompt_tokens or 0, kind="prompt")
             self.tokens.add(usage.completion_tokens or 0, kind="completion")
             self.tokens.add(usage.cached_tokens or 0, kind="cached")
-        self.engine.update(engine or {})
 
-    def render(self, gauges: Mapping[str, tuple[str, Mapping[Labels, float]]]) -> str:
+    def render(self, families: Families) -> str:
         """
         Args:
-            gauges: Name to help text and values by label, for what is read at the time of asking.
+            families: What is read at the time of asking.
         """
         out: list[str] = []
 
@@ -114,19 +127,28 @@ class Metrics:
             ),
         ):
             family(prefix + name, kind, help_text, source.lines(prefix + name))
-        everything: dict[str, tuple[str, Mapping[Labels, float]]] = {
-            "requests_in_flight": ("HTTP requests being answered.", {(): float(self.in_flight)}),
-            **gauges,
-            **{
-                name: (f"{text} At the end of the last request.", {(): float(self.engine[key])})
-                for key, (name, text) in _ENGINE.items()
-                if key in self.engine
-            },
+        in_flight: Families = {
+            "requests_in_flight": ("HTTP requests being answered.", {(): float(self.in_flight)})
         }
-        for name, (help_text, values) in everything.items():
-            lines = (f"{prefix}{name}{_labelled(labels)} {value:g}" for labels, value in values.items())
-            family(prefix + name, "gauge", help_text, lines)
+        for name, (help_text, values) in (in_flight | families).items():
+            kind = "counter" if name.endswith("_total") else "gauge"
+            lines = (f"{prefix}{name}{_labelled(labels)} {value:.15g}" for labels, value in values.items())
+            family(prefix + name, kind, help_text, lines)
         return "\n".join(out) + "\n"
+
+
+def stage_families(stats: Mapping[str, Mapping[str, float]]) -> Families:
+    """``stage_...`` metrics from what each stage reports."""
+    families: Families = {}
+    for stage, numbers in stats.items():
+        labels: Labels = (("stage", stage),)
+        for name, value in numbers.items():
+            text = _STAGE.get(name, "Reported by the stage.")
+            families.setdefault(f"stage_{name}", (text, {}))[1][labels] = value
+        if "generation_tokens_total" in numbers and "max_batch_size" in numbers:
+            name, text = "decode_batch_size_max", _STAGE["max_batch_size"]
+            families.setdefault(name, (text, {}))[1][labels] = numbers["max_batch_size"]
+    return families
 
 
 def _labelled(labels: Labels) -> str:

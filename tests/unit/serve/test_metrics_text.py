@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_omni.client import UsageInfo
-from sglang_omni.serve.metrics import Metrics
+from sglang_omni.serve.metrics import Metrics, stage_families
 
 
 def families(metrics: Metrics, gauges=None):
@@ -35,9 +35,25 @@ def test_counters_and_escaped_labels():
 
 
 def test_gauges():
-    metrics = Metrics()
-    metrics.finished(None, {"max_batch_size": 4, "of_its_own": 1})
-    found = families(metrics, {"up": ("Whether.", {(): 1.0}), "load": ("L.", {(("stage", "a"),): 2.0})})
+    found = families(Metrics(), {"up": ("Whether.", {(): 1.0}), "load": ("L.", {(("stage", "a"),): 2.0})})
     assert found["sglang_omni_up"].samples[0].value == 1
-    assert found["sglang_omni_decode_batch_size_max"].samples[0].value == 4
     assert found["sglang_omni_load"].samples[0].labels == {"stage": "a"}
+
+
+def test_what_stages_report():
+    thinker = {"num_running_reqs": 3, "generation_tokens_total": 123_456_789, "max_batch_size": 4}
+    encoder = {"num_running_reqs": 1, "max_batch_size": 9, "of_its_own": 0.5}
+    found = families(Metrics(), stage_families({"thinker": thinker, "image_encoder": encoder}))
+
+    def values(name):
+        return {s.labels["stage"]: s.value for s in found[f"sglang_omni_{name}"].samples}
+
+    assert values("stage_num_running_reqs") == {"thinker": 3, "image_encoder": 1}
+    assert values("stage_max_batch_size") == {"thinker": 4, "image_encoder": 9}
+    assert values("stage_generation_tokens") == {"thinker": 123_456_789}
+    assert values("stage_of_its_own") == {"image_encoder": 0.5}
+    assert values("decode_batch_size_max") == {"thinker": 4}
+    kinds = {
+        name: found[f"sglang_omni_stage_{name}"].type for name in ("num_running_reqs", "generation_tokens")
+    }
+    assert kinds == {"num_running_reqs": "gauge", "generation_tokens": "counter"}

@@ -19,7 +19,6 @@ def decode(payload: StagePayload) -> StagePayload:
             "finish_reason": data["finish_reason"],
             "token_ids": data["token_ids"],
             "heard": data["heard"],
-            "engine": data["engine"],
             "usage": {
                 "prompt_tokens": prompt_tokens,
                 "completion_tokens": completion_tokens,

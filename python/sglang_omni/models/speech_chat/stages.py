@@ -121,7 +121,7 @@ def create_thinker(
             num_threads=num_threads or max(1, available_cores() // 2),
         )
         tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    thinker = Thinker(tokenizer, sampling_defaults(checkpoint, max_new_tokens), engine.stats)
+    thinker = Thinker(tokenizer, sampling_defaults(checkpoint, max_new_tokens))
     return OmniScheduler(engine, thinker.build_request, thinker.result, thinker.stream)
 
 

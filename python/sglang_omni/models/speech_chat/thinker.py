@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,12 @@ class Thinker:
     """What an ``OmniScheduler`` asks of its stage.
 
     Takes payloads of ``{"prompt_token_ids": [int], "heard": str | None}``; its results are
-    ``{"text", "token_ids", "finish_reason", "prompt_tokens", "cached_tokens", "heard", "engine"}``.
+    ``{"text", "token_ids", "finish_reason", "prompt_tokens", "cached_tokens", "heard"}``.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        sampling_defaults: Mapping[str, Any],
-        engine_stats: Callable[[], dict[str, int]],
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, sampling_defaults: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
         self._sampling_defaults = dict(sampling_defaults)
-        self._engine_stats = engine_stats
 
     def build_request(self, payload: StagePayload) -> EngineRequest:
         """
@@ -79,7 +73,6 @@ class Thinker:
             "prompt_tokens": len(request.prompt_token_ids),
             "cached_tokens": request.cached_tokens,
             "heard": payload.data.get("heard"),
-            "engine": self._engine_stats(),
         }
         return StagePayload(payload.request_id, payload.request, data)
 

@@ -21,6 +21,7 @@ from sglang_omni.proto import (
     Message,
     ProgressMessage,
     StagePayload,
+    StatsMessage,
     StreamMessage,
 )
 from sglang_omni.relay.base import Relay
@@ -34,7 +35,10 @@ COORDINATOR = "coordinator"
 
 
 class StageLink(Protocol):
-    """What a stage needs of its control plane; ``send_progress`` where liveness is to be tracked."""
+    """What a stage needs of its control plane.
+
+    ``send_progress`` where liveness is to be tracked, ``send_stats`` where numbers are to be shown.
+    """
 
     recv_endpoint: str
 
@@ -92,6 +96,7 @@ class Outgoing:
         self._to_coordinator = Lane(f"{stage}->{COORDINATOR}", on_sent)
         self._puts: set[asyncio.Task[None]] = set()
         self._send_progress = getattr(control_plane, "send_progress", None)
+        self._send_stats = getattr(control_plane, "send_stats", None)
         self.progress = ProgressReporter(stage, self._report)
         self.requests = RequestTable(self.progress, self._after_sent)
 
@@ -166,6 +171,11 @@ class Outgoing:
                 record.chunks_sent[target] = chunk_id + 1
                 args = (request_id, target, chunk_id, out.data, out.metadata, fan_out)
                 self._lane(target).put(request_id, self._send_chunk, *args)
+
+    def stats(self, message: StatsMessage) -> None:
+        """Tells the coordinator the stage's numbers."""
+        if self._send_stats is not None:
+            self._to_coordinator.put("", self._send_stats, message)
 
     def complete(self, message: CompleteMessage) -> None:
         self._to_coordinator.put(message.request_id, self._send_complete, message)

@@ -30,6 +30,7 @@ from sglang_omni.pipeline.stage.outgoing import (
 from sglang_omni.pipeline.stage.profiler import StageProfiler
 from sglang_omni.pipeline.stage.requests import RequestRecord
 from sglang_omni.pipeline.stage.room import Room
+from sglang_omni.pipeline.stage.stats import StatsReporter
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import (
     CompleteMessage,
@@ -134,6 +135,7 @@ class Stage:
             on_sent=self._on_sent,
         )
         self._requests = self._outgoing.requests
+        self._stats = StatsReporter(name, self.scheduler, self.relay, self._outgoing.stats)
         self._profiler = StageProfiler(name)
         self._receive_lanes: dict[str, Lane] = {}
         self._room = Room(
@@ -208,6 +210,7 @@ class Stage:
         except TimeoutError:
             logger.warning("Stage %s: dropped %d unsent messages", self.name, self._outgoing.backlog)
         await self._profiler.finish()
+        self._stats.close()
         self._loop = None
         for lane in self._receive_lanes.values():
             await lane.close()
@@ -248,6 +251,7 @@ class Stage:
             resume()
 
     def _handle(self, message: Message) -> None:
+        self._stats.touch()
         match message:
             case DataReadyMessage():
                 lane = self._receive_lanes.get(message.from_stage)
@@ -429,6 +433,7 @@ class Stage:
             self._take_outbox()
 
     def _route(self, batch: list[OutgoingMessage]) -> None:
+        self._stats.touch()
         for out in batch:
             record = self._requests.active.get(out.request_id)
             if record is None:
@@ -459,6 +464,7 @@ class Stage:
 
     def abort(self, request_id: str) -> None:
         """Forgets a request, here and in the scheduler, and frees what it holds."""
+        self._stats.touch()
         self._requests.drop(request_id)
         self.input_handler.cancel(request_id)
         try:

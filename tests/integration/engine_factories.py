@@ -1,0 +1,56 @@
+"""A language model's stage over bare token ids. Its process imports torch."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sglang_omni.engines import EngineRequest, SamplingParams, build_text_engine
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.messages import OutgoingMessage
+from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+
+def create_engine(
+    model_path: str, *, chunk: int = 32, step_seconds: float = 0.0, **options: Any
+) -> OmniScheduler:
+    """``{"prompt_token_ids": [...]}`` -> generated ids, one a chunk where the request streams.
+
+    Args:
+        chunk: Tokens of one step.
+        step_seconds: How much longer each step takes, as if the model were larger.
+    """
+    engine = build_text_engine(model_path, page_size=4, max_step_tokens=chunk, num_threads=1, **options)
+    step = engine.step
+
+    def slow_step() -> list[EngineRequest]:
+        time.sleep(step_seconds)
+        return step()
+
+    if step_seconds:
+        engine.step = slow_step  # type: ignore[method-assign]
+    return OmniScheduler(engine, build, result, stream)
+
+
+def build(payload: StagePayload) -> EngineRequest:
+    sampling = SamplingParams.from_params(payload.request.params)
+    return EngineRequest(payload.request_id, payload.request.inputs["prompt_token_ids"], sampling)
+
+
+def stream(
+    payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
+) -> list[OutgoingMessage] | None:
+    if not payload.request.params.get("stream"):
+        return None
+    text = "".join(f" {token}" for token in new_token_ids)
+    return [OutgoingMessage(payload.request_id, "stream", {"modality": "text", "text": text})]
+
+
+def result(payload: StagePayload, request: EngineRequest) -> StagePayload:
+    data = {
+        "modality": "text",
+        "text": "".join(f" {token}" for token in request.output_token_ids),
+        "token_ids": request.output_token_ids,
+        "finish_reason": request.finish_reason,
+    }
+    return StagePayload(payload.request_id, payload.request, data)
