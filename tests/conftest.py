@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, settings
+from qwen3_omni_oracle import Oracle
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint
 
 # How long an example takes says more about the machine than about the code.
@@ -26,5 +27,21 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., T
     @cache
     def make(shape: str = "llama", seed: int = 0) -> TinyCheckpoint:
         return make_checkpoint(tmp_path_factory.mktemp(f"{shape}-{seed}"), shape, seed)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def qwen3_omni(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Oracle]:
+    """``qwen3_omni(seed=0, shape="default")``: a tiny checkpoint and transformers' model of it, made once a
+    session. See ``qwen3_omni_oracle``."""
+
+    import torch
+
+    torch.set_num_threads(1)
+
+    @cache
+    def make(seed: int = 0, shape: str = "default") -> Oracle:
+        return Oracle.make(tmp_path_factory.mktemp(f"qwen3-omni-{shape}-{seed}"), seed=seed, shape=shape)
 
     return make

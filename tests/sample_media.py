@@ -1,0 +1,107 @@
+"""Pictures, sounds and videos made at test time, and the message parts that carry them."""
+
+from __future__ import annotations
+
+import base64
+import io
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def picture(
+    seed: int = 0, width: int = 120, height: int = 96, *, kind: str = "PNG", mode: str = "RGB", **save: Any
+) -> bytes:
+    """An encoded picture of soft random blobs; ``save`` goes to PIL's ``save``."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(_pixels(seed, width, height)).convert(mode).save(buffer, kind, **save)
+    return buffer.getvalue()
+
+
+def sound(seed: int = 0, seconds: float = 1.0, rate: int = 16_000, channels: int = 1) -> bytes:
+    """A WAV file (16 bits) of three random tones and some noise."""
+    import soundfile
+
+    buffer = io.BytesIO()
+    soundfile.write(buffer, _samples(seed, seconds, rate, channels), rate, format="WAV", subtype="PCM_16")
+    return buffer.getvalue()
+
+
+def video(
+    seed: int = 0,
+    frames: int = 6,
+    fps: int = 2,
+    width: int = 96,
+    height: int = 64,
+    *,
+    with_sound: bool = False,
+    sound_rate: int = 16_000,
+) -> bytes:
+    """An MP4 file whose picture changes with every frame, silent or with a sound track as long as it."""
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as container:
+        stream = container.add_stream("mpeg4", rate=fps)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.bit_rate = 2_000_000
+        track = container.add_stream("aac", rate=sound_rate, layout="mono") if with_sound else None
+        for index in range(frames):
+            frame = av.VideoFrame.from_ndarray(_pixels(100 * seed + index, width, height), format="rgb24")
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+        if track is not None:
+            samples = _samples(seed, frames / fps, sound_rate, 1).reshape(1, -1).astype(np.float32)
+            clip = av.AudioFrame.from_ndarray(samples, format="fltp", layout="mono")
+            clip.sample_rate, clip.pts, clip.time_base = sound_rate, 0, Fraction(1, sound_rate)
+            container.mux(track.encode(clip))
+            container.mux(track.encode())
+    return buffer.getvalue()
+
+
+def data_url(data: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def image_part(data: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(data, "image/png")}}
+
+
+def audio_part(data: bytes) -> dict[str, Any]:
+    return {
+        "type": "input_audio",
+        "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"},
+    }
+
+
+def video_part(data: bytes) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": data_url(data, "video/mp4")}}
+
+
+def user(*content: str | dict[str, Any]) -> dict[str, Any]:
+    """A message of the user's; plain strings are text parts."""
+    parts = [text_part(part) if isinstance(part, str) else part for part in content]
+    return {"role": "user", "content": parts}
+
+
+def _pixels(seed: int, width: int, height: int) -> NDArray[np.uint8]:
+    blobs = np.random.default_rng([seed, 1]).random((4, 5, 3))
+    rows = np.linspace(0, 3, height).round().astype(int)
+    columns = np.linspace(0, 4, width).round().astype(int)
+    return (blobs[rows][:, columns] * 255).astype(np.uint8)
+
+
+def _samples(seed: int, seconds: float, rate: int, channels: int) -> NDArray[np.float64]:
+    generator = np.random.default_rng([seed, 2])
+    time = np.arange(round(seconds * rate))[:, None] / rate
+    pitches = generator.uniform(100, 1500, (3, 1, channels))
+    tones = np.sin(2 * np.pi * pitches * time).mean(axis=0) * 0.5
+    return tones + generator.normal(0, 0.02, tones.shape)

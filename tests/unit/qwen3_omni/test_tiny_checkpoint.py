@@ -1,0 +1,143 @@
+"""``sgl-omni make-tiny-checkpoint qwen3_omni``: the published layout, and equal bytes from equal seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sample_media import audio_part, image_part, picture, sound, user, video, video_part
+from tokenizers import Tokenizer
+
+from sglang_omni import cli
+from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
+from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
+from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import SPECIAL_TOKENS
+
+FILES = [
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "merges.txt",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+]
+
+
+def digests(directory: Path) -> dict[str, str]:
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(directory.iterdir())}
+
+
+def test_equal_seeds_give_equal_bytes_in_another_process(tmp_path: Path) -> None:
+    assert cli.main(["make-tiny-checkpoint", "qwen3_omni", str(tmp_path / "here"), "--seed", "7"]) == 0
+    command = [sys.executable, "-m", "sglang_omni.cli", "make-tiny-checkpoint", "qwen3_omni"]
+    subprocess.run([*command, str(tmp_path / "there"), "--seed", "7"], check=True, timeout=60)
+    make_tiny_checkpoint(tmp_path / "other", 8)
+    here, there, other = (digests(tmp_path / name) for name in ("here", "there", "other"))
+    assert list(here) == FILES
+    assert here == there
+    assert {name for name in FILES if here[name] != other[name]} == {f for f in FILES if "-of-" in f}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_float32_rounded(tmp_path: Path, dtype: str) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    make_tiny_checkpoint(tmp_path / "full", 1, TinyShape(shards=1))
+    make_tiny_checkpoint(tmp_path / "half", 1, TinyShape(shards=1, dtype=dtype))
+    full = load_file(tmp_path / "full/model-00001-of-00001.safetensors")
+    half = load_file(tmp_path / "half/model-00001-of-00001.safetensors")
+    assert full.keys() == half.keys()
+    for name, tensor in full.items():
+        assert torch.equal(half[name], tensor.to(getattr(torch, dtype))), name
+
+
+def test_any_text_survives_the_tokenizer(tmp_path: Path) -> None:
+    make_tiny_checkpoint(tmp_path, 0)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in (
+        "The picture\n\tshows it's 42!",
+        "naïve 中文字 🎈 \x00\x7f",
+        "\r\n \r\n  ",
+        "Ġ ÿ \u202e \U0010ffff",
+    ):
+        assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert tokenizer.encode("user").ids == [config["user_token_id"]]
+    assert tokenizer.encode("assistant").ids == [config["assistant_token_id"]]
+    assert [tokenizer.token_to_id(token) for token in SPECIAL_TOKENS] == list(range(607, 640))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--vocab-size", "300"], "take at least"),
+        (["--top-k", "9"], "top_k (9) is more than there are experts (4)"),
+        (["--deepstack", "0", "7"], "deepstack must name layers 0 to 2"),
+        (["--dtype", "int4"], "none of float32, bfloat16, float16"),
+        (["--heads", "3"], "must be a multiple of kv_heads"),
+    ],
+)
+def test_impossible_shapes_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], expected: str
+) -> None:
+    assert cli.main(["make-tiny-checkpoint", "qwen3_omni", str(tmp_path / "model"), *options]) == 1
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+
+
+def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["make-tiny-checkpoint", "qwen3_omni", "--help"])
+    shown = capsys.readouterr().out
+    for option in ("--seed", "--layers", "--experts", "--code-groups", "--dtype", "--no-talker"):
+        assert option in shown
+
+
+@pytest.mark.parametrize("shape", ["default", "deep", "narrow"])
+def test_transformers_loads_every_tensor(qwen3_omni, shape: str) -> None:
+    import torch
+    from transformers import Qwen3OmniMoeForConditionalGeneration
+
+    oracle = qwen3_omni(shape=shape)
+    _, report = Qwen3OmniMoeForConditionalGeneration.from_pretrained(
+        oracle.path, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(report.values()), report
+
+
+def test_answers_depend_on_every_part_of_the_prompt(qwen3_omni) -> None:
+    oracle = qwen3_omni()
+    prompts = [
+        [user("What do you see?")],
+        [user("What do you hear?")],
+        [{"role": "system", "content": "Be brief."}, user("What do you see?")],
+        *([user(image_part(picture(seed)), "What do you see?")] for seed in (1, 2)),
+        *([user(audio_part(sound(seed)), "What do you see?")] for seed in (1, 2)),
+        *([user(video_part(video(seed)), "What do you see?")] for seed in (1, 2)),
+    ]
+    answers = [oracle.answer(prompt, max_tokens=24, audio=False) for prompt in prompts]
+    heard = [user(video_part(video(1, with_sound=True)), "What do you see?")]
+    answers.append(oracle.answer(heard, max_tokens=24, audio=False, use_audio_in_video=True))
+    for answer in answers:
+        assert len(answer.token_ids) > 16
+        assert len(set(answer.token_ids)) > 8
+    assert len({tuple(answer.token_ids) for answer in answers}) == len(answers)
+
+
+def test_speech_is_neither_silent_nor_clipped(qwen3_omni) -> None:
+    answer = qwen3_omni().answer([user("Tell me a story")], max_tokens=12, max_frames=10)
+    assert len(answer.codes) == 10
+    assert len({tuple(frame) for frame in answer.codes}) > 7
+    assert answer.waveform.shape == (10 * 1920 - 555,)
+    assert 0.03 < answer.waveform.std() < 0.3
+    assert abs(answer.waveform).max() < 1
