@@ -1,0 +1,291 @@
+"""All that depends on SGLang's version: what must be true before it is imported, and how it is set up.
+
+Written for SGLang 0.5.23, whose scheduler other versions rename and reshape freely.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from sglang_omni.engines.options import EngineOptions, TensorParallel
+
+SUPPORTED_VERSION = "0.5.23"
+
+# What SGLang imports from its kernel package by name on a machine without a GPU. All of it belongs to
+# speculative decoding and to caches that are not used here; on a CPU none of it is called.
+_KERNELS_IMPORTED_BY_NAME = (
+    "assign_draft_cache_locs_contiguous_cpu",
+    "assign_extend_cache_locs_cpu",
+    "assign_req_to_token_pool_cpu",
+    "build_tree_kernel_efficient_cpu",
+    "copy_all_layer_kv_cache_cpu",
+    "fill_accept_out_cache_loc_cpu",
+    "fill_bonus_tokens_cpu",
+    "rotate_input_ids_cpu",
+    "verify_tree_greedy_cpu",
+)
+
+# SGLang asks for a few free slots beyond what a request can fill: a request that needs the whole pool runs.
+_POOL_SLACK = 8
+
+_prepared_for: str | None = None
+
+# SGLang's settings are globals that each engine swaps for its own while it works, so one works at a time.
+_WORKING = threading.RLock()
+
+
+def prepare(device: str) -> None:
+    """Makes ``import sglang`` work in this process, for engines on ``device`` ("cpu" or "cuda:N").
+
+    Raises:
+        ImportError: SGLang, or on a GPU its kernels, are missing or of another version.
+        RuntimeError: The process serves another kind of device already; SGLang fixes it at import.
+    """
+    global _prepared_for
+    kind = device.split(":")[0]
+    if _prepared_for is not None:
+        if _prepared_for != kind:
+            raise RuntimeError(
+                f"SGLang was loaded for {_prepared_for!r} in this process and cannot serve {kind!r} as well: "
+                "give the stage a process of its own"
+            )
+        return
+    _check_version()
+    if kind == "cpu":
+        _choose_cpu_engine()
+    # With a package of ours, SGLang does not import its own 200 models before one of them is asked for.
+    os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", "sglang_omni.engines.sglang.models")
+    _load_kernels(kind)
+    _prepared_for = kind
+
+
+def _check_version() -> None:
+    if importlib.util.find_spec("sglang") is None:
+        raise ImportError(
+            "engine 'sglang' needs SGLang, which is not installed: pip install 'sglang-omni[sglang]'",
+            name="sglang",
+        )
+    version = importlib.metadata.version("sglang")
+    if version != SUPPORTED_VERSION:
+        raise ImportError(
+            f"engine 'sglang' drives the scheduler of SGLang {SUPPORTED_VERSION}, but {version} is "
+            f"installed: pip install 'sglang=={SUPPORTED_VERSION}'",
+            name="sglang",
+        )
+
+
+def _choose_cpu_engine() -> None:
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        return
+    if "sglang.srt.utils" in sys.modules:
+        raise RuntimeError(
+            "sglang was imported for a GPU before this engine was built: set SGLANG_USE_CPU_ENGINE=1 in the "
+            "environment"
+        )
+    os.environ["SGLANG_USE_CPU_ENGINE"] = "1"
+
+
+def _load_kernels(kind: str) -> None:
+    """Imports SGLang's kernels; where there is no GPU and they cannot load, stands in for them."""
+    try:
+        import sgl_kernel  # noqa: F401
+    except (ImportError, OSError) as exc:
+        if kind != "cpu":
+            raise ImportError(
+                f"SGLang's kernels cannot be loaded on this machine ({exc}): they need a CUDA driver and "
+                "pip install sgl-kernel; device='cpu' does without",
+                name="sgl_kernel",
+            ) from exc
+        # A half-initialised package must not be found again.
+        for name in [name for name in sys.modules if name.split(".")[0] == "sgl_kernel"]:
+            del sys.modules[name]
+        sys.modules["sgl_kernel"] = _stand_in()
+
+
+def _stand_in() -> ModuleType:
+    """A module that has the names SGLang imports, none of which can be called.
+
+    ``torch.ops.sgl_kernel`` stays empty: SGLang finds no CPU kernels and computes with plain torch.
+    """
+    module = ModuleType("sgl_kernel")
+    module.__spec__ = importlib.util.spec_from_loader("sgl_kernel", loader=None)
+
+    def missing(name: str) -> Any:
+        def call(*args: object, **kwargs: object) -> NoReturn:
+            raise RuntimeError(f"sgl_kernel.{name} is not available: SGLang's kernels cannot load here")
+
+        return call
+
+    for name in _KERNELS_IMPORTED_BY_NAME:
+        setattr(module, name, missing(name))
+    return module
+
+
+# Where SGLang keeps the models that it serves from a checkpoint as it is.
+_TEXT_MODELS = {
+    "LlamaForCausalLM": "sglang.srt.models.llama",
+    "Qwen2ForCausalLM": "sglang.srt.models.qwen2",
+    "Qwen3ForCausalLM": "sglang.srt.models.qwen3",
+}
+
+
+def register_text_model(fields: Mapping[str, Any]) -> None:
+    """Lets SGLang find its own class for a text model.
+
+    Args:
+        fields: The checkpoint's ``config.json``.
+
+    Raises:
+        ValueError: The model is none of those served here, or has weights that SGLang's class leaves out.
+    """
+    from sglang.srt.models.registry import ModelRegistry
+
+    (architecture,) = fields["architectures"]
+    if fields.get("mlp_bias"):
+        raise ValueError("SGLang's models leave mlp_bias out: serve this checkpoint with engine='omni'")
+    if architecture not in _TEXT_MODELS:
+        raise ValueError(
+            f"architecture {architecture!r} is not served here; known: {', '.join(_TEXT_MODELS)}"
+        )
+    module = importlib.import_module(_TEXT_MODELS[architecture])
+    ModelRegistry.models[architecture] = getattr(module, architecture)
+
+
+class Runtime:
+    """One engine's settings, kept apart from those of the process's other engines.
+
+    Args:
+        model_path: A directory with a ``config.json`` that SGLang reads.
+        load_format: SGLang's name of a loader, or a loader class.
+    """
+
+    def __init__(self, model_path: Path, options: EngineOptions, *, load_format: Any = "auto") -> None:
+        from sglang.srt import runtime_context
+        from sglang.srt.server_args import PortArgs
+
+        _check_groups(options.tp)
+        self.tp = options.tp
+        self.server_args = _server_args(model_path, options, load_format)
+        # The scheduler's sockets to SGLang's other processes are not opened.
+        self.port_args = PortArgs(
+            tokenizer_ipc_name="",
+            scheduler_input_ipc_name="",
+            detokenizer_ipc_name="",
+            nccl_port=options.tp.port or 0,
+            rpc_ipc_name="",
+            metrics_ipc_name="",
+            tokenizer_worker_ipc_name=None,
+            decoupled_spec_ipc_config=None,
+        )
+        self._context = runtime_context.create_context(
+            self.server_args,
+            role="scheduler",
+            ranks=runtime_context.SpawnRanks(
+                world_rank=options.tp.rank, dp_rank=None, gpu_id=self.server_args.base_gpu_id
+            ),
+        )
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """This engine's settings are SGLang's; other engines of the process wait."""
+        from sglang.srt.runtime_context import use_context
+
+        with _WORKING, use_context(self._context), torch.no_grad():
+            yield
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """As ``active``, while the engine's scheduler is constructed.
+
+        SGLang creates its communication groups once a process: those of the first engine serve the others.
+        """
+        from sglang.srt.distributed import bootstrap
+
+        create = bootstrap.init_parallel_runtime
+        parallel = self._context.parallel
+
+        def join(**kwargs: Any) -> None:
+            global _groups
+            if _groups is not None:
+                parallel.override_permanently(**_groups.placement)
+                return
+            if self.tp.size == 1 and not torch.distributed.is_initialized():
+                # A group of one needs no port.
+                torch.distributed.init_process_group(
+                    "gloo" if self.server_args.device == "cpu" else "nccl",
+                    store=torch.distributed.HashStore(),
+                    rank=0,
+                    world_size=1,
+                )
+            create(**kwargs)
+            _groups = _Groups(self.tp, dict(parallel._stamp))
+
+        with self.active():
+            bootstrap.init_parallel_runtime = join
+            try:
+                yield
+            finally:
+                bootstrap.init_parallel_runtime = create
+
+
+class _Groups(NamedTuple):
+    """``placement``: this process's ranks and group handles, under SGLang's names."""
+
+    tp: TensorParallel
+    placement: dict[str, Any]
+
+
+_groups: _Groups | None = None
+
+
+def _check_groups(tp: TensorParallel) -> None:
+    if _groups is not None and _groups.tp != tp:
+        raise RuntimeError(
+            f"this process is rank {_groups.tp.rank} of {_groups.tp.size} in SGLang's tensor parallel group "
+            f"and cannot be rank {tp.rank} of {tp.size} as well: give the stage a process of its own"
+        )
+
+
+def _server_args(model_path: Path, options: EngineOptions, load_format: Any) -> Any:
+    from sglang.srt.server_args import ServerArgs
+
+    kind, _, index = options.device.partition(":")
+    per_device: dict[str, Any]
+    if kind == "cpu":
+        # Plain torch on a CPU; elsewhere SGLang chooses by the hardware.
+        per_device = {"attention_backend": "torch_native", "mem_fraction_static": 0.3}
+    else:
+        per_device = {"base_gpu_id": int(index or 0)}
+        if options.mem_fraction_static is not None:
+            per_device["mem_fraction_static"] = options.mem_fraction_static
+    return ServerArgs(
+        model_path=str(model_path),
+        load_format=load_format,
+        device=kind,
+        dtype=options.dtype,
+        tp_size=options.tp.size,
+        sampling_backend="pytorch",
+        grammar_backend="none",
+        disable_overlap_schedule=True,
+        disable_cuda_graph=True,
+        chunked_prefill_size=options.chunked_prefill_size,
+        max_total_tokens=options.max_total_tokens + _POOL_SLACK,
+        max_running_requests=options.max_running_requests,
+        page_size=1,
+        disable_radix_cache=not options.prefix_cache,
+        skip_tokenizer_init=True,
+        random_seed=0,
+        log_level="warning",
+        **per_device,
+    )

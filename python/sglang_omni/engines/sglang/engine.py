@@ -1,0 +1,139 @@
+"""SGLang's scheduler as an ``Engine``."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_omni.engines.admission import admit
+from sglang_omni.engines.iteration import IterationController
+from sglang_omni.engines.options import EngineOptions
+from sglang_omni.engines.request import EngineRequest, RequestStatus
+from sglang_omni.engines.sglang.compat import Runtime
+from sglang_omni.engines.sglang.request import ScheduledRequest
+from sglang_omni.engines.sglang.scheduler import HoldingScheduler
+from sglang_omni.model_runner.config import DecoderConfig
+
+
+class SGLangEngine:
+    """One model, one batch, scheduled by SGLang. Not thread-safe: one thread at a time uses it.
+
+    A process may hold several; they take turns, because SGLang's settings are the process's. ``close`` one
+    that is no longer needed: its weights and cache go with it.
+    """
+
+    def __init__(self, runtime: Runtime, config: DecoderConfig, options: EngineOptions) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._options = options
+        self._controller = IterationController(config.eos_token_ids)
+        with runtime.building():
+            self.scheduler = HoldingScheduler(runtime)
+        self._requests: dict[str, ScheduledRequest] = {}
+        # After a step that could run nothing, only news can change that.
+        self._stalled = False
+        self.num_steps = 0
+        self.num_generated_tokens = 0
+        self.max_batch_size = 0
+
+    @property
+    def has_work(self) -> bool:
+        scheduler = self.scheduler
+        if scheduler.has_ready_running or any(req.is_ready for req in scheduler.parked):
+            return True
+        return not self._stalled and bool(scheduler.waiting_queue or scheduler.chunked_req)
+
+    @property
+    def running(self) -> list[EngineRequest]:
+        return [req.request for req in self._requests.values() if req.kv.holds_kv]
+
+    def add(self, request: EngineRequest) -> None:
+        """Takes a request in.
+
+        Raises:
+            RequestError: The request cannot be served as it is.
+            ValueError: A request of this id is in the engine already.
+        """
+        if request.request_id in self._requests:
+            raise ValueError(f"request {request.request_id!r} is already in the engine")
+        config, options = self._config, self._options
+        limit = config.max_position_embeddings
+        admit(
+            request,
+            vocab_size=config.vocab_size,
+            context_length=min(options.context_length or limit, limit),
+            pool_tokens=options.max_total_tokens,
+        )
+        with self._runtime.active():
+            req = ScheduledRequest(request, self._controller, config.vocab_size)
+            self.scheduler.enqueue(req)
+        self._requests[request.request_id] = req
+        self._stalled = False
+
+    def abort(self, request_id: str) -> EngineRequest | None:
+        """Ends a request between steps and frees its KV; None where it is not here (any more)."""
+        req = self._requests.pop(request_id, None)
+        if req is None:
+            return None
+        with self._runtime.active():
+            self.scheduler.remove(req)
+        req.request.finish_reason = "abort"
+        req.request.status = RequestStatus.FINISHED
+        self._stalled = False
+        return req.request
+
+    def step(self) -> list[EngineRequest]:
+        """Computes one batch. Returns the requests that got a token, finished ones among them."""
+        with self._runtime.active():
+            stepped = self.scheduler.step()
+        self._stalled = not stepped
+        if not stepped:
+            return []
+        self.num_steps += 1
+        self.max_batch_size = max(self.max_batch_size, len(stepped))
+        advanced: list[EngineRequest] = []
+        for req in stepped:
+            request = req.request
+            if not req.took_token:
+                continue
+            advanced.append(request)
+            if request.finish_reason is not None:
+                request.status = RequestStatus.FINISHED
+                request.history = None
+                del self._requests[request.request_id]
+        self.num_generated_tokens += len(advanced)
+        return advanced
+
+    def flush_cache(self) -> None:
+        """Forgets the prefixes that no request uses. Called between steps."""
+        with self._runtime.active():
+            self.scheduler.forget_unused_prefixes()
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges for metrics. Pages hold one token."""
+        scheduler = self.scheduler
+        running = len(self.running)
+        pool = scheduler.token_to_kv_pool_allocator
+        free = pool.available_size() + scheduler.tree_cache.evictable_size()
+        return {
+            "running_requests": running,
+            "waiting_requests": len(self._requests) - running,
+            "used_pages": pool.size - free,
+            "num_pages": self._options.max_total_tokens,
+            "steps": self.num_steps,
+            "generated_tokens": self.num_generated_tokens,
+            "max_batch_size": self.max_batch_size,
+            "retracted_requests": scheduler.num_retracted,
+        }
+
+    def check_pools(self) -> None:
+        """Raises where SGLang's accounts of an idle engine do not add up; for tests."""
+        with self._runtime.active():
+            self.scheduler.on_idle()
+
+    def close(self) -> None:
+        """Gives memory back. The engine is of no use afterwards."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        del self.scheduler
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

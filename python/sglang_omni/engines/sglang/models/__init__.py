@@ -1,0 +1,1 @@
+"""Models of ours that SGLang runs. It imports every module of this package."""

@@ -1,0 +1,37 @@
+"""The step from logits to tokens inside SGLang's model runner: ours, so that parameters mean the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.sampler import Sampler
+from torch import Tensor
+
+from sglang_omni.model_runner.sampling import SamplingRow, sample
+
+
+class OmniSampler(Sampler):
+    """Chooses tokens by the rows that the scheduler lays out before each step.
+
+    Attributes:
+        rows: One for each sequence of the batch; None for those whose prompt is not complete yet.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: Sequence[SamplingRow | None] = ()
+
+    def forward(self, logits_output: LogitsProcessorOutput, *args: Any, **kwargs: Any) -> Tensor:
+        """The next token of every sequence, (B,) int64. Rows that do not sample get 0."""
+        logits = logits_output.next_token_logits
+        chosen = torch.zeros(len(self.rows), dtype=torch.int64)
+        wanted = [index for index, row in enumerate(self.rows) if row is not None]
+        if wanted:
+            rows = [row for row in self.rows if row is not None]
+            # The copy is the sampler's to change.
+            picked = logits[wanted] if len(wanted) < len(self.rows) else logits
+            chosen[wanted] = torch.tensor(sample(picked.float(), rows))
+        return chosen.to(logits.device)

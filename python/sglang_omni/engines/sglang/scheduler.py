@@ -1,0 +1,199 @@
+"""SGLang's scheduler, told when a request has to wait and how its tokens are chosen."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.schedule_batch import NextBatchPlan, Req, ScheduleBatch
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
+from sglang.srt.managers.scheduler_components.output_sender import SenderWrapper
+from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.common import release_kv_cache
+from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
+
+from sglang_omni.engines.sglang.compat import Runtime
+from sglang_omni.engines.sglang.request import ScheduledRequest
+from sglang_omni.engines.sglang.sampler import OmniSampler
+
+
+class HoldingScheduler(Scheduler):
+    """Upstream's scheduler in which a request may wait for its next input.
+
+    A new request joins the line when its whole prompt is there. A running one whose next input is missing is
+    split off the running batch for the step and merged back after it: it keeps its KV. Where KV runs short,
+    those that wait give theirs up first.
+
+    Steps are taken one after another: choosing a token needs the one before it on the host, so overlap
+    scheduling is off on every device.
+
+    Attributes:
+        parked: Requests that are not in line yet, in the order they came.
+        num_retracted: How often a request lost its KV to others.
+    """
+
+    running_batch: ScheduleBatch
+    last_batch: ScheduleBatch | None
+    chunked_req: ScheduledRequest | None
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.parked: list[ScheduledRequest] = []
+        self.num_retracted = 0
+        self._held: ScheduleBatch | None = None
+        super().__init__(runtime.server_args, runtime.port_args)
+        self.sampler = OmniSampler()
+        self.tp_worker.model_runner.sampler = self.sampler
+
+    # What belongs to SGLang's own processes around the scheduler is left out.
+
+    def init_ipc_channels(self, port_args: Any) -> None:
+        self.ipc_channels = SchedulerIpcChannels(
+            recv_from_tokenizer=None,
+            recv_from_rpc=None,
+            send_to_tokenizer=SenderWrapper(None),
+            send_to_detokenizer=SenderWrapper(None),
+            send_metrics_from_scheduler=None,
+        )
+        self.load_snapshot_writer = None
+        self.recv_from_tokenizer = None
+
+    def init_watch_dog_memory_saver_input_blocker(self) -> None:
+        # SGLang's watchdog kills the parent process; here the pipeline watches its processes.
+        self.memory_saver_adapter = TorchMemorySaverAdapter.create(enable=False)
+        self.watchdog = self.recv_skipper = self.input_blocker = None
+
+    def get_output_streamer_class(self) -> type[SchedulerOutputStreamer]:
+        return _NoOutput
+
+    # Taking requests in, and out again.
+
+    def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
+        if is_retracted:
+            self.num_retracted += 1
+        if req.is_ready:
+            super()._add_request_to_queue(req, is_retracted)
+        else:
+            self.parked.append(req)
+
+    def enqueue(self, req: ScheduledRequest) -> None:
+        """Takes a new request: into the line, or beside it until its prompt is there."""
+        self._add_request_to_queue(req)
+
+    def admit_ready(self) -> None:
+        """Puts parked requests in line whose inputs have come."""
+        ready = [req for req in self.parked if req.is_ready]
+        if ready:
+            self.parked = [req for req in self.parked if req not in ready]
+            for req in ready:
+                super()._add_request_to_queue(req)
+
+    def remove(self, req: ScheduledRequest) -> None:
+        """Ends a request between steps; its KV is free at once."""
+        if req in self.parked:
+            self.parked.remove(req)
+        elif req in self.waiting_queue:
+            self.waiting_queue.remove(req)
+        if self.chunked_req is req:
+            self.chunked_req = None
+        # A request that was retracted, or is in line, has none.
+        if req.kv.holds_kv:
+            release_kv_cache(req, self.tree_cache, checkpoint=False)
+        # SGLang drops finished requests from its batches before it plans the next one.
+        req.set_aborted()
+
+    def forget_unused_prefixes(self) -> None:
+        self.tree_cache.evict(EvictParams(num_tokens=self.tree_cache.evictable_size()))
+
+    @property
+    def has_ready_running(self) -> bool:
+        """Whether a request that has been prefilled can take its next step."""
+        batches = (self.running_batch, self.last_batch)
+        return any(
+            req.is_ready and not req.finished()
+            for batch in batches
+            if batch is not None
+            for req in batch.reqs
+        )
+
+    # One step.
+
+    def step(self) -> Sequence[ScheduledRequest]:
+        """Plans and computes one batch. Returns the requests that were in it, none where nothing can run."""
+        self.admit_ready()
+        plan: NextBatchPlan = self.get_next_batch_to_run(
+            running_batch=self.running_batch, last_batch=self.last_batch
+        )
+        self.running_batch = plan.running_batch
+        batch = self.last_batch = plan.batch_to_run
+        requests = [] if batch is None else list(batch.reqs)
+        try:
+            if batch is not None:
+                self.process_batch_result(batch, self.run_batch(batch))
+        finally:
+            self._merge_held()
+        return requests
+
+    def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
+        vocab_size = self.model_config.vocab_size
+        for req in batch.reqs:
+            req.took_token = False
+        self.sampler.rows = [
+            req.request.sampling_row(vocab_size) if req.samples else None for req in batch.reqs
+        ]
+        return super().run_batch(batch, *args, **kwargs)
+
+    def update_running_batch(self, batch: ScheduleBatch) -> ScheduleBatch | None:
+        ready = [index for index, req in enumerate(batch.reqs) if req.is_ready]
+        if not ready:
+            return None
+        if len(ready) < len(batch.reqs):
+            self._hold(batch, [index for index in range(len(batch.reqs)) if index not in ready])
+            batch.filter_batch(keep_indices=ready)
+            while self._held is not None and not batch.check_decode_mem():
+                self._evict_held()
+        return super().update_running_batch(batch)
+
+    def _hold(self, batch: ScheduleBatch, indices: list[int]) -> None:
+        held = copy.copy(batch)
+        # Filtering a batch filters its sampling parameters in place.
+        held.sampling_info = dataclasses.replace(batch.sampling_info)
+        held.filter_batch(keep_indices=indices)
+        self._held = held
+
+    def _evict_held(self) -> None:
+        """Takes the KV of the held request that has computed least, and puts it back in line."""
+        held = self._held
+        assert held is not None
+        index = min(range(len(held.reqs)), key=lambda i: held.reqs[i].request.num_tokens)
+        req = held.reqs[index]
+        held.release_req(index, len(held.reqs) - 1)
+        held.filter_batch(keep_indices=[i for i in range(len(held.reqs)) if i != index])
+        if held.is_empty():
+            self._held = None
+        self._add_request_to_queue(req, is_retracted=True)
+
+    def _merge_held(self) -> None:
+        held, self._held = self._held, None
+        if held is None:
+            return
+        self.running_batch.filter_batch()
+        if self.running_batch.is_empty():
+            self.running_batch = held
+        else:
+            self.running_batch.merge_batch(held)
+
+    def send_abort_output(self, abort_req: AbortReq, req: Req) -> None:
+        """A request that SGLang itself gives up: the pool does not even hold it alone."""
+        req.update_finish_state()
+
+
+class _NoOutput(SchedulerOutputStreamer):
+    """Requests are read where they are; nothing is sent to another process."""
+
+    def stream_output(self, reqs: list[Req], return_logprob: bool, skip_req: Req | None = None) -> None:
+        pass
