@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "speech-chat"
 _SPEECH_CHAT = "sglang_omni.models.speech_chat.config.SpeechChatPipelineConfig"
-# model_type of a checkpoint's config.json -> the pipeline that serves it.
-_PIPELINES = {"llama": _SPEECH_CHAT, "qwen2": _SPEECH_CHAT, "qwen3": _SPEECH_CHAT}
+# model_type of a checkpoint's config.json -> the pipeline that serves it, called with model_path.
+_PIPELINES = {
+    "llama": _SPEECH_CHAT,
+    "qwen2": _SPEECH_CHAT,
+    "qwen3": _SPEECH_CHAT,
+    "qwen3_omni_moe": "sglang_omni.models.qwen3_omni.config.default_config",
+}
 
 
 class LaunchError(Exception):
@@ -38,7 +43,8 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     parser.add_argument(
         "--model-path",
         metavar="PATH",
-        help=f"directory of a Llama or Qwen checkpoint, or {DEFAULT_MODEL!r} for the bundled one (default)",
+        help="directory of a Qwen3-Omni, Llama or Qwen checkpoint, or "
+        f"{DEFAULT_MODEL!r} for the bundled one (default)",
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="the pipeline as a YAML or JSON file")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")

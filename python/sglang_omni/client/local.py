@@ -219,6 +219,7 @@ def result_chunk(request_id: str, result: Any) -> GenerateChunk:
         chunk = next((part for part in parts if part.audio_data is None), parts[0])
         if spoken is not None:
             chunk.audio_data, chunk.sample_rate = spoken.audio_data, spoken.sample_rate
+            chunk.audio_codes = spoken.audio_codes
             chunk.usage = chunk.usage or spoken.usage
     else:
         chunk = _chunk(request_id, result)
@@ -273,6 +274,9 @@ def _read_fields(chunk: GenerateChunk, data: Mapping[str, Any]) -> None:
         TranscriptionSegment(float(s["start"]), float(s["end"]), s["text"])
         for s in data.get("segments") or ()
     ]
+    codes = data.get("codes")
+    if codes is not None:
+        chunk.audio_codes = codes.tolist() if hasattr(codes, "tolist") else [list(frame) for frame in codes]
     token_ids = data.get("token_ids")
     if token_ids is not None:
         chunk.token_ids = token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)

@@ -141,6 +141,7 @@ class Transport(ABC):
             token_ids=last.token_ids,
             timings=last.timings,
             worker=last.worker,
+            audio_codes=last.audio_codes,
             result=last.result,
         )
 

@@ -174,6 +174,7 @@ class GenerateChunk:
         heard: The transcript of the request's own audio.
         timings: Seconds spent in each stage, on the last chunk of a request that asked for them.
         worker: The replica that served the request, where a router names it.
+        audio_codes: The codec's codes of each frame of the audio, on the last chunk, where the model has any.
         result: On the last chunk, what the pipeline returned, as it is.
     """
 
@@ -192,6 +193,7 @@ class GenerateChunk:
     segments: list[TranscriptionSegment] = field(default_factory=list)
     timings: dict[str, float] | None = None
     worker: str | None = None
+    audio_codes: list[list[int]] = field(default_factory=list)
     result: Any = None
 
 
@@ -217,6 +219,7 @@ class CompletionResult:
     token_ids: list[int] = field(default_factory=list)
     timings: dict[str, float] | None = None
     worker: str | None = None
+    audio_codes: list[list[int]] = field(default_factory=list)
     result: Any = None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,13 +27,28 @@ class Vocoder(Protocol):
     def __call__(self, codes: torch.Tensor) -> torch.Tensor: ...
 
 
+class VocoderStream(Protocol):
+    """One waveform in the making."""
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """The new samples (1, 1, n), given the next codes (1, groups, frames)."""
+        ...
+
+
+@runtime_checkable
+class StreamingVocoder(Protocol):
+    """A vocoder that remembers what later frames need of earlier ones."""
+
+    def open_stream(self) -> VocoderStream: ...
+
+
 class Chunking(NamedTuple):
-    """How a stream of codes is cut into pieces that are decoded each by itself. Lengths are in frames.
+    """How a stream of codes is cut into pieces that are decoded one after the other. Lengths are in frames.
 
     Attributes:
         chunk_size: New frames of a chunk; fewer mean an earlier sound and more work in all.
         left_context_size: Frames before a chunk that are decoded again with it, for it to sound as it does
-            in the whole.
+            in the whole; None leaves that to a ``StreamingVocoder``.
         first_chunk_size: New frames of the first chunk; each one after it has twice as many as the one
             before, up to ``chunk_size``.
         gapless: A chunk begins where the one before it ended. Without, it begins where its first frame does:
@@ -42,13 +57,38 @@ class Chunking(NamedTuple):
     """
 
     chunk_size: int = 10
-    left_context_size: int = 25
+    left_context_size: int | None = 25
     first_chunk_size: int = 2
     gapless: bool = True
 
 
 # ``chunked_decode`` with its default arguments.
 REFERENCE_CHUNKING = Chunking(chunk_size=300, left_context_size=25, first_chunk_size=300, gapless=False)
+
+
+class WindowStream:
+    """Decodes each chunk by itself, behind the frames of its left context."""
+
+    def __init__(self, model: Vocoder, left_context_size: int, *, gapless: bool) -> None:
+        self._model = model
+        self._left_context_size = left_context_size
+        self._gapless = gapless
+        self._codes: torch.Tensor | None = None
+        self._num_samples = 0
+
+    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+        """The new samples (1, 1, n), given the next codes (1, groups, frames)."""
+        decoded = 0 if self._codes is None else self._codes.shape[-1]
+        self._codes = codes if self._codes is None else torch.cat((self._codes, codes), dim=-1)
+        start = max(0, decoded - self._left_context_size)
+        wave = self._model(self._codes[..., start:])
+        upsample = int(self._model.total_upsample)
+        # A decoder may give fewer samples than frames * upsample, the last frame being cut short. Without
+        # gaps, the cut is therefore where the audio so far ends, not where the last chunk's frames did.
+        end = self._num_samples if self._gapless else decoded * upsample
+        new = wave[..., max(0, end - start * upsample) :]
+        self._num_samples += new.shape[-1]
+        return new
 
 
 class Code2WavScheduler(StreamScheduler):
@@ -67,7 +107,7 @@ class Code2WavScheduler(StreamScheduler):
         model: Vocoder,
         device: str | torch.device,
         stream_chunk_size: int = 10,
-        left_context_size: int = 25,
+        left_context_size: int | None = 25,
         sample_rate: int = 24000,
         codec_eos_token_id: int | None = None,
         first_chunk_size: int = 2,
@@ -84,10 +124,14 @@ class Code2WavScheduler(StreamScheduler):
             first_chunk_size: See ``Chunking``.
             chunking_of: One request's own chunking, given the stage's.
         """
-        if stream_chunk_size < 1 or left_context_size < 0 or first_chunk_size < 1:
+        if stream_chunk_size < 1 or (left_context_size or 0) < 0 or first_chunk_size < 1:
             raise ValueError(
                 "stream_chunk_size and first_chunk_size must be at least 1 and left_context_size at least 0, "
                 f"got {stream_chunk_size}, {first_chunk_size} and {left_context_size}"
+            )
+        if left_context_size is None and not isinstance(model, StreamingVocoder):
+            raise ValueError(
+                f"{type(model).__name__} has no open_stream(): give the left_context_size its chunks need"
             )
         self.model = model
         self.device = torch.device(device)
@@ -101,21 +145,31 @@ class Code2WavScheduler(StreamScheduler):
             wants_chunks=lambda payload: bool(payload.request.params.get("stream", True)),
         )
 
+    def open_stream(self, chunking: Chunking) -> VocoderStream:
+        """A request's waveform."""
+        if chunking.left_context_size is None:
+            assert isinstance(self.model, StreamingVocoder)
+            return self.model.open_stream()
+        return WindowStream(self.model, chunking.left_context_size, gapless=chunking.gapless)
+
 
 class _Code2WavSession(StreamSession):
     def __init__(self, vocoder: Code2WavScheduler) -> None:
         self._vocoder = vocoder
         self._chunking = vocoder.chunking
-        self._chunk_size = self._chunking.first_chunk_size
+        self._chunk_size = 0
+        self._stream: VocoderStream | None = None
         self._frames: list[torch.Tensor] = []  # each (groups,)
         self._decoded_frames = 0
-        self._samples = 0
         self._audio: list[NDArray[np.float32]] = []
 
     def begin(self, payload: StagePayload) -> Iterator[Any]:
-        if self._vocoder.chunking_of is not None:
-            self._chunking = self._vocoder.chunking_of(payload, self._chunking)
-        self._chunk_size = min(self._chunking.first_chunk_size, self._chunking.chunk_size)
+        vocoder, chunking = self._vocoder, self._vocoder.chunking
+        if vocoder.chunking_of is not None:
+            chunking = vocoder.chunking_of(payload, chunking)
+        self._chunking = chunking
+        self._chunk_size = min(chunking.first_chunk_size, chunking.chunk_size)
+        self._stream = vocoder.open_stream(chunking)
         return iter(())
 
     def feed(self, data: Any) -> Iterator[Any]:
@@ -137,25 +191,16 @@ class _Code2WavSession(StreamSession):
         return {**self._chunk(audio), "codes": codes}
 
     def _decode(self, end: int) -> Iterator[dict[str, Any]]:
-        """Decode the frames up to ``end`` and give out the samples not given out before."""
-        vocoder = self._vocoder
-        start = max(0, self._decoded_frames - self._chunking.left_context_size)
-        codes = torch.stack(self._frames[start:end], dim=1).unsqueeze(0)
+        """Decode the frames up to ``end`` and give out the samples that they complete."""
+        assert self._stream is not None, "begin comes first"
+        codes = torch.stack(self._frames[self._decoded_frames : end], dim=1).unsqueeze(0)
         with torch.inference_mode():
-            wave = vocoder.model(codes.to(vocoder.device)).reshape(-1).float().cpu().numpy()
-        upsample = int(vocoder.model.total_upsample)
-        if self._chunking.gapless:
-            # A decoder may give fewer samples than frames * upsample, the last frame being cut short. The cut
-            # is therefore where the audio given out so far ends, not where the last chunk's frames did.
-            cut = max(0, self._samples - start * upsample)
-        else:
-            cut = (self._decoded_frames - start) * upsample
-        new = wave[cut:].astype(np.float32)
+            wave = self._stream.decode(codes.to(self._vocoder.device)).reshape(-1)
         self._decoded_frames = end
-        self._samples += len(new)
-        if len(new):
-            self._audio.append(new)
-            yield self._chunk(new)
+        if len(wave):
+            audio = wave.float().cpu().numpy()
+            self._audio.append(audio)
+            yield self._chunk(audio)
 
     def _chunk(self, audio: NDArray[np.float32]) -> dict[str, Any]:
         return {"modality": "audio", "audio_data": audio, "sample_rate": self._vocoder.sample_rate}

@@ -45,6 +45,7 @@ class _Reply(NamedTuple):
     modalities: tuple[str, ...]
     include_usage: bool
     timings: bool
+    return_token_ids: bool
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -75,6 +76,7 @@ def chat_routes(server: Server) -> APIRouter:
             modalities=tuple(body.modalities or ("text",)),
             include_usage=bool(body.stream_options and body.stream_options.include_usage),
             timings=body.timings,
+            return_token_ids=body.return_token_ids,
         )
         if body.stream:
             events = _events(server, generate, reply, audio_format)
@@ -110,6 +112,10 @@ async def _completion(
         ],
         "usage": result.usage.to_dict() if result.usage else None,
     }
+    if reply.return_token_ids:
+        fields["choices"][0]["token_ids"] = result.token_ids
+        if "audio" in message:
+            message["audio"]["codes"] = result.audio_codes
     if result.heard is not None:
         fields["heard"] = result.heard
     if reply.timings:

@@ -161,6 +161,8 @@ class ChatCompletionRequest(SamplingFields, ExtensionFields):
     talker_top_k: TopK | None = None
     talker_repetition_penalty: RepetitionPenalty | None = None
     talker_max_new_tokens: Count | None = None
+    # Whether an answer in one piece also has its tokens, under vLLM's name, and its speech's codes.
+    return_token_ids: bool = False
 
     # Of no effect on the answer.
     user: str | None = None

@@ -21,7 +21,7 @@ DEFAULT_MODEL_NAME = "sglang-omni"
 class Capabilities:
     """What a pipeline can do. None means that it does not say, and that nothing is refused for it.
 
-    A pipeline's config class says so in class attributes of these names.
+    A pipeline's config says so in attributes of these names. Voices are known by any case of their names.
     """
 
     tasks: frozenset[str] | None = None
@@ -38,11 +38,12 @@ class Capabilities:
             values: Iterable[str] | None = getattr(config, name, None)
             return None if values is None else frozenset(values)
 
+        voices = declared("voices")
         return cls(
             tasks=declared("tasks"),
             input_modalities=declared("input_modalities"),
             output_modalities=declared("output_modalities"),
-            voices=declared("voices"),
+            voices=None if voices is None else frozenset(voice.lower() for voice in voices),
             stages=frozenset(stage.name for stage in config.stages),
         )
 
@@ -93,7 +94,7 @@ class Server:
 
     def check_voice(self, voice: str | None, param: str) -> None:
         if voice is not None:
-            self._check(self.capabilities.voices, voice, param, f"has no voice {voice!r}; it has")
+            self._check(self.capabilities.voices, voice.lower(), param, f"has no voice {voice!r}; it has")
 
     def _check(self, allowed: frozenset[str] | None, value: str, param: str, text: str) -> None:
         if allowed is not None and value not in allowed:

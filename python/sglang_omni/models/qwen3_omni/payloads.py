@@ -71,6 +71,7 @@ class Prompt(TypedDict):
         positions: (3, T) int64 rotary positions, or None where they are the tokens' places.
         position_delta: See ``RotaryPositions``.
         media: Their shapes, for the talker's own positions.
+        visuals: Images, then videos.
     """
 
     prompt_token_ids: list[int]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from sglang_omni.models.loading import available_cores, loading
 from sglang_omni.models.speech_chat.config import BUNDLED
 from sglang_omni.preprocessing.request import task_of, wants_stream
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
@@ -18,8 +15,6 @@ from sglang_omni.scheduling.stream_scheduler import StreamScheduler
 if TYPE_CHECKING:
     from sglang_omni.preprocessing.text import PromptEncoder
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
-
-logger = logging.getLogger(__name__)
 
 
 def create_preprocess(
@@ -71,7 +66,7 @@ def create_transcribe(
     from sglang_omni.models.speech_chat.components.whisper import Whisper
     from sglang_omni.models.speech_chat.transcribe import Recognizer, TranscribeSession
 
-    with _loading("Whisper tiny.en"):
+    with loading("Whisper tiny.en"):
         whisper = Whisper(num_threads=num_threads or available_cores(), beam_size=beam_size)
     recognizer = Recognizer(whisper, cache_size)
     prompts = _prompt_encoder(model_path, context_length)
@@ -111,7 +106,7 @@ def create_thinker(
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = checkpoint_directory(model_path)
-    with _loading(f"the language model from {checkpoint}"):
+    with loading(f"the language model from {checkpoint}"):
         engine = build_text_engine(
             checkpoint,
             dtype=dtype,
@@ -141,18 +136,13 @@ def create_speak(*, num_threads: int = 1) -> StreamScheduler:
     from sglang_omni.models.speech_chat.components.voice import Voice
     from sglang_omni.models.speech_chat.speak import SpeakSession
 
-    with _loading("the voice"):
+    with loading("the voice"):
         voice = Voice(num_threads=num_threads)
     return StreamScheduler(
         lambda: SpeakSession(voice),
         expects_stream=lambda payload: task_of(payload.request) != "speech",
         wants_chunks=lambda payload: wants_stream(payload.request),
     )
-
-
-def available_cores() -> int:
-    """CPU cores this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def checkpoint_directory(model_path: str) -> Path:
@@ -172,13 +162,6 @@ def checkpoint_directory(model_path: str) -> Path:
             f"or {BUNDLED!r} for the bundled model"
         )
     return directory
-
-
-@contextmanager
-def _loading(what: str) -> Iterator[None]:
-    began = time.perf_counter()
-    yield
-    logger.info("loaded %s in %.1f s", what, time.perf_counter() - began)
 
 
 def _prompt_encoder(model_path: str, context_length: int | None) -> PromptEncoder:

@@ -79,7 +79,7 @@ def check_voice(voice: str | None, *, param: str) -> None:
     Raises:
         RequestError: There is no such voice.
     """
-    if voice is None or voice in (DEFAULT_VOICE, "default") or voice in OPENAI_VOICES:
+    if voice is None or voice.lower() in (DEFAULT_VOICE, "default") or voice.lower() in OPENAI_VOICES:
         return
     raise RequestError(
         f"unknown voice {voice!r}: this model has one voice, {DEFAULT_VOICE!r}, which also answers to "

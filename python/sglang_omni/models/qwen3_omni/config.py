@@ -1,0 +1,140 @@
+"""Qwen3-Omni's pipelines: their stages, and where these run."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+
+_PACKAGE = "sglang_omni.models.qwen3_omni"
+_ENCODERS = ["image_encoder", "audio_encoder"]
+
+
+def text_stages() -> list[StageConfig]:
+    """Media and text in, text out: what waits much in one process, each kind of model in its own."""
+    return [
+        StageConfig(
+            name="preprocess",
+            factory=f"{_PACKAGE}.stages.create_preprocess",
+            factory_args={"speech": False},
+            process="io",
+            next=[*_ENCODERS, "aggregate"],
+            route_fn=f"{_PACKAGE}.routing.after_preprocess",
+            project_payload={name: f"{_PACKAGE}.routing.to_{name}" for name in (*_ENCODERS, "aggregate")},
+        ),
+        StageConfig(
+            name="image_encoder",
+            factory=f"{_PACKAGE}.stages.create_image_encoder",
+            process="encoders",
+            next="aggregate",
+        ),
+        StageConfig(
+            name="audio_encoder",
+            factory=f"{_PACKAGE}.stages.create_audio_encoder",
+            process="encoders",
+            next="aggregate",
+        ),
+        StageConfig(
+            name="aggregate",
+            factory=f"{_PACKAGE}.stages.create_aggregate",
+            process="io",
+            wait_for=["preprocess", *_ENCODERS],
+            wait_for_fn=f"{_PACKAGE}.routing.sources_of_aggregate",
+            merge_fn=f"{_PACKAGE}.aggregate.merge_sources",
+            next="thinker",
+        ),
+        StageConfig(
+            name="thinker", factory=f"{_PACKAGE}.stages.create_thinker", process="thinker", next="decode"
+        ),
+        StageConfig(name="decode", factory=f"{_PACKAGE}.stages.create_decode", process="io", terminal=True),
+    ]
+
+
+def speech_stages() -> list[StageConfig]:
+    """The text stages, and beside them those that speak what the thinker writes."""
+    stages = {stage.name: stage for stage in text_stages()}
+    preprocess, thinker, decode = stages["preprocess"], stages["thinker"], stages["decode"]
+    preprocess.factory_args = {}
+    preprocess.next = [*_ENCODERS, "aggregate", "talker", "code2wav"]
+    preprocess.project_payload |= {name: f"{_PACKAGE}.routing.to_{name}" for name in ("talker", "code2wav")}
+    thinker.factory_args = {"speech": True}
+    thinker.stream_to = ["talker"]
+    thinker.stream_done_to_fn = f"{_PACKAGE}.routing.thinker_stream_ends"
+    decode.wait_for = ["thinker", "talker"]
+    decode.wait_for_fn = f"{_PACKAGE}.routing.sources_of_decode"
+    decode.merge_fn = f"{_PACKAGE}.decode.merge_sources"
+    return [
+        *stages.values(),
+        StageConfig(
+            name="talker",
+            factory=f"{_PACKAGE}.stages.create_talker",
+            process="talker",
+            next="decode",
+            stream_to=["code2wav"],
+            can_accept_stream_before_payload=True,
+        ),
+        StageConfig(
+            name="code2wav",
+            factory=f"{_PACKAGE}.stages.create_code2wav",
+            process="code2wav",
+            terminal=True,
+            can_accept_stream_before_payload=True,
+        ),
+    ]
+
+
+def colocated_stages() -> list[StageConfig]:
+    """All stages in one process: the least memory, and no stage computes beside another."""
+    stages = speech_stages()
+    for stage in stages:
+        stage.process = "all"
+    return stages
+
+
+class Qwen3OmniTextPipelineConfig(PipelineConfig):
+    """Text, images, audio and video in, text out. ``model_path`` is a checkpoint in the hub's layout."""
+
+    # What the server refuses the rest of with a 400 (serve's Capabilities).
+    tasks: ClassVar[tuple[str, ...]] = ("chat", "completion")
+    input_modalities: ClassVar[tuple[str, ...]] = ("text", "image", "audio", "video")
+    output_modalities: ClassVar[tuple[str, ...]] = ("text",)
+
+    name: str | None = "qwen3-omni"
+    stages: list[StageConfig] = Field(default_factory=text_stages)
+    entry_stage: str | None = "preprocess"
+    # Several processes share few cores: idle worker threads must sleep instead of spinning.
+    env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+
+
+class Qwen3OmniPipelineConfig(Qwen3OmniTextPipelineConfig):
+    """Text, images, audio and video in, text and speech out."""
+
+    output_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
+
+    stages: list[StageConfig] = Field(default_factory=speech_stages)
+    terminal_stages_fn: str | None = f"{_PACKAGE}.routing.terminal_stages"
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """The checkpoint's speakers."""
+        return tuple(Qwen3OmniCheckpoint.from_dir(self.model_path).require_talker().speakers)
+
+
+class Qwen3OmniColocatedPipelineConfig(Qwen3OmniPipelineConfig):
+    """As ``Qwen3OmniPipelineConfig``, in one process."""
+
+    stages: list[StageConfig] = Field(default_factory=colocated_stages)
+
+
+def default_config(model_path: str) -> PipelineConfig:
+    """Speech where the checkpoint has a talker.
+
+    Raises:
+        FileNotFoundError, ValueError: ``model_path`` is no Qwen3-Omni checkpoint.
+    """
+    checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
+    kind = Qwen3OmniTextPipelineConfig if checkpoint.talker is None else Qwen3OmniPipelineConfig
+    return kind(model_path=model_path)

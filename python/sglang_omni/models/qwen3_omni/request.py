@@ -1,0 +1,122 @@
+"""What a request says to each of Qwen3-Omni's stages, over what the checkpoint says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint, TalkerSettings
+from sglang_omni.preprocessing.request import mapping_param, stage_params
+from sglang_omni.proto import OmniRequest, RequestError
+from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Chunking
+
+Default = TypeVar("Default")
+
+# Defaults of transformers' ``generate`` for this model.
+DEFAULT_SPEAKER = "ethan"
+THINKER_MAX_NEW_TOKENS = 1024
+_TALKER_DEFAULTS: dict[str, Any] = {
+    "temperature": 0.9,
+    "top_k": 50,
+    "top_p": 1.0,
+    "repetition_penalty": 1.05,
+    "max_new_tokens": 4096,
+}
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+
+
+def thinker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> SamplingParams:
+    """The request's own parameters over ``generation_config.json``.
+
+    Raises:
+        RequestError: One is out of its range.
+    """
+    defaults = _generation_settings(checkpoint.generation, prefix="")
+    defaults |= _generation_settings(checkpoint.generation, prefix="thinker_")
+    given = _given(stage_params(request, "thinker"))
+    return SamplingParams.from_params({"max_new_tokens": THINKER_MAX_NEW_TOKENS, **defaults, **given})
+
+
+def talker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> SamplingParams:
+    """``talker_*`` parameters over the checkpoint's; of the others only the seed is the talker's too.
+
+    Raises:
+        RequestError: One is out of its range; ``param`` names it as the request does.
+    """
+    defaults = {**_TALKER_DEFAULTS, **_generation_settings(checkpoint.generation, prefix="talker_")}
+    prefixed = {name: request.params.get(f"talker_{name}") for name in _SAMPLING}
+    own = mapping_param(mapping_param(request.params, "stage_params"), "talker", "stage_params.")
+    params = {**defaults, "seed": request.params.get("seed"), **_given(prefixed), **_given(own)}
+    try:
+        return SamplingParams.from_params(params)
+    except RequestError as exc:
+        name = exc.param or ""
+        where = f"stage_params.talker.{name}" if name in own else f"talker_{name}"
+        raise RequestError(f"{where}: {exc.message}", param=where) from exc
+
+
+def speaker_id(request: OmniRequest, talker: TalkerSettings) -> int:
+    """The talker's token for the voice asked for, in any case.
+
+    Raises:
+        RequestError: The checkpoint has no such speaker.
+    """
+    params = stage_params(request, "talker")
+    voice = params.get("speaker", params.get("voice"))
+    if voice is None:
+        return talker.speakers.get(DEFAULT_SPEAKER, next(iter(talker.speakers.values())))
+    if not isinstance(voice, str) or voice.lower() not in talker.speakers:
+        raise RequestError(
+            f"there is no speaker {voice!r}; this checkpoint has {', '.join(sorted(talker.speakers))}",
+            param="voice",
+        )
+    return talker.speakers[voice.lower()]
+
+
+def code2wav_chunking(request: OmniRequest, default: Chunking) -> Chunking:
+    """``stage_params: {"code2wav": {"chunking": "gapless" | "reference", "chunk_size": N,
+    "left_context_size": N}}`` over the stage's own; the sizes are in frames.
+
+    Raises:
+        RequestError: They make no sense.
+    """
+    where = "stage_params.code2wav"
+    own = mapping_param(mapping_param(request.params, "stage_params"), "code2wav", "stage_params.")
+    allowed = ("chunking", "chunk_size", "left_context_size")
+    if unknown := [name for name in own if name not in allowed]:
+        raise RequestError(
+            f"{where} takes {', '.join(allowed)}, not {unknown[0]!r}", param=f"{where}.{unknown[0]}"
+        )
+    kind = own.get("chunking", "gapless")
+    if kind not in ("gapless", "reference"):
+        raise RequestError(
+            f"{where}.chunking must be 'gapless' or 'reference', got {kind!r}", param=f"{where}.chunking"
+        )
+    chunking = default if kind == "gapless" else REFERENCE_CHUNKING
+    chunking = chunking._replace(
+        chunk_size=_frames(own, "chunk_size", 1, chunking.chunk_size),
+        left_context_size=_frames(own, "left_context_size", 0, chunking.left_context_size),
+    )
+    return chunking if kind == "gapless" else chunking._replace(first_chunk_size=chunking.chunk_size)
+
+
+def _frames(own: Mapping[str, Any], name: str, least: int, default: Default) -> int | Default:
+    value = own.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 100_000:
+        where = f"stage_params.code2wav.{name}"
+        raise RequestError(f"{where} must be an integer from {least} to 100000, got {value!r}", param=where)
+    return value
+
+
+def _generation_settings(generation: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    settings = _given({name: generation.get(prefix + name) for name in _SAMPLING})
+    if generation.get(f"{prefix}do_sample") is False:
+        settings["temperature"] = 0.0
+    return settings
+
+
+def _given(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}

@@ -1,0 +1,75 @@
+"""Which stages a request passes through. Every function is named by its dotted path in the config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_omni.models.qwen3_omni.payloads import MediaShape, Prompt, TalkerInput
+from sglang_omni.preprocessing.request import answers_in_speech
+from sglang_omni.proto import OmniRequest, StagePayload
+
+
+def terminal_stages(request: OmniRequest) -> list[str]:
+    """The stages whose results make up the answer."""
+    return ["decode", "code2wav"] if answers_in_speech(request) else ["decode"]
+
+
+def after_preprocess(request_id: str, output: StagePayload) -> list[str]:
+    """Only the encoders that have something to encode; speech is prepared while the prompt is."""
+    return [*_encoders(output.data["media"]), "aggregate", *_speech(output.request)]
+
+
+def sources_of_aggregate(request_id: str, from_stage: str, payload: StagePayload) -> list[str] | None:
+    """The prompt, which says what is encoded, and the encoders that it names."""
+    return ["preprocess", *_encoders(payload.data["media"])] if from_stage == "preprocess" else None
+
+
+def sources_of_decode(request_id: str, from_stage: str, payload: StagePayload) -> list[str]:
+    return ["thinker", "talker"] if answers_in_speech(payload.request) else ["thinker"]
+
+
+def thinker_stream_ends(request_id: str, output: StagePayload) -> list[str]:
+    """Who is told that the answer is complete."""
+    return ["talker"] if answers_in_speech(output.request) else []
+
+
+def to_image_encoder(payload: StagePayload) -> StagePayload:
+    return _with(payload, {"visuals": payload.data["visuals"]})
+
+
+def to_audio_encoder(payload: StagePayload) -> StagePayload:
+    return _with(payload, {"audios": payload.data["audios"]})
+
+
+def to_aggregate(payload: StagePayload) -> StagePayload:
+    """The prompt without what encoders read."""
+    prompt: Prompt = payload.data
+    return _with(payload, {**prompt, "visuals": [], "audios": []})
+
+
+def to_talker(payload: StagePayload) -> StagePayload:
+    """What the talker needs early; the answer and what it hears of the media come as a stream."""
+    prompt: Prompt = payload.data
+    return _with(payload, TalkerInput(prompt_token_ids=prompt["prompt_token_ids"], media=prompt["media"]))
+
+
+def to_code2wav(payload: StagePayload) -> StagePayload:
+    """The request alone; codes come as a stream."""
+    return _with(payload, {})
+
+
+def _speech(request: OmniRequest) -> list[str]:
+    return ["talker", "code2wav"] if answers_in_speech(request) else []
+
+
+def _encoders(media: MediaShape) -> list[str]:
+    encoders = []
+    if media["image_grids"] or media["video_grids"]:
+        encoders.append("image_encoder")
+    if media["audio_frames"]:
+        encoders.append("audio_encoder")
+    return encoders
+
+
+def _with(payload: StagePayload, data: Any) -> StagePayload:
+    return StagePayload(payload.request_id, payload.request, data)

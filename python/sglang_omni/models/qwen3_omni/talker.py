@@ -1,0 +1,105 @@
+"""The talker's side of a request: its text as it comes, its frames as they are made."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import cast
+
+import torch
+
+from sglang_omni.engines import EngineRequest
+from sglang_omni.engines.request import FinishReason
+from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.components.talker_prompt import talker_prompt
+from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
+from sglang_omni.models.qwen3_omni.payloads import MediaShape, TalkerInput, ThinkerText
+from sglang_omni.models.qwen3_omni.request import speaker_id, talker_sampling
+from sglang_omni.pipeline.stage.stream_queue import StreamItem
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.messages import OutgoingMessage
+
+# Rotary positions of a prompt's tokens, None where they are their places.
+PositionsOf = Callable[[list[int], MediaShape], RotaryPositions | None]
+
+
+class Talker:
+    """What an ``OmniScheduler`` asks of its stage.
+
+    Takes payloads of ``TalkerInput`` and a stream of ``ThinkerText``; streams (frames, groups) int64 codes to
+    the stages behind it; its results are ``{"finish_reason", "frames"}``.
+    """
+
+    def __init__(self, checkpoint: Qwen3OmniCheckpoint, positions_of: PositionsOf) -> None:
+        self._checkpoint = checkpoint
+        self._talker = checkpoint.require_talker()
+        self._positions_of = positions_of
+
+    def build_request(self, payload: StagePayload) -> EngineRequest:
+        """
+        Raises:
+            RequestError: There is no such speaker, a ``talker_*`` parameter is out of its range, or the
+                prompt does not end with an assistant turn.
+        """
+        data: TalkerInput = payload.data
+        talker = self._talker
+        sampling = talker_sampling(payload.request, self._checkpoint)
+        prompt = talker_prompt(
+            data["prompt_token_ids"],
+            self._checkpoint.tokens,
+            talker.codec,
+            speaker_id(payload.request, talker),
+        )
+        max_new_tokens = sampling.max_new_tokens
+        assert max_new_tokens is not None, "the defaults set it"
+        state = TalkerState(
+            prompt,
+            max_new_tokens=max_new_tokens,
+            generator=None if sampling.temperature == 0 else random.Random(sampling.seed),
+        )
+        return EngineRequest(
+            payload.request_id,
+            # Input rows come from the state. No token of the prompt is one of the codes that are penalised.
+            [talker.codec.pad] * prompt.num_rows,
+            sampling,
+            state=state,
+            positions=self._positions_of(prompt.rope_ids, data["media"]),
+            cacheable=False,
+        )
+
+    def take_text(self, request: EngineRequest, item: StreamItem) -> None:
+        """New tokens of the answer; ``stream_chunk_handler``."""
+        text: ThinkerText = item.data
+        state = _state_of(request)
+        if text["media_hidden"] is not None:
+            state.media_hidden = text["media_hidden"]
+        state.feed(text["token_ids"])
+
+    def end_text(self, request: EngineRequest, from_stage: str | None) -> FinishReason | None:
+        """The answer is complete; ``stream_done_handler``."""
+        state = _state_of(request)
+        state.end_text()
+        return "stop" if state.is_silent else None
+
+    def stream(
+        self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
+    ) -> list[OutgoingMessage]:
+        """The frames that the new codes have become."""
+        # Each code is a frame, but for the one that ends the speech.
+        told = len(request.output_token_ids) - len(new_token_ids)
+        frames = _state_of(request).frames[told:]
+        if not frames:
+            return []
+        return [OutgoingMessage(request.request_id, "stream", torch.stack(frames))]
+
+    def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
+        data = {
+            "finish_reason": request.finish_reason,
+            "frames": len(_state_of(request).frames),
+        }
+        return StagePayload(payload.request_id, payload.request, data)
+
+
+def _state_of(request: EngineRequest) -> TalkerState:
+    return cast(TalkerState, request.state)

@@ -1,0 +1,86 @@
+"""The thinker's side of a request: into its engine, and out of it as text and as what the talker speaks."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer
+
+from sglang_omni.engines import EngineRequest
+from sglang_omni.model_runner.media import ThinkerState
+from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.payloads import ThinkerInput, ThinkerText
+from sglang_omni.models.qwen3_omni.request import thinker_sampling
+from sglang_omni.preprocessing.request import answers_in_speech, answers_in_text, wants_stream
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
+from sglang_omni.scheduling.messages import OutgoingMessage
+
+
+class Thinker:
+    """What an ``OmniScheduler`` asks of its stage.
+
+    Takes payloads of ``ThinkerInput``; its results are ``{"text", "token_ids", "finish_reason",
+    "prompt_tokens", "cached_tokens"}``.
+    """
+
+    def __init__(self, checkpoint: Qwen3OmniCheckpoint, tokenizer: Tokenizer) -> None:
+        self._checkpoint = checkpoint
+        self._tokenizer = tokenizer
+
+    def build_request(self, payload: StagePayload) -> EngineRequest:
+        """
+        Raises:
+            RequestError: A sampling parameter is out of its range.
+        """
+        data: ThinkerInput = payload.data
+        sampling = thinker_sampling(payload.request, self._checkpoint)
+        positions = data["positions"]
+        return EngineRequest(
+            payload.request_id,
+            data["prompt_token_ids"],
+            sampling,
+            IncrementalDetokenizer(self._tokenizer, stop=sampling.stop),
+            state=_state(data, wants_hidden=answers_in_speech(payload.request)),
+            positions=None if positions is None else RotaryPositions(positions, data["position_delta"]),
+            key_token_ids=data["key_token_ids"],
+        )
+
+    def stream(
+        self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
+    ) -> list[OutgoingMessage]:
+        """New text to whoever reads it, new tokens to the talker."""
+        messages = []
+        delta = _text_of(request).take()
+        if delta and wants_stream(payload.request) and answers_in_text(payload.request):
+            chunk = {"modality": "text", "text": delta}
+            messages.append(OutgoingMessage(request.request_id, "stream", chunk, "coordinator"))
+        if answers_in_speech(payload.request):
+            is_first = len(new_token_ids) == len(request.output_token_ids)
+            hidden = (
+                request.state.media_hidden if is_first and isinstance(request.state, ThinkerState) else None
+            )
+            text = ThinkerText(token_ids=new_token_ids, media_hidden=hidden)
+            messages.append(OutgoingMessage(request.request_id, "stream", text, "talker"))
+        return messages
+
+    def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
+        data = {
+            "text": _text_of(request).text,
+            "token_ids": request.output_token_ids,
+            "finish_reason": request.finish_reason,
+            "prompt_tokens": len(request.prompt_token_ids),
+            "cached_tokens": request.cached_tokens,
+        }
+        return StagePayload(payload.request_id, payload.request, data)
+
+
+def _state(data: ThinkerInput, *, wants_hidden: bool) -> ThinkerState | None:
+    positions, embeds, visual = data["media_positions"], data["media_embeds"], data["visual_positions"]
+    if positions is None or embeds is None or visual is None:
+        return None
+    return ThinkerState(positions, embeds, visual, tuple(data["deepstack"]), wants_hidden)
+
+
+def _text_of(request: EngineRequest) -> IncrementalDetokenizer:
+    assert isinstance(request.detokenizer, IncrementalDetokenizer)
+    return request.detokenizer
