@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
 from sglang_omni.model_runner.loader import Checkpoint
+from sglang_omni.model_runner.norm import norm_floor, unit_norm
 
 # How transformers draws residual codes where the first codes are drawn; no request can say otherwise.
 TOP_K = 50
@@ -62,25 +63,33 @@ class PredictorConfig(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """``turn_cos`` and ``turn_sin`` are (G + 1, heads + kv_heads, head_dim): the rotation of every position,
-    with the weights of the norms before it.
+    """The weights of norms are folded into what follows them.
+
+    ``turn_cos`` and ``turn_sin`` rotate queries and keys: (n, heads + kv_heads, head_dim) for each position
+    that a step of n rows begins at.
     """
 
-    input_norm: Tensor
     qkv: Tensor
-    turn_cos: Tensor
-    turn_sin: Tensor
+    turn_cos: list[Tensor]
+    turn_sin: list[Tensor]
     o: Tensor
-    post_norm: Tensor
     gate_up: Tensor
     down: Tensor
 
 
-class CodePredictor:
-    """G - 1 residual codes of a frame, for several sequences at once.
+class _Views(NamedTuple):
+    """Of one layer's buffer at one position: where keys and values are written, and what is attended to."""
 
-    Each frame starts anew: its keys and values live in a buffer that the next frame overwrites. Not
-    thread-safe.
+    slots: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+class CodePredictor:
+    """G - 1 residual codes of a frame, for several sequences at once. Not thread-safe.
+
+    Each frame starts anew: its keys and values lie in buffers that the next one overwrites, and the views of
+    them that each step needs are made once for every size of batch.
     """
 
     def __init__(
@@ -93,15 +102,16 @@ class CodePredictor:
     ) -> None:
         self.config = config
         self._layers = layers
-        self._norm = norm
+        self._norm = norm * config.hidden_size**0.5
         self._embeddings = embeddings
         self._heads = heads
+        self._floor = norm_floor(config.hidden_size, config.rms_norm_eps, norm.device)
+        self._head_floor = norm_floor(config.head_dim, config.rms_norm_eps, norm.device)
         # Of the first two positions, whose queries are computed together: the first sees itself alone.
-        groups = config.num_attention_heads // config.num_key_value_heads
-        hidden = torch.tensor([[0.0, float("-inf")], [0.0, 0.0]], dtype=norm.dtype, device=norm.device)
-        self._first_mask = hidden.repeat(groups, 1)
-        self._capacity = 0
-        self._keys_values: list[Tensor] = []
+        shared = config.num_attention_heads // config.num_key_value_heads
+        mask = torch.tensor([[0.0, float("-inf")], [0.0, 0.0]], dtype=norm.dtype, device=norm.device)
+        self._first_mask = mask.repeat(shared, 1)
+        self._buffers: dict[int, list[list[_Views]]] = {}
 
     @classmethod
     def from_checkpoint(
@@ -147,8 +157,6 @@ class CodePredictor:
         """
         config = self.config
         batch = len(first_codes)
-        if batch > self._capacity:
-            self._grow(batch)
         codes = first_codes.new_empty(batch, config.num_code_groups)
         codes[:, 0] = first_codes
         rows, position = torch.stack((hidden, first_embeds), dim=1), 0
@@ -171,52 +179,61 @@ class CodePredictor:
         """
         config = self.config
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        eps, shape = config.rms_norm_eps, (config.hidden_size,)
-        batch, count, _ = rows.shape
-        stop = position + count
-        mask = self._first_mask if count == 2 else None
-        hidden = rows
-        for layer, cache in zip(self._layers, self._keys_values, strict=True):
-            normed = rms_norm(hidden, shape, layer.input_norm, eps)
-            qkv = linear(normed, layer.qkv).view(batch, count, heads + 2 * kv_heads, dim)
-            turned = qkv[:, :, : heads + kv_heads]
-            normed = rms_norm(turned, (dim,), None, eps)
-            torch.addcmul(
-                normed * layer.turn_cos[position:stop],
-                normed.roll(dim // 2, -1),
-                layer.turn_sin[position:stop],
-                out=turned,
-            )
-            cache[:batch, :, position:stop].copy_(qkv[:, :, heads:].transpose(1, 2))
-            cached = cache[:batch, :, :stop]
+        batch, count, size = rows.shape
+        if batch not in self._buffers:
+            self._buffers[batch] = self._new_buffers(batch)
+        hidden = rows.view(batch * count, size)
+        for layer, views in zip(self._layers, self._buffers[batch], strict=True):
+            slots, keys, values = views[position]
+            qkv = linear(unit_norm(hidden, self._floor), layer.qkv)
+            qkv = qkv.view(batch, count, heads + 2 * kv_heads, dim)
+            turned = qkv.narrow(2, 0, heads + kv_heads)
+            unit = unit_norm(turned, self._head_floor)
+            torch.mul(unit, layer.turn_cos[position], out=turned)
+            turned.addcmul_(unit.roll(dim // 2, -1), layer.turn_sin[position])
+            slots.copy_(qkv.narrow(2, heads, 2 * kv_heads))
             # Query heads that share a key head lie where positions would: no key is repeated.
-            queries = qkv[:, :, :heads].view(batch, count, kv_heads, heads // kv_heads, dim)
-            queries = queries.permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, dim)
-            out = scaled_dot_product_attention(
-                queries, cached[:, :kv_heads], cached[:, kv_heads:], attn_mask=mask
-            )
-            out = out.view(batch, heads, count, dim).transpose(1, 2).reshape(batch, count, heads * dim)
-            hidden = hidden + linear(out, layer.o)
-            normed = rms_norm(hidden, shape, layer.post_norm, eps)
-            gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + linear(silu(gate) * up, layer.down)
-        return rms_norm(hidden[:, -1], shape, self._norm, eps)
+            queries = qkv.narrow(2, 0, heads).view(batch, count, kv_heads, -1, dim)
+            if count == 1:
+                out = scaled_dot_product_attention(queries.squeeze(1), keys, values)
+            else:
+                queries = queries.permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, dim)
+                out = scaled_dot_product_attention(queries, keys, values, self._first_mask)
+                out = out.view(batch, heads, count, dim).transpose(1, 2)
+            hidden = linear(out.reshape(batch * count, heads * dim), layer.o).add_(hidden)
+            gate, up = linear(unit_norm(hidden, self._floor), layer.gate_up).chunk(2, dim=-1)
+            hidden = linear(silu(gate).mul_(up), layer.down).add_(hidden)
+        return unit_norm(hidden.view(batch, count, size)[:, -1], self._floor) * self._norm
 
-    def _grow(self, capacity: int) -> None:
+    def _new_buffers(self, batch: int) -> list[list[_Views]]:
+        """Of each layer and each position of a step's first row."""
         config = self.config
-        shape = (capacity, 2 * config.num_key_value_heads, config.num_code_groups, config.head_dim)
-        self._keys_values = [self._norm.new_zeros(shape) for _ in self._layers]
-        self._capacity = capacity
+        kv_heads, positions = config.num_key_value_heads, config.num_code_groups
+        buffers: list[list[_Views]] = []
+        for _ in self._layers:
+            cache = self._norm.new_zeros(batch, 2 * kv_heads, positions, config.head_dim)
+            buffers.append([])
+            for position in range(positions):
+                stop = _stop(position)
+                slots = cache[:, :, position:stop].transpose(1, 2)
+                buffers[-1].append(_Views(slots, cache[:, :kv_heads, :stop], cache[:, kv_heads:, :stop]))
+        return buffers
+
+
+def _stop(position: int) -> int:
+    return position + (2 if position == 0 else 1)
 
 
 def _draw(logits: Tensor, uniforms: Tensor) -> Tensor:
     """(B, vocab_size) float32 and (B,) -> (B,): top-k, then top-p of what is left, at temperature 1."""
     values, ids = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1)
-    weights = values.softmax(dim=-1)
-    before = weights.cumsum(dim=-1) - weights
-    cumulative = torch.where(before < TOP_P, weights, 0.0).cumsum(dim=-1)
-    chosen = torch.searchsorted(cumulative, uniforms.unsqueeze(1) * cumulative[:, -1:], right=True)
-    return ids.gather(1, chosen.clamp_(max=ids.shape[-1] - 1)).squeeze(1)
+    cumulative = values.softmax(dim=-1).cumsum(dim=-1)
+    last = cumulative.shape[-1] - 1
+    # The first that reaches the mass is the last that is kept.
+    enough = torch.searchsorted(cumulative, torch.full_like(cumulative[:, :1], TOP_P)).clamp_(max=last)
+    drawn = uniforms.unsqueeze(1) * cumulative.gather(1, enough)
+    chosen = torch.searchsorted(cumulative, drawn, right=True)
+    return ids.gather(1, chosen.minimum(enough)).squeeze(1)
 
 
 def _load_layer(config: PredictorConfig, checkpoint: Checkpoint, prefix: str) -> _Layer:
@@ -226,29 +243,36 @@ def _load_layer(config: PredictorConfig, checkpoint: Checkpoint, prefix: str) ->
     def take(name: str, *shape: int) -> Tensor:
         return checkpoint.take(f"{prefix}.{name}.weight", shape)
 
-    norms = torch.cat(
-        (
-            take("self_attn.q_norm", dim).expand(heads, dim),
-            take("self_attn.k_norm", dim).expand(kv_heads, dim),
-        )
-    )
+    def after_norm(norm: Tensor, *projections: Tensor) -> Tensor:
+        weight = torch.cat(projections)
+        return (weight.float() * norm.float() * hidden**0.5).to(weight.dtype)
+
+    q_norm, k_norm = take("self_attn.q_norm", dim), take("self_attn.k_norm", dim)
+    norms = torch.cat((q_norm.expand(heads, dim), k_norm.expand(kv_heads, dim))).float() * dim**0.5
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     angles = torch.outer(torch.arange(config.num_code_groups).float(), 1.0 / config.rope_theta**exponents)
-    cos, sin = torch.cat((angles, angles), -1).cos(), torch.cat((-angles, angles), -1).sin()
+    cos = torch.cat((angles, angles), -1).cos().unsqueeze(1).to(norms)
+    # rotate_half(x * w) * sin == roll(x) * (roll(w) * signed sin).
+    sin = torch.cat((-angles, angles), -1).sin().unsqueeze(1).to(norms)
+
+    def by_position(turn: Tensor) -> list[Tensor]:
+        turn = turn.to(q_norm.dtype)
+        return [turn[position : _stop(position)] for position in range(len(turn))]
+
     return _Layer(
-        input_norm=take("input_layernorm", hidden),
-        qkv=torch.cat(
-            (
-                take("self_attn.q_proj", heads * dim, hidden),
-                take("self_attn.k_proj", kv_heads * dim, hidden),
-                take("self_attn.v_proj", kv_heads * dim, hidden),
-            )
+        qkv=after_norm(
+            take("input_layernorm", hidden),
+            take("self_attn.q_proj", heads * dim, hidden),
+            take("self_attn.k_proj", kv_heads * dim, hidden),
+            take("self_attn.v_proj", kv_heads * dim, hidden),
         ),
-        turn_cos=cos.unsqueeze(1).to(norms.dtype) * norms,
-        # rotate_half(x * w) * sin == roll(x) * (roll(w) * signed sin).
-        turn_sin=sin.unsqueeze(1).to(norms.dtype) * norms.roll(dim // 2, -1),
+        turn_cos=by_position(cos * norms),
+        turn_sin=by_position(sin * norms.roll(dim // 2, -1)),
         o=take("self_attn.o_proj", hidden, heads * dim),
-        post_norm=take("post_attention_layernorm", hidden),
-        gate_up=torch.cat((take("mlp.gate_proj", inner, hidden), take("mlp.up_proj", inner, hidden))),
+        gate_up=after_norm(
+            take("post_attention_layernorm", hidden),
+            take("mlp.gate_proj", inner, hidden),
+            take("mlp.up_proj", inner, hidden),
+        ),
         down=take("mlp.down_proj", hidden, inner),
     )

@@ -39,6 +39,14 @@ class TalkerPrompt(NamedTuple):
         return len(self.row_ids)
 
     @property
+    def token_ids(self) -> list[int]:
+        """What stands for the rows in the talker's own vocabulary: a token that it never says.
+
+        So a penalty on what the prompt holds, which concerns no code, has no effect.
+        """
+        return [int(self.codec_ids[-1])] * self.num_rows
+
+    @property
     def rope_ids(self) -> list[int]:
         """What rotary positions are computed from: the user's tokens, then padding."""
         pad = int(self.row_ids[-ANSWER_ROWS + HEADER])
