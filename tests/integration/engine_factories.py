@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sglang_omni.engines import EngineRequest, SamplingParams, build_text_engine
+from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, SamplingParams, build_engine
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler
@@ -17,10 +17,14 @@ def create_engine(
     """``{"prompt_token_ids": [...]}`` -> generated ids, one a chunk where the request streams.
 
     Args:
-        chunk: Tokens of one step.
+        chunk: Prompt tokens of one step.
         step_seconds: How much longer each step takes, as if the model were larger.
     """
-    engine = build_text_engine(model_path, page_size=4, max_step_tokens=chunk, num_threads=1, **options)
+    engine = build_engine(
+        "omni",
+        DecoderSpec.from_dir(model_path),
+        EngineOptions(page_size=4, chunked_prefill_size=chunk, num_threads=1, **options),
+    )
     step = engine.step
 
     def slow_step() -> list[EngineRequest]:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from text_engines import text_engine
 from tiny_checkpoints import SHAPES, VOCAB_SIZE, TinyCheckpoint, make_checkpoint
 
-from sglang_omni.engines import EngineRequest, OmniEngine, SamplingParams, build_text_engine
+from sglang_omni.engines import EngineRequest, OmniEngine, SamplingParams
 
 Make = Callable[..., TinyCheckpoint]
 GREEDY = SamplingParams(temperature=0.0)
@@ -37,7 +38,7 @@ def run(engine: OmniEngine, requests: Sequence[EngineRequest]) -> list[list[int]
 @pytest.mark.parametrize("shape", SHAPES)
 def test_alone_and_in_a_batch(tiny_checkpoint: Make, shape: str, seed: int) -> None:
     checkpoint = tiny_checkpoint(shape, seed)
-    engine = build_text_engine(checkpoint.path, page_size=4, prefix_cache=False)
+    engine = text_engine(checkpoint.path, page_size=4, prefix_cache=False)
     many = prompts(seed, [1, 2, 5, 17, 40, 90])
     expected = [checkpoint.greedy(prompt, 24) for prompt in many]
     assert len({token for tokens in expected for token in tokens}) > 20, "the oracle's tokens should vary"
@@ -52,8 +53,8 @@ def test_alone_and_in_a_batch(tiny_checkpoint: Make, shape: str, seed: int) -> N
 
 def test_prompts_in_chunks_beside_running_requests(tiny_checkpoint: Make) -> None:
     checkpoint = tiny_checkpoint("qwen2-untied", 3)
-    engine = build_text_engine(
-        checkpoint.path, page_size=8, max_running_requests=4, max_step_tokens=7, prefix_cache=False
+    engine = text_engine(
+        checkpoint.path, page_size=8, max_running_requests=4, chunked_prefill_size=7, prefix_cache=False
     )
     many = prompts(3, [30, 100, 3, 64, 50, 1])
     expected = [checkpoint.greedy(prompt, 20) for prompt in many]
@@ -72,7 +73,7 @@ def test_prompts_in_chunks_beside_running_requests(tiny_checkpoint: Make) -> Non
 
 def test_requests_put_out_of_a_full_pool_come_back(tiny_checkpoint: Make) -> None:
     checkpoint = tiny_checkpoint("qwen3", 4)
-    engine = build_text_engine(checkpoint.path, page_size=4, max_total_tokens=120, prefix_cache=False)
+    engine = text_engine(checkpoint.path, page_size=4, max_total_tokens=120, prefix_cache=False)
     many = prompts(4, [20, 25, 18, 22])
     expected = [checkpoint.greedy(prompt, 60) for prompt in many]
     requests = [greedy(str(i), prompt, 60) for i, prompt in enumerate(many)]
@@ -84,7 +85,7 @@ def test_requests_put_out_of_a_full_pool_come_back(tiny_checkpoint: Make) -> Non
 
 def test_one_request_may_fill_the_pool(tiny_checkpoint: Make) -> None:
     checkpoint = tiny_checkpoint("llama", 5)
-    engine = build_text_engine(checkpoint.path, page_size=4, max_total_tokens=40)
+    engine = text_engine(checkpoint.path, page_size=4, max_total_tokens=40)
     (prompt,) = prompts(5, [25])
     request = EngineRequest("a", prompt, GREEDY)
 
@@ -94,7 +95,7 @@ def test_one_request_may_fill_the_pool(tiny_checkpoint: Make) -> None:
 
 def test_a_cached_prefix_gives_the_same_tokens(tiny_checkpoint: Make) -> None:
     checkpoint = tiny_checkpoint("llama-rope3-untied", 6)
-    engine = build_text_engine(checkpoint.path, page_size=4)
+    engine = text_engine(checkpoint.path, page_size=4)
     common, first, second, third = prompts(6, [30, 7, 9, 1])
     run(engine, [greedy("first", common + first, 30)])
 
@@ -111,7 +112,7 @@ def test_a_cached_prefix_gives_the_same_tokens(tiny_checkpoint: Make) -> None:
 
 def test_a_follow_up_finds_the_answer_in_the_cache(tiny_checkpoint: Make) -> None:
     checkpoint = tiny_checkpoint("qwen2", 7)
-    engine = build_text_engine(checkpoint.path, page_size=4)
+    engine = text_engine(checkpoint.path, page_size=4)
     question, follow_up = prompts(7, [10, 5])
     (answer,) = run(engine, [greedy("1", question, 20)])
     second = greedy("2", question + answer + follow_up, 20)
@@ -123,7 +124,7 @@ def test_a_follow_up_finds_the_answer_in_the_cache(tiny_checkpoint: Make) -> Non
 
 def test_an_overfull_prefix_cache_gives_way(tiny_checkpoint: Make) -> None:
     checkpoint = tiny_checkpoint("qwen3-tied", 8)
-    engine = build_text_engine(checkpoint.path, page_size=4, max_total_tokens=100)
+    engine = text_engine(checkpoint.path, page_size=4, max_total_tokens=100)
     many = prompts(8, [40, 45, 38, 50, 40])
     many += many[:2]
 
@@ -134,8 +135,8 @@ def test_an_overfull_prefix_cache_gives_way(tiny_checkpoint: Make) -> None:
 
 def test_random_traffic_with_aborts(tiny_checkpoint: Make) -> None:
     checkpoint = tiny_checkpoint("llama", 9)
-    engine = build_text_engine(
-        checkpoint.path, page_size=4, max_total_tokens=160, max_running_requests=5, max_step_tokens=16
+    engine = text_engine(
+        checkpoint.path, page_size=4, max_total_tokens=160, max_running_requests=5, chunked_prefill_size=16
     )
     rng = random.Random(9)
     stems = prompts(9, [24, 12])
@@ -163,7 +164,7 @@ def test_random_traffic_with_aborts(tiny_checkpoint: Make) -> None:
 
 def test_repetition_penalty_as_transformers_computes_it(tiny_checkpoint: Make) -> None:
     checkpoint = tiny_checkpoint("qwen2", 1)
-    engine = build_text_engine(checkpoint.path, page_size=4)
+    engine = text_engine(checkpoint.path, page_size=4)
     (prompt,) = prompts(11, [12])
     plain = SamplingParams(temperature=0.0, max_new_tokens=30)
     penalised = SamplingParams(temperature=0.0, max_new_tokens=30, repetition_penalty=1.5)
@@ -184,7 +185,7 @@ def test_repetition_penalty_as_transformers_computes_it(tiny_checkpoint: Make) -
 )
 def test_a_seed_fixes_the_tokens_in_any_company(tiny_checkpoint: Make, params: dict[str, float]) -> None:
     checkpoint = tiny_checkpoint("llama", 0)
-    engine = build_text_engine(checkpoint.path, page_size=4, max_total_tokens=160, max_step_tokens=16)
+    engine = text_engine(checkpoint.path, page_size=4, max_total_tokens=160, chunked_prefill_size=16)
     prompt, *others = prompts(12, [15, 30, 22, 9])
     seeded = SamplingParams.from_params({**params, "seed": 7, "max_new_tokens": 40})
     other_seed = SamplingParams.from_params({**params, "seed": 8, "max_new_tokens": 40})
@@ -200,7 +201,7 @@ def test_a_seed_fixes_the_tokens_in_any_company(tiny_checkpoint: Make, params: d
 
 def test_end_tokens(tiny_checkpoint: Make) -> None:
     checkpoint = tiny_checkpoint("llama", 0)
-    engine = build_text_engine(checkpoint.path)
+    engine = text_engine(checkpoint.path)
     (prompt,) = prompts(13, [9])
     expected = checkpoint.greedy(prompt, 20)
     end = next(token for token in expected[5:] if token not in expected[:5])
@@ -221,7 +222,7 @@ def test_the_models_own_end_token(tmp_path: Path, tiny_checkpoint: Make) -> None
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "generation_config.json").unlink(missing_ok=True)
     (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [{end}, 198]}}')
-    engine = build_text_engine(tmp_path)
+    engine = text_engine(tmp_path)
     ignoring = SamplingParams(temperature=0.0, max_new_tokens=20, ignore_eos=True)
 
     outputs = run(engine, [greedy("a", prompt, 20), EngineRequest("b", prompt, ignoring)])
@@ -234,18 +235,18 @@ def test_sharded_checkpoint(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     (prompt,) = prompts(14, [12])
 
-    assert run(build_text_engine(tmp_path), [greedy("a", prompt, 10)]) == [checkpoint.greedy(prompt, 10)]
+    assert run(text_engine(tmp_path), [greedy("a", prompt, 10)]) == [checkpoint.greedy(prompt, 10)]
 
 
 def test_bfloat16_is_close_to_transformers(tiny_checkpoint: Make) -> None:
     checkpoint = tiny_checkpoint("qwen3", 0)
-    engine = build_text_engine(checkpoint.path, dtype="bfloat16")
+    engine = text_engine(checkpoint.path, dtype="bfloat16")
     (prompt,) = prompts(15, [20])
     request = greedy("a", prompt, 1)
     engine.add(request)
     step = engine.builder.build(engine.scheduler.schedule())
     with torch.inference_mode():
-        hidden = engine.runner.model.forward(step.forward, engine.runner.cache)
+        hidden = engine.runner.forward(step.forward, engine.runner.input_rows(step.forward))
         ours = engine.runner.model.logits(hidden)
         exact = checkpoint.model(torch.tensor([prompt])).logits[0]
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from text_engines import text_engine
 from tiny_checkpoints import TinyCheckpoint
 
-from sglang_omni.engines import EngineRequest, SamplingParams, build_text_engine
+from sglang_omni.engines import EngineRequest, SamplingParams
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler
@@ -25,7 +26,7 @@ class Stage:
         self.first_tokens = threading.Event()
         self.may_go_on = threading.Event()
         self.may_go_on.set()
-        self.engine = build_text_engine(checkpoint.path, page_size=4, **options)
+        self.engine = text_engine(checkpoint.path, page_size=4, **options)
         self.scheduler = OmniScheduler(
             self.engine, self.build, self.result, self.stream, abort_callback=self.aborted.append
         )
@@ -107,7 +108,7 @@ def test_a_bad_request_is_its_own_error(
 
 
 def test_a_prompt_longer_than_the_pool(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> None:
-    engine = build_text_engine(tiny_checkpoint("llama").path, page_size=4, max_total_tokens=32)
+    engine = text_engine(tiny_checkpoint("llama").path, page_size=4, max_total_tokens=32)
 
     with pytest.raises(RequestError, match="has 40 tokens, but the engine's KV cache holds 33"):
         engine.add(EngineRequest("a", [1] * 40))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from text_engines import text_engine
 from tiny_checkpoints import SHAPES, VOCAB_SIZE, TinyCheckpoint, make_checkpoint
 
 from sglang_omni.engines.options import DecoderSpec, EngineOptions
@@ -289,8 +290,6 @@ def test_repetition_penalty_as_transformers_computes_it(tiny_checkpoint: Make, b
 def test_a_seed_fixes_the_tokens_in_any_company_and_with_either_engine(
     tiny_checkpoint: Make, build: Build
 ) -> None:
-    from sglang_omni.engines import build_text_engine
-
     checkpoint = tiny_checkpoint("llama", 0)
     engine = build(checkpoint.path, max_total_tokens=160, chunked_prefill_size=16)
     prompt, *others = prompts(12, [35, 30, 22, 9])
@@ -299,7 +298,7 @@ def test_a_seed_fixes_the_tokens_in_any_company_and_with_either_engine(
     )
     company = [EngineRequest(str(i), p, SamplingParams(max_new_tokens=40)) for i, p in enumerate(others)]
     ours = EngineRequest("a", prompt, sampling)
-    omni = build_text_engine(checkpoint.path)
+    omni = text_engine(checkpoint.path)
     omni.add(ours)
     while omni.has_work:
         omni.step()

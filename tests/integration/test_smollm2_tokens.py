@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from text_engines import text_engine
 from tokenizers import Tokenizer
 
-from sglang_omni.engines import EngineRequest, SamplingParams, build_text_engine
+from sglang_omni.engines import EngineRequest, SamplingParams
 from sglang_omni.models.speech_chat.components.smollm2 import ensure_checkpoint
 
 QUESTIONS = [
@@ -38,7 +39,7 @@ def test_greedy_tokens_in_float32(checkpoint: Path) -> None:
         for prompt in prompts
     ]
     del oracle
-    engine = build_text_engine(checkpoint, max_total_tokens=1024)
+    engine = text_engine(checkpoint, max_total_tokens=1024)
     sampling = SamplingParams(temperature=0.0, max_new_tokens=24)
 
     for batch in ([0], [0, 1, 2, 3]):

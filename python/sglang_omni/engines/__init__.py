@@ -1,7 +1,17 @@
 """OmniEngine and its parts: continuous batching over a paged KV cache."""
 
-from sglang_omni.engines.engine import OmniEngine, build_text_engine
+from sglang_omni.engines.build import build_engine
+from sglang_omni.engines.engine import OmniEngine
+from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.request import EngineRequest, RequestStatus
 from sglang_omni.model_runner.sampling_params import SamplingParams
 
-__all__ = ["EngineRequest", "OmniEngine", "RequestStatus", "SamplingParams", "build_text_engine"]
+__all__ = [
+    "DecoderSpec",
+    "EngineOptions",
+    "EngineRequest",
+    "OmniEngine",
+    "RequestStatus",
+    "SamplingParams",
+    "build_engine",
+]

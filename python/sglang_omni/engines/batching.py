@@ -10,7 +10,9 @@ from torch import Tensor
 from sglang_omni.engines.planner import Chunk
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.batch import DecodeGroup, ForwardBatch, KVSource, PrefillSpan
+from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.sampling import SamplingRow
+from sglang_omni.model_runner.sequence import SequenceSpan
 
 
 class StepBatch(NamedTuple):
@@ -24,9 +26,10 @@ class StepBatch(NamedTuple):
 class BatchBuilder:
     """Lays a step's tokens out flat: single ones by the length of their sequences, then longer chunks."""
 
-    def __init__(self, *, page_size: int, vocab_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: DecoderConfig, *, page_size: int, dtype: torch.dtype) -> None:
         self._page_size = page_size
-        self._vocab_size = vocab_size
+        self._vocab_size = config.vocab_size
+        self._mrope = config.mrope_section is not None
         self._dtype = dtype
 
     def build(self, chunks: list[Chunk]) -> StepBatch:
@@ -38,26 +41,32 @@ class BatchBuilder:
         positions: list[int] = []
         slots: list[int] = []
         logit_rows: list[int] = []
+        spans: list[SequenceSpan] = []
         size = self._page_size
         for chunk in ordered:
             request, start = chunk.request, chunk.request.num_computed
             stop = start + chunk.num_tokens
+            spans.append(SequenceSpan(request.state, start, chunk.num_tokens, len(token_ids), chunk.samples))
             token_ids += request.tokens(start, stop)
-            positions += range(start, stop)
+            shift = request.positions.delta if request.positions is not None else 0
+            positions += range(start + shift, stop + shift)
             pages = request.pages
             slots += [pages[p // size] * size + p % size for p in range(start, stop)]
             if chunk.samples:
                 logit_rows.append(len(token_ids) - 1)
 
+        places = torch.tensor(positions)
         forward = ForwardBatch(
             token_ids=torch.tensor(token_ids),
-            positions=torch.tensor(positions),
+            positions=_on_three_axes(places, ordered) if self._mrope else places,
             slots=torch.tensor(slots),
             decode=self._decode_groups(decode),
             prefill=self._prefill_spans(prefill, len(decode)),
             logit_rows=None
             if len(logit_rows) == len(token_ids)
             else torch.tensor(logit_rows, dtype=torch.long),
+            spans=spans,
+            pages=[chunk.request.pages for chunk in ordered],
         )
         return StepBatch(
             ordered, forward, [c.request.sampling_row(self._vocab_size) for c in ordered if c.samples]
@@ -111,3 +120,18 @@ class BatchBuilder:
 
     def _mask(self, hidden: Tensor) -> Tensor:
         return torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
+
+
+def _on_three_axes(places: Tensor, chunks: list[Chunk]) -> Tensor:
+    """(T,) -> (3, T): generated tokens have one place on all axes, prompts' tokens those they were given."""
+    axes = places.expand(3, -1)
+    row = 0
+    for request, count, _ in chunks:
+        start = request.num_computed
+        stop = min(start + count, len(request.prompt_token_ids))
+        if request.positions is not None and start < stop:
+            if not axes.is_contiguous():
+                axes = axes.contiguous()
+            axes[:, row : row + stop - start] = request.positions.prompt[:, start:stop]
+        row += count
+    return axes

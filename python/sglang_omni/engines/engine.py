@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
-
-import torch
-
 from sglang_omni.engines.batching import BatchBuilder
-from sglang_omni.engines.iteration import IterationController
-from sglang_omni.engines.planner import BatchPlanner
 from sglang_omni.engines.request import EngineRequest
-from sglang_omni.engines.resources import ResourceManager
 from sglang_omni.engines.scheduler import Scheduler
-from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache
-from sglang_omni.model_runner.loader import DTYPES
+from sglang_omni.model_runner.runner import ModelRunner
 
 
 class OmniEngine:
@@ -33,7 +24,7 @@ class OmniEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests)
+        return self.scheduler.has_work
 
     @property
     def running(self) -> list[EngineRequest]:
@@ -98,43 +89,3 @@ class OmniEngine:
             "num_steps_total": self._num_steps,
             "max_batch_size": self.max_batch_size,
         }
-
-
-def build_text_engine(
-    model_path: str | Path,
-    *,
-    dtype: Literal["float32", "bfloat16"] = "float32",
-    max_running_requests: int = 16,
-    max_total_tokens: int = 16384,
-    max_step_tokens: int = 512,
-    page_size: int = 16,
-    context_length: int | None = None,
-    prefix_cache: bool = True,
-    num_threads: int | None = None,
-) -> OmniEngine:
-    """An engine for a Llama, Qwen2 or Qwen3 checkpoint directory.
-
-    Args:
-        max_running_requests: Sequences decoded together.
-        max_total_tokens: Size of the KV pool that all sequences share.
-        max_step_tokens: Tokens of one step; longer prompts are computed in several steps.
-        context_length: Tokens of prompt and answer together; the checkpoint's own limit where None.
-        num_threads: Threads torch uses in this process; None leaves its choice.
-    """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r} is not supported; known: {', '.join(DTYPES)}")
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    model = Decoder.from_checkpoint(model_path, DTYPES[dtype])
-    config = model.config
-    num_pages = max_total_tokens // page_size
-    cache = PagedKVCache(config, num_pages=num_pages, page_size=page_size, dtype=model.dtype)
-    scheduler = Scheduler(
-        BatchPlanner(max_running_requests=max_running_requests, max_step_tokens=max_step_tokens),
-        ResourceManager(num_pages, page_size, prefix_cache=prefix_cache),
-        IterationController(config.eos_token_ids),
-        vocab_size=config.vocab_size,
-        context_length=min(context_length or config.max_position_embeddings, config.max_position_embeddings),
-    )
-    builder = BatchBuilder(page_size=page_size, vocab_size=config.vocab_size, dtype=model.dtype)
-    return OmniEngine(scheduler, builder, ModelRunner(model, cache))

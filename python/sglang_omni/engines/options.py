@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.model_runner.decoder import WeightNames
 from sglang_omni.model_runner.feedback import FeedbackStrategy
 
 EngineKind = Literal["sglang", "omni"]
@@ -28,8 +29,10 @@ class EngineOptions:
     Attributes:
         max_running_requests: Sequences decoded together.
         max_total_tokens: Size of the KV pool that all sequences share.
-        chunked_prefill_size: Tokens of one step; longer prompts are computed in several.
+        chunked_prefill_size: Tokens of prompts in one step; longer prompts are computed in several.
         context_length: Tokens of prompt and answer together; the checkpoint's own limit where None.
+        page_size: Tokens of a page of the KV pool, within which nothing is shared; the engine's own choice
+            where None.
         prefix_cache: Whether requests share what they have in common.
         num_threads: Threads torch uses in this process; None leaves its choice.
         device: ``"cpu"`` or ``"cuda:N"``.
@@ -41,21 +44,12 @@ class EngineOptions:
     max_total_tokens: int = 16384
     chunked_prefill_size: int = 512
     context_length: int | None = None
+    page_size: int | None = None
     prefix_cache: bool = True
     num_threads: int | None = None
     device: str = "cpu"
     mem_fraction_static: float | None = None
     tp: TensorParallel = field(default_factory=TensorParallel)
-
-
-@dataclass(frozen=True)
-class WeightNames:
-    """Where a checkpoint keeps a decoder: names of tensors, ``layers`` being the prefix of ``.{i}.``"""
-
-    embed_tokens: str = "model.embed_tokens.weight"
-    layers: str = "model.layers"
-    norm: str = "model.norm.weight"
-    lm_head: str = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -68,6 +62,7 @@ class DecoderSpec:
         tap_layer: ``hidden_states[tap_layer]`` (transformers' numbering) of prompts is kept for states that
             ask for it.
         strategy: For models whose input rows are not embeddings of their tokens.
+        suppress_token_ids: Never chosen.
     """
 
     model_path: Path
@@ -76,3 +71,13 @@ class DecoderSpec:
     component: str = ""
     tap_layer: int | None = None
     strategy: FeedbackStrategy | None = None
+    suppress_token_ids: tuple[int, ...] = ()
+
+    @classmethod
+    def from_dir(cls, model_path: str | Path) -> DecoderSpec:
+        """A checkpoint directory that holds a language model and nothing else.
+
+        Raises:
+            FileNotFoundError, ValueError: As ``DecoderConfig.from_dir``.
+        """
+        return cls(Path(model_path), DecoderConfig.from_dir(model_path))

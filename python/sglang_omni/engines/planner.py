@@ -26,67 +26,100 @@ class Plan(NamedTuple):
 
 
 class BatchPlanner:
-    """Decodes everything that runs and fills the step up with prompts, the oldest first.
+    """Decodes everything that runs and is ready, and fills the step up with prompts, the oldest first.
 
     Args:
-        max_running_requests: Sequences in the batch at once.
-        max_step_tokens: Tokens of one step; longer prompts are computed in several.
+        max_running_requests: Sequences in the batch at once, held ones among them.
+        chunked_prefill_size: Tokens of prompts in one step; longer prompts are computed in several.
     """
 
-    def __init__(self, *, max_running_requests: int, max_step_tokens: int) -> None:
-        if max_running_requests < 1 or max_step_tokens < max_running_requests:
+    def __init__(self, *, max_running_requests: int, chunked_prefill_size: int) -> None:
+        if max_running_requests < 1 or chunked_prefill_size < 1:
             raise ValueError(
-                f"max_step_tokens ({max_step_tokens}) must be at least max_running_requests "
-                f"({max_running_requests}), and that at least 1"
+                f"max_running_requests ({max_running_requests}) and chunked_prefill_size "
+                f"({chunked_prefill_size}) must be at least 1"
             )
         self.max_running_requests = max_running_requests
-        self.max_step_tokens = max_step_tokens
+        self.chunked_prefill_size = chunked_prefill_size
 
     def plan(
         self, waiting: deque[EngineRequest], running: list[EngineRequest], resources: ResourceManager
     ) -> Plan:
         """Plans a step and takes the pages it needs.
 
-        When the pool runs out, the youngest running requests give their pages back and are computed again
-        later.
+        When the pool runs out, running requests give their pages back and are computed again later: held
+        ones first, then the youngest.
         A request alone always fits: admission refuses what the whole pool cannot hold.
         """
-        budget = self.max_step_tokens
+        budget = self.chunked_prefill_size
         chunks: list[Chunk] = []
         preempted: list[EngineRequest] = []
-        remaining = list(running)
+        held = [request for request in running if not _is_ready(request)]
+        remaining = [request for request in running if _is_ready(request)] if held else list(running)
         index = 0
         while index < len(remaining):
             request = remaining[index]
-            # Each request behind this one keeps at least one token of the step.
-            share = budget - (len(remaining) - index - 1)
-            count = min(request.num_tokens - request.num_computed, share)
+            count = request.num_tokens - request.num_computed
+            is_prompt = count > 1
+            if is_prompt:
+                count = min(count, budget)
             if not resources.grow(request, request.num_computed + count):
-                victim = remaining.pop()
+                victim = (held or remaining).pop()
                 resources.release(victim)
                 victim.num_preempted += 1
                 preempted.append(victim)
                 continue
-            chunks.append(_chunk(request, count))
-            budget -= count
+            if count > 0:
+                chunks.append(_chunk(request, count))
+            if is_prompt:
+                budget -= count
             index += 1
 
         admitted: list[EngineRequest] = []
-        while waiting and not preempted and budget > 0 and len(chunks) < self.max_running_requests:
-            request = waiting[0]
-            resources.attach_prefix(request)
-            count = min(request.num_tokens - request.num_computed, budget)
-            # Room for the whole sequence, not only this chunk: half a prompt in a full pool helps nobody.
-            # The others keep a page each to grow into, or the newcomer would soon be put out again.
-            if not resources.grow(request, request.num_tokens, spare=len(chunks)):
-                resources.release(request)
+        num_running = len(remaining) + len(held)
+        while not preempted and budget > 0:
+            newcomer = self.next_in_line(waiting, num_running, resources)
+            if newcomer is None:
                 break
-            if request.num_preempted == 0:
-                request.cached_tokens = request.num_computed
-            admitted.append(waiting.popleft())
-            chunks.append(_chunk(request, count))
+            resources.attach_prefix(newcomer)
+            resources.grow(newcomer, newcomer.num_tokens)
+            if newcomer.num_preempted == 0:
+                newcomer.cached_tokens = newcomer.num_computed
+            count = min(newcomer.num_tokens - newcomer.num_computed, budget)
+            waiting.remove(newcomer)
+            admitted.append(newcomer)
+            chunks.append(_chunk(newcomer, count))
+            num_running += 1
             budget -= count
         return Plan(chunks, admitted, preempted)
+
+    def next_in_line(
+        self, waiting: deque[EngineRequest], num_running: int, resources: ResourceManager
+    ) -> EngineRequest | None:
+        """The request to admit next; None where none is ready, or there is no room for the first that is.
+
+        Room for the whole sequence, not only a chunk: half a prompt in a full pool helps nobody. The others
+        keep a page each to grow into, or the newcomer would soon be put out again.
+        """
+        if num_running >= self.max_running_requests:
+            return None
+        request = next((request for request in waiting if request.is_ready(request.num_tokens)), None)
+        if request is None or not resources.fits(request, spare=num_running):
+            return None
+        return request
+
+    def has_work(
+        self, waiting: deque[EngineRequest], running: list[EngineRequest], resources: ResourceManager
+    ) -> bool:
+        """Whether a step would compute something now."""
+        return any(map(_is_ready, running)) or (
+            self.next_in_line(waiting, len(running), resources) is not None
+        )
+
+
+def _is_ready(request: EngineRequest) -> bool:
+    # A prompt is admitted whole: only the token after it may have to be waited for.
+    return request.is_ready(request.num_tokens)
 
 
 def _chunk(request: EngineRequest, count: int) -> Chunk:

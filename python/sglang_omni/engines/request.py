@@ -42,7 +42,8 @@ class EngineRequest:
         positions: Rotary positions on three axes, for models that have them.
         key_token_ids: What the prefix cache compares instead of the prompt's tokens: media placeholders are
             replaced by ids outside the vocabulary that stand for the media's content.
-        cacheable: Whether equal tokens mean equal keys and values, so that they can be shared.
+        cacheable: Whether equal tokens mean equal keys and values, so that they can be shared. Where they do
+            not, the prompt's tokens are placeholders, and penalties leave them out.
         output_token_ids: What was generated, with the end token where one was.
         num_computed: Tokens of prompt and output whose keys and values are in the cache.
         cached_tokens: Prompt tokens that were found in the cache when the request first ran.
@@ -80,17 +81,30 @@ class EngineRequest:
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Tokens of prompt and output, by position."""
-        prompt = len(self.prompt_token_ids)
-        if start >= prompt:
-            return self.output_token_ids[start - prompt : stop - prompt]
-        if stop <= prompt:
-            return self.prompt_token_ids[start:stop]
-        return self.prompt_token_ids[start:] + self.output_token_ids[: stop - prompt]
+        return _slice(self.prompt_token_ids, self.output_token_ids, start, stop)
+
+    def key_tokens(self, start: int, stop: int) -> tuple[int, ...]:
+        """What the prefix cache compares in their place."""
+        return tuple(_slice(self.key_token_ids or self.prompt_token_ids, self.output_token_ids, start, stop))
+
+    def is_ready(self, num_tokens: int) -> bool:
+        """Whether the inputs of the first ``num_tokens`` tokens are there."""
+        return self.state is None or self.state.is_ready(num_tokens)
 
     def sampling_row(self, vocab_size: int) -> SamplingRow:
         """What choosing the next token needs. Draws a random number: ask once for each token."""
         params = self.sampling
         if params.has_penalties and self.history is None:
-            self.history = TokenHistory(vocab_size, self.prompt_token_ids, self.output_token_ids)
+            prompt = self.prompt_token_ids if self.cacheable else ()
+            self.history = TokenHistory(vocab_size, prompt, self.output_token_ids)
         uniform = self.generator.random() if params.temperature > 0.0 else 0.0
         return SamplingRow(params, uniform, self.history)
+
+
+def _slice(prompt: list[int], output: list[int], start: int, stop: int) -> list[int]:
+    length = len(prompt)
+    if start >= length:
+        return output[start - length : stop - length]
+    if stop <= length:
+        return prompt[start:stop]
+    return prompt[start:] + output[: stop - length]

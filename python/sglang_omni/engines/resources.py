@@ -47,31 +47,42 @@ class ResourceManager:
         """Pages that no request uses and that still hold a prefix."""
         return self._num_evictable
 
+    def fits(self, request: EngineRequest, *, spare: int = 0) -> bool:
+        """Whether all tokens of a request without pages could have room, leaving ``spare`` pages free."""
+        shared = self._find_prefix(request)
+        missing = -(-request.num_tokens // self.page_size) - len(shared)
+        return missing + spare <= len(self._free) - sum(node.page in self._free for node in shared)
+
     def attach_prefix(self, request: EngineRequest) -> None:
-        """Gives a request without pages those that already hold a prefix of its tokens.
-
-        At least one token is left to compute: its logits are what the request waits for.
-        """
-        parent = 0
-        size = self.page_size
-        for start in range(0, request.num_tokens - size, size):
-            node = self._nodes.get((parent, tuple(request.tokens(start, start + size))))
-            if node is None:
-                break
+        """Gives a request without pages those that already hold a prefix of its tokens."""
+        shared = self._find_prefix(request)
+        for node in shared:
             self._take(node.page)
-            request.pages.append(node.page)
-            parent = node.id
-        request.prefix_node = parent
-        request.num_published = len(request.pages)
-        request.num_computed = len(request.pages) * size
+        request.pages = [node.page for node in shared]
+        request.prefix_node = shared[-1].id if shared else 0
+        request.num_published = len(shared)
+        request.num_computed = len(shared) * self.page_size
 
-    def grow(self, request: EngineRequest, num_tokens: int, *, spare: int = 0) -> bool:
-        """Makes room for the request's first ``num_tokens`` tokens, leaving ``spare`` pages free.
+    def _find_prefix(self, request: EngineRequest) -> list[_Node]:
+        """At least one token is left to compute: its logits are what the request waits for."""
+        found: list[_Node] = []
+        parent, size = 0, self.page_size
+        if request.cacheable:
+            for start in range(0, request.num_tokens - size, size):
+                node = self._nodes.get((parent, request.key_tokens(start, start + size)))
+                if node is None:
+                    break
+                found.append(node)
+                parent = node.id
+        return found
+
+    def grow(self, request: EngineRequest, num_tokens: int) -> bool:
+        """Makes room for the request's first ``num_tokens`` tokens.
 
         False, and nothing changed, where the pool has not that many.
         """
         missing = -(-num_tokens // self.page_size) - len(request.pages)
-        if missing > 0 and missing + spare > len(self._free):
+        if missing > len(self._free):
             return False
         for _ in range(missing):
             # The neighbour of the last page, if free: consecutive pages are read without gathering them.
@@ -85,11 +96,11 @@ class ResourceManager:
 
     def publish(self, request: EngineRequest) -> None:
         """Lets others find the request's pages that have become full."""
-        if not self._prefix_cache:
+        if not (self._prefix_cache and request.cacheable):
             return
         size = self.page_size
         for index in range(request.num_published, request.num_computed // size):
-            key = (request.prefix_node, tuple(request.tokens(index * size, (index + 1) * size)))
+            key = (request.prefix_node, request.key_tokens(index * size, (index + 1) * size))
             node = self._nodes.get(key)
             if node is None:
                 self._last_node += 1

@@ -37,6 +37,11 @@ class Scheduler:
         self.running: list[EngineRequest] = []
         self.num_retracted = 0
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute something now; requests that wait for input do not count."""
+        return self.planner.has_work(self.waiting, self.running, self.resources)
+
     def add(self, request: EngineRequest) -> None:
         """Puts a request in line.
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from sglang_omni.model_runner.sequence import SequenceSpan
+
 
 class KVSource(NamedTuple):
     """Where the keys and values of one or more sequences are read from.
@@ -47,9 +49,12 @@ class ForwardBatch(NamedTuple):
 
     Attributes:
         token_ids: (T,) int64.
-        positions: (T,) int64, the place of each token in its sequence.
+        positions: (T,) int64, the place of each token in its sequence; (3, T) for rotary embeddings on three
+            axes.
         slots: (T,) int64, where each token's key and value are written.
         logit_rows: (S,) int64, the rows whose next token is wanted; None for all of them.
+        spans: Which rows belong to which sequence, in the order of the rows.
+        pages: Of each span's sequence, page numbers in order.
     """
 
     token_ids: Tensor
@@ -58,3 +63,5 @@ class ForwardBatch(NamedTuple):
     decode: list[DecodeGroup]
     prefill: list[PrefillSpan]
     logit_rows: Tensor | None
+    spans: list[SequenceSpan]
+    pages: list[list[int]]

@@ -1,24 +1,37 @@
-"""The Llama, Qwen2 and Qwen3 decoders: one plain forward pass over a flat batch of tokens."""
+"""The decoders of Llama, Qwen2, Qwen3 and Qwen3-Omni: one plain forward pass over a flat batch of tokens."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm, silu
+from torch.nn.functional import embedding, linear, rms_norm
 
 from sglang_omni.model_runner.attention import attend
 from sglang_omni.model_runner.batch import ForwardBatch
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.kv_cache import PagedKVCache
 from sglang_omni.model_runner.loader import Checkpoint
-from sglang_omni.model_runner.rope import RotaryTable
+from sglang_omni.model_runner.media import Deepstack
+from sglang_omni.model_runner.mlp import DenseMLP, SparseMLP, load_mlp
+from sglang_omni.model_runner.rope import RotaryEmbedding
+
+
+@dataclass(frozen=True)
+class WeightNames:
+    """Where a checkpoint keeps a decoder: names of tensors, ``layers`` being the prefix of ``.{i}.``"""
+
+    embed_tokens: str = "model.embed_tokens.weight"
+    layers: str = "model.layers"
+    norm: str = "model.norm.weight"
+    lm_head: str = "lm_head.weight"
 
 
 class LayerWeights(NamedTuple):
-    """One layer. Projections that read the same input are stacked: qkv, and gate over up."""
+    """One layer. The projections to queries, keys and values read the same input: they are stacked."""
 
     input_norm: Tensor
     qkv: Tensor
@@ -28,10 +41,7 @@ class LayerWeights(NamedTuple):
     o: Tensor
     o_bias: Tensor | None
     post_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    mlp: DenseMLP | SparseMLP
 
 
 class Decoder:
@@ -46,33 +56,67 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.lm_head = lm_head
-        self.rotary = RotaryTable(config, embed.dtype)
+        self.rotary = RotaryEmbedding(config, embed.dtype)
 
     @classmethod
-    def from_checkpoint(cls, model_path: str | Path, dtype: torch.dtype) -> Decoder:
+    def from_checkpoint(
+        cls,
+        model_path: str | Path,
+        dtype: torch.dtype,
+        config: DecoderConfig | None = None,
+        names: WeightNames = WeightNames(),
+        component: str = "",
+    ) -> Decoder:
         """Loads a checkpoint directory of the hub's layout.
 
+        Args:
+            config: Of the decoder; what config.json describes where None.
+            component: Prefix of all the tensors that are the decoder's; one of them left over is an error.
+
         Raises:
-            FileNotFoundError, ValueError: a file or tensor is missing, misshapen or unknown.
+            FileNotFoundError, ValueError: A file or tensor is missing, misshapen or unknown.
         """
-        config = DecoderConfig.from_dir(model_path)
-        checkpoint = Checkpoint(model_path, dtype)
-        embed = checkpoint.take("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-        layers = [_load_layer(checkpoint, config, index) for index in range(config.num_hidden_layers)]
-        norm = checkpoint.take("model.norm.weight", (config.hidden_size,))
+        config = config or DecoderConfig.from_dir(model_path)
+        checkpoint = Checkpoint(model_path, dtype, component)
+        embed = checkpoint.take(names.embed_tokens, (config.vocab_size, config.hidden_size))
+        layers = [
+            _load_layer(checkpoint, config, index, f"{names.layers}.{index}")
+            for index in range(config.num_hidden_layers)
+        ]
+        norm = checkpoint.take(names.norm, (config.hidden_size,))
         tied = config.tie_word_embeddings
-        lm_head = embed if tied else checkpoint.take("lm_head.weight", tuple(embed.shape))
-        checkpoint.finish(optional=("lm_head.weight",) if tied else ())
+        lm_head = embed if tied else checkpoint.take(names.lm_head, tuple(embed.shape))
+        checkpoint.finish(optional=(names.lm_head,) if tied else ())
         return cls(config, embed, layers, norm, lm_head)
 
-    def forward(self, batch: ForwardBatch, cache: PagedKVCache) -> Tensor:
-        """Hidden states after the last norm, (T, hidden_size). Writes the batch's keys and values."""
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """(T,) -> (T, hidden_size), a tensor of the caller's own."""
+        return embedding(token_ids, self.embed_tokens)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        batch: ForwardBatch,
+        cache: PagedKVCache,
+        *,
+        deepstack: Deepstack | None = None,
+        tap: bool = False,
+    ) -> Tensor:
+        """Hidden states after the last norm, (T, hidden_size). Writes the batch's keys and values.
+
+        Args:
+            hidden: (T, hidden_size), the input rows.
+            deepstack: Added to some rows between the first layers.
+            tap: Whether to keep the rows of the cache's ``tap_layer``.
+        """
         config = self.config
         eps = config.rms_norm_eps
         hidden_shape, head_shape = (config.hidden_size,), (config.head_dim,)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         cos, sin = self.rotary.at(batch.positions)
-        hidden = embedding(batch.token_ids, self.embed_tokens)
+        tap_layer = cache.tap_layer if tap else None
+        if tap_layer == 0:
+            cache.write_tapped(batch.slots, hidden)
         for index, layer in enumerate(self.layers):
             normed = rms_norm(hidden, hidden_shape, layer.input_norm, eps)
             qkv = linear(normed, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, config.head_dim)
@@ -86,41 +130,43 @@ class Decoder:
             cache.write(index, batch.slots, qkv[:, heads:])
             attended = attend(qkv[:, :heads], index, cache, batch)
             hidden = hidden + linear(attended, layer.o, layer.o_bias)
-            normed = rms_norm(hidden, hidden_shape, layer.post_norm, eps)
-            gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-            hidden = hidden + linear(silu(gate) * up, layer.down, layer.down_bias)
-        return rms_norm(hidden, hidden_shape, self.norm, eps)
+            hidden = hidden + layer.mlp(rms_norm(hidden, hidden_shape, layer.post_norm, eps))
+            if tap_layer == index + 1 < len(self.layers):
+                cache.write_tapped(batch.slots, hidden)
+            if deepstack is not None and index < len(deepstack.levels):
+                hidden.index_add_(0, deepstack.rows, deepstack.levels[index].to(hidden))
+        hidden = rms_norm(hidden, hidden_shape, self.norm, eps)
+        if tap_layer == len(self.layers):
+            cache.write_tapped(batch.slots, hidden)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(S, hidden_size) -> (S, vocab_size) float32."""
         return linear(hidden, self.lm_head).float()
 
 
-def _load_layer(checkpoint: Checkpoint, config: DecoderConfig, index: int) -> LayerWeights:
-    prefix = f"model.layers.{index}"
-    hidden, inner = config.hidden_size, config.intermediate_size
+def _load_layer(checkpoint: Checkpoint, config: DecoderConfig, index: int, prefix: str) -> LayerWeights:
+    hidden = config.hidden_size
     q_size = config.num_attention_heads * config.head_dim
     kv_size = config.num_key_value_heads * config.head_dim
 
     def take(name: str, *shape: int) -> Tensor:
         return checkpoint.take(f"{prefix}.{name}", shape)
 
-    def stack(part: str, names: list[str], shapes: list[tuple[int, ...]]) -> Tensor:
-        return checkpoint.take_stacked([f"{prefix}.{name}.{part}" for name in names], shapes)
+    def stack_qkv(part: str, *inputs: int) -> Tensor:
+        return checkpoint.take_stacked(
+            [f"{prefix}.self_attn.{name}_proj.{part}" for name in "qkv"],
+            [(size, *inputs) for size in (q_size, kv_size, kv_size)],
+        )
 
-    qkv = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
-    gate_up = ["mlp.gate_proj", "mlp.up_proj"]
     return LayerWeights(
         input_norm=take("input_layernorm.weight", hidden),
-        qkv=stack("weight", qkv, [(q_size, hidden), (kv_size, hidden), (kv_size, hidden)]),
-        qkv_bias=stack("bias", qkv, [(q_size,), (kv_size,), (kv_size,)]) if config.qkv_bias else None,
+        qkv=stack_qkv("weight", hidden),
+        qkv_bias=stack_qkv("bias") if config.qkv_bias else None,
         q_norm=take("self_attn.q_norm.weight", config.head_dim) if config.qk_norm else None,
         k_norm=take("self_attn.k_norm.weight", config.head_dim) if config.qk_norm else None,
         o=take("self_attn.o_proj.weight", hidden, q_size),
         o_bias=take("self_attn.o_proj.bias", hidden) if config.o_bias else None,
         post_norm=take("post_attention_layernorm.weight", hidden),
-        gate_up=stack("weight", gate_up, [(inner, hidden), (inner, hidden)]),
-        gate_up_bias=stack("bias", gate_up, [(inner,), (inner,)]) if config.mlp_bias else None,
-        down=take("mlp.down_proj.weight", hidden, inner),
-        down_bias=take("mlp.down_proj.bias", hidden) if config.mlp_bias else None,
+        mlp=load_mlp(checkpoint, config, index, f"{prefix}.mlp"),
     )

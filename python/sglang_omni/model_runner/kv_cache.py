@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,9 +15,21 @@ class PagedKVCache:
     """Keys and values of ``num_pages`` pages of ``page_size`` tokens, for every layer.
 
     A token's keys and values lie side by side, so that one gather fetches both.
+
+    Args:
+        tap_layer: Keep ``hidden_states[tap_layer]`` (transformers' numbering) of tokens beside their keys and
+            values, so that they are found wherever those are: in a shared prefix, after chunks.
     """
 
-    def __init__(self, config: DecoderConfig, *, num_pages: int, page_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        tap_layer: int | None = None,
+    ) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         heads, dim = config.num_key_value_heads, config.head_dim
@@ -25,6 +39,11 @@ class PagedKVCache:
         self._slots = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_hidden_layers)]
         self._pages = [layer.view(num_pages, -1) for layer in self._slots]
         self._heads, self._dim = heads, dim
+        if tap_layer is not None and not 0 <= tap_layer <= config.num_hidden_layers:
+            raise ValueError(f"tap_layer is {tap_layer}, but the model has {config.num_hidden_layers} layers")
+        self.tap_layer = tap_layer
+        tapped = 0 if tap_layer is None else num_pages * page_size
+        self._tapped = torch.zeros((tapped, config.hidden_size), dtype=dtype)
 
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
         """Stores (T, 2 * kv_heads, head_dim) at ``slots`` (T,)."""
@@ -40,3 +59,12 @@ class PagedKVCache:
             rows = gathered.view(batch, -1, 2 * self._heads, self._dim)[:, : source.length]
         rows = rows.transpose(1, 2)
         return rows[:, : self._heads], rows[:, self._heads :]
+
+    def read_tapped(self, pages: Sequence[int], positions: Tensor) -> Tensor:
+        """Tapped rows (n, hidden_size) of the tokens at ``positions`` (n,) of the sequence with ``pages``."""
+        slots = torch.tensor(pages)[positions // self.page_size] * self.page_size + positions % self.page_size
+        return self._tapped[slots]
+
+    def write_tapped(self, slots: Tensor, hidden: Tensor) -> None:
+        """Stores tapped rows (T, hidden_size) at ``slots`` (T,)."""
+        self._tapped.index_copy_(0, slots, hidden)

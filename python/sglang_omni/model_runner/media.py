@@ -56,6 +56,11 @@ class Deepstack(NamedTuple):
     levels: tuple[Tensor, ...]
 
 
+def has_media(spans: Sequence[SequenceSpan]) -> bool:
+    """Whether any span may hold media rows."""
+    return any(True for _ in _with_media(spans))
+
+
 def merge_media(hidden: Tensor, spans: Sequence[SequenceSpan]) -> None:
     """Puts media rows into a batch's input rows (T, H), in place."""
     for span, state in _with_media(spans):

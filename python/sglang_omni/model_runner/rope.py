@@ -44,22 +44,45 @@ def _llama3(frequencies: Tensor, scaling: Mapping[str, Any]) -> Tensor:
     return torch.where(wavelengths < original / high, frequencies, stretched)
 
 
-class RotaryTable:
-    """Cosines and signed sines of every position, (positions, head_dim), in the model's dtype."""
+class RotaryEmbedding:
+    """Turns query and key heads by the angles of their positions, of one axis or of three.
+
+    rotate_half(x) * sin == roll(x, half) * signed sin: the sign sits in the sines.
+    """
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
-        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
-        angles = torch.outer(positions, inverse_frequencies(config))
-        cos, sin = angles.cos(), angles.sin()
-        self._cos = torch.cat((cos, cos), dim=-1).to(dtype)
-        # rotate_half(x) * sin == roll(x, half) * signed sin: the sign sits in the table, not in every step.
-        self._sin = torch.cat((-sin, sin), dim=-1).to(dtype)
         self._half = config.head_dim // 2
+        self._dtype = dtype
+        self._frequencies = inverse_frequencies(config)
+        if config.mrope_section is not None:
+            self._axis_of_pair = _interleaved_axes(config.mrope_section, self._half)
+        else:
+            positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+            self._cos, self._sin = self._of_angles(torch.outer(positions, self._frequencies))
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows for ``positions`` (T,), shaped (T, 1, head_dim) to broadcast over heads."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        """Cosines and signed sines of ``positions`` (T,) or (3, T), each (T, 1, head_dim)."""
+        if positions.dim() == 1:
+            cos, sin = self._cos[positions], self._sin[positions]
+        else:
+            # Positions in a video may lie beyond any context: there is no table.
+            angles = positions.index_select(0, self._axis_of_pair).t() * self._frequencies
+            cos, sin = self._of_angles(angles)
+        return cos.unsqueeze(1), sin.unsqueeze(1)
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """``heads`` (T, heads, head_dim), turned by their positions' angles."""
         return (heads * cos).addcmul_(heads.roll(self._half, -1), sin)
+
+    def _of_angles(self, angles: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat((cos, cos), dim=-1).to(self._dtype), torch.cat((-sin, sin), dim=-1).to(self._dtype)
+
+
+def _interleaved_axes(section: tuple[int, int, int], pairs: int) -> Tensor:
+    """Which axis turns each pair of channels, (pairs,) int64: T H W T H W ..., T where others are used up."""
+    pair = torch.arange(pairs)
+    axis = pair % 3
+    _, height, width = section
+    limit = torch.tensor([pairs, 3 * height, 3 * width])
+    return torch.where(pair < limit[axis], axis, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from sglang_omni.models.loading import available_cores, loading
 from sglang_omni.models.speech_chat.config import BUNDLED
@@ -13,6 +13,7 @@ from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 from sglang_omni.scheduling.stream_scheduler import StreamScheduler
 
 if TYPE_CHECKING:
+    from sglang_omni.engines.options import Dtype, EngineKind
     from sglang_omni.preprocessing.text import PromptEncoder
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
@@ -80,7 +81,8 @@ def create_transcribe(
 def create_thinker(
     model_path: str,
     *,
-    dtype: Literal["float32", "bfloat16"] = "float32",
+    engine: EngineKind = "omni",
+    dtype: Dtype = "float32",
     num_threads: int | None = None,
     max_running_requests: int = 16,
     max_total_tokens: int = 16_384,
@@ -91,6 +93,7 @@ def create_thinker(
 
     Args:
         model_path: Directory of a Llama or Qwen checkpoint, or ``"speech-chat"``.
+        engine: ``"omni"``, or ``"sglang"`` where SGLang is installed.
         dtype: bfloat16 writes about a quarter faster where the CPU multiplies it by itself. Its rounding is
             coarse enough for a greedy answer to depend on what is in the prefix cache; float32's is not.
         num_threads: CPU threads; half of the cores by default, the rest being for other stages and replicas.
@@ -101,23 +104,26 @@ def create_thinker(
     """
     from tokenizers import Tokenizer
 
-    from sglang_omni.engines import build_text_engine
+    from sglang_omni.engines import DecoderSpec, EngineOptions, build_engine
     from sglang_omni.models.speech_chat.thinker import Thinker, sampling_defaults
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = checkpoint_directory(model_path)
     with loading(f"the language model from {checkpoint}"):
-        engine = build_text_engine(
-            checkpoint,
-            dtype=dtype,
-            max_running_requests=max_running_requests,
-            max_total_tokens=max_total_tokens,
-            context_length=context_length,
-            num_threads=num_threads or max(1, available_cores() // 2),
+        built = build_engine(
+            engine,
+            DecoderSpec.from_dir(checkpoint),
+            EngineOptions(
+                dtype=dtype,
+                max_running_requests=max_running_requests,
+                max_total_tokens=max_total_tokens,
+                context_length=context_length,
+                num_threads=num_threads or max(1, available_cores() // 2),
+            ),
         )
         tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     thinker = Thinker(tokenizer, sampling_defaults(checkpoint, max_new_tokens))
-    return OmniScheduler(engine, thinker.build_request, thinker.result, thinker.stream)
+    return OmniScheduler(built, thinker.build_request, thinker.result, thinker.stream)
 
 
 def create_decode() -> SimpleScheduler:

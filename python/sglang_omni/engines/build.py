@@ -1,0 +1,77 @@
+"""From a decoder's description to an engine, of either kind."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_omni.engines.base import Engine
+from sglang_omni.engines.batching import BatchBuilder
+from sglang_omni.engines.engine import OmniEngine
+from sglang_omni.engines.iteration import IterationController
+from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
+from sglang_omni.engines.planner import BatchPlanner
+from sglang_omni.engines.resources import ResourceManager
+from sglang_omni.engines.scheduler import Scheduler
+from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache
+from sglang_omni.model_runner.loader import DTYPES
+
+PAGE_SIZE = 16
+
+
+def build_engine(kind: EngineKind, spec: DecoderSpec, options: EngineOptions) -> Engine:
+    """An engine for ``spec``; which kind it is shows in nothing but its speed.
+
+    Raises:
+        ImportError: SGLang is asked for, and not installed or of a version that is not supported.
+        FileNotFoundError, ValueError: The checkpoint or an option is not what it should be.
+    """
+    if kind == "sglang":
+        from sglang_omni.engines.sglang.build import build_sglang_engine
+
+        return build_sglang_engine(spec, options)
+    if kind == "omni":
+        return build_omni_engine(spec, options)
+    raise ValueError(f"engine {kind!r} is not known; there are 'omni' and 'sglang'")
+
+
+def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
+    """An engine that schedules by itself.
+
+    Raises:
+        FileNotFoundError, ValueError: The checkpoint or an option is not what it should be.
+    """
+    if options.dtype not in DTYPES:
+        raise ValueError(f"dtype {options.dtype!r} is not supported; known: {', '.join(DTYPES)}")
+    if options.num_threads is not None:
+        torch.set_num_threads(options.num_threads)
+    config = spec.config
+    model = Decoder.from_checkpoint(
+        spec.model_path, DTYPES[options.dtype], config, spec.weights, spec.component
+    )
+    page_size = options.page_size or PAGE_SIZE
+    num_pages = options.max_total_tokens // page_size
+    cache = PagedKVCache(
+        config, num_pages=num_pages, page_size=page_size, dtype=model.dtype, tap_layer=spec.tap_layer
+    )
+    scheduler = Scheduler(
+        BatchPlanner(
+            max_running_requests=options.max_running_requests,
+            chunked_prefill_size=options.chunked_prefill_size,
+        ),
+        ResourceManager(num_pages, page_size, prefix_cache=options.prefix_cache),
+        IterationController(config.eos_token_ids),
+        vocab_size=config.vocab_size,
+        context_length=min(
+            options.context_length or config.max_position_embeddings, config.max_position_embeddings
+        ),
+    )
+    builder = BatchBuilder(config, page_size=page_size, dtype=model.dtype)
+    return OmniEngine(scheduler, builder, _build_runner(spec, model, cache))
+
+
+def _build_runner(spec: DecoderSpec, model: Decoder, cache: PagedKVCache) -> ModelRunner:
+    if spec.config.mrope_section is not None:
+        from sglang_omni.model_runner.thinker_runner import ThinkerModelRunner
+
+        return ThinkerModelRunner(model, cache, spec.suppress_token_ids)
+    return ModelRunner(model, cache, spec.suppress_token_ids)
