@@ -55,7 +55,7 @@ class Spoken(NamedTuple):
         return talker_prompt(self.prompt_token_ids, checkpoint.tokens, talker.codec, talker.speakers[SPEAKER])
 
     def state(self, checkpoint: Qwen3OmniCheckpoint, *, text_is_there: bool = True) -> TalkerState:
-        state = TalkerState(self.prompt(checkpoint), max_new_tokens=self.max_new_tokens, generator=None)
+        state = TalkerState(self.prompt(checkpoint), max_new_tokens=self.max_new_tokens)
         state.media_hidden = self.media_hidden
         if text_is_there:
             state.feed(self.token_ids)

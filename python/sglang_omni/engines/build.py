@@ -13,6 +13,7 @@ from sglang_omni.engines.planner import BatchPlanner
 from sglang_omni.engines.resources import ResourceManager
 from sglang_omni.engines.scheduler import Scheduler
 from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache
+from sglang_omni.model_runner.feedback_runner import FeedbackARModelRunner
 from sglang_omni.model_runner.loader import DTYPES
 
 PAGE_SIZE = 16
@@ -70,6 +71,8 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
 
 
 def _build_runner(spec: DecoderSpec, model: Decoder, cache: PagedKVCache) -> ModelRunner:
+    if spec.strategy is not None:
+        return FeedbackARModelRunner(model, cache, spec.strategy, spec.suppress_token_ids)
     if spec.config.mrope_section is not None:
         from sglang_omni.model_runner.thinker_runner import ThinkerModelRunner
 

@@ -24,8 +24,8 @@ def prompt_of(*ids: int) -> TalkerPrompt:
     return talker_prompt(ids, TOKENS, CODEC, speaker_id=99)
 
 
-def state_of(*ids: int, max_new_tokens: int = 100) -> TalkerState:
-    return TalkerState(prompt_of(*ids), max_new_tokens=max_new_tokens, generator=None)
+def state_of(*ids: int) -> TalkerState:
+    return TalkerState(prompt_of(*ids), max_new_tokens=100)
 
 
 def ready(state: TalkerState) -> int:

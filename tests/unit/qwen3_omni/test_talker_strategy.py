@@ -119,14 +119,9 @@ def test_sampled_codes_depend_on_the_seed_alone(cases: dict[str, list[Case]]) ->
     reference, checkpoint, strategy, _ = cases["default"][0]
 
     def speak(seeds: list[int | None]) -> list[list[list[int]]]:
-        states = [
-            TalkerState(
-                reference.prompt(checkpoint),
-                max_new_tokens=9,
-                generator=None if seed is None else random.Random(seed),
-            )
-            for seed in seeds
-        ]
+        states = [reference.state(checkpoint) for _ in seeds]
+        for state, seed in zip(states, seeds, strict=True):
+            state.generator = None if seed is None else random.Random(seed)
         for hidden, token in zip(reference.hidden, reference.first_codes, strict=True):
             spans = [span(state, 0) for state in states]
             strategy.extract_output(spans, hidden.expand(len(spans), -1), [token] * len(spans))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import cast
 
@@ -53,20 +52,18 @@ class Talker:
         )
         max_new_tokens = sampling.max_new_tokens
         assert max_new_tokens is not None, "the defaults set it"
-        state = TalkerState(
-            prompt,
-            max_new_tokens=max_new_tokens,
-            generator=None if sampling.temperature == 0 else random.Random(sampling.seed),
-        )
-        return EngineRequest(
+        state = TalkerState(prompt, max_new_tokens=max_new_tokens)
+        request = EngineRequest(
             payload.request_id,
-            # Input rows come from the state. No token of the prompt is one of the codes that are penalised.
-            [talker.codec.pad] * prompt.num_rows,
+            prompt.token_ids,
             sampling,
             state=state,
             positions=self._positions_of(prompt.rope_ids, data["media"]),
             cacheable=False,
         )
+        if sampling.temperature > 0.0:
+            state.generator = request.generator
+        return request
 
     def take_text(self, request: EngineRequest, item: StreamItem) -> None:
         """New tokens of the answer; ``stream_chunk_handler``."""

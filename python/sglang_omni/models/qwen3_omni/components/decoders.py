@@ -44,4 +44,5 @@ def talker_decoder(checkpoint: Qwen3OmniCheckpoint, strategy: FeedbackStrategy) 
         ),
         component="talker.model.",
         strategy=strategy,
+        suppress_token_ids=talker.suppressed,
     )

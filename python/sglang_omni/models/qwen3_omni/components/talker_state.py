@@ -19,19 +19,20 @@ class TalkerState:
 
     Args:
         max_new_tokens: First codes to choose at most; the last one chosen makes no frame.
-        seed: None for codes that are the likeliest, whatever is drawn elsewhere.
 
     Attributes:
+        generator: What a frame's residual codes are drawn with; None for the likeliest. The same as the first
+            codes', or their draws would repeat one another.
         media_hidden: (M, thinker hidden size), the thinker's hidden states of all of the prompt's
             placeholders. Needed where the user's turns have media.
         frames: (G,) int64 codes each, G being the number of code groups.
         text_rows: (talker hidden size,) each, the projected text that has been used so far.
     """
 
-    def __init__(self, prompt: TalkerPrompt, *, max_new_tokens: int, generator: random.Random | None) -> None:
+    def __init__(self, prompt: TalkerPrompt, *, max_new_tokens: int) -> None:
         self.prompt = prompt
         self.max_new_tokens = max_new_tokens
-        self.generator = generator
+        self.generator: random.Random | None = None
         self.media_hidden: Tensor | None = None
         self.frames: list[Tensor] = []
         self.text_rows: list[Tensor] = []
