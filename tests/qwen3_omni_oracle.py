@@ -10,9 +10,10 @@ In a test, take the session's fixture (``tests/conftest.py``)::
         served = post("/v1/chat/completions", model=oracle.path, messages=messages, ...)
 
 ``messages`` are OpenAI's, with data URLs: the ones that go to the server. ``sample_media`` makes them. What
-lies between is open too: ``oracle.inputs(messages)`` is what the checkpoint's own processor makes of them, and
-``oracle.model`` the model, float32, on one thread. Greedy throughout; the talker's repetition penalty is the
-reference's 1.05. A random talker may end before its first frame, where transformers fails: take another prompt.
+lies between is open too: ``oracle.inputs(messages)`` is what the checkpoint's own processor makes of them,
+and ``oracle.model`` the model, float32, on one thread. Greedy throughout; the talker's repetition penalty is
+the reference's 1.05. A random talker may end before its first frame, where transformers fails: take another
+prompt.
 """
 
 from __future__ import annotations

@@ -17,12 +17,18 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from tokenizers import Tokenizer
 
+# Where words begin and end for Qwen2 and its successors.
+QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 
 class PromptEncoder:
     """The tokenizer and chat template of one checkpoint directory.
 
-    Reads ``tokenizer.json``, ``tokenizer_config.json`` and ``chat_template.jinja``, as transformers
-    writes them.
+    Reads what ``load_tokenizer`` reads, and the template from ``chat_template.jinja``,
+    ``chat_template.json`` or ``tokenizer_config.json``.
 
     Attributes:
         tokenizer: The ``tokenizers.Tokenizer``.
@@ -36,13 +42,12 @@ class PromptEncoder:
             context_length: A limit below the checkpoint's ``max_position_embeddings``.
 
         Raises:
-            FileNotFoundError: The directory holds no ``tokenizer.json`` or no ``config.json``.
+            FileNotFoundError: The directory holds no tokenizer or no ``config.json``.
         """
-        from tokenizers import Tokenizer
-
         directory = Path(checkpoint)
-        self.tokenizer: Tokenizer = Tokenizer.from_file(str(_required(directory / "tokenizer.json")))
+        self.tokenizer = load_tokenizer(directory)
         config = read_json(_required(directory / "config.json"))
+        config = config.get("thinker_config", config)
         config = config.get("text_config", config)
         limits = [limit for limit in (config.get("max_position_embeddings"), context_length) if limit]
         if not limits:
@@ -67,7 +72,15 @@ class PromptEncoder:
         Raises:
             RequestError: The template refuses the conversation, or it is longer than the context.
         """
-        return self._encode(self.render(messages, template_options), False, param="messages")
+        return self.encode_text(self.render(messages, template_options), param="messages")
+
+    def encode_text(self, text: str, *, param: str) -> list[int]:
+        """Token ids of a rendered conversation.
+
+        Raises:
+            RequestError: It is longer than the context; ``param`` is what it was made from.
+        """
+        return self._encode(text, False, param=param)
 
     def encode_prompt(self, prompt: str) -> list[int]:
         """Token ids of a plain prompt, with the tokenizer's own start tokens.
@@ -96,7 +109,7 @@ class PromptEncoder:
                     f"{param}[{index}] is {token_id}; the vocabulary has the ids 0 to {self.vocab_size - 1}",
                     param=param,
                 )
-        self._check_length(len(token_ids), param)
+        self.check_length(len(token_ids), param)
         return list(token_ids)
 
     def render(
@@ -132,10 +145,14 @@ class PromptEncoder:
         except UnicodeEncodeError as exc:
             raise RequestError(f"{param} holds text that is no valid Unicode: {exc}", param=param) from exc
         token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        self._check_length(len(token_ids), param)
+        self.check_length(len(token_ids), param)
         return token_ids
 
-    def _check_length(self, length: int, param: str) -> None:
+    def check_length(self, length: int, param: str) -> None:
+        """
+        Raises:
+            RequestError: A prompt of ``length`` tokens leaves no room for an answer.
+        """
         # One position is left for the answer.
         if length >= self.context_length:
             raise RequestError(
@@ -144,6 +161,36 @@ class PromptEncoder:
                 param=param,
                 code="context_length_exceeded",
             )
+
+
+def load_tokenizer(checkpoint: str | Path) -> Tokenizer:
+    """The tokenizer of a checkpoint directory: its ``tokenizer.json``, or a Qwen checkpoint's ``vocab.json``,
+    ``merges.txt`` and ``tokenizer_config.json``, as published without that file.
+
+    Raises:
+        FileNotFoundError: There is neither.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    directory = Path(checkpoint)
+    vocab, merges = directory / "vocab.json", directory / "merges.txt"
+    settings = read_json(directory / "tokenizer_config.json")
+    is_qwen = str(settings.get("tokenizer_class", "")).startswith("Qwen2Tokenizer")
+    if (directory / "tokenizer.json").is_file() or not (vocab.is_file() and merges.is_file() and is_qwen):
+        return Tokenizer.from_file(str(_required(directory / "tokenizer.json")))
+    tokenizer = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_WORDS), behavior="isolated", invert=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    for _, token in sorted(settings.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
+        added = AddedToken(**token)
+        (tokenizer.add_special_tokens if added.special else tokenizer.add_tokens)([added])
+    return tokenizer
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from sglang_omni.models.speech_chat.conversation import (
-    AudioPart,
-    parse_messages,
-    plain_text,
-    with_transcripts,
-)
+from sglang_omni.models.speech_chat.conversation import plain_text, with_transcripts
+from sglang_omni.preprocessing.messages import MediaPart
+from sglang_omni.preprocessing.messages import parse_messages as parse
 from sglang_omni.proto import RequestError
+
+
+def parse_messages(messages: Any) -> tuple[list[dict[str, Any]], list[MediaPart]]:
+    return parse(messages, ("audio",))
 
 
 def text(value: str) -> dict[str, Any]:
@@ -49,9 +50,9 @@ def test_transcripts_take_their_clips_places() -> None:
     )
 
     assert audio == [
-        AudioPart("a", "messages[0].content[0].input_audio.data"),
-        AudioPart("b", "messages[2].content[1].input_audio.data"),
-        AudioPart("c", "messages[2].content[2].audio_url.url"),
+        MediaPart("audio", "a", "messages[0].content[0].input_audio.data"),
+        MediaPart("audio", "b", "messages[2].content[1].input_audio.data"),
+        MediaPart("audio", "c", "messages[2].content[2].audio_url.url"),
     ]
     plain, heard = with_transcripts(messages, ["First?", "second", "third"])
     assert [message["content"] for message in plain] == ["First?", "Yes.", "And this:\nsecond\nthird"]

@@ -37,10 +37,13 @@ class AudioInput(TypedDict):
     Attributes:
         key: As ``VisualInput``'s.
         input_features: (mel bins, frames) float32, without padding.
+        window_frames: What pieces of the clip are padded to before they are convolved: the longest piece in
+            the request, at most ``2 * n_window``. A short clip comes out otherwise beside a longer one.
     """
 
     key: bytes
     input_features: Tensor
+    window_frames: int
 
 
 class MediaShape(TypedDict):

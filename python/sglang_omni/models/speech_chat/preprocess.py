@@ -8,9 +8,10 @@ from typing import Any
 
 from sglang_omni.models.speech_chat.components.voice import check_speed, check_voice
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, check_language
-from sglang_omni.models.speech_chat.conversation import AudioPart, parse_messages, plain_text
+from sglang_omni.models.speech_chat.conversation import plain_text
 from sglang_omni.preprocessing.audio import AudioClip, decode_audio
 from sglang_omni.preprocessing.media import media_bytes
+from sglang_omni.preprocessing.messages import MediaKind, MediaPart, parse_messages
 from sglang_omni.preprocessing.request import (
     answers_in_speech,
     mapping_param,
@@ -20,6 +21,7 @@ from sglang_omni.preprocessing.request import (
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
+_TAKES: tuple[MediaKind, ...] = ("audio",)
 _INPUTS = ("messages", "prompt", "prompt_token_ids", "text", "audio")
 
 
@@ -87,12 +89,12 @@ class Preprocessor:
                 data = {"text": self._speech(inputs)}
             case "transcription" | "translation":
                 check_language(stage_params(request, "transcribe").get("language"), param="language")
-                data = {"clips": self._clips([AudioPart(_given(inputs, "audio", "file"), "file")])}
+                data = {"clips": self._clips([MediaPart("audio", _given(inputs, "audio", "file"), "file")])}
         slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
         return StagePayload(payload.request_id, slim, data)
 
     def _chat(self, inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
-        messages, audio = parse_messages(inputs.get("messages"))
+        messages, audio = parse_messages(inputs.get("messages"), _TAKES)
         options = mapping_param(params, "chat_template_kwargs")
         if audio:
             return {"messages": messages, "clips": self._clips(audio)}
@@ -114,7 +116,7 @@ class Preprocessor:
             )
         return text
 
-    def _clips(self, parts: list[AudioPart]) -> list[Any]:
+    def _clips(self, parts: list[MediaPart]) -> list[Any]:
         limits = self._limits
         clips: list[AudioClip] = []
         for part in parts:

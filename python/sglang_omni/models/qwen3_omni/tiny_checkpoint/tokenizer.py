@@ -8,6 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from sglang_omni.preprocessing.text import load_tokenizer
+
 # In the order of the published vocabulary, in which they are the last ids.
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -69,12 +71,6 @@ _WORDS = """
  wheel when where which while white who whole why will wind with without wonder wood word work world would
  write year yes you young your
 """
-# Qwen2's rule for where words begin and end.
-_WORD_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
 CHAT_TEMPLATE = """\
 {%- macro parts(content) -%}
 {%- if content is string -%}
@@ -137,7 +133,9 @@ class TinyTokenizer:
         write_json(directory / "vocab.json", self.vocab)
         write_json(directory / "tokenizer_config.json", self._settings())
         write_json(directory / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
-        self._write_fast(directory / "tokenizer.json")
+        # Made from the files above, not read from an earlier checkpoint in the same place.
+        (directory / "tokenizer.json").unlink(missing_ok=True)
+        load_tokenizer(directory).save(str(directory / "tokenizer.json"), pretty=True)
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -181,23 +179,6 @@ class TinyTokenizer:
             "vision_bos_token": "<|vision_start|>",
             "vision_eos_token": "<|vision_end|>",
         }
-
-    def _write_fast(self, path: Path) -> None:
-        from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
-        tokenizer = Tokenizer(models.BPE(vocab=self.vocab, merges=self.merges, byte_fallback=False))
-        tokenizer.normalizer = normalizers.NFC()
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(_WORD_PATTERN), behavior="isolated", invert=False),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
-        tokenizer.decoder = decoders.ByteLevel()
-        for token in SPECIAL_TOKENS:
-            added = AddedToken(token, special=_is_special(token), normalized=False)
-            (tokenizer.add_special_tokens if _is_special(token) else tokenizer.add_tokens)([added])
-        tokenizer.save(str(path), pretty=True)
 
 
 def write_json(path: Path, value: Any) -> None:

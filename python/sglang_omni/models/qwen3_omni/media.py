@@ -1,0 +1,261 @@
+"""A request's media: fetched, decoded within limits, and made into the encoders' tensors by transformers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglang_omni.models.qwen3_omni.payloads import AudioInput, MediaShape, VisualInput
+from sglang_omni.models.qwen3_omni.positions import PositionRules
+from sglang_omni.preprocessing.audio import decode_audio
+from sglang_omni.preprocessing.image import decode_image
+from sglang_omni.preprocessing.media import media_bytes
+from sglang_omni.preprocessing.messages import MediaKind, MediaPart
+from sglang_omni.preprocessing.video import VideoInfo, VideoLimits, decode_sound_track, decode_video
+from sglang_omni.proto import RequestError
+
+# Called with a number of tokens that media take, and the field that brought the last of them.
+CheckLength = Callable[[int, str], None]
+# Called with the number of tokens that one medium takes, before it is computed.
+CheckTokens = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """How much a request may bring.
+
+    Attributes:
+        images, audios, videos: How many of each.
+        item_bytes: Encoded size of one.
+        image_pixels: Width times height of an image.
+        audio_seconds: Length of a clip, or of a video's sound.
+    """
+
+    images: int = 32
+    audios: int = 32
+    videos: int = 8
+    item_bytes: int = 256_000_000
+    image_pixels: int = 50_000_000
+    audio_seconds: float = 1800.0
+    video: VideoLimits = field(default_factory=VideoLimits)
+
+
+@dataclass(frozen=True)
+class VideoOptions:
+    """
+    Attributes:
+        fps: Frames to take of each second; None takes every frame, and for the positions counts one a second,
+            as transformers does.
+        with_sound: Whether each video's sound is heard with it (``use_audio_in_video``).
+    """
+
+    fps: float | None = None
+    with_sound: bool = False
+
+
+@dataclass
+class Media:
+    """What a conversation's media became; images, videos and audios each in the prompt's order."""
+
+    images: list[VisualInput] = field(default_factory=list)
+    videos: list[VisualInput] = field(default_factory=list)
+    audios: list[AudioInput] = field(default_factory=list)
+
+    def shape(self, *, with_sound: bool) -> MediaShape:
+        return MediaShape(
+            image_grids=[item["grid_thw"] for item in self.images],
+            video_grids=[item["grid_thw"] for item in self.videos],
+            video_seconds_per_grid=[item["seconds_per_grid"] or 0.0 for item in self.videos],
+            audio_frames=[item["input_features"].shape[1] for item in self.audios],
+            use_audio_in_video=with_sound and bool(self.videos),
+        )
+
+
+class MediaReader:
+    """Turns media parts into the encoders' inputs, with the checkpoint's own processor: the same numbers as
+    its call in transformers gives."""
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        rules: PositionRules,
+        limits: MediaLimits,
+        allowed_hosts: Collection[str] = (),
+    ) -> None:
+        from transformers import Qwen3OmniMoeProcessor
+        from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessorKwargs
+
+        processor = Qwen3OmniMoeProcessor.from_pretrained(checkpoint)
+        defaults = Qwen3OmniMoeProcessorKwargs._defaults
+        self._images = processor.image_processor
+        self._videos = processor.video_processor
+        self._video_options: dict[str, Any] = {
+            "size": defaults["videos_kwargs"]["size"],
+            "cap_pixels_per_frame": False,
+        }
+        audio = {key: value for key, value in defaults["audio_kwargs"].items() if key != "n_window"}
+        self._sample_rate = int(audio["sampling_rate"])
+        self._hop = int(processor.feature_extractor.hop_length)
+        self._features = partial(processor.feature_extractor, **audio, return_tensors="pt")
+        self._rules = rules
+        self._limits = limits
+        self._allowed_hosts = frozenset(allowed_hosts)
+        # Positions of a second by which a video's tokens are put among those of its sound.
+        self.sound_rate = float(defaults["videos_kwargs"]["position_id_per_seconds"])
+
+    def read(self, parts: Sequence[MediaPart], options: VideoOptions, check_length: CheckLength) -> Media:
+        """
+        Args:
+            check_length: Refuses a prompt that is already too long, before its next medium is computed.
+
+        Raises:
+            RequestError: There are too many, or one cannot be fetched, decoded or taken.
+        """
+        self._check_counts(parts)
+        self._check_fps(options)
+        media = Media()
+        clips: list[NDArray[np.float32]] = []
+        length = 0
+        for part in parts:
+            data = media_bytes(
+                part.source,
+                param=part.param,
+                max_bytes=self._limits.item_bytes,
+                allowed_hosts=self._allowed_hosts,
+            )
+            check = partial(_check_after, length, check_length, part.param)
+            if part.kind == "image":
+                media.images.append(self._image(data, part.param, check))
+                length += self._rules.visual_tokens(media.images[-1]["grid_thw"])
+            elif part.kind == "video":
+                media.videos.append(self._video(data, part.param, options, check))
+                length += self._rules.visual_tokens(media.videos[-1]["grid_thw"])
+            if part.kind == "audio" or (part.kind == "video" and options.with_sound):
+                clips.append(self._clip(data, part))
+                length += self._rules.audio_tokens(len(clips[-1]) // self._hop)
+                check_length(length, part.param)
+        media.audios = self._audios(clips)
+        return media
+
+    def _image(self, data: bytes, param: str, check: CheckTokens) -> VisualInput:
+        image = decode_image(data, param=param, max_pixels=self._limits.image_pixels)
+        patches = self._images.get_number_of_image_patches(image.height, image.width, {})
+        check(patches // self._rules.merge_size**2)
+        pixels = np.asarray(image)
+        output = self._images(images=[image], return_tensors="pt")
+        grid = _grid(output["image_grid_thw"])
+        return VisualInput(
+            kind="image",
+            key=_key("image", pixels, pixels.shape, grid),
+            pixel_values=output["pixel_values"],
+            grid_thw=grid,
+            seconds_per_grid=None,
+        )
+
+    def _video(self, data: bytes, param: str, options: VideoOptions, check: CheckTokens) -> VisualInput:
+        def choose(info: VideoInfo) -> Sequence[int]:
+            chosen = self._choose_frames(info, options.fps, param)
+            patches = self._videos.get_num_of_video_patches(
+                len(chosen), info.height, info.width, self._video_options
+            )
+            check(patches // self._rules.merge_size**2)
+            return chosen
+
+        frames = decode_video(data, param=param, limits=self._limits.video, choose_frames=choose)
+        output = self._videos(
+            videos=[torch.from_numpy(frames).permute(0, 3, 1, 2)],
+            do_sample_frames=False,
+            return_tensors="pt",
+            **self._video_options,
+        )
+        grid = _grid(output["video_grid_thw"])
+        seconds = self._videos.temporal_patch_size / (options.fps or 1.0)
+        return VisualInput(
+            kind="video",
+            key=_key("video", frames, frames.shape, grid, seconds),
+            pixel_values=output["pixel_values_videos"],
+            grid_thw=grid,
+            seconds_per_grid=seconds,
+        )
+
+    def _choose_frames(self, info: VideoInfo, fps: float | None, param: str) -> Sequence[int]:
+        from transformers.video_utils import VideoMetadata
+
+        if fps is None:
+            return range(info.num_frames)
+        if info.num_frames < self._videos.temporal_patch_size:
+            raise RequestError(
+                f"{param} has {info.num_frames} frame, too few for video_fps: leave video_fps out, or send "
+                "an image",
+                param=param,
+            )
+        metadata = VideoMetadata(total_num_frames=info.num_frames, fps=info.fps)
+        return self._videos.sample_frames(metadata, fps=fps).tolist()
+
+    def _clip(self, data: bytes, part: MediaPart) -> NDArray[np.float32]:
+        limit = self._limits.audio_seconds
+        decode = decode_audio if part.kind == "audio" else decode_sound_track
+        return decode(data, param=part.param, sample_rate=self._sample_rate, max_seconds=limit).samples
+
+    def _audios(self, clips: list[NDArray[np.float32]]) -> list[AudioInput]:
+        """All clips of a request at once: the end of a short one looks otherwise beside a longer one."""
+        if not clips:
+            return []
+        output = self._features(clips)
+        lengths = output["attention_mask"].sum(dim=1).tolist()
+        window = min(max(lengths), 2 * self._rules.audio_window)
+        items = []
+        for features, length in zip(output["input_features"], lengths, strict=True):
+            mel = features[:, :length].contiguous()
+            key = _key("audio", mel.numpy(), mel.shape, window)
+            items.append(AudioInput(key=key, input_features=mel, window_frames=window))
+        return items
+
+    def _check_counts(self, parts: Sequence[MediaPart]) -> None:
+        counts: dict[MediaKind, int] = {"image": 0, "audio": 0, "video": 0}
+        limits = {"image": self._limits.images, "audio": self._limits.audios, "video": self._limits.videos}
+        for part in parts:
+            counts[part.kind] += 1
+        for kind, count in counts.items():
+            if count > limits[kind]:
+                raise RequestError(
+                    f"the messages hold {count} {kind} parts; at most {limits[kind]} are accepted",
+                    param="messages",
+                    code="too_many_media",
+                )
+
+    def _check_fps(self, options: VideoOptions) -> None:
+        if options.fps is None:
+            return
+        step = self._videos.temporal_patch_size / options.fps * self._rules.per_second
+        if abs(step - round(step)) > 1e-6:
+            whole = self._videos.temporal_patch_size * self._rules.per_second
+            allowed = ", ".join(f"{whole / n:g}" for n in (13, 26, 52) if whole % n == 0 or n > whole)
+            raise RequestError(
+                f"video_fps {options.fps:g} puts frames between the model's positions, of which a second has "
+                f"{self._rules.per_second:g}; take {whole:g} divided by a whole number, such as {allowed}",
+                param="video_fps",
+            )
+
+
+def _check_after(length: int, check: CheckLength, param: str, tokens: int) -> None:
+    check(length + tokens, param)
+
+
+def _grid(tensor: torch.Tensor) -> tuple[int, int, int]:
+    t, h, w = tensor[0].tolist()
+    return t, h, w
+
+
+def _key(kind: str, content: NDArray[Any], *about: Any) -> bytes:
+    digest = hashlib.blake2b(repr((kind, about)).encode(), digest_size=16)
+    digest.update(np.ascontiguousarray(content).data)
+    return digest.digest()

@@ -1,0 +1,181 @@
+"""Rotary positions on three axes (time, height, width), and the order of a video's frames and sound.
+
+Qwen2.5-Omni (arXiv:2503.20215) calls them TMRoPE. Text and audio advance all three axes together; a picture
+spans height and width at one time; a video's frames lie at their times, in steps of
+``1 / position_id_per_seconds`` s, and where its sound is interleaved, the two are ordered by time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sglang_omni.model_runner.sequence import RotaryPositions
+from sglang_omni.models.qwen3_omni.components.checkpoint import TokenIds
+from sglang_omni.models.qwen3_omni.payloads import MediaShape
+
+Positions = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class PositionRules:
+    """
+    Attributes:
+        per_second: Positions of a second (``position_id_per_seconds``).
+        merge_size: Patches that become one token, along each side.
+        audio_window: Mel frames of one piece of audio, half of what is convolved at once (``n_window``).
+    """
+
+    tokens: TokenIds
+    per_second: float
+    merge_size: int
+    audio_window: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], tokens: TokenIds) -> PositionRules:
+        """Args:
+        config: ``config.json``'s ``thinker_config``.
+        """
+        return cls(
+            tokens,
+            config.get("position_id_per_seconds", 25),
+            config["vision_config"].get("spatial_merge_size", 2),
+            config["audio_config"].get("n_window", 50),
+        )
+
+    def visual_tokens(self, grid: Sequence[int]) -> int:
+        """Tokens of an image or a video, from its patches along time, height and width."""
+        t, h, w = grid
+        return t * (h // self.merge_size) * (w // self.merge_size)
+
+    def audio_tokens(self, frames: int) -> int:
+        """Tokens of a clip, from its mel frames: three convolutions of stride 2 over each full window and the
+        rest."""
+        window = 2 * self.audio_window
+        return frames // window * _convolved(window) + _convolved(frames % window)
+
+    def visual_positions(self, grid: Sequence[int], seconds_per_grid: float) -> Positions:
+        """(3, tokens) relative to the visual's first position, in the tokens' order: by time, row, column."""
+        t, h, w = grid[0], grid[1] // self.merge_size, grid[2] // self.merge_size
+        steps = np.arange(t, dtype=np.float32) * np.float32(seconds_per_grid) * np.float32(self.per_second)
+        columns = np.broadcast_to(np.arange(w, dtype=np.float32), (t, h, w))
+        rows = np.broadcast_to(np.arange(h, dtype=np.float32)[:, None], (t, h, w))
+        times = np.broadcast_to(steps[:, None, None], (t, h, w))
+        return np.stack([times, rows, columns]).reshape(3, -1)
+
+
+def interleave(video_times: NDArray[Any], num_audio: int) -> NDArray[np.int64]:
+    """The order of a video's tokens and then its sound's (``num_audio``, at times 0, 1, ...), by time;
+    the picture first where both are due."""
+    times = np.concatenate([video_times, np.arange(num_audio)])
+    return np.argsort(times, kind="stable")
+
+
+def rope_positions(
+    token_ids: Sequence[int], media: MediaShape, rules: PositionRules
+) -> RotaryPositions | None:
+    """The positions of a prompt; None where they are the tokens' places, which they are without pictures.
+
+    The same as transformers' ``get_rope_index``, also where a prompt's tokens are a part of those that
+    ``media`` were made for (the talker's), whose ``use_audio_in_video`` it leaves False.
+
+    Raises:
+        ValueError: Positions of a video are no whole numbers: its frames' rate does not fit.
+    """
+    if not media["image_grids"] and not media["video_grids"]:
+        return None
+    pieces = _Pieces(np.asarray(token_ids), media, rules)
+    while pieces.place_next():
+        pass
+    pieces.text_until(len(token_ids))
+    positions = np.concatenate(pieces.done, axis=1)
+    if not np.array_equal(positions, np.rint(positions)):
+        raise ValueError("positions of a video's frames are no whole numbers: take another video_fps")
+    delta = int(positions.max()) + 1 - len(token_ids)
+    return RotaryPositions(torch.from_numpy(positions.astype(np.int64)), delta)
+
+
+class _Pieces:
+    """Goes through a prompt, medium by medium."""
+
+    def __init__(self, ids: NDArray[np.int64], media: MediaShape, rules: PositionRules) -> None:
+        self.ids, self.media, self.rules = ids, media, rules
+        self.done: list[Positions] = []
+        self._next: np.float32 = np.float32(0)
+        self._at = 0
+        tokens = rules.tokens
+        self._vision_starts = np.flatnonzero(ids[:-1] == tokens.vision_start)
+        self._audio_starts = np.flatnonzero(ids == tokens.audio_start)
+        after = ids[self._vision_starts + 1]
+        shown = tokens.audio_start if media["use_audio_in_video"] else tokens.video
+        self._left_images = int((after == tokens.image).sum())
+        self._left_videos = int((after == shown).sum())
+        self._left_audios = len(self._audio_starts)
+        self._images = iter(media["image_grids"])
+        self._videos = iter(zip(media["video_grids"], media["video_seconds_per_grid"], strict=True))
+        self._audios = iter(media["audio_frames"])
+
+    def place_next(self) -> bool:
+        """Positions of the text up to the next medium, and of that. False where there is none."""
+        looks = self._left_images > 0 or self._left_videos > 0
+        vision = self._first(self._vision_starts) if looks else None
+        audio = self._first(self._audio_starts) if self._left_audios > 0 else None
+        if vision is None and audio is None:
+            return False
+        if vision is None or (audio is not None and audio < vision):
+            assert audio is not None
+            self.text_until(audio + 1)
+            self._advance(self._linear(self.rules.audio_tokens(next(self._audios))))
+            self._left_audios -= 1
+        elif audio == vision + 1:
+            self.text_until(vision + 2)
+            self._video_with_sound()
+            self._left_videos -= 1
+            self._left_audios -= 1
+        elif self.ids[vision + 1] == self.rules.tokens.image:
+            self.text_until(vision + 1)
+            # Its one time step makes the length of that step irrelevant.
+            self._advance(self.rules.visual_positions(next(self._images), 1.0))
+            self._left_images -= 1
+        else:
+            self.text_until(vision + 1)
+            self._advance(self.rules.visual_positions(*next(self._videos)))
+            self._left_videos -= 1
+        return True
+
+    def text_until(self, end: int) -> None:
+        if end > self._at:
+            self._advance(self._linear(end - self._at))
+
+    def _video_with_sound(self) -> None:
+        seen = self.rules.visual_positions(*next(self._videos))
+        heard = self._linear(self.rules.audio_tokens(next(self._audios)))
+        order = interleave(seen[0], heard.shape[1])
+        self._advance(np.concatenate([seen, heard], axis=1)[:, order])
+        # What follows begins after the tokens that remained when picture or sound was over.
+        is_seen = order < seen.shape[1]
+        rest = np.flatnonzero(is_seen != is_seen[-1])
+        self._next = self.done[-1][:, rest[-1] + 1 if len(rest) else 0 :].max() + 1
+
+    def _linear(self, length: int) -> Positions:
+        return np.broadcast_to(np.arange(length, dtype=np.float32), (3, length))
+
+    def _advance(self, relative: Positions) -> None:
+        self.done.append(relative + self._next)
+        self._at += relative.shape[1]
+        self._next = self.done[-1].max() + 1
+
+    def _first(self, places: NDArray[np.int64]) -> int | None:
+        index = int(np.searchsorted(places, self._at))
+        return int(places[index]) if index < len(places) else None
+
+
+def _convolved(frames: int) -> int:
+    for _ in range(3):
+        frames = (frames + 1) // 2
+    return frames

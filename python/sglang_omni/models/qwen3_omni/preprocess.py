@@ -1,0 +1,258 @@
+"""The first stage: a request's inputs as token ids, positions, and tensors for the encoders."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.media import Media, MediaLimits, MediaReader, VideoOptions
+from sglang_omni.models.qwen3_omni.payloads import MediaShape, Prompt
+from sglang_omni.models.qwen3_omni.positions import PositionRules, interleave, rope_positions
+from sglang_omni.preprocessing.messages import Content, MediaKind, MediaPart, parse_messages
+from sglang_omni.preprocessing.request import mapping_param, stage_params, task_of
+from sglang_omni.preprocessing.text import PromptEncoder
+from sglang_omni.proto import OmniRequest, RequestError, StagePayload
+
+_INPUTS = ("messages", "prompt", "prompt_token_ids")
+# What a template makes of media. In a text they would pass for media that are not there.
+_RESERVED = (
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|audio_pad|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+)
+_MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "audio", "video")
+
+
+class Preprocessor:
+    """Called with the entry payload; gives one whose data are a ``Prompt``. Safe to call from many threads.
+
+    Args:
+        takes: Kinds of media that are accepted.
+        video_fps: For requests that do not say; see ``VideoOptions``.
+        context_length: A limit below the checkpoint's own.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Qwen3OmniCheckpoint,
+        *,
+        limits: MediaLimits | None = None,
+        takes: Collection[MediaKind] = _MEDIA_KINDS,
+        video_fps: float | None = None,
+        context_length: int | None = None,
+        allowed_media_hosts: Collection[str] = (),
+    ) -> None:
+        self._prompts = PromptEncoder(checkpoint.path, context_length=context_length)
+        self._rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
+        self._takes = takes
+        self._video_fps = video_fps
+        self._reader = (
+            MediaReader(checkpoint.path, self._rules, limits or MediaLimits(), allowed_media_hosts)
+            if takes
+            else None
+        )
+
+    def __call__(self, payload: StagePayload) -> StagePayload:
+        """
+        Raises:
+            RequestError: Something in the request is not acceptable.
+        """
+        request = payload.request
+        task = task_of(request)
+        inputs = request.inputs
+        if isinstance(inputs, str):
+            inputs = {"messages": [{"role": "user", "content": inputs}]}
+        if not isinstance(inputs, Mapping):
+            raise RequestError(f"inputs must be an object or text, got {type(inputs).__name__}")
+        if unknown := [name for name in inputs if name not in _INPUTS]:
+            raise RequestError(
+                f"this model takes no {', '.join(unknown)}, only {', '.join(_INPUTS)}", param=unknown[0]
+            )
+        match task:
+            case "chat":
+                prompt = self._chat(inputs.get("messages"), request)
+            case "completion":
+                prompt = self._lay_out(self._completion(inputs), Media(), with_sound=False)
+            case _:
+                raise RequestError(f"this model does chat and completion, not {task}", param="task")
+        slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
+        return StagePayload(payload.request_id, slim, prompt)
+
+    def _completion(self, inputs: Mapping[str, Any]) -> list[int]:
+        token_ids = inputs.get("prompt_token_ids")
+        if token_ids is not None:
+            ids, param = self._prompts.check_token_ids(token_ids), "prompt_token_ids"
+        elif isinstance(inputs.get("prompt"), str):
+            ids, param = self._prompts.encode_prompt(inputs["prompt"]), "prompt"
+        else:
+            raise RequestError("prompt is missing", param="prompt")
+        if not self._rules.tokens.media.isdisjoint(ids):
+            raise RequestError(
+                f"{param} holds placeholders of media, which only messages can bring", param=param
+            )
+        return ids
+
+    def _chat(self, messages: Any, request: OmniRequest) -> Prompt:
+        conversation, parts = parse_messages(messages, self._takes)
+        _refuse_reserved(conversation)
+        options = mapping_param(request.params, "chat_template_kwargs")
+        text = self._prompts.render(_for_template(conversation, parts), options)
+        token_ids = self._prompts.encode_text(text, param="messages")
+        if not parts:
+            self._prompts.check_length(len(token_ids), "messages")
+            return self._lay_out(token_ids, Media(), with_sound=False)
+        assert self._reader is not None
+        video = self._video_options(request)
+
+        def check_length(media_tokens: int, param: str) -> None:
+            self._prompts.check_length(len(token_ids) + media_tokens, param)
+
+        media = self._reader.read(parts, video, check_length)
+        prompt = self._lay_out(token_ids, media, with_sound=video.with_sound)
+        self._prompts.check_length(len(prompt["prompt_token_ids"]), "messages")
+        return prompt
+
+    def _video_options(self, request: OmniRequest) -> VideoOptions:
+        params = stage_params(request, "preprocess")
+        fps = params.get("video_fps", self._video_fps)
+        if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or fps <= 0):
+            raise RequestError(f"video_fps must be a positive number, got {fps!r}", param="video_fps")
+        with_sound = params.get("use_audio_in_video", False)
+        if not isinstance(with_sound, bool):
+            raise RequestError(
+                f"use_audio_in_video must be true or false, got {with_sound!r}", param="use_audio_in_video"
+            )
+        return VideoOptions(fps, with_sound)
+
+    def _lay_out(self, token_ids: Sequence[int], media: Media, *, with_sound: bool) -> Prompt:
+        shape = media.shape(with_sound=with_sound)
+        ids, keys = list(token_ids), list(token_ids)
+        if media.images or media.videos or media.audios:
+            audio_end = self._prompts.tokenizer.token_to_id("<|audio_end|>")
+            layout = _Layout(self._rules, shape, self._reader.sound_rate if self._reader else 0.0, audio_end)
+            ids, keys = layout.expand(token_ids, self._content_ids(media))
+        positions = rope_positions(ids, shape, self._rules)
+        return Prompt(
+            prompt_token_ids=ids,
+            key_token_ids=keys,
+            positions=None if positions is None else positions.prompt,
+            position_delta=0 if positions is None else positions.delta,
+            media=shape,
+            visuals=media.images + media.videos,
+            audios=media.audios,
+        )
+
+    def _content_ids(self, media: Media) -> dict[int, Iterator[int]]:
+        """For each placeholder, ids beyond the vocabulary that stand for the media's content, in order."""
+        tokens = self._rules.tokens
+        kinds = ((tokens.image, media.images), (tokens.video, media.videos), (tokens.audio, media.audios))
+        return {token: iter([self._content_id(item["key"]) for item in items]) for token, items in kinds}
+
+    def _content_id(self, key: bytes) -> int:
+        # 61 bits, so that the sum is an int64.
+        digest = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+        return self._prompts.vocab_size + (digest >> 3)
+
+
+class _Layout:
+    """Replaces each medium's one placeholder by one for each row of its encoder's output."""
+
+    def __init__(self, rules: PositionRules, shape: MediaShape, sound_rate: float, audio_end: int) -> None:
+        self._rules = rules
+        self._tokens = rules.tokens
+        self._sound_rate = sound_rate
+        self._audio_end = audio_end
+        self._with_sound = shape["use_audio_in_video"]
+        self._images = iter(shape["image_grids"])
+        self._videos = iter(zip(shape["video_grids"], shape["video_seconds_per_grid"], strict=True))
+        self._audios = iter(shape["audio_frames"])
+
+    def expand(
+        self, token_ids: Sequence[int], content_ids: Mapping[int, Iterator[int]]
+    ) -> tuple[list[int], list[int]]:
+        """The ids, and the same with ``content_ids`` in the places of placeholders.
+
+        Raises:
+            RequestError: The chat template left media out, or put some in that are not there.
+        """
+        ids: list[int] = []
+        keys: list[int] = []
+        try:
+            for token in token_ids:
+                run = self._run(token)
+                content = {
+                    kind: next(content_ids[kind]) for kind in dict.fromkeys(run) if kind in content_ids
+                }
+                ids.extend(run)
+                keys.extend(content.get(kind, kind) for kind in run)
+        except StopIteration:
+            _refuse_template()
+        if any(next(rest, None) is not None for rest in (self._images, self._videos, self._audios)):
+            _refuse_template()
+        return ids, keys
+
+    def _run(self, token: int) -> list[int]:
+        tokens, rules = self._tokens, self._rules
+        if token == tokens.image:
+            return [token] * rules.visual_tokens(next(self._images))
+        if token == tokens.audio:
+            return [token] * rules.audio_tokens(next(self._audios))
+        if token != tokens.video:
+            return [token]
+        grid, seconds = next(self._videos)
+        seen = rules.visual_tokens(grid)
+        if not self._with_sound:
+            return [token] * seen
+        heard = rules.audio_tokens(next(self._audios))
+        times = np.repeat(np.arange(grid[0]), seen // grid[0]) * seconds * self._sound_rate
+        kinds = np.where(interleave(times, heard) < seen, token, tokens.audio)
+        return [tokens.audio_start, *kinds.tolist(), self._audio_end]
+
+
+def _for_template(
+    conversation: Sequence[Mapping[str, Any]], parts: Sequence[MediaPart]
+) -> list[dict[str, Any]]:
+    """The messages as templates of this family read them: media are parts with nothing but a type."""
+    return [
+        {
+            **message,
+            "content": _template_content(message["content"], parts),
+        }
+        for message in conversation
+    ]
+
+
+def _template_content(content: Content, parts: Sequence[MediaPart]) -> str | list[dict[str, str]]:
+    if len(content) == 1 and isinstance(content[0], str):
+        return content[0]
+    return [
+        {"type": "text", "text": piece} if isinstance(piece, str) else {"type": parts[piece].kind}
+        for piece in content
+    ]
+
+
+def _refuse_reserved(conversation: Sequence[Mapping[str, Any]]) -> None:
+    for index, message in enumerate(conversation):
+        for text in message["content"]:
+            if isinstance(text, str) and (found := [token for token in _RESERVED if token in text]):
+                raise RequestError(
+                    f"messages[{index}].content holds {found[0]}, which stands for media: send those as "
+                    "parts of their own",
+                    param=f"messages[{index}].content",
+                )
+
+
+def _refuse_template() -> None:
+    raise RequestError(
+        "the chat template of this checkpoint does not put every medium of these messages into the prompt; "
+        "put media into messages of the user",
+        param="messages",
+    )

@@ -1,0 +1,73 @@
+"""Encoded pictures of any common kind -> RGB."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import TYPE_CHECKING
+
+from sglang_omni.proto import RequestError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# Formats whose decoders are widely used; PIL knows some fifty more.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+# What the Qwen2-VL image processor takes: it refuses pictures that are more elongated.
+MAX_ASPECT_RATIO = 200
+
+
+def decode_image(data: bytes, *, param: str, max_pixels: int = 50_000_000) -> Image:
+    """The picture as transformers' ``load_image`` gives it: turned upright as its EXIF data say, then RGB.
+
+    Of an animation that is its first frame. Palettes are resolved, transparency is dropped, 16-bit greys are
+    clipped at 255.
+
+    Args:
+        data: The encoded file; its kind is found from its content.
+        param: The request field it came from, for error messages.
+        max_pixels: Largest width times height, checked before anything is decoded.
+
+    Raises:
+        RequestError: The data are no picture, or one that is too large or too elongated.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            # Our own limit is the one that counts, and warnings would tell the server's log, not the caller.
+            warnings.simplefilter("ignore")
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            _check_size(*image.size, param=param, max_pixels=max_pixels)
+            upright = ImageOps.exif_transpose(image)
+            return upright.convert("RGB")
+    except RequestError:
+        raise
+    except UnidentifiedImageError as exc:
+        raise RequestError(
+            f"{param} is not a picture that can be decoded; send {', '.join(FORMATS)}", param=param
+        ) from exc
+    except Image.DecompressionBombError as exc:
+        raise RequestError(
+            f"{param} has far more than {max_pixels / 1e6:g} megapixels, the limit", param=param
+        ) from exc
+    except Exception as exc:
+        raise RequestError(f"{param} is a corrupted picture: {exc}", param=param) from exc
+
+
+def _check_size(width: int, height: int, *, param: str, max_pixels: int) -> None:
+    if not width or not height:
+        raise RequestError(f"{param} is a picture without pixels", param=param)
+    if width * height > max_pixels:
+        raise RequestError(
+            f"{param} has {width} x {height} pixels, {width * height / 1e6:.1f} megapixels; "
+            f"the limit is {max_pixels / 1e6:g} megapixels",
+            param=param,
+            code="image_too_large",
+        )
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise RequestError(
+            f"{param} has {width} x {height} pixels; one side may be at most {MAX_ASPECT_RATIO} times "
+            "the other",
+            param=param,
+        )

@@ -1,0 +1,126 @@
+"""OpenAI's chat messages, checked, with their media taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sglang_omni.proto import RequestError
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+MediaKind = Literal["image", "audio", "video"]
+# What the parts that carry media are called, and where in each the source is.
+_MEDIA_PARTS: dict[str, tuple[MediaKind, str]] = {
+    "input_audio": ("audio", "data"),
+    "audio_url": ("audio", "url"),
+    "image_url": ("image", "url"),
+    "video_url": ("video", "url"),
+}
+
+
+@dataclass(frozen=True)
+class MediaPart:
+    """A medium as it was sent, and the name of its field."""
+
+    kind: MediaKind
+    source: str | bytes
+    param: str
+
+
+# A message's content in order: text, or the index of a media part.
+Content = list[str | int]
+
+
+def parse_messages(
+    messages: Any, takes: Collection[MediaKind]
+) -> tuple[list[dict[str, Any]], list[MediaPart]]:
+    """Check a conversation and take its media out.
+
+    Args:
+        messages: OpenAI chat messages.
+        takes: Kinds of media that the model understands.
+
+    Returns:
+        The messages, each content a list of texts and of indices into the second result.
+
+    Raises:
+        RequestError: A message or part is malformed, or of a kind that this model does not take.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        raise RequestError("messages must be a list of at least one message", param="messages")
+    parser = _Parser(takes)
+    parsed = [parser.message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return parsed, parser.media
+
+
+class _Parser:
+    def __init__(self, takes: Collection[MediaKind]) -> None:
+        self.media: list[MediaPart] = []
+        names = ["text", *(name for name, (kind, _) in _MEDIA_PARTS.items() if kind in takes)]
+        self._takes = takes
+        self._expected = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+    def message(self, message: Any, param: str) -> dict[str, Any]:
+        if not isinstance(message, Mapping):
+            raise RequestError(f"{param} must be an object with role and content", param=param)
+        role = message.get("role")
+        if role not in _ROLES:
+            raise RequestError(
+                f"{param}.role must be one of {', '.join(_ROLES)}, got {role!r}", param=f"{param}.role"
+            )
+        content = message.get("content")
+        if role == "assistant" and content is None:
+            content = _said_before(message, param)
+        # Chat templates know no "developer", OpenAI's later name for the same thing.
+        rest = {key: value for key, value in message.items() if key not in ("role", "content", "audio")}
+        return {
+            **rest,
+            "role": "system" if role == "developer" else role,
+            "content": self._content(content, f"{param}.content"),
+        }
+
+    def _content(self, content: Any, param: str) -> Content:
+        if isinstance(content, str):
+            return [content]
+        if not isinstance(content, Sequence) or not content:
+            raise RequestError(f"{param} must be text or a list of at least one part", param=param)
+        return [self._part(part, f"{param}[{index}]") for index, part in enumerate(content)]
+
+    def _part(self, part: Any, where: str) -> str | int:
+        name = part.get("type") if isinstance(part, Mapping) else None
+        if name == "text":
+            return _field(part, "text", where)
+        kind, field = _MEDIA_PARTS.get(str(name), (None, ""))
+        if kind is None or kind not in self._takes:
+            raise RequestError(
+                f"{where}.type is {name!r}: this model takes {self._expected} parts", param=f"{where}.type"
+            )
+        body = part.get(name)
+        if not isinstance(body, Mapping):
+            raise RequestError(f"{where}.{name} must be an object with {field!r}", param=f"{where}.{name}")
+        source = _field(body, field, f"{where}.{name}", (str, bytes))
+        self.media.append(MediaPart(kind, source, f"{where}.{name}.{field}"))
+        return len(self.media) - 1
+
+
+def _said_before(message: Mapping[str, Any], param: str) -> str:
+    """The text of an earlier spoken answer, which clients send back without its content."""
+    spoken = message.get("audio")
+    if isinstance(spoken, Mapping) and isinstance(spoken.get("transcript"), str):
+        return spoken["transcript"]
+    if message.get("tool_calls"):
+        return ""
+    raise RequestError(
+        f"{param}.content is missing: send the earlier answer's text, or its audio.transcript",
+        param=f"{param}.content",
+    )
+
+
+def _field(part: Mapping[str, Any], name: str, where: str, types: tuple[type, ...] = (str,)) -> Any:
+    value = part.get(name)
+    if not isinstance(value, types):
+        raise RequestError(
+            f"{where}.{name} must be text, got {type(value).__name__}", param=f"{where}.{name}"
+        )
+    return value
