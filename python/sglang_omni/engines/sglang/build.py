@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,11 +19,12 @@ if TYPE_CHECKING:
 def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngine:
     """An engine that SGLang schedules.
 
-    Text checkpoints are served by SGLang's own model classes.
+    A text checkpoint that SGLang has a model class for is served by that; all others by a decoder of ours
+    that is made of SGLang's layers.
 
     Raises:
         ImportError: SGLang is not installed, or of a version that is not supported.
-        ValueError: SGLang has no model class that computes this checkpoint.
+        FileNotFoundError, ValueError: A file or tensor of the checkpoint is missing, misshapen or unknown.
         RuntimeError: This process is in another tensor parallel group already.
     """
     compat.prepare(options.device)
@@ -29,6 +32,22 @@ def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngi
 
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
+    if _is_text_checkpoint(spec):
+        return SGLangEngine(compat.Runtime(spec.model_path, options), spec, options)
+
+    from sglang_omni.engines.sglang.models.decoder import OmniDecoder
+    from sglang_omni.engines.sglang.weights import loader_of, write_config
+
+    compat.register_model(OmniDecoder)
+    # SGLang reads a config.json of its own while it starts, and never again.
+    with TemporaryDirectory(prefix="sglang-omni-") as directory:
+        write_config(Path(directory), spec.config)
+        runtime = compat.Runtime(Path(directory), options, load_format=loader_of(spec))
+        return SGLangEngine(runtime, spec, options)
+
+
+def _is_text_checkpoint(spec: DecoderSpec) -> bool:
+    if spec.component or spec.strategy is not None or spec.tap_layer is not None:
+        return False
     fields = json.loads((spec.model_path / "config.json").read_text())
-    compat.register_text_model(fields)
-    return SGLangEngine(compat.Runtime(spec.model_path, options), spec.config, options)
+    return compat.register_text_model(fields)

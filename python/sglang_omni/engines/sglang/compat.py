@@ -36,7 +36,8 @@ _KERNELS_IMPORTED_BY_NAME = (
     "verify_tree_greedy_cpu",
 )
 
-# SGLang asks for a few free slots beyond what a request can fill: a request that needs the whole pool runs.
+# SGLang asks for a few free pages beyond what a request can fill: with them, one that needs the whole pool
+# runs.
 _POOL_SLACK = 8
 
 _prepared_for: str | None = None
@@ -140,26 +141,30 @@ _TEXT_MODELS = {
 }
 
 
-def register_text_model(fields: Mapping[str, Any]) -> None:
-    """Lets SGLang find its own class for a text model.
+def register_text_model(fields: Mapping[str, Any]) -> bool:
+    """Lets SGLang find its own class for a text checkpoint.
 
     Args:
         fields: The checkpoint's ``config.json``.
 
-    Raises:
-        ValueError: The model is none of those served here, or has weights that SGLang's class leaves out.
+    Returns:
+        Whether it has one that computes all of the checkpoint: some leave weights out without a word.
     """
     from sglang.srt.models.registry import ModelRegistry
 
-    (architecture,) = fields["architectures"]
-    if fields.get("mlp_bias"):
-        raise ValueError("SGLang's models leave mlp_bias out: serve this checkpoint with engine='omni'")
-    if architecture not in _TEXT_MODELS:
-        raise ValueError(
-            f"architecture {architecture!r} is not served here; known: {', '.join(_TEXT_MODELS)}"
-        )
+    architecture = next(iter(fields.get("architectures") or ()), None)
+    if architecture not in _TEXT_MODELS or fields.get("mlp_bias"):
+        return False
     module = importlib.import_module(_TEXT_MODELS[architecture])
     ModelRegistry.models[architecture] = getattr(module, architecture)
+    return True
+
+
+def register_model(model: type) -> None:
+    """Lets SGLang find a class of ours by its name."""
+    from sglang.srt.models.registry import ModelRegistry
+
+    ModelRegistry.models[model.__name__] = model
 
 
 class Runtime:
@@ -280,9 +285,9 @@ def _server_args(model_path: Path, options: EngineOptions, load_format: Any) -> 
         disable_overlap_schedule=True,
         disable_cuda_graph=True,
         chunked_prefill_size=options.chunked_prefill_size,
-        max_total_tokens=options.max_total_tokens + _POOL_SLACK,
+        max_total_tokens=options.max_total_tokens + _POOL_SLACK * (options.page_size or 1),
         max_running_requests=options.max_running_requests,
-        page_size=1,
+        page_size=options.page_size or 1,
         disable_radix_cache=not options.prefix_cache,
         skip_tokenizer_init=True,
         random_seed=0,

@@ -6,12 +6,11 @@ import torch
 
 from sglang_omni.engines.admission import admit
 from sglang_omni.engines.iteration import IterationController
-from sglang_omni.engines.options import EngineOptions
+from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.request import EngineRequest, RequestStatus
 from sglang_omni.engines.sglang.compat import Runtime
 from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.scheduler import HoldingScheduler
-from sglang_omni.model_runner.config import DecoderConfig
 
 
 class SGLangEngine:
@@ -21,13 +20,13 @@ class SGLangEngine:
     that is no longer needed: its weights and cache go with it.
     """
 
-    def __init__(self, runtime: Runtime, config: DecoderConfig, options: EngineOptions) -> None:
+    def __init__(self, runtime: Runtime, spec: DecoderSpec, options: EngineOptions) -> None:
         self._runtime = runtime
-        self._config = config
+        self._config = spec.config
         self._options = options
-        self._controller = IterationController(config.eos_token_ids)
+        self._controller = IterationController(spec.config.eos_token_ids)
         with runtime.building():
-            self.scheduler = HoldingScheduler(runtime)
+            self.scheduler = HoldingScheduler(runtime, spec)
         self._requests: dict[str, ScheduledRequest] = {}
         # After a step that could run nothing, only news can change that.
         self._stalled = False
@@ -109,7 +108,7 @@ class SGLangEngine:
             self.scheduler.forget_unused_prefixes()
 
     def stats(self) -> dict[str, int]:
-        """Counters and gauges for metrics. Pages hold one token."""
+        """Counters and gauges for metrics."""
         scheduler = self.scheduler
         running = len(self.running)
         pool = scheduler.token_to_kv_pool_allocator
@@ -117,8 +116,8 @@ class SGLangEngine:
         return {
             "running_requests": running,
             "waiting_requests": len(self._requests) - running,
-            "used_pages": pool.size - free,
-            "num_pages": self._options.max_total_tokens,
+            "used_pages": (pool.size - free) // pool.page_size,
+            "num_pages": self._options.max_total_tokens // pool.page_size,
             "steps": self.num_steps,
             "generated_tokens": self.num_generated_tokens,
             "max_batch_size": self.max_batch_size,

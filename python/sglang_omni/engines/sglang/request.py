@@ -53,8 +53,7 @@ class ScheduledRequest(Req):
     @property
     def is_ready(self) -> bool:
         """Whether the inputs of all its tokens are there, so that it can be computed on."""
-        state = self.request.state
-        return state is None or state.is_ready(self.request.num_tokens)
+        return self.request.is_ready(self.request.num_tokens)
 
     @property
     def samples(self) -> bool:

@@ -16,12 +16,16 @@ from sglang_omni.model_runner.sampling import SamplingRow, sample
 class OmniSampler(Sampler):
     """Chooses tokens by the rows that the scheduler lays out before each step.
 
+    Args:
+        suppress_token_ids: Never chosen.
+
     Attributes:
         rows: One for each sequence of the batch; None for those whose prompt is not complete yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, suppress_token_ids: Sequence[int]) -> None:
         super().__init__()
+        self._suppressed = torch.tensor(suppress_token_ids, dtype=torch.long)
         self.rows: Sequence[SamplingRow | None] = ()
 
     def forward(self, logits_output: LogitsProcessorOutput, *args: Any, **kwargs: Any) -> Tensor:
@@ -31,7 +35,8 @@ class OmniSampler(Sampler):
         wanted = [index for index, row in enumerate(self.rows) if row is not None]
         if wanted:
             rows = [row for row in self.rows if row is not None]
-            # The copy is the sampler's to change.
-            picked = logits[wanted] if len(wanted) < len(self.rows) else logits
-            chosen[wanted] = torch.tensor(sample(picked.float(), rows))
+            picked = (logits[wanted] if len(wanted) < len(self.rows) else logits).float()
+            if len(self._suppressed):
+                picked.index_fill_(1, self._suppressed.to(picked.device), float("-inf"))
+            chosen[wanted] = torch.tensor(sample(picked, rows))
         return chosen.to(logits.device)

@@ -16,10 +16,17 @@ from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOu
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
+from torch import Tensor
 
+from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.engines.sglang.compat import Runtime
+from sglang_omni.engines.sglang.inputs import lay_out
+from sglang_omni.engines.sglang.models.decoder import OmniDecoder
 from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.sampler import OmniSampler
+from sglang_omni.model_runner.feedback import FeedbackStrategy
+from sglang_omni.model_runner.media import taps_due
+from sglang_omni.model_runner.sequence import SequenceSpan
 
 
 class HoldingScheduler(Scheduler):
@@ -41,13 +48,18 @@ class HoldingScheduler(Scheduler):
     last_batch: ScheduleBatch | None
     chunked_req: ScheduledRequest | None
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, spec: DecoderSpec) -> None:
         self.parked: list[ScheduledRequest] = []
         self.num_retracted = 0
         self._held: ScheduleBatch | None = None
         super().__init__(runtime.server_args, runtime.port_args)
-        self.sampler = OmniSampler()
+        self.sampler = OmniSampler(spec.suppress_token_ids)
         self.tp_worker.model_runner.sampler = self.sampler
+        self._strategy = spec.strategy
+        model = self.tp_worker.model_runner.model
+        self._decoder = model if isinstance(model, OmniDecoder) else None
+        if self._decoder is not None:
+            self._decoder.keep_tapped(self.token_to_kv_pool_allocator.size + 1)
 
     # What belongs to SGLang's own processes around the scheduler is left out.
 
@@ -145,7 +157,32 @@ class HoldingScheduler(Scheduler):
         self.sampler.rows = [
             req.request.sampling_row(vocab_size) if req.samples else None for req in batch.reqs
         ]
-        return super().run_batch(batch, *args, **kwargs)
+        if self._decoder is None:
+            return super().run_batch(batch, *args, **kwargs)
+        inputs = self._decoder.inputs = lay_out(batch)
+        result = super().run_batch(batch, *args, **kwargs)
+        self._collect_tapped(batch, inputs.spans)
+        if self._strategy is not None:
+            self._feed_back(self._strategy, inputs.spans, result.next_token_ids)
+        return result
+
+    def _collect_tapped(self, batch: ScheduleBatch, spans: Sequence[SequenceSpan]) -> None:
+        assert self._decoder is not None
+        if (tapped := self._decoder.tapped) is None:
+            return
+        for index, state in taps_due(spans):
+            slots = self.req_to_token_pool.req_to_token[batch.reqs[index].kv.req_pool_idx]
+            state.media_hidden = tapped[slots[state.media_positions.to(slots.device)].long()]
+
+    def _feed_back(
+        self, strategy: FeedbackStrategy, spans: Sequence[SequenceSpan], next_token_ids: Tensor
+    ) -> None:
+        assert self._decoder is not None
+        assert self._decoder.output_rows is not None
+        sampled = [index for index, span in enumerate(spans) if span.samples]
+        if sampled:
+            hidden = self._decoder.output_rows[sampled]
+            strategy.extract_output([spans[i] for i in sampled], hidden, next_token_ids[sampled].tolist())
 
     def update_running_batch(self, batch: ScheduleBatch) -> ScheduleBatch | None:
         ready = [index for index, req in enumerate(batch.reqs) if req.is_ready]

@@ -1,0 +1,169 @@
+"""The decoders of Qwen3-Omni, thinker and talker alike, out of SGLang's layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.linear import QKVParallelLinear, RowParallelLinear
+from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
+from sglang.srt.layers.radix_attention import RadixAttention
+from sglang.srt.layers.rotary_embedding import get_rope
+from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.runtime_context import get_parallel
+from torch import Tensor, nn
+
+from sglang_omni.engines.options import DecoderSpec
+from sglang_omni.engines.sglang.inputs import StepInputs
+from sglang_omni.engines.sglang.models.mlp import DenseMLP, SparseMLP
+from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.model_runner.media import deepstack_of, has_media, merge_media
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over SGLang's paged cache."""
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        ranks = get_parallel().tp_size
+        dim = config.head_dim
+        self._dim = dim
+        heads, kv_heads = config.num_attention_heads // ranks, max(1, config.num_key_value_heads // ranks)
+        self._sizes = [heads * dim, kv_heads * dim, kv_heads * dim]
+        self.qkv = QKVParallelLinear(
+            config.hidden_size,
+            dim,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            bias=config.qkv_bias,
+        )
+        self.o = RowParallelLinear(config.num_attention_heads * dim, config.hidden_size, bias=config.o_bias)
+        self.q_norm = RMSNorm(dim, eps=config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(dim, eps=config.rms_norm_eps) if config.qk_norm else None
+        self.rotary = get_rope(
+            dim,
+            rotary_dim=dim,
+            max_position=config.max_position_embeddings,
+            base=config.rope_theta,
+            rope_scaling=_rope_scaling(config),
+        )
+        self.attention = RadixAttention(heads, dim, dim**-0.5, num_kv_heads=kv_heads, layer_id=layer)
+
+    def forward(self, hidden: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
+        qkv, _ = self.qkv(hidden)
+        queries, keys, values = qkv.split(self._sizes, dim=-1)
+        if self.q_norm is not None and self.k_norm is not None:
+            queries, keys = self._normed(self.q_norm, queries), self._normed(self.k_norm, keys)
+        queries, keys = self.rotary(positions, queries, keys)
+        output, _ = self.o(self.attention(queries, keys, values, batch))
+        return output
+
+    def _normed(self, norm: RMSNorm, heads: Tensor) -> Tensor:
+        return norm(heads.reshape(-1, self._dim)).view(heads.shape)
+
+
+class Layer(nn.Module):
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        self.input_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attention = Attention(config, layer)
+        self.post_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = (
+            SparseMLP(config, layer)
+            if config.is_sparse(layer)
+            else DenseMLP(config, config.intermediate_size)
+        )
+
+    def forward(self, hidden: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
+        hidden = hidden + self.attention(self.input_norm(hidden), positions, batch)
+        return hidden + self.mlp(self.post_norm(hidden))
+
+
+class OmniDecoder(nn.Module):
+    """Tokens, media rows or a strategy's rows in; logits, and hidden states for who asks, out.
+
+    Attributes:
+        inputs: Of the batch to be computed, set before each forward.
+        output_rows: (B, hidden_size) after the last norm, of the last forward's last tokens.
+        tapped: (slots, hidden_size), ``hidden_states[tap_layer]`` of the tokens in the cache, by their slot.
+            None where nobody taps.
+    """
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        super().__init__()
+        config = spec.config
+        self._config = config
+        self._strategy = spec.strategy
+        self._tap_layer = spec.tap_layer
+        self.embed = (
+            VocabParallelEmbedding(config.vocab_size, config.hidden_size) if spec.strategy is None else None
+        )
+        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size)
+        self.logits_processor = LogitsProcessor(config)
+        self.inputs: StepInputs | None = None
+        self.output_rows: Tensor | None = None
+        self.tapped: Tensor | None = None
+
+    def keep_tapped(self, num_slots: int) -> None:
+        """Makes room for the tapped rows of a cache of ``num_slots`` tokens, if anybody taps."""
+        if self._tap_layer is not None:
+            weight = self.norm.weight
+            self.tapped = weight.new_zeros(num_slots, self._config.hidden_size)
+
+    def forward(
+        self, input_ids: Tensor, positions: Tensor, forward_batch: ForwardBatch, **kwargs: Any
+    ) -> LogitsProcessorOutput:
+        inputs = self.inputs
+        assert inputs is not None
+        if self._config.mrope_section is not None:
+            positions = inputs.positions.to(positions.device)
+        hidden = self._input_rows(input_ids, inputs)
+        deepstack = deepstack_of(inputs.spans)
+        tap_layer = self._tap_layer if self.tapped is not None and has_media(inputs.spans) else None
+        if tap_layer == 0:
+            self._tap(hidden, forward_batch)
+        for index, layer in enumerate(self.layers):
+            hidden = layer(hidden, positions, forward_batch)
+            if tap_layer == index + 1 < len(self.layers):
+                self._tap(hidden, forward_batch)
+            if deepstack is not None and index < len(deepstack.levels):
+                rows = deepstack.rows.to(hidden.device)
+                hidden.index_add_(0, rows, deepstack.levels[index].to(hidden))
+        hidden = self.norm(hidden)
+        if tap_layer == len(self.layers):
+            self._tap(hidden, forward_batch)
+        self.output_rows = hidden[inputs.last_rows.to(hidden.device)]
+        return self.logits_processor(input_ids, hidden, self.lm_head, forward_batch)
+
+    def _input_rows(self, input_ids: Tensor, inputs: StepInputs) -> Tensor:
+        if self._strategy is not None:
+            read = self._strategy.prefill_forward if inputs.prefill else self._strategy.write_buffers
+            return read(inputs.spans).to(self.norm.weight)
+        assert self.embed is not None
+        # Ids beyond the vocabulary stand for media in the prefix cache; their rows are replaced.
+        rows = self.embed(input_ids.clamp(max=self._config.vocab_size - 1))
+        merge_media(rows, inputs.spans)
+        return rows
+
+    def _tap(self, hidden: Tensor, batch: ForwardBatch) -> None:
+        assert self.tapped is not None
+        self.tapped[batch.out_cache_loc] = hidden
+
+
+def _rope_scaling(config: DecoderConfig) -> dict[str, Any] | None:
+    scaling = dict(config.rope_scaling)
+    if config.mrope_section is not None:
+        _, height, width = config.mrope_section
+        # What height and width leave turns by time.
+        section = [config.head_dim // 2 - height - width, height, width]
+        scaling |= {"mrope_section": section, "mrope_interleaved": True}
+    elif scaling.get("rope_type", "default") == "default":
+        return None
+    return scaling
+
+
+# Where SGLang looks for a package's models.
+EntryClass = [OmniDecoder]

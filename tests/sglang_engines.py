@@ -1,0 +1,66 @@
+"""Engines on SGLang, and what tests do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sglang_omni.engines.options import DecoderSpec, EngineOptions
+from sglang_omni.engines.request import EngineRequest
+from sglang_omni.engines.sglang.build import build_sglang_engine
+
+if TYPE_CHECKING:
+    # Importing SGLang is the engine's builder's to do, which prepares for it.
+    from sglang_omni.engines.sglang.engine import SGLangEngine
+
+# No test needs more; an engine that makes no progress must not hang the run.
+MAX_STEPS = 3000
+
+
+class Build(Protocol):
+    def __call__(self, spec: DecoderSpec, **options: Any) -> SGLangEngine:
+        """``options`` are those of ``EngineOptions``."""
+        ...
+
+
+@contextmanager
+def engines() -> Iterator[Build]:
+    """Engines that are closed at the end."""
+    built: list[SGLangEngine] = []
+
+    def build(spec: DecoderSpec, **options: Any) -> SGLangEngine:
+        defaults = {"max_total_tokens": 1024, "chunked_prefill_size": 64, "num_threads": 1}
+        built.append(build_sglang_engine(spec, EngineOptions(**{**defaults, **options})))
+        return built[-1]
+
+    yield build
+    for engine in built:
+        engine.close()
+
+
+def finish(engine: SGLangEngine) -> None:
+    for _ in range(MAX_STEPS):
+        if not engine.has_work:
+            return
+        engine.step()
+    raise AssertionError(f"still at work after {MAX_STEPS} steps: {engine.stats()}")
+
+
+def run(engine: SGLangEngine, requests: Sequence[EngineRequest]) -> list[list[int]]:
+    for request in requests:
+        engine.add(request)
+    finish(engine)
+    return [request.output_token_ids for request in requests]
+
+
+def expect_short_answers(engine: SGLangEngine) -> None:
+    """As after a long run of them: SGLang lets more requests in than the pool holds if they are long."""
+    engine.scheduler.new_token_ratio_tracker.current = 0.05
+
+
+def assert_empty(engine: SGLangEngine) -> None:
+    """Nothing is in use, and SGLang's accounts of its pools add up."""
+    stats = engine.stats()
+    assert [stats[name] for name in ("running_requests", "waiting_requests", "used_pages")] == [0, 0, 0]
+    engine.check_pools()
