@@ -1,0 +1,187 @@
+"""An engine for encoders: images, clips and videos of many requests, computed in batches of bounded cost."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from sglang_omni.engines.cache import ItemOutput, OutputCache
+from sglang_omni.engines.request import EngineRequest
+
+
+class ItemInfo(NamedTuple):
+    """What the engine knows of an item.
+
+    Attributes:
+        key: Hash of its content; items of equal keys have equal outputs.
+        cost: What it adds to a batch, in the encoder's own unit.
+        group: Only items of one group can be computed together.
+    """
+
+    key: bytes
+    cost: int
+    group: Hashable = None
+
+
+class Encoder(Protocol):
+    """A model without state between items."""
+
+    def info(self, item: Any) -> ItemInfo: ...
+
+    def encode(self, items: Sequence[Any]) -> list[ItemOutput]:
+        """An output for each item, independent of what else is in the batch. Its tensors share no memory."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class EncoderRequest(EngineRequest):
+    """A request that has items where others have tokens.
+
+    Attributes:
+        outputs: One for each item, in order; complete when the request is finished.
+    """
+
+    items: Sequence[Any] = ()
+    outputs: list[ItemOutput] = field(default_factory=list)
+    # Indices into items, by key, of what is not computed yet.
+    missing: dict[bytes, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, request_id: str, items: Sequence[Any]) -> EncoderRequest:
+        return cls(request_id, [], items=items)
+
+
+class _Pending(NamedTuple):
+    """An item that has to be computed, and the requests that wait for it."""
+
+    item: Any
+    info: ItemInfo
+    waiting: dict[str, EncoderRequest]
+
+
+class EncoderEngine:
+    """Implements ``engines.base.Engine``; its requests are ``EncoderRequest``.
+
+    Items are computed in the order of their arrival. What several requests ask for at once is computed once.
+
+    Args:
+        max_batch_cost: Of a batch's items together; a more costly one is computed alone.
+    """
+
+    def __init__(self, encoder: Encoder, cache: OutputCache, *, max_batch_cost: int) -> None:
+        self._encoder = encoder
+        self._cache = cache
+        self._max_batch_cost = max_batch_cost
+        self._requests: dict[str, EncoderRequest] = {}
+        self._pending: dict[bytes, _Pending] = {}
+        self._complete: dict[str, EncoderRequest] = {}
+        self._batch: list[_Pending] = []
+        self._num_steps = self._num_items = self._max_batch_size = 0
+        self._hits = self._misses = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._pending or self._complete)
+
+    @property
+    def running(self) -> list[EngineRequest]:
+        return list(
+            {id(request): request for item in self._batch for request in item.waiting.values()}.values()
+        )
+
+    def add(self, request: EngineRequest) -> None:
+        assert isinstance(request, EncoderRequest)
+        request_id = request.request_id
+        if request_id in self._requests:
+            raise ValueError(f"request {request_id!r} is already in the engine")
+        self._requests[request_id] = request
+        request.outputs = [()] * len(request.items)
+        for index, item in enumerate(request.items):
+            info = self._encoder.info(item)
+            if (output := self._cache.get(info.key)) is not None:
+                request.outputs[index] = output
+                self._hits += 1
+                continue
+            if (pending := self._pending.get(info.key)) is not None:
+                self._hits += 1
+            else:
+                pending = self._pending[info.key] = _Pending(item, info, {})
+                self._misses += 1
+            pending.waiting[request_id] = request
+            request.missing.setdefault(info.key, []).append(index)
+        self._finish_if_complete(request)
+
+    def abort(self, request_id: str) -> EncoderRequest | None:
+        """Takes a request out; what only it was waiting for is not computed any more."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return None
+        self._complete.pop(request_id, None)
+        for key in request.missing:
+            pending = self._pending.get(key)
+            if pending is not None:
+                del pending.waiting[request_id]
+                if not pending.waiting:
+                    del self._pending[key]
+        return request
+
+    def step(self) -> list[EngineRequest]:
+        """Computes one batch. Returns the requests that are complete."""
+        self._batch = self._schedule()
+        if self._batch:
+            outputs = self._encoder.encode([pending.item for pending in self._batch])
+            for pending, output in zip(self._batch, outputs, strict=True):
+                self._update(pending, output)
+            self._num_steps += 1
+            self._num_items += len(self._batch)
+            self._max_batch_size = max(self._max_batch_size, len(self._batch))
+            self._batch = []
+        complete: list[EngineRequest] = list(self._complete.values())
+        for request in complete:
+            del self._requests[request.request_id]
+        self._complete = {}
+        return complete
+
+    def flush_cache(self) -> None:
+        self._cache.clear()
+
+    def stats(self) -> dict[str, int]:
+        """Hits count what was computed before, or is being computed, for another item."""
+        return {
+            "num_running_reqs": sum(any(request.outputs) for request in self._requests.values()),
+            "num_queue_reqs": sum(not any(request.outputs) for request in self._requests.values()),
+            "num_items_total": self._num_items,
+            "num_steps_total": self._num_steps,
+            "max_batch_size": self._max_batch_size,
+            "cache_hits_total": self._hits,
+            "cache_misses_total": self._misses,
+            "cache_used_bytes": self._cache.used_bytes,
+            "cache_max_bytes": self._cache.max_bytes,
+        }
+
+    def _schedule(self) -> list[_Pending]:
+        """The oldest item, and what goes with it. They leave the queue: what fails is not tried again."""
+        batch: list[_Pending] = []
+        cost = 0
+        for pending in self._pending.values():
+            first = batch[0] if batch else pending
+            fits = not batch or cost + pending.info.cost <= self._max_batch_cost
+            if fits and pending.info.group == first.info.group:
+                batch.append(pending)
+                cost += pending.info.cost
+        for pending in batch:
+            del self._pending[pending.info.key]
+        return batch
+
+    def _update(self, pending: _Pending, output: ItemOutput) -> None:
+        self._cache.put(pending.info.key, output)
+        for request in pending.waiting.values():
+            for index in request.missing.pop(pending.info.key):
+                request.outputs[index] = output
+            self._finish_if_complete(request)
+
+    def _finish_if_complete(self, request: EncoderRequest) -> None:
+        if not request.missing:
+            request.finish_reason = "stop"
+            self._complete[request.request_id] = request

@@ -1,0 +1,81 @@
+"""The audio encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from sglang_omni.engines.cache import ItemOutput
+from sglang_omni.engines.encoder import ItemInfo
+from sglang_omni.model_runner.loader import Checkpoint, load_module, weights_on_meta
+from sglang_omni.models.qwen3_omni.payloads import AudioInput
+
+_PREFIX = "thinker.audio_tower."
+
+
+class AudioEncoder:
+    """transformers' ``Qwen3OmniMoeAudioEncoder`` over several clips at once. Costs are in mel frames.
+
+    An item's output is (m, H), what takes its placeholders' places. Clips whose pieces are padded to
+    different lengths are not computed together: see ``AudioInput.window_frames``.
+    """
+
+    def __init__(
+        self, model_path: str | Path, config: Mapping[str, Any], dtype: torch.dtype, device: str = "cpu"
+    ) -> None:
+        """
+        Args:
+            config: ``audio_config`` of the thinker's.
+        """
+        from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+            Qwen3OmniMoeAudioEncoderConfig,
+        )
+        from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
+
+        with weights_on_meta():
+            self._model = Qwen3OmniMoeAudioEncoder._from_config(Qwen3OmniMoeAudioEncoderConfig(**config))
+        checkpoint = Checkpoint(model_path, dtype, _PREFIX)
+        load_module(checkpoint, self._model, _PREFIX)
+        checkpoint.finish()
+        self._model.to(device)
+        self._dtype = dtype
+        self._device = device
+        self._piece = 2 * self._model.n_window
+
+    def info(self, item: AudioInput) -> ItemInfo:
+        return ItemInfo(item["key"], cost=item["input_features"].shape[1], group=item["window_frames"])
+
+    @torch.inference_mode()
+    def encode(self, items: Sequence[AudioInput]) -> list[ItemOutput]:
+        window = items[0]["window_frames"]
+        pieces, lengths = [], []
+        for item in items:
+            for piece in item["input_features"].split(self._piece, dim=1):
+                lengths.append(piece.shape[1])
+                pieces.append(F.pad(piece, (0, window - piece.shape[1])))
+        frames = torch.tensor([item["input_features"].shape[1] for item in items], device=self._device)
+        chunks = torch.tensor(lengths, device=self._device)
+        # Of each padded piece, the rows that are no padding.
+        rows = torch.arange(_convolved(window), device=self._device) < _convolved(chunks).unsqueeze(1)
+        output = self._model(
+            feature_lens=frames,
+            padded_feature=torch.stack(pieces).to(self._device, self._dtype),
+            chunk_lengths=chunks,
+            valid_indices=rows.flatten().nonzero().squeeze(1),
+        )
+        counts = [
+            sum(int(_convolved(piece.shape[1])) for piece in item["input_features"].split(self._piece, dim=1))
+            for item in items
+        ]
+        return [(part.clone(),) for part in output.last_hidden_state.split(counts)]
+
+
+def _convolved(frames: Any) -> Any:
+    """Frames after three convolutions of stride 2; of an int or a tensor of them."""
+    for _ in range(3):
+        frames = (frames + 1) // 2
+    return frames

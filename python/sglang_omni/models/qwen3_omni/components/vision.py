@@ -1,0 +1,62 @@
+"""The vision encoder: images and videos."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_omni.engines.cache import ItemOutput
+from sglang_omni.engines.encoder import ItemInfo
+from sglang_omni.model_runner.loader import Checkpoint, load_module, weights_on_meta
+from sglang_omni.models.qwen3_omni.payloads import VisualInput
+
+_PREFIX = "thinker.visual."
+
+
+class VisionEncoder:
+    """transformers' ``Qwen3OmniMoeVisionEncoder`` over several visuals at once. Costs are in patches.
+
+    An item's output is what takes its placeholders' places, (t * h * w / merge ** 2, H), and then as much for
+    each deepstack level.
+    """
+
+    def __init__(
+        self, model_path: str | Path, config: Mapping[str, Any], dtype: torch.dtype, device: str = "cpu"
+    ) -> None:
+        """
+        Args:
+            config: ``vision_config`` of the thinker's.
+        """
+        from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+            Qwen3OmniMoeVisionEncoderConfig,
+        )
+        from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeVisionEncoder
+
+        with weights_on_meta():
+            self._model = Qwen3OmniMoeVisionEncoder._from_config(Qwen3OmniMoeVisionEncoderConfig(**config))
+        checkpoint = Checkpoint(model_path, dtype, _PREFIX)
+        load_module(checkpoint, self._model, _PREFIX)
+        checkpoint.finish()
+        self._model.to(device)
+        self._dtype = dtype
+        self._device = device
+
+    def info(self, item: VisualInput) -> ItemInfo:
+        return ItemInfo(item["key"], cost=len(item["pixel_values"]))
+
+    @torch.inference_mode()
+    def encode(self, items: Sequence[VisualInput]) -> list[ItemOutput]:
+        pixels = torch.cat([item["pixel_values"].to(self._device, self._dtype) for item in items])
+        grids = torch.tensor([item["grid_thw"] for item in items], device=self._device)
+        output = self._model(pixels, grid_thw=grids)
+        merge = self._model.spatial_merge_unit
+        rows = [len(item["pixel_values"]) // merge for item in items]
+        levels = [output.pooler_output, *output.deepstack_features]
+        # Copies: an item that is kept must not keep the whole batch.
+        return [
+            tuple(part.clone() for part in parts)
+            for parts in zip(*(level.split(rows) for level in levels), strict=True)
+        ]

@@ -1,0 +1,98 @@
+"""The factories of the encoders' stages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from sglang_omni.models.qwen3_omni.payloads import AudioOutput, VisualOutput
+from sglang_omni.proto import StagePayload
+
+if TYPE_CHECKING:
+    from sglang_omni.engines.encoder import Encoder, EncoderRequest
+    from sglang_omni.engines.request import EngineRequest
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def create_image_encoder(
+    model_path: str,
+    *,
+    dtype: Dtype = "float32",
+    device: str = "cpu",
+    num_threads: int | None = None,
+    cache_bytes: int = 512_000_000,
+    max_batch_patches: int = 16_384,
+) -> OmniScheduler:
+    """``{"visuals": [VisualInput]}`` -> ``{"visuals": [VisualOutput]}``.
+
+    Args:
+        dtype: The data type that is computed in, whatever the checkpoint's is.
+        num_threads: Threads torch uses in this process; None leaves its choice.
+        cache_bytes: Outputs kept for requests that bring the same picture again; 0 keeps none.
+        max_batch_patches: Of the images and videos that are computed together.
+    """
+    from sglang_omni.model_runner.loader import DTYPES
+    from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+    from sglang_omni.models.qwen3_omni.components.vision import VisionEncoder
+
+    checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
+    config = checkpoint.thinker_config["vision_config"]
+    encoder = VisionEncoder(checkpoint.path, config, DTYPES[dtype], device)
+
+    def result(payload: StagePayload, request: EncoderRequest) -> StagePayload:
+        visuals = [VisualOutput(embeds=rows, deepstack=list(levels)) for rows, *levels in request.outputs]
+        return StagePayload(payload.request_id, payload.request, {"visuals": visuals})
+
+    return _scheduler(encoder, "visuals", result, cache_bytes, max_batch_patches, num_threads)
+
+
+def create_audio_encoder(
+    model_path: str,
+    *,
+    dtype: Dtype = "float32",
+    device: str = "cpu",
+    num_threads: int | None = None,
+    cache_bytes: int = 256_000_000,
+    max_batch_frames: int = 30_000,
+) -> OmniScheduler:
+    """``{"audios": [AudioInput]}`` -> ``{"audios": [AudioOutput]}``.
+
+    Args:
+        dtype: The data type that is computed in, whatever the checkpoint's is.
+        num_threads: Threads torch uses in this process; None leaves its choice.
+        cache_bytes: Outputs kept for requests that bring the same clip again; 0 keeps none.
+        max_batch_frames: Mel frames (100 a second) of the clips that are computed together.
+    """
+    from sglang_omni.model_runner.loader import DTYPES
+    from sglang_omni.models.qwen3_omni.components.audio import AudioEncoder
+    from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+
+    checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
+    config = checkpoint.thinker_config["audio_config"]
+    encoder = AudioEncoder(checkpoint.path, config, DTYPES[dtype], device)
+
+    def result(payload: StagePayload, request: EncoderRequest) -> StagePayload:
+        audios = [AudioOutput(embeds=rows) for (rows,) in request.outputs]
+        return StagePayload(payload.request_id, payload.request, {"audios": audios})
+
+    return _scheduler(encoder, "audios", result, cache_bytes, max_batch_frames, num_threads)
+
+
+def _scheduler(
+    encoder: Encoder, name: str, result: Any, cache_bytes: int, max_batch_cost: int, num_threads: int | None
+) -> OmniScheduler:
+    import torch
+
+    from sglang_omni.engines.cache import OutputCache
+    from sglang_omni.engines.encoder import EncoderEngine, EncoderRequest
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    engine = EncoderEngine(encoder, OutputCache(cache_bytes), max_batch_cost=max_batch_cost)
+
+    def build(payload: StagePayload) -> EngineRequest:
+        return EncoderRequest.of(payload.request_id, payload.data[name])
+
+    return OmniScheduler(engine, build, result)
