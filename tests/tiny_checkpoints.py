@@ -41,6 +41,28 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "tie_word_embeddings": True,
     },
+    "qwen3moe": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+    # Widths that fill no whole 16 bytes, and sparse layers every second.
+    "qwen3moe-odd": {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "hidden_size": 50,
+        "num_experts": 5,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 21,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 2,
+    },
 }
 
 
@@ -71,26 +93,33 @@ def make_checkpoint(directory: Path, shape: str, seed: int, **save_options: Any)
         Qwen2ForCausalLM,
         Qwen3Config,
         Qwen3ForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
     )
 
     config_class, model_class = {
         "llama": (LlamaConfig, LlamaForCausalLM),
         "qwen2": (Qwen2Config, Qwen2ForCausalLM),
         "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+        "qwen3moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     }[shape.split("-", maxsplit=1)[0]]
     config = config_class(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=48 if shape == "llama" else 64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        max_position_embeddings=256,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        **SHAPES[shape],
+        **{
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 48 if shape == "llama" else 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "max_position_embeddings": 256,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+            **SHAPES[shape],
+        }
     )
     torch.manual_seed(seed)
     model = model_class(config).eval()
+    # transformers' faster ways refuse widths that fill no whole 16 bytes.
+    model.set_experts_implementation("eager")
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith("norm.weight"):
