@@ -14,7 +14,7 @@ from sglang_omni.engines.resources import ResourceManager
 from sglang_omni.engines.scheduler import Scheduler
 from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache
 from sglang_omni.model_runner.feedback_runner import FeedbackARModelRunner
-from sglang_omni.model_runner.loader import DTYPES
+from sglang_omni.model_runner.loader import DTYPES, Checkpoint
 
 PAGE_SIZE = 16
 
@@ -27,6 +27,11 @@ def build_engine(kind: EngineKind, spec: DecoderSpec, options: EngineOptions) ->
         FileNotFoundError, ValueError: The checkpoint or an option is not what it should be.
     """
     if kind == "sglang":
+        if spec.open_checkpoint is not Checkpoint:
+            raise ValueError(
+                f"SGLang cannot read {spec.model_path}, whose tensors are named or laid out differently: "
+                "use the engine 'omni'"
+            )
         from sglang_omni.engines.sglang.build import build_sglang_engine
 
         return build_sglang_engine(spec, options)
@@ -47,7 +52,7 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
         torch.set_num_threads(options.num_threads)
     config = spec.config
     model = Decoder.from_checkpoint(
-        spec.model_path, DTYPES[options.dtype], config, spec.weights, spec.component
+        spec.model_path, DTYPES[options.dtype], config, spec.weights, spec.component, spec.open_checkpoint
     )
     page_size = options.page_size or PAGE_SIZE
     num_pages = options.max_total_tokens // page_size

@@ -9,6 +9,7 @@ from typing import Literal
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.decoder import WeightNames
 from sglang_omni.model_runner.feedback import FeedbackStrategy
+from sglang_omni.model_runner.loader import Checkpoint, OpenCheckpoint
 
 EngineKind = Literal["sglang", "omni"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -63,6 +64,7 @@ class DecoderSpec:
             ask for it.
         strategy: For models whose input rows are not embeddings of their tokens.
         suppress_token_ids: Never chosen.
+        open_checkpoint: How its tensors are read where they are named or laid out in another way.
     """
 
     model_path: Path
@@ -72,6 +74,7 @@ class DecoderSpec:
     tap_layer: int | None = None
     strategy: FeedbackStrategy | None = None
     suppress_token_ids: tuple[int, ...] = ()
+    open_checkpoint: OpenCheckpoint = Checkpoint
 
     @classmethod
     def from_dir(cls, model_path: str | Path) -> DecoderSpec:

@@ -14,7 +14,7 @@ from sglang_omni.model_runner.attention import attend
 from sglang_omni.model_runner.batch import ForwardBatch
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.kv_cache import PagedKVCache
-from sglang_omni.model_runner.loader import Checkpoint
+from sglang_omni.model_runner.loader import Checkpoint, OpenCheckpoint
 from sglang_omni.model_runner.media import Deepstack
 from sglang_omni.model_runner.mlp import DenseMLP, SparseMLP, load_mlp
 from sglang_omni.model_runner.rope import RotaryEmbedding
@@ -66,6 +66,7 @@ class Decoder:
         config: DecoderConfig | None = None,
         names: WeightNames = WeightNames(),
         component: str = "",
+        open_checkpoint: OpenCheckpoint = Checkpoint,
     ) -> Decoder:
         """Loads a checkpoint directory of the hub's layout.
 
@@ -77,7 +78,7 @@ class Decoder:
             FileNotFoundError, ValueError: A file or tensor is missing, misshapen or unknown.
         """
         config = config or DecoderConfig.from_dir(model_path)
-        checkpoint = Checkpoint(model_path, dtype, component)
+        checkpoint = open_checkpoint(model_path, dtype, component)
         embed = checkpoint.take(names.embed_tokens, (config.vocab_size, config.hidden_size))
         layers = [
             _load_layer(checkpoint, config, index, f"{names.layers}.{index}")

@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,10 @@ class Checkpoint:
             self._directory,
             time.perf_counter() - self._began,
         )
+
+
+# A component's tensors by the names that Hugging Face's decoders have: arguments as ``Checkpoint``'s.
+OpenCheckpoint = Callable[[str | Path, torch.dtype | None, str], Checkpoint]
 
 
 @contextmanager

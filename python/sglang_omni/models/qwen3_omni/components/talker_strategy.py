@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
+from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.components.code_predictor import CodePredictor, PredictorConfig
+from sglang_omni.models.qwen3_omni.components.code_predictor import draw_with, predictor_config
 from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
 
 
@@ -77,7 +78,7 @@ class Qwen3TalkerStrategy:
         fields = checkpoint.config["talker_config"]
         text = fields["text_config"]
         hidden, thinker_hidden = int(text["hidden_size"]), int(fields["thinker_hidden_size"])
-        config = PredictorConfig.from_dict(fields["code_predictor_config"], talker.num_code_groups)
+        config = predictor_config(fields["code_predictor_config"], talker.num_code_groups)
         if config.hidden_size != hidden:
             raise ValueError(
                 f"{checkpoint.path}: the code predictor's hidden_size is {config.hidden_size}, the talker's "
@@ -91,8 +92,12 @@ class Qwen3TalkerStrategy:
             *(f"talker.code_predictor.model.codec_embedding.{g}.weight" for g in range(len(sizes) - 1)),
         ]
         embed = reader.take_stacked(names, [(size, hidden) for size in sizes])
+        residual = (config.vocab_size, hidden)
+        heads = [
+            reader.take(f"talker.code_predictor.lm_head.{g}.weight", residual) for g in range(len(sizes) - 1)
+        ]
         predictor = CodePredictor.from_checkpoint(
-            config, reader, "talker.code_predictor", embed.split(sizes)[1:]
+            config, reader, "talker.code_predictor.model", embed.split(sizes)[1:], heads
         )
         reader.finish()
 
@@ -150,22 +155,20 @@ class Qwen3TalkerStrategy:
             hidden = hidden[speaking]
         weights = self._weights
         codes = weights.predictor.predict(
-            hidden, first, embedding(first, weights.embed), self._uniforms(states)
+            hidden, first, embedding(first, weights.embed), self._choose(states)
         )
         for state, frame in zip(states, codes.unbind(), strict=True):
             state.frames.append(frame)
 
-    def _uniforms(self, states: Sequence[TalkerState]) -> Tensor | None:
+    def _choose(self, states: Sequence[TalkerState]) -> Choose | None:
         if all(state.generator is None for state in states):
             return None
         count = len(self._offsets) - 1
-        return torch.tensor(
-            [
-                [-1.0 if state.generator is None else state.generator.random() for _ in range(count)]
-                for state in states
-            ],
-            device=self._offsets.device,
-        )
+        uniforms = [
+            [-1.0 if state.generator is None else state.generator.random() for _ in range(count)]
+            for state in states
+        ]
+        return draw_with(torch.tensor(uniforms, device=self._offsets.device))
 
     def _prompt_rows(self, state: TalkerState, start: int, stop: int) -> Tensor:
         prompt = state.prompt
