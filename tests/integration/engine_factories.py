@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
+import zlib
 from typing import Any
 
+import torch
+
 from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, SamplingParams, build_engine
+from sglang_omni.model_runner.parallel import TensorParallelGroup
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler
@@ -32,8 +37,34 @@ def create_engine(
         return step()
 
     if step_seconds:
-        engine.step = slow_step  # type: ignore[method-assign]
+        engine.step = slow_step
     return OmniScheduler(engine, build, result, stream)
+
+
+def create_replica(
+    model_path: str, tp_rank: int, tp_size: int, nccl_port: int | None, **options: Any
+) -> OmniScheduler:
+    """A rank that has the whole model, and compares after every step what it did with the others.
+
+    A prompt that begins with 11 makes rank 1 hang in its step until it is killed.
+    """
+    scheduler = create_engine(model_path, **options)
+    group = TensorParallelGroup.join(tp_rank, tp_size, nccl_port)
+    step = scheduler.engine.step
+
+    def compared_step() -> list[EngineRequest]:
+        advanced = step()
+        running = [*scheduler.engine.running, *advanced]
+        if tp_rank == 1 and any(request.prompt_token_ids[0] == 11 for request in running):
+            threading.Event().wait()
+        told = [(r.request_id, r.output_token_ids[-1]) for r in advanced]
+        mine = torch.tensor([[zlib.crc32(repr(told).encode())]])
+        if group.join_columns(mine).unique().numel() > 1:
+            raise AssertionError(f"rank {tp_rank} has come to {told}, and another to something else")
+        return advanced
+
+    scheduler.engine.step = compared_step  # type: ignore[method-assign]
+    return scheduler
 
 
 def build(payload: StagePayload) -> EngineRequest:

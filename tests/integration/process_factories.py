@@ -211,3 +211,15 @@ def twice() -> Callable[[StagePayload], object]:
 
 def total() -> Callable[[StagePayload], object]:
     return lambda payload: {"total": float(payload.data["ones"].sum()), "pid": payload.data["pid"]}
+
+
+def rank_of_nothing(tp_rank: int, tp_size: int) -> Callable[[StagePayload], int]:
+    """Takes what a rank is told, and makes nothing of it."""
+    return lambda payload: tp_rank
+
+
+def broken_rank(tp_rank: int, tp_size: int) -> None:
+    """The last rank cannot start, and the others wait for it."""
+    if tp_rank == tp_size - 1:
+        raise FileNotFoundError("no weights for this rank")
+    time.sleep(600)

@@ -14,6 +14,7 @@ from sglang_omni.pipeline.stage_workers import (
     WorkerSpec,
     get_stage_process_env,
     plan_workers,
+    with_port,
     worker_environment,
 )
 from sglang_omni.proto import OmniRequest, StagePayload
@@ -88,9 +89,40 @@ def test_only_streams_are_lent_on_a_gpu(tmp_path: Path) -> None:
     assert specs["p"].stages[0].same_gpu_targets == set()
 
 
-def test_tensor_parallel_stages_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(NotImplementedError, match=r"stage 'big': tp_size=2"):
-        plan(tmp_path, stage("big", "p", gpu=[0, 1], tp_size=2))
+def test_each_rank_of_a_stage_has_a_process_and_the_first_has_its_io(tmp_path: Path) -> None:
+    specs = plan(
+        tmp_path,
+        stage("in", "p", next="big", stream_to=["big"]),
+        stage("big", "q", gpu=[2, 3], tp_size=2, next="out"),
+        stage("out", "p"),
+    )
+    assert list(specs) == ["p", "q_tp0", "q_tp1"]
+    first, second = specs["q_tp0"].stages[0], specs["q_tp1"].stages[0]
+    assert [(s.role, s.tp_rank, s.tp_size, s.gpu_id) for s in (first, second)] == [
+        ("leader", 0, 2, 2),
+        ("follower", 1, 2, 3),
+    ]
+    # Each process sees its own GPU alone, and counts it as the first.
+    assert (first.device_index, second.device_index) == (0, 0)
+    assert first.tp_address == second.tp_address
+    assert first.tp_address is not None
+    assert first.tp_address.endswith("/ranks_big.sock")
+    assert specs["p"].stages[0].same_process_targets == set()
+    assert pickle.loads(pickle.dumps(specs)) == specs
+
+
+def test_the_ranks_of_a_stage_share_a_port_of_their_own(tmp_path: Path) -> None:
+    specs = plan(tmp_path, stage("a", "a", tp_size=2), stage("b", "b", tp_size=2))
+    a, b = (with_port([specs[f"{name}_tp0"], specs[f"{name}_tp1"]]) for name in "ab")
+    ports = [spec.stages[0].nccl_port for spec in (*a, *b)]
+    assert None not in ports
+    assert ports[0] == ports[1]
+    assert ports[2] == ports[3]
+
+
+def test_a_rank_on_the_cpu_sees_what_it_would_see_anyway() -> None:
+    spec = StageLaunchConfig("big", tp_rank=1, tp_size=2)
+    assert (get_stage_process_env(spec, {}), spec.device_index) == ({}, None)
 
 
 def test_factory_arguments_are_merged_before_any_process_starts(tmp_path: Path) -> None:
@@ -119,8 +151,6 @@ def test_a_rank_whose_device_is_not_visible_is_refused() -> None:
         get_stage_process_env(
             StageLaunchConfig("big", tp_rank=1, tp_size=2, gpu_id=2), {"CUDA_VISIBLE_DEVICES": "0,1"}
         )
-    with pytest.raises(ValueError, match="rank 1 of tp_size=2 has no gpu"):
-        get_stage_process_env(StageLaunchConfig("big", tp_rank=1, tp_size=2), {})
 
 
 def test_stages_without_ranks_keep_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

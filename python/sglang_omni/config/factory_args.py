@@ -82,12 +82,15 @@ def complete_factory_args(
     config: PipelineConfig,
     *,
     gpu_id: int | None = None,
+    tp_rank: int = 0,
+    nccl_port: int | None = None,
 ) -> dict[str, Any]:
-    """``args`` with ``model_path``, ``gpu_id`` and ``total_gpu_memory_fraction`` where ``factory`` has such a
-    parameter and nothing set it.
+    """``args`` with ``model_path``, ``gpu_id``, ``total_gpu_memory_fraction``, ``tp_rank``, ``tp_size`` and
+    ``nccl_port`` where ``factory`` has such a parameter and nothing set it.
 
     Raises:
-        ValueError: ``args`` holds one that the factory does not take.
+        ValueError: ``args`` holds one that the factory does not take, or the stage is split over ranks and
+            the factory does not take ``tp_rank`` and ``tp_size``.
     """
     parameters = inspect.signature(factory).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -98,7 +101,16 @@ def complete_factory_args(
                 f"stage {stage.name!r}: factory {path} takes no argument {name!r}"
                 f"{did_you_mean(name, parameters)}"
             )
+    if stage.tp_size > 1 and not {"tp_rank", "tp_size"} <= parameters.keys():
+        path, _ = stage_factory_path(stage)
+        raise ValueError(
+            f"stage {stage.name!r}: tp_size={stage.tp_size}, but factory {path} cannot build a part of its "
+            "model: it does not take tp_rank and tp_size"
+        )
     injected: dict[str, Any] = {
+        "tp_rank": tp_rank,
+        "tp_size": stage.tp_size,
+        "nccl_port": nccl_port,
         "model_path": config.model_path,
         "gpu_id": gpu_id if gpu_id is not None else next(iter(stage.gpu_ids), None),
     }

@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from types import TracebackType
 from typing import Self
 
@@ -18,7 +19,7 @@ from sglang_omni.pipeline.runtime_config import (
     build_coordinator,
     prepare_pipeline_runtime,
 )
-from sglang_omni.pipeline.stage_workers import WorkerSpec, plan_workers, worker_environment
+from sglang_omni.pipeline.stage_workers import WorkerSpec, plan_workers, with_port, worker_environment
 from sglang_omni.pipeline.worker_process import WorkerFailure, WorkerProcess, refuse_inside_worker
 
 logger = logging.getLogger(__name__)
@@ -34,38 +35,73 @@ _KILLED_S = 60.0
 
 
 class _Worker:
-    """A place in the plan and the process that fills it at the moment."""
+    """A place in the plan, and the process that fills it at the moment: one for each rank of a TP stage."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        self.spec = spec
-        self.process = self._spawn()
+    def __init__(self, specs: Sequence[WorkerSpec]) -> None:
+        self.specs = specs
+        self.processes = self._spawn()
         # Times of those deaths that count against the budget.
         self.deaths: deque[float] = deque()
 
+    @property
+    def stage_names(self) -> list[str]:
+        return self.specs[0].stage_names
+
+    @property
+    def name(self) -> str:
+        return ", ".join(repr(spec.process_name) for spec in self.specs)
+
     def restart(self) -> None:
-        self.process = self._spawn()
+        self.processes = self._spawn()
+
+    async def ready(self) -> None:
+        """Returns when all of its processes are. Raises the WorkerFailure of the first that is not to be."""
+        ready = [process.ready for process in self.processes]
+        done, _ = await asyncio.wait(ready, return_when=asyncio.FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+
+    async def ended(self) -> str:
+        """Returns how it ended, once one of its processes has. The others are killed: none can do without."""
+        exits = {process.exited: process for process in self.processes}
+        done, _ = await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
+        # Where several are gone by now, the one that was killed is not the one that noticed.
+        first = min((exits[exited] for exited in done), key=lambda process: process.exited.result())
+        self.kill()
+        names = self.stage_names
+        stages = f"stage {names[0]!r}" if len(names) == 1 else f"stages {', '.join(map(repr, names))}"
+        return f"{stages}: process {first.name!r} {first.describe_exit()}"
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.send_signal(signal.SIGKILL)
 
     def backoff(self) -> float:
         """Seconds to wait before the next restart."""
         doubled = len(self.deaths) - 2
         return 0.0 if doubled < 0 else min(_FIRST_BACKOFF_S * 2 ** min(doubled, 10), _LONGEST_BACKOFF_S)
 
-    def describe_death(self) -> str:
-        names = self.spec.stage_names
-        stages = f"stage {names[0]!r}" if len(names) == 1 else f"stages {', '.join(map(repr, names))}"
-        return f"{stages}: process {self.spec.process_name!r} {self.process.describe_exit()}"
-
-    def _spawn(self) -> WorkerProcess:
-        return WorkerProcess(self.spec.process_name, self.spec, worker_environment(self.spec, os.environ))
+    def _spawn(self) -> list[WorkerProcess]:
+        specs = with_port(self.specs) if len(self.specs) > 1 else self.specs
+        processes: list[WorkerProcess] = []
+        try:
+            for spec in specs:
+                environment = worker_environment(spec, os.environ)
+                processes.append(WorkerProcess(spec.process_name, spec, environment))
+        except BaseException:
+            for process in processes:
+                process.send_signal(signal.SIGKILL)
+            raise
+        return processes
 
 
 class MultiProcessPipelineRunner:
     """Runs a pipeline with one process for each process of its plan.
 
     When a process dies, the requests its stages hold fail at once with the stage's name and how the
-    process ended, the others go on, and a new process takes its place. A process that dies more than
-    ``max_restarts`` times within ``restart_window`` seconds is not started again: the pipeline is lost,
-    every request fails, and ``wait_failed`` returns.
+    process ended, the others go on, and a new process takes its place. The ranks of a tensor-parallel stage
+    end and start together. A process that dies more than ``max_restarts`` times within ``restart_window``
+    seconds is not started again: the pipeline is lost, every request fails, and ``wait_failed`` returns.
 
     The processes end with this one, also when it is killed, or with the thread whose event loop
     ``start`` ran in. A Ctrl-C at the terminal reaches this process alone.
@@ -100,7 +136,7 @@ class MultiProcessPipelineRunner:
     @property
     def process_ids(self) -> dict[str, int]:
         """Process name -> id of the process that fills it now."""
-        return {worker.spec.process_name: worker.process.pid for worker in self._workers}
+        return {process.name: process.pid for worker in self._workers for process in worker.processes}
 
     async def start(self, timeout: float = 120.0) -> None:
         """Start every process and return when all stages are up. On an error nothing is left running.
@@ -127,14 +163,14 @@ class MultiProcessPipelineRunner:
             await self._coordinator.start()
             self._failed = asyncio.get_running_loop().create_future()
             self._start_timeout = timeout
-            for spec in specs:
-                self._workers.append(_Worker(spec))
+            for _, group in groupby(specs, key=lambda spec: spec.stage_names):
+                self._workers.append(_Worker(list(group)))
             await self._all_ready(timeout)
         except BaseException:
             await self._shut_down(leave_s=0.0)
             raise
         self._supervision = [
-            asyncio.create_task(self._supervise(worker), name=f"supervise {worker.spec.process_name}")
+            asyncio.create_task(self._supervise(worker), name=f"supervise {worker.name}")
             for worker in self._workers
         ]
         logger.info("%d stages are up in %d processes", len(prep.stages_cfg), len(specs))
@@ -168,24 +204,24 @@ class MultiProcessPipelineRunner:
         await self.stop()
 
     async def _all_ready(self, timeout: float) -> None:
-        ready = {worker.process.ready: worker for worker in self._workers}
+        ready = {process.ready: process for worker in self._workers for process in worker.processes}
         done, pending = await asyncio.wait(ready, timeout=timeout, return_when=asyncio.FIRST_EXCEPTION)
         for future in done:
             future.result()
         if pending:
-            late = [ready[future].spec for future in pending]
+            stages = {p.name: worker.stage_names for worker in self._workers for p in worker.processes}
+            late = [ready[future].name for future in pending]
             raise TimeoutError(
                 f"not ready after {timeout:g} s: "
-                + ", ".join(f"process {spec.process_name!r} (stages {spec.stage_names})" for spec in late)
+                + ", ".join(f"process {name!r} (stages {stages[name]})" for name in late)
             )
 
     async def _supervise(self, worker: _Worker) -> None:
         loop = asyncio.get_running_loop()
-        spec = worker.spec
         while True:
-            await asyncio.shield(worker.process.exited)
-            reason = worker.describe_death()
-            self.coordinator.stage_down(spec.stage_names, reason)
+            reason = await worker.ended()
+            self.coordinator.stage_down(worker.stage_names, reason)
+            await _ended(worker.processes, _KILLED_S)
             worker.deaths.append(loop.time())
             while worker.deaths[0] < loop.time() - self.restart_window:
                 worker.deaths.popleft()
@@ -200,15 +236,15 @@ class MultiProcessPipelineRunner:
                 self._lose(f"{reason}; it could not be started again: {exc}")
                 return
             try:
-                await asyncio.wait_for(asyncio.shield(worker.process.ready), self._start_timeout)
+                await asyncio.wait_for(worker.ready(), self._start_timeout)
             except WorkerFailure:
                 continue
             except TimeoutError:
-                logger.error("Process %r was not ready after %g s", spec.process_name, self._start_timeout)
-                worker.process.send_signal(signal.SIGKILL)
+                logger.error("Process %s was not ready after %g s", worker.name, self._start_timeout)
+                worker.kill()
                 continue
-            self.coordinator.stage_up(spec.stage_names)
-            logger.info("Process %r is up again", spec.process_name)
+            self.coordinator.stage_up(worker.stage_names)
+            logger.info("Process %s is up again", worker.name)
 
     def _lose(self, reason: str) -> None:
         logger.critical("The pipeline is lost: %s", reason)
@@ -221,7 +257,7 @@ class MultiProcessPipelineRunner:
             task.cancel()
         if self._supervision:
             await asyncio.wait(self._supervision)
-        processes = [worker.process for worker in self._workers]
+        processes = [process for worker in self._workers for process in worker.processes]
         try:
             if self._coordinator is not None and leave_s > 0:
                 for process in processes:

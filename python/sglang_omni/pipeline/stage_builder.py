@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -18,7 +18,8 @@ from sglang_omni.pipeline.stage.input import AggregatedInput, DirectInput
 from sglang_omni.pipeline.stage.routes import checked_targets
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.proto import StagePayload
-from sglang_omni.scheduling.messages import Scheduler
+from sglang_omni.scheduling.messages import RankedScheduler, Scheduler
+from sglang_omni.scheduling.ranks import RankGroup
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 from sglang_omni.scheduling.worker_pool import WorkerPool
 
@@ -36,6 +37,8 @@ class StageLaunchConfig:
         relay_config: ``relay_type`` and the options of ``create_relay``.
         same_process_targets: Targets in the stage's own process; they get the payload object itself.
         same_gpu_targets: Stream targets in other processes on the stage's own GPU.
+        tp_address: The socket where the stage's ranks meet; None where it is one process.
+        nccl_port: The port where their model's collectives begin; another one each time they are started.
     """
 
     stage_name: str
@@ -51,6 +54,13 @@ class StageLaunchConfig:
     relay_config: dict[str, Any] = field(default_factory=dict)
     same_process_targets: frozenset[str] = frozenset()
     same_gpu_targets: frozenset[str] = frozenset()
+    tp_address: str | None = None
+    nccl_port: int | None = None
+
+    @property
+    def device_index(self) -> int | None:
+        """The GPU as the rank's own process counts: of a group, each process sees one GPU alone."""
+        return 0 if self.tp_size > 1 and self.gpu_id is not None else self.gpu_id
 
 
 def plan_stage_launch(
@@ -59,38 +69,47 @@ def plan_stage_launch(
     endpoints: Mapping[str, str],
     placement_plan: StagePlacementPlan,
     process_of: Mapping[str, str],
+    *,
+    tp_rank: int = 0,
+    tp_address: str | None = None,
 ) -> StageLaunchConfig:
-    """Wire one stage: who is in its process, who is on its GPU, where everybody receives.
+    """Wire one stage, or one rank of it: who is in its process, who is on its GPU, where everybody receives.
 
     Args:
         endpoints: ``"completion"``, ``"abort"`` and ``"stage_{name}"`` -> endpoint of the socket.
         process_of: Stage -> the process it runs in; TP stages, which nobody can reach in-process, are absent.
     """
     placements = placement_plan.stages
-    gpu_id = placements[stage.name].gpu_ids[0] if stage.name in placements else None
+    gpu_id = placements[stage.name].gpu_ids[tp_rank] if stage.name in placements else None
     own_process = process_of.get(stage.name)
     # With get_next, of the earlier form, any stage may turn out to be the target.
     targets = {s.name for s in config.stages} if stage.get_next else {*stage.next_stages, *stage.stream_to}
     near = {target for target in targets if own_process is not None and process_of.get(target) == own_process}
-    return StageLaunchConfig(
+    is_split = stage.tp_size > 1
+    launch = StageLaunchConfig(
         stage_name=stage.name,
         stage=stage,
+        role="single" if not is_split else "follower" if tp_rank > 0 else "leader",
+        tp_rank=tp_rank,
+        tp_size=stage.tp_size,
         gpu_id=gpu_id,
+        tp_address=tp_address,
         factory_args=merge_factory_args(stage, config),
         coordinator_endpoint=endpoints["completion"],
         abort_endpoint=endpoints["abort"],
         endpoints={s.name: endpoints[f"stage_{s.name}"] for s in config.stages},
-        relay_config=build_relay_config(config, stage, gpu_id),
         same_process_targets=frozenset(near),
         same_gpu_targets=frozenset(
             target
             for target in stage.stream_to
             if gpu_id is not None
+            and not is_split
             and target not in near
             and target in placements
             and placements[target].gpu_ids == (gpu_id,)
         ),
     )
+    return replace(launch, relay_config=build_relay_config(config, stage, launch.device_index))
 
 
 def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: LocalStageDispatcher) -> Stage:
@@ -104,25 +123,18 @@ def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: L
     stage = launch.stage
     assert stage is not None
     load = partial(import_callable, stage=stage.name)
-    factory_path, factory_field = stage_factory_path(stage)
-    factory = load(factory_path, field=factory_field)
-    arguments = complete_factory_args(factory, launch.factory_args, stage, config, gpu_id=launch.gpu_id)
-    schedulers = [
-        as_scheduler(factory(**arguments), stage=stage.name, factory=factory_path)
-        for _ in range(stage.num_workers)
-    ]
     return Stage(
         name=stage.name,
         role=launch.role,
         get_next=_routing(stage, load),
-        gpu_id=launch.gpu_id,
+        gpu_id=launch.device_index,
         endpoints=launch.endpoints,
         control_plane=StageControlPlane(
             stage.name, launch.endpoints[stage.name], launch.coordinator_endpoint, launch.abort_endpoint
         ),
         input_handler=_input_handler(stage, load),
         relay_config=launch.relay_config,
-        scheduler=schedulers[0] if len(schedulers) == 1 else WorkerPool(schedulers),
+        scheduler=build_scheduler(launch, config),
         project_payload={
             target: load(path, field=f"project_payload[{target!r}]")
             for target, path in stage.project_payload.items()
@@ -137,6 +149,42 @@ def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: L
         can_accept_stream_before_payload=stage.can_accept_stream_before_payload,
         is_terminal=stage.terminal,
     )
+
+
+def build_scheduler(launch: StageLaunchConfig, config: PipelineConfig) -> Scheduler:
+    """What runs the stage's work in this process. That of a rank has met the others.
+
+    Raises:
+        ImportError: The factory's path leads nowhere.
+        TypeError: The factory returned something no stage can run, or that cannot be split over ranks.
+        ValueError: The stage is split over ranks, and the factory does not take ``tp_rank`` and ``tp_size``.
+        Exception: Whatever the factory raises.
+    """
+    stage = launch.stage
+    assert stage is not None
+    path, field = stage_factory_path(stage)
+    factory = import_callable(path, stage=stage.name, field=field)
+    arguments = complete_factory_args(
+        factory,
+        launch.factory_args,
+        stage,
+        config,
+        gpu_id=launch.device_index,
+        tp_rank=launch.tp_rank,
+        nccl_port=launch.nccl_port,
+    )
+    schedulers = [
+        as_scheduler(factory(**arguments), stage=stage.name, factory=path) for _ in range(stage.num_workers)
+    ]
+    if launch.tp_address is not None:
+        scheduler = schedulers[0]
+        if not isinstance(scheduler, RankedScheduler):
+            raise TypeError(
+                f"stage {stage.name!r}: tp_size={launch.tp_size}, but {path} returned a "
+                f"{type(scheduler).__name__}, which cannot be split over ranks; an OmniScheduler can"
+            )
+        scheduler.join_ranks(RankGroup.meet(launch.tp_rank, launch.tp_size, launch.tp_address))
+    return schedulers[0] if len(schedulers) == 1 else WorkerPool(schedulers)
 
 
 def as_scheduler(product: Any, *, stage: str, factory: str) -> Scheduler:

@@ -11,10 +11,12 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import spawn
 from types import FrameType
 from typing import BinaryIO
@@ -23,7 +25,12 @@ from sglang_omni.config import PipelineConfig
 from sglang_omni.pipeline import worker_process
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.runtime_config import PipelineRuntimePrep
-from sglang_omni.pipeline.stage_builder import StageLaunchConfig, build_stage, plan_stage_launch
+from sglang_omni.pipeline.stage_builder import (
+    StageLaunchConfig,
+    build_scheduler,
+    build_stage,
+    plan_stage_launch,
+)
 
 _PR_SET_PDEATHSIG = 1
 # The end of a traceback is what says why; a report must fit into the pipe whoever reads it.
@@ -53,50 +60,58 @@ class WorkerSpec:
 
 
 def plan_workers(config: PipelineConfig, prep: PipelineRuntimePrep) -> list[WorkerSpec]:
-    """One spec for each process of the plan.
-
-    Raises:
-        NotImplementedError: A stage has ``tp_size > 1``.
-    """
-    if prep.process_plan.tp_stage_to_processes:
-        stage = next(iter(prep.process_plan.tp_stage_to_processes))
-        raise NotImplementedError(
-            f"stage {stage!r}: tp_size={config.stage(stage).tp_size}, but running a stage as several ranks "
-            "is not supported yet; set tp_size=1"
-        )
+    """One spec for each process of the plan. The ranks of a stage follow one another, rank 0 first."""
     process_of = prep.process_plan.stage_to_process
     stages = {stage.name: stage for stage in prep.stages_cfg}
+    wire = partial(
+        plan_stage_launch,
+        config=config,
+        endpoints=prep.endpoints,
+        placement_plan=prep.placement_plan,
+        process_of=process_of,
+    )
+    launches = {
+        group.name: tuple(wire(stages[name]) for name in group.stage_names)
+        for group in prep.process_plan.groups
+    }
+    for name, processes in prep.process_plan.tp_stage_to_processes.items():
+        address = str(prep.runtime_dir.path / f"ranks_{name}.sock")
+        for rank, process in enumerate(processes):
+            launches[process] = (wire(stages[name], tp_rank=rank, tp_address=address),)
     return [
         WorkerSpec(
-            process_name=group.name,
+            process_name=process,
             parent_pid=os.getpid(),
             log_level=logging.getLogger().getEffectiveLevel(),
             config=config,
-            stages=tuple(
-                plan_stage_launch(stages[name], config, prep.endpoints, prep.placement_plan, process_of)
-                for name in group.stage_names
-            ),
+            stages=of_process,
         )
-        for group in prep.process_plan.groups
+        for process, of_process in launches.items()
+    ]
+
+
+def with_port(ranks: Sequence[WorkerSpec]) -> list[WorkerSpec]:
+    """The ranks of one stage, told a port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return [
+        replace(spec, stages=tuple(replace(launch, nccl_port=port) for launch in spec.stages))
+        for spec in ranks
     ]
 
 
 def get_stage_process_env(spec: StageLaunchConfig, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that let a TP rank's process see its own GPU alone; none for other stages.
+    """The variables that let a TP rank's process see its own GPU alone; none for other stages, or on the CPU.
 
     Args:
         spec: The rank. Its ``gpu_id`` counts within what ``CUDA_VISIBLE_DEVICES`` lets through.
         env: The environment to start from; this process's when None.
 
     Raises:
-        ValueError: The rank has no GPU, or one that is not visible.
+        ValueError: The rank's GPU is not visible.
     """
-    if spec.tp_size <= 1:
+    if spec.tp_size <= 1 or spec.gpu_id is None:
         return {}
-    if spec.gpu_id is None:
-        raise ValueError(
-            f"stage {spec.stage_name!r}: rank {spec.tp_rank} of tp_size={spec.tp_size} has no gpu"
-        )
     device = str(spec.gpu_id)
     visible = (os.environ if env is None else env).get("CUDA_VISIBLE_DEVICES")
     if visible:
@@ -164,15 +179,20 @@ def _leave_it_to_the_parent(number: int, frame: FrameType | None) -> None:
 async def _run_stages(spec: WorkerSpec, report_fd: int) -> None:
     """Build and run the stages until each has been told to leave, or one fails."""
     _use_gpu(spec)
+    first = spec.stages[0]
+    if first.role == "follower":
+        # It has no sockets, no relay and no requests of its own: its scheduler does what rank 0's does.
+        follower = build_scheduler(first, spec.config)
+        _freeze()
+        _report(report_fd, ready=True)
+        await asyncio.to_thread(follower.start)
+        return
     dispatcher = LocalStageDispatcher()
     stages = [build_stage(launch, spec.config, dispatcher) for launch in spec.stages]
     dispatcher.register_many(stages)
     for stage in stages:
         await stage.start()
-    # What is loaded by now stays. Looked through in every full collection, it would stop all stages for
-    # 50 ms with torch alone.
-    gc.collect()
-    gc.freeze()
+    _freeze()
     _report(report_fd, ready=True)
     running = [asyncio.create_task(stage.run(), name=f"stage {stage.name}") for stage in stages]
     # Stages of one process share its fate: the first failure ends all of them.
@@ -181,8 +201,15 @@ async def _run_stages(spec: WorkerSpec, report_fd: int) -> None:
         task.result()
 
 
+def _freeze() -> None:
+    # What is loaded by now stays. Looked through in every full collection, it would stop all stages for
+    # 50 ms with torch alone.
+    gc.collect()
+    gc.freeze()
+
+
 def _use_gpu(spec: WorkerSpec) -> None:
-    gpu_id = next((stage.gpu_id for stage in spec.stages if stage.gpu_id is not None), None)
+    gpu_id = next((stage.device_index for stage in spec.stages if stage.device_index is not None), None)
     if gpu_id is None:
         return
     import torch

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from queue import Queue
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from sglang_omni.scheduling.ranks import RankGroup
 
 
 @dataclass(slots=True)
@@ -45,3 +48,10 @@ class Scheduler(Protocol):
     def stop(self) -> None: ...
 
     def abort(self, request_id: str) -> None: ...
+
+
+@runtime_checkable
+class RankedScheduler(Protocol):
+    """What a scheduler also has that can be one of several ranks, which compute one model together."""
+
+    def join_ranks(self, ranks: RankGroup) -> None: ...

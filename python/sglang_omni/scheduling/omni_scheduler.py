@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Queue
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from sglang_omni.engines.base import Engine
 from sglang_omni.engines.request import EngineRequest, FinishReason
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
+from sglang_omni.scheduling.ranks import Operation, RankGroup
 from sglang_omni.scheduling.recent_ids import RecentIds
 
 logger = logging.getLogger(__name__)
@@ -25,14 +27,6 @@ StreamDoneHandler = Callable[[EngineRequest, Any], FinishReason | None]
 
 # Stream messages that one request may have here before its payload comes.
 _EARLY_MOST = 4096
-
-
-class Operation(NamedTuple):
-    """What is done between two steps. ``data`` is the payload, the stream's item, or where a stream ended."""
-
-    kind: Literal["new_request", "stream_chunk", "stream_done", "abort", "flush_cache", "stop"]
-    request_id: str = ""
-    data: Any = None
 
 
 @dataclass(slots=True)
@@ -48,6 +42,10 @@ class OmniScheduler:
     The engine may hold requests whose next input has not come: where no other can run, the scheduler sleeps
     until a message comes. A request's failure is that request's error; a step that fails ends the requests
     that were running in it, and frees what they hold.
+
+    An engine that is split over ranks has a scheduler in each rank's process, and each does the same. Rank 0
+    alone has an inbox and an outbox that anybody uses; what it did between two steps it tells the others. A
+    step that fails ends the group, whose ranks could no longer be known to agree.
 
     Args:
         request_builder: A stage's payload as a request of the engine. What it raises is the request's error.
@@ -85,14 +83,19 @@ class OmniScheduler:
         # Stream messages of a request that is over may still come.
         self._over = RecentIds()
         self._stats = engine.stats()
+        self._ranks: RankGroup | None = None
+
+    def join_ranks(self, ranks: RankGroup) -> None:
+        """Makes this the scheduler of one rank. Before ``start``."""
+        self._ranks = ranks
 
     def start(self) -> None:
-        """Serves until ``stop``; blocks."""
-        while True:
-            for operation in self._receive():
-                if operation.kind == "stop":
-                    return
-                self._apply(operation)
+        """Serves until ``stop``; blocks.
+
+        Raises:
+            RankLost: Another rank is gone, or a step has failed in a group of ranks.
+        """
+        while self._follow() if self._follows else self._lead():
             self._stats = self.engine.stats()
             if self.engine.has_work:
                 self._step()
@@ -113,8 +116,31 @@ class OmniScheduler:
         """The engine's, as of the end of its last step. From any thread."""
         return self._stats
 
+    @property
+    def _follows(self) -> bool:
+        return self._ranks is not None and not self._ranks.leads
+
+    def _lead(self) -> bool:
+        """Does what has come; False to stop. Waits for something where the engine has nothing to do."""
+        done: list[Operation] = []
+        for operation in self._receive():
+            done.append(self._apply(operation))
+            if operation.kind == "stop":
+                break
+        if self._ranks is not None:
+            self._ranks.send(done)
+        return not done or done[-1].kind != "stop"
+
+    def _follow(self) -> bool:
+        """Does what rank 0 has done; False to stop."""
+        assert self._ranks is not None
+        for operation in self._ranks.receive():
+            if operation.kind == "stop":
+                return False
+            self._do(operation)
+        return True
+
     def _receive(self) -> list[Operation]:
-        """What has come, in order. Waits for something where the engine has nothing to do."""
         received = [] if self.engine.has_work else [self.inbox.get()]
         received += [self.inbox.get() for _ in range(self.inbox.qsize())]
         return [
@@ -122,29 +148,42 @@ class OmniScheduler:
             for item in received
         ]
 
-    def _apply(self, operation: Operation) -> None:
-        request_id = operation.request_id
+    def _apply(self, operation: Operation) -> Operation:
+        """Does it, where a failure is its request's. Returns what it came to."""
+        if self._ranks is not None and operation.kind == "new_request":
+            operation = operation._replace(seed=random.getrandbits(63))
+        if not operation.request_id:
+            self._do(operation)
+            return operation
+        try:
+            self._do(operation)
+        except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
+            self._fail(operation.request_id, exc)
+            return Operation("abort", operation.request_id)
+        return operation
+
+    def _do(self, operation: Operation) -> None:
         match operation.kind:
+            case "new_request":
+                self._add(operation)
+            case "stream_chunk" | "stream_done":
+                self._feed(operation)
             case "abort":
-                self._abort(request_id)
+                self._abort(operation.request_id)
             case "flush_cache":
                 self.engine.flush_cache()
-            case _:
-                try:
-                    if operation.kind == "new_request":
-                        self._add(request_id, operation.data)
-                    else:
-                        self._feed(operation)
-                except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
-                    self._fail(request_id, exc)
 
-    def _add(self, request_id: str, payload: StagePayload) -> None:
+    def _add(self, operation: Operation) -> None:
+        request_id, payload = operation.request_id, operation.data
         request = self._build_request(payload)
+        if operation.seed is not None and request.sampling.seed is None:
+            request.sampling = replace(request.sampling, seed=operation.seed)
+            request.generator.seed(operation.seed)
         self.engine.add(request)
         self._active[request_id] = _Active(payload, request)
         self._over.discard(request_id)
-        for operation in self._early.pop(request_id, ()):
-            self._feed(operation)
+        for early in self._early.pop(request_id, ()):
+            self._feed(early)
 
     def _feed(self, operation: Operation) -> None:
         request_id = operation.request_id
@@ -174,7 +213,7 @@ class OmniScheduler:
         request.finish_reason = reason
         if request.detokenizer is not None:
             request.detokenizer.finish()
-        self._emit(active)
+        self._advance(active)
 
     def _abort(self, request_id: str) -> None:
         self._forget(request_id)
@@ -188,6 +227,8 @@ class OmniScheduler:
         try:
             advanced = self.engine.step()
         except Exception as exc:
+            if self._ranks is not None:
+                self._ranks.give_up(exc)
             # What a failed step left in the cache is unknown to every request that was in it. Where it failed
             # before any was admitted, the same ones would fail the next step too.
             failed = [r.request_id for r in self.engine.running] or list(self._active)
@@ -196,10 +237,21 @@ class OmniScheduler:
                 self._fail(request_id, exc)
             return
         for request in advanced:
-            try:
-                self._emit(self._active[request.request_id])
-            except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
-                self._fail(request.request_id, exc)
+            self._advance(self._active[request.request_id])
+
+    def _advance(self, active: _Active) -> None:
+        """Hands out what is new of a request, which is over if it has a finish reason."""
+        request_id = active.request.request_id
+        if active.request.finish_reason is not None:
+            del self._active[request_id]
+            self._over.add(request_id)
+        if self._follows:
+            return
+        try:
+            self._emit(active)
+        except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
+            self.outbox.put(OutgoingMessage(request_id, "error", exc))
+            self.abort(request_id)
 
     def _emit(self, active: _Active) -> None:
         payload, request = active.payload, active.request
@@ -210,8 +262,6 @@ class OmniScheduler:
                 self.outbox.put(message)
         if request.finish_reason is not None:
             result = self._adapt_result(payload, request)
-            del self._active[request.request_id]
-            self._over.add(request.request_id)
             self.outbox.put(OutgoingMessage(request.request_id, "result", result))
 
     def _fail(self, request_id: str, error: Exception) -> None:
