@@ -89,8 +89,7 @@ def complete_factory_args(
     ``nccl_port`` where ``factory`` has such a parameter and nothing set it.
 
     Raises:
-        ValueError: ``args`` holds one that the factory does not take, or the stage is split over ranks and
-            the factory does not take ``tp_rank`` and ``tp_size``.
+        ValueError: ``args`` holds one that the factory does not take.
     """
     parameters = inspect.signature(factory).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -101,12 +100,6 @@ def complete_factory_args(
                 f"stage {stage.name!r}: factory {path} takes no argument {name!r}"
                 f"{did_you_mean(name, parameters)}"
             )
-    if stage.tp_size > 1 and not {"tp_rank", "tp_size"} <= parameters.keys():
-        path, _ = stage_factory_path(stage)
-        raise ValueError(
-            f"stage {stage.name!r}: tp_size={stage.tp_size}, but factory {path} cannot build a part of its "
-            "model: it does not take tp_rank and tp_size"
-        )
     injected: dict[str, Any] = {
         "tp_rank": tp_rank,
         "tp_size": stage.tp_size,

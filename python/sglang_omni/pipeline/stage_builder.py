@@ -173,6 +173,11 @@ def build_scheduler(launch: StageLaunchConfig, config: PipelineConfig) -> Schedu
         tp_rank=launch.tp_rank,
         nccl_port=launch.nccl_port,
     )
+    if launch.tp_address is not None and not {"tp_rank", "tp_size"} <= arguments.keys():
+        raise ValueError(
+            f"stage {stage.name!r}: tp_size={launch.tp_size}, but factory {path} cannot build a part of its "
+            "model: it does not take tp_rank and tp_size"
+        )
     schedulers = [
         as_scheduler(factory(**arguments), stage=stage.name, factory=path) for _ in range(stage.num_workers)
     ]
