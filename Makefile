@@ -14,18 +14,23 @@ CORE := python/sglang_omni/_core.abi3.so
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
 SAY ?= What is the capital of France?
 PORT ?= 8000
+MODEL ?= speech-chat
 
 .PHONY: help
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 .PHONY: demo
-demo: build ## a spoken question through two replicas, and a spoken answer (SAY="..." to ask your own)
-	$(BIN)/python -m sglang_omni.demo --say "$(SAY)"
+demo: build ## a question and a spoken answer (SAY="..." to ask your own; MODEL=qwen3-omni-tiny for all modalities)
+	$(BIN)/python -m sglang_omni.demo --model $(MODEL) --say "$(SAY)"
 
 .PHONY: serve
 serve: build ## the same, and it keeps serving on PORT until Ctrl-C: open http://127.0.0.1:8000/ and talk
-	exec $(BIN)/python -m sglang_omni.demo --say "$(SAY)" --keep-serving --port $(PORT)
+	exec $(BIN)/python -m sglang_omni.demo --model $(MODEL) --say "$(SAY)" --keep-serving --port $(PORT)
+
+.PHONY: parity
+parity: build ## Qwen3-Omni's answers against transformers', over seeds, shapes, engines and kinds of input (an hour)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/soak/qwen3_omni_parity.py $(PARITY)
 
 .PHONY: test
 test: lint test-rust test-python ## everything CI runs: linters, Rust tests, Python tests
@@ -35,7 +40,7 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=benches:tests/soak $(BIN)/mypy $(filter-out benches/peer_%,$(wildcard benches/*.py)) $(wildcard tests/soak/*.py)
+	MYPYPATH=benches:tests/soak:tests $(BIN)/mypy $(filter-out benches/peer_%,$(wildcard benches/*.py)) $(wildcard tests/soak/*.py)
 	$(BIN)/lint-imports
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings

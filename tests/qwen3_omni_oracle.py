@@ -128,6 +128,7 @@ class Oracle:
                         frames, track = _frames(_bytes(part))
                         videos.append(frames)
                         if use_audio_in_video:
+                            assert track is not None, "the video is silent"
                             audio.append(track)
                         converted.append({"type": "video"})
             conversation.append({**message, "content": converted})

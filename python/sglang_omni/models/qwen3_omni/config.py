@@ -27,13 +27,13 @@ def text_stages() -> list[StageConfig]:
         ),
         StageConfig(
             name="image_encoder",
-            factory=f"{_PACKAGE}.stages.create_image_encoder",
+            factory=f"{_PACKAGE}.encoders.create_image_encoder",
             process="encoders",
             next="aggregate",
         ),
         StageConfig(
             name="audio_encoder",
-            factory=f"{_PACKAGE}.stages.create_audio_encoder",
+            factory=f"{_PACKAGE}.encoders.create_audio_encoder",
             process="encoders",
             next="aggregate",
         ),

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from sglang_omni.model_runner.sampling_params import SamplingParams
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint, TalkerSettings
-from sglang_omni.preprocessing.request import mapping_param, stage_params
+from sglang_omni.preprocessing.request import answers_in_speech, mapping_param, stage_params
 from sglang_omni.proto import OmniRequest, RequestError
 from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Chunking
 
@@ -72,6 +72,21 @@ def speaker_id(request: OmniRequest, talker: TalkerSettings) -> int:
             param="voice",
         )
     return talker.speakers[voice.lower()]
+
+
+def check_speech(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint, *, has_talker: bool) -> None:
+    """Looks at all that a request says of its speech, before anything is computed for it.
+
+    Raises:
+        RequestError: It wants speech where there is none, or some parameter is not acceptable.
+    """
+    if not answers_in_speech(request):
+        return
+    if not has_talker or checkpoint.talker is None:
+        raise RequestError("modalities: this model answers in text only", param="modalities")
+    speaker_id(request, checkpoint.talker)
+    talker_sampling(request, checkpoint)
+    code2wav_chunking(request, REFERENCE_CHUNKING)
 
 
 def code2wav_chunking(request: OmniRequest, default: Chunking) -> Chunking:

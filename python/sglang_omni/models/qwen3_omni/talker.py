@@ -58,7 +58,8 @@ class Talker:
             prompt.token_ids,
             sampling,
             state=state,
-            positions=self._positions_of(prompt.rope_ids, data["media"]),
+            # transformers does not tell its talker of interleaved sound either.
+            positions=self._positions_of(prompt.rope_ids, {**data["media"], "use_audio_in_video": False}),
             cacheable=False,
         )
         if sampling.temperature > 0.0:

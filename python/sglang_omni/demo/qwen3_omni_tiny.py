@@ -1,0 +1,111 @@
+"""Qwen3-Omni's whole pipeline on a random model of a few megabytes: its answers are noise."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sglang_omni.client import GenerateRequest, SyncClient
+from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, encode_wav
+from sglang_omni.demo.report import DemoFailed, label, save, show
+from sglang_omni.demo.servers import servers
+
+_CHECKPOINT = Path("build/qwen3-omni-tiny")
+_MAX_TOKENS = 48
+_MAX_FRAMES = 40
+
+
+def run(args: argparse.Namespace) -> None:
+    """Makes the checkpoint, serves it, and asks about a picture and about a sound."""
+    checkpoint = Path(args.model_path) if args.model_path else _make_checkpoint()
+    print("Starting the pipeline. Importing its models takes a while.", flush=True)
+    flags = ["--model-path", str(checkpoint), "--served-model-name", "qwen3-omni-tiny"]
+    with servers(args.port, flags, replicas=1) as base_url, SyncClient(base_url) as client:
+        if not args.model_path:
+            print(
+                "\nThis model is random. What it writes means nothing, and its speech is noise: the demo "
+                "shows that every stage works, not what a trained model would say.\n"
+            )
+        args.out.mkdir(parents=True, exist_ok=True)
+        picture = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{_base64(_picture())}"}}
+        _ask(client, [picture, {"type": "text", "text": "What is in the picture?"}], args.out / "picture.wav")
+        sound = {"type": "input_audio", "input_audio": {"data": _base64(_sound()), "format": "wav"}}
+        _ask(client, [sound, {"type": "text", "text": "What do you hear?"}], args.out / "sound.wav")
+        if args.keep_serving:
+            print(f"\nServing a page and the API on {base_url}. Ctrl-C stops it.", flush=True)
+            signal.pause()
+
+
+def _make_checkpoint() -> Path:
+    """The same files every time, so that those of an earlier demo are simply replaced."""
+    command = [sys.executable, "-m", "sglang_omni.cli", "make-tiny-checkpoint", "qwen3_omni"]
+    done = subprocess.run([*command, str(_CHECKPOINT)], capture_output=True, text=True)
+    if done.returncode:
+        raise DemoFailed(f"the checkpoint was not made: {done.stderr.strip()}")
+    return _CHECKPOINT
+
+
+def _ask(client: SyncClient, content: list[dict[str, Any]], file: Path) -> None:
+    show("asked", " + ".join(part.get("text") or part["type"] for part in content))
+    request = GenerateRequest(
+        messages=[{"role": "user", "content": content}],
+        output_modalities=["text", "audio"],
+        extra_params={"voice": "ethan", "talker_max_new_tokens": _MAX_FRAMES},
+        max_tokens=_MAX_TOKENS,
+        timings=True,
+    )
+    began = time.monotonic()
+    times: dict[str, float] = {}
+    audio: list[Samples] = []
+    rate = DEFAULT_SAMPLE_RATE
+    stages: dict[str, float] = {}
+    print(label("answer"), end="")
+    for chunk in client.completion_stream(request, audio_format="pcm16"):
+        now = time.monotonic() - began
+        if chunk.text:
+            times.setdefault("first text", now)
+            times["last text"] = now
+            print(chunk.text.replace("\n", " "), end="", flush=True)
+        if chunk.audio_b64:
+            times.setdefault("first audio", now)
+            audio.append(decode_pcm(base64.b64decode(chunk.audio_b64)))
+            rate = chunk.sample_rate or rate
+        stages = chunk.timings or stages
+    print(flush=True)
+    if not audio:
+        raise DemoFailed("the answer has no speech")
+    show("said", save(encode_wav(np.concatenate(audio), rate), file))
+    for name, seconds in times.items():
+        show(name, f"after {seconds:.2f} s")
+    show("stages", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in stages.items()))
+    print(flush=True)
+
+
+def _picture() -> bytes:
+    """A PNG of a red disc on a blue sky."""
+    from PIL import Image, ImageDraw
+
+    image = Image.new("RGB", (224, 160), (90, 150, 230))
+    ImageDraw.Draw(image).ellipse((72, 40, 152, 120), fill=(220, 40, 30))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _sound() -> bytes:
+    """A WAV file of a falling tone, two seconds long."""
+    seconds = np.linspace(0, 2, 32_000, endpoint=False)
+    return encode_wav((0.4 * np.sin(2 * np.pi * (660 - 110 * seconds) * seconds)).astype(np.float32), 16_000)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

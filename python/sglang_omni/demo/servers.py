@@ -1,0 +1,71 @@
+"""The servers of a demo: started, waited for, and ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from sglang_omni.client import ClientError, SyncClient
+from sglang_omni.demo.report import DemoFailed
+from sglang_omni.serve.processes import bind
+
+_START_TIMEOUT = 900.0
+_STOP_TIMEOUT = 10.0
+
+
+@contextlib.contextmanager
+def servers(port: int, flags: Sequence[str], *, replicas: int) -> Iterator[str]:
+    """The base URL of the replicas, behind a router where there are several; they end with the block."""
+    with bind("127.0.0.1", port) as probe:
+        port = probe.getsockname()[1]
+    command = [
+        *(sys.executable, "-m", "sglang_omni.launch_server", "--dp-size", str(replicas)),
+        *("--port", str(port), "--parent-pid", str(os.getpid())),
+        *("--start-timeout", str(_START_TIMEOUT), *flags),
+    ]
+    scratch = Path(tempfile.mkdtemp(prefix="sglang-omni-demo-"))
+    log = scratch / "log"
+    with log.open("wb") as out:
+        # A session of its own: Ctrl-C ends the demo, which ends the servers and waits for them.
+        server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        _wait_until_up(server, f"http://127.0.0.1:{port}", log)
+        yield f"http://127.0.0.1:{port}"
+    except (DemoFailed, ClientError):
+        print(log.read_text(errors="replace"), file=sys.stderr)
+        raise
+    finally:
+        server.send_signal(signal.SIGINT)
+        try:
+            server.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        shutil.rmtree(scratch)
+
+
+def _wait_until_up(server: subprocess.Popen[bytes], base_url: str, log: Path) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT
+    shown = 0
+    with SyncClient(base_url) as client:
+        while True:
+            running = client.health()["running"]
+            lines = log.read_text(errors="replace").splitlines()
+            for line in lines[shown:]:
+                print(f"  | {line}", flush=True)
+            shown = len(lines)
+            if running:
+                return
+            if server.poll() is not None:
+                raise DemoFailed(f"the server ended with status {server.returncode}")
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"the server was not up after {_START_TIMEOUT:g} s")
+            time.sleep(0.25)

@@ -1,0 +1,251 @@
+"""The factories of the pipeline's stages. Each loads what its stage needs, in that stage's process."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from sglang_omni.models.loading import available_cores, loading
+from sglang_omni.models.qwen3_omni.components.checkpoint import SAMPLE_RATE, Qwen3OmniCheckpoint
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
+
+if TYPE_CHECKING:
+    from sglang_omni.engines.options import Dtype, EngineKind, EngineOptions
+    from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+logger = logging.getLogger(__name__)
+
+
+def create_preprocess(
+    model_path: str,
+    *,
+    speech: bool = True,
+    max_images: int = 32,
+    max_audios: int = 32,
+    max_videos: int = 8,
+    max_item_bytes: int = 256_000_000,
+    max_image_pixels: int = 50_000_000,
+    max_audio_seconds: float = 1800.0,
+    video_fps: float | None = None,
+    context_length: int | None = None,
+    allowed_media_hosts: Sequence[str] = (),
+) -> SimpleScheduler:
+    """A request's inputs -> token ids, positions, and tensors for the encoders.
+
+    Args:
+        model_path: Directory of a Qwen3-Omni checkpoint.
+        speech: Whether there are stages that speak.
+        max_images, max_audios, max_videos: How many a conversation may have of each.
+        max_item_bytes: Encoded size of one.
+        max_image_pixels: Width times height of an image.
+        max_audio_seconds: Length of a clip, or of a video's sound.
+        video_fps: Frames to take of each second of a video; all where None.
+        context_length: A context shorter than the checkpoint's.
+        allowed_media_hosts: Hosts from which media may be fetched by URL; ``"*"`` allows all.
+    """
+    from sglang_omni.models.qwen3_omni.media import MediaLimits
+    from sglang_omni.models.qwen3_omni.preprocess import Preprocessor
+    from sglang_omni.models.qwen3_omni.request import check_speech
+
+    checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
+    with loading("the processors of text and media"):
+        preprocessor = Preprocessor(
+            checkpoint,
+            limits=MediaLimits(
+                images=max_images,
+                audios=max_audios,
+                videos=max_videos,
+                item_bytes=max_item_bytes,
+                image_pixels=max_image_pixels,
+                audio_seconds=max_audio_seconds,
+            ),
+            video_fps=video_fps,
+            context_length=context_length,
+            allowed_media_hosts=allowed_media_hosts,
+        )
+
+    def preprocess(payload: StagePayload) -> StagePayload:
+        check_speech(payload.request, checkpoint, has_talker=speech)
+        return preprocessor(payload)
+
+    # Decoding media releases the interpreter lock; a long video does not hold up a short prompt.
+    return SimpleScheduler(preprocess, max_concurrency=4)
+
+
+def create_aggregate(model_path: str) -> SimpleScheduler:
+    """A prompt and the encoders' rows -> what the thinker computes from."""
+    from sglang_omni.models.qwen3_omni.aggregate import Aggregate
+
+    return SimpleScheduler(Aggregate(Qwen3OmniCheckpoint.from_dir(model_path).tokens))
+
+
+def create_thinker(
+    model_path: str,
+    *,
+    engine: EngineKind | None = None,
+    speech: bool = False,
+    dtype: Dtype | None = None,
+    gpu_id: int | None = None,
+    num_threads: int | None = None,
+    max_running_requests: int = 16,
+    max_total_tokens: int = 32_768,
+    chunked_prefill_size: int = 512,
+    context_length: int | None = None,
+    prefix_cache: bool = True,
+    mem_fraction_static: float | None = None,
+) -> OmniScheduler:
+    """Tokens and media -> the answer, in text pieces while it is written.
+
+    Args:
+        model_path: Directory of a Qwen3-Omni checkpoint.
+        engine: What schedules; on a GPU ``"sglang"`` where it is installed, else ``"omni"``, by default.
+        speech: Whether a talker stage listens.
+        dtype: float32 on a CPU and bfloat16 on a GPU by default. bfloat16's rounding is coarse enough for a
+            greedy answer to depend on what else is computed; float32's is not.
+        gpu_id: The GPU to compute on; the CPU where None.
+        num_threads: CPU threads; half of the cores by default, the rest being for other stages.
+        max_running_requests: Answers written at the same time.
+        max_total_tokens: Size of the KV cache that they share.
+        chunked_prefill_size: Tokens of one step; longer prompts are computed in several.
+        context_length: A context shorter than the checkpoint's.
+        prefix_cache: Whether requests share what they have in common.
+        mem_fraction_static: Share of the GPU's memory for weights and KV cache.
+    """
+    from sglang_omni.engines.build import build_engine
+    from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
+    from sglang_omni.models.qwen3_omni.thinker import Thinker
+    from sglang_omni.preprocessing.text import load_tokenizer
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+    checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
+    kind = engine or default_engine(gpu_id)
+    options = replace(
+        _engine_options(dtype, gpu_id, num_threads),
+        max_running_requests=max_running_requests,
+        max_total_tokens=max_total_tokens,
+        chunked_prefill_size=chunked_prefill_size,
+        context_length=context_length,
+        prefix_cache=prefix_cache,
+        mem_fraction_static=mem_fraction_static,
+    )
+    with loading(f"the thinker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
+        built = build_engine(kind, thinker_decoder(checkpoint, for_speech=speech), options)
+        tokenizer = load_tokenizer(checkpoint.path)
+    thinker = Thinker(checkpoint, tokenizer)
+    return OmniScheduler(built, thinker.build_request, thinker.result, thinker.stream)
+
+
+def create_decode() -> SimpleScheduler:
+    """The thinker's and the talker's output -> the answer in text."""
+    from sglang_omni.models.qwen3_omni.decode import decode
+
+    return SimpleScheduler(decode)
+
+
+def create_talker(
+    model_path: str,
+    *,
+    engine: EngineKind | None = None,
+    dtype: Dtype | None = None,
+    gpu_id: int | None = None,
+    num_threads: int | None = None,
+    max_running_requests: int = 16,
+    max_total_tokens: int = 32_768,
+    chunked_prefill_size: int = 512,
+    mem_fraction_static: float | None = None,
+) -> OmniScheduler:
+    """The answer's tokens, as they come -> frames of codec codes.
+
+    Args:
+        model_path: As all others, see ``create_thinker``.
+        max_total_tokens: Size of the KV cache; a frame takes a token's place.
+    """
+    from sglang_omni.engines.build import build_engine
+    from sglang_omni.model_runner.loader import DTYPES
+    from sglang_omni.models.qwen3_omni.components.decoders import talker_decoder
+    from sglang_omni.models.qwen3_omni.components.talker_strategy import Qwen3TalkerStrategy
+    from sglang_omni.models.qwen3_omni.positions import PositionRules, rope_positions
+    from sglang_omni.models.qwen3_omni.talker import Talker
+    from sglang_omni.scheduling.omni_scheduler import OmniScheduler
+
+    checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
+    kind = engine or default_engine(gpu_id)
+    options = replace(
+        _engine_options(dtype, gpu_id, num_threads),
+        max_running_requests=max_running_requests,
+        max_total_tokens=max_total_tokens,
+        chunked_prefill_size=chunked_prefill_size,
+        prefix_cache=False,
+        mem_fraction_static=mem_fraction_static,
+    )
+    with loading(f"the talker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
+        strategy = Qwen3TalkerStrategy.from_checkpoint(checkpoint, DTYPES[options.dtype])
+        built = build_engine(kind, talker_decoder(checkpoint, strategy), options)
+    rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
+    talker = Talker(checkpoint, lambda ids, media: rope_positions(ids, media, rules))
+    return OmniScheduler(
+        built, talker.build_request, talker.result, talker.stream, talker.take_text, talker.end_text
+    )
+
+
+def create_code2wav(
+    model_path: str,
+    *,
+    dtype: Dtype | None = None,
+    gpu_id: int | None = None,
+    num_threads: int | None = None,
+    chunk_size: int = 10,
+    first_chunk_size: int = 2,
+) -> Code2WavScheduler:
+    """Frames of codes -> speech, chunk by chunk.
+
+    Args:
+        model_path: As all others, see ``create_thinker``.
+        chunk_size: Frames of a chunk, 80 ms each.
+        first_chunk_size: Frames of the first chunk; those after it grow up to ``chunk_size``.
+    """
+    import torch
+
+    from sglang_omni.model_runner.loader import DTYPES
+    from sglang_omni.models.qwen3_omni.components.code2wav import load_code2wav
+    from sglang_omni.models.qwen3_omni.request import code2wav_chunking
+    from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
+
+    checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
+    options = _engine_options(dtype, gpu_id, num_threads)
+    torch.set_num_threads(options.num_threads or 1)
+    with loading(f"the codec of {checkpoint.path}, {options.dtype} on {options.device},"):
+        vocoder = load_code2wav(checkpoint, DTYPES[options.dtype], options.device)
+    return Code2WavScheduler(
+        vocoder,
+        options.device,
+        stream_chunk_size=chunk_size,
+        left_context_size=None,
+        sample_rate=SAMPLE_RATE,
+        first_chunk_size=first_chunk_size,
+        chunking_of=lambda payload, own: code2wav_chunking(payload.request, own),
+    )
+
+
+def default_engine(gpu_id: int | None) -> EngineKind:
+    """SGLang where it has a GPU; on a CPU our own, which measured faster there."""
+    kind: EngineKind = "omni"
+    if gpu_id is not None and importlib.util.find_spec("sglang") is not None:
+        kind = "sglang"
+    logger.info("engine %r by default", kind)
+    return kind
+
+
+def _engine_options(dtype: Dtype | None, gpu_id: int | None, num_threads: int | None) -> EngineOptions:
+    from sglang_omni.engines.options import EngineOptions
+
+    return EngineOptions(
+        dtype=dtype or ("float32" if gpu_id is None else "bfloat16"),
+        device="cpu" if gpu_id is None else f"cuda:{gpu_id}",
+        num_threads=num_threads or max(1, available_cores() // 2),
+    )

@@ -1,0 +1,97 @@
+"""What a request's parameters mean to each stage, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_checkpoint_settings import CONFIG
+
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.request import (
+    code2wav_chunking,
+    speaker_id,
+    talker_sampling,
+    thinker_sampling,
+)
+from sglang_omni.proto import OmniRequest, RequestError
+from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Chunking
+
+
+def checkpoint(folder: Path, **generation: Any) -> Qwen3OmniCheckpoint:
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return Qwen3OmniCheckpoint.from_dir(folder)
+
+
+def test_the_thinker_samples_as_the_checkpoint_says_unless_told_otherwise(tmp_path: Path) -> None:
+    settings = checkpoint(tmp_path, temperature=0.7, top_k=20, talker_top_k=5)
+    own = thinker_sampling(OmniRequest(None), settings)
+    assert (own.temperature, own.top_k, own.max_new_tokens) == (0.7, 20, 1024)
+    told = thinker_sampling(
+        OmniRequest(None, {"temperature": 0.0, "stage_params": {"thinker": {"top_k": 3}}}), settings
+    )
+    assert (told.temperature, told.top_k) == (0.0, 3)
+
+
+def test_the_talker_has_parameters_of_its_own(tmp_path: Path) -> None:
+    settings = checkpoint(tmp_path, temperature=0.7, talker_top_k=5)
+    request = OmniRequest(None, {"temperature": 0.0, "top_p": 0.5, "seed": 7, "talker_top_p": 0.8})
+
+    sampling = talker_sampling(request, settings)
+
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.9, 0.8, 5)
+    assert (sampling.repetition_penalty, sampling.max_new_tokens, sampling.seed) == (1.05, 4096, 7)
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        ({"talker_temperature": -1.0}, "talker_temperature"),
+        ({"stage_params": {"talker": {"top_p": 2.0}}}, "stage_params.talker.top_p"),
+        ({"stage_params": {"talker": 3}}, "stage_params.talker"),
+    ],
+)
+def test_a_wrong_talker_parameter_is_named_as_the_request_does(
+    tmp_path: Path, params: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(RequestError) as error:
+        talker_sampling(OmniRequest(None, params), checkpoint(tmp_path))
+    assert error.value.param == param
+
+
+def test_speakers_by_any_case_of_their_names(tmp_path: Path) -> None:
+    talker = checkpoint(tmp_path).require_talker()
+    assert speaker_id(OmniRequest(None), talker) == 70  # Ethan, as in transformers
+    assert speaker_id(OmniRequest(None, {"voice": "CHELSIE"}), talker) == 71
+    with pytest.raises(RequestError, match="no speaker 'nova'; this checkpoint has chelsie, ethan"):
+        speaker_id(OmniRequest(None, {"voice": "nova"}), talker)
+
+
+def chunking(**own: Any) -> Chunking:
+    default = Chunking(10, None, 2)
+    return code2wav_chunking(OmniRequest(None, {"stage_params": {"code2wav": own}}), default)
+
+
+def test_chunking() -> None:
+    assert chunking() == Chunking(10, None, 2)
+    assert chunking(chunk_size=5) == Chunking(5, None, 2)
+    assert chunking(left_context_size=72) == Chunking(10, 72, 2)
+    assert chunking(chunking="reference") == REFERENCE_CHUNKING
+    assert chunking(chunking="reference", chunk_size=50, left_context_size=10) == Chunking(50, 10, 50, False)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"chunking": "none"}, "must be 'gapless' or 'reference'"),
+        ({"chunk_size": 0}, "must be an integer from 1"),
+        ({"left_context_size": True}, "must be an integer from 0"),
+        ({"chunks": 3}, "takes chunking, chunk_size, left_context_size, not 'chunks'"),
+    ],
+)
+def test_chunking_that_makes_no_sense(own: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        chunking(**own)
