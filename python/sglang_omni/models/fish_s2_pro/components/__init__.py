@@ -1,0 +1,1 @@
+"""What Fish Audio S2-Pro's stages are made of."""

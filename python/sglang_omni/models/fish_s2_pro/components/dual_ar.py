@@ -1,0 +1,142 @@
+"""Dual autoregression: a slow decoder chooses the first code of each frame, a fast one the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from sglang_omni.engines.options import DecoderSpec, WeightNames
+from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
+from sglang_omni.model_runner.sampling import SamplingRow, sample
+from sglang_omni.model_runner.sequence import SequenceSpan
+from sglang_omni.models.fish_s2_pro.components.checkpoint import FAST, SLOW, FishS2Checkpoint
+from sglang_omni.models.fish_s2_pro.components.dual_ar_state import DualARState
+
+
+class FishDualARStrategy:
+    """A ``FeedbackStrategy`` over ``DualARState``s.
+
+    The row of a text token is its embedding. That of a frame is its token's embedding and those of all its
+    codes, divided by sqrt(G + 1).
+
+    Args:
+        text_embed: (text vocabulary, hidden size).
+        code_embed: (G * fast vocabulary, hidden size), of the codes of each group in turn.
+        fast_embed: (fast vocabulary, hidden size), what the fast decoder reads of any group.
+    """
+
+    def __init__(
+        self,
+        checkpoint: FishS2Checkpoint,
+        text_embed: Tensor,
+        code_embed: Tensor,
+        fast_embed: Tensor,
+        fast: CodePredictor,
+    ) -> None:
+        groups = checkpoint.fast.num_code_groups
+        self._start, self._end = checkpoint.semantic_start, checkpoint.end
+        self._codebook_size = checkpoint.codebook_size
+        self._text_embed = text_embed
+        self._code_embed = code_embed
+        self._fast_embed = fast_embed
+        self._fast = fast
+        self._offsets = torch.arange(groups) * checkpoint.fast.vocab_size
+        self._scale = (groups + 1) ** -0.5
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: FishS2Checkpoint, dtype: torch.dtype) -> FishDualARStrategy:
+        """
+        Raises:
+            FileNotFoundError, ValueError: A tensor is missing, misshapen or unknown.
+        """
+        config, reader = checkpoint.fast, checkpoint.open_fast(dtype)
+        size, hidden, groups = config.vocab_size, config.hidden_size, config.num_code_groups
+        code_embed = reader.take(f"{FAST}codebook_embeddings.weight", (groups * size, hidden))
+        fast_embed = reader.take(f"{FAST}embeddings.weight", (size, hidden))
+        # All groups are read and chosen with the same tables. Some ids of the vocabulary are no codes.
+        head = reader.take(f"{FAST}output.weight", (size, hidden))[: checkpoint.codebook_size]
+        fast = CodePredictor.from_checkpoint(
+            config, reader, FAST.rstrip("."), [fast_embed] * (groups - 2), [head] * (groups - 1)
+        )
+        reader.finish()
+        slow = checkpoint.open_slow(checkpoint.path, dtype, SLOW)
+        text_embed = slow.take(
+            f"{SLOW}embeddings.weight", (checkpoint.slow.vocab_size, checkpoint.slow.hidden_size)
+        )
+        return cls(checkpoint, text_embed, code_embed, fast_embed, fast)
+
+    def prefill_forward(self, spans: Sequence[SequenceSpan]) -> Tensor:
+        rows = []
+        for span in spans:
+            state, stop = _state(span), span.start + span.num_tokens
+            places = range(span.start, stop)
+            embeds = embedding(torch.tensor([state.token(i) for i in places]), self._text_embed)
+            framed = [i for i in places if state.frame(i) is not None]
+            if framed:
+                codes = torch.stack([cast(Tensor, state.frame(i)) for i in framed])
+                index = torch.tensor(framed) - span.start
+                embeds[index] = self._frame_rows(codes)
+            rows.append(embeds)
+        return torch.cat(rows)
+
+    def write_buffers(self, spans: Sequence[SequenceSpan]) -> Tensor:
+        frames = [_state(span).frame(span.start) for span in spans]
+        if any(frame is None for frame in frames):
+            return self.prefill_forward(spans)
+        return self._frame_rows(torch.stack(cast(list[Tensor], frames)))
+
+    def extract_output(self, spans: Sequence[SequenceSpan], hidden: Tensor, tokens: Sequence[int]) -> None:
+        speaking = [index for index, token in enumerate(tokens) if token != self._end]
+        if not speaking:
+            return
+        states = [_state(spans[index]) for index in speaking]
+        first = torch.tensor([tokens[index] for index in speaking]) - self._start
+        if len(speaking) < len(spans):
+            hidden = hidden[speaking]
+        codes = self._fast.predict(hidden, first, embedding(first, self._fast_embed), _choose_with(states))
+        for state, frame in zip(states, codes.unbind(), strict=True):
+            state.frames.append(frame)
+
+    def _frame_rows(self, codes: Tensor) -> Tensor:
+        """(n, G) -> (n, hidden_size)."""
+        tokens = embedding(codes[:, 0] + self._start, self._text_embed)
+        return (tokens + embedding(codes + self._offsets, self._code_embed).sum(dim=1)) * self._scale
+
+
+def dual_ar_decoder(checkpoint: FishS2Checkpoint, strategy: FishDualARStrategy) -> DecoderSpec:
+    """Text and frames -> the first code of the next frame, as a token."""
+    spoken = {checkpoint.end, *range(checkpoint.semantic_start, checkpoint.semantic_end + 1)}
+    return DecoderSpec(
+        model_path=checkpoint.path,
+        config=checkpoint.slow,
+        weights=WeightNames(
+            embed_tokens=f"{SLOW}embeddings.weight",
+            layers=f"{SLOW}layers",
+            norm=f"{SLOW}norm.weight",
+            lm_head="text_model.lm_head.weight",
+        ),
+        component=SLOW,
+        strategy=strategy,
+        suppress_token_ids=tuple(i for i in range(checkpoint.slow.vocab_size) if i not in spoken),
+        open_checkpoint=checkpoint.open_slow,
+    )
+
+
+def _choose_with(states: Sequence[DualARState]) -> Choose | None:
+    """Each frame's other codes are chosen as its first one is."""
+    if all(state.sampling.temperature == 0.0 for state in states):
+        return None
+
+    def choose(logits: Tensor, group: int) -> Tensor:
+        rows = [SamplingRow(state.sampling, state.draw()) for state in states]
+        return torch.tensor(sample(logits.float(), rows))
+
+    return choose
+
+
+def _state(span: SequenceSpan) -> DualARState:
+    return cast(DualARState, span.state)

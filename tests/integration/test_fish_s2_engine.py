@@ -1,0 +1,164 @@
+"""Fish Audio S2-Pro on OmniEngine: every code as a plain loop that recomputes everything gives it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from fish_s2_oracle import CODES, END, GROUPS, START, TEXT_TOKENS, FishS2
+from safetensors.torch import load_file, save_file
+
+from sglang_omni.engines.base import Engine
+from sglang_omni.engines.build import build_engine
+from sglang_omni.engines.options import EngineOptions
+from sglang_omni.engines.request import EngineRequest
+from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
+from sglang_omni.models.fish_s2_pro.components.dual_ar import FishDualARStrategy, dual_ar_decoder
+from sglang_omni.models.fish_s2_pro.components.dual_ar_state import DualARState
+
+MAX_NEW_TOKENS = 14
+
+
+class Speech(NamedTuple):
+    """A prompt, with the frames of a voice where it has one, and what is said to it."""
+
+    prompt: list[int]
+    prompt_frames: dict[int, list[int]]
+    tokens: list[int]
+    frames: list[list[int]]
+
+
+class Case(NamedTuple):
+    checkpoint: FishS2Checkpoint
+    speeches: list[Speech]
+
+    def engine(self, **options: int) -> Engine:
+        strategy = FishDualARStrategy.from_checkpoint(self.checkpoint, torch.float32)
+        given = {"max_total_tokens": 1024, **options}
+        return build_engine("omni", dual_ar_decoder(self.checkpoint, strategy), EngineOptions(**given))
+
+    def request(self, index: int, sampling: SamplingParams | None = None) -> EngineRequest:
+        speech = self.speeches[index]
+        sampling = sampling or SamplingParams(temperature=0.0, max_new_tokens=MAX_NEW_TOKENS)
+        state = DualARState(
+            speech.prompt,
+            sampling,
+            semantic_start=self.checkpoint.semantic_start,
+            prompt_frames={place: torch.tensor(frame) for place, frame in speech.prompt_frames.items()},
+        )
+        request = EngineRequest(str(index), speech.prompt, sampling, state=state, cacheable=False)
+        state.generator = request.generator
+        return request
+
+    def check(self, requests: list[EngineRequest]) -> None:
+        for request, speech in zip(requests, self.speeches, strict=True):
+            assert frames(request) == speech.frames
+            assert request.output_token_ids == speech.tokens
+
+
+def frames(request: EngineRequest) -> list[list[int]]:
+    assert isinstance(request.state, DualARState)
+    return [frame.tolist() for frame in request.state.frames]
+
+
+def run(engine: Engine, *requests: EngineRequest) -> None:
+    for request in requests:
+        engine.add(request)
+    for _ in range(500):
+        if not engine.has_work:
+            return
+        engine.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+@pytest.fixture(scope="module", params=range(5))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    torch.set_num_threads(1)
+    seed: int = request.param
+    fish = FishS2.make(tmp_path_factory.mktemp(f"fish-s2-{seed}"), seed=seed)
+    chance = random.Random(seed)
+    speeches = []
+    for length, num_frames in ((9, 0), (40, 12), (23, 0), (30, 1)):
+        prompt = [chance.randrange(TEXT_TOKENS) for _ in range(length)]
+        voice = {i: [chance.randrange(CODES) for _ in range(GROUPS)] for i in range(5, 5 + num_frames)}
+        for place, frame in voice.items():
+            prompt[place] = START + frame[0]
+        speeches.append(Speech(prompt, voice, *fish.speak(prompt, MAX_NEW_TOKENS, voice)))
+    return Case(FishS2Checkpoint.from_dir(fish.path), speeches)
+
+
+def test_alone_and_four_at_once(case: Case) -> None:
+    engine = case.engine()
+    alone = [case.request(i) for i in range(4)]
+    for request in alone:
+        run(engine, request)
+    case.check(alone)
+    together = [case.request(i) for i in range(4)]
+    run(engine, *together)
+    case.check(together)
+
+
+def test_in_chunks_and_out_of_step(case: Case) -> None:
+    engine = case.engine(chunked_prefill_size=7)
+    requests = [case.request(i) for i in range(4)]
+    for request in requests:
+        engine.add(request)
+        engine.step()
+    run(engine)
+    case.check(requests)
+
+
+def test_preemption_computes_frames_again(case: Case) -> None:
+    # Both prompts fit, with a page to grow into; both speeches do not.
+    engine = case.engine(max_total_tokens=64)
+    requests = [case.request(i) for i in (0, 2)]
+    run(engine, *requests)
+    assert [frames(request) for request in requests] == [case.speeches[i].frames for i in (0, 2)]
+    ends_early = any(request.finish_reason == "stop" for request in requests)
+    assert ends_early or engine.stats()["num_retracted_requests_total"] > 0
+
+
+def test_drawn_codes_depend_on_the_seed_alone(case: Case) -> None:
+    engine = case.engine()
+
+    def drawn(seed: int) -> EngineRequest:
+        sampling = SamplingParams(temperature=0.9, top_p=0.9, seed=seed, max_new_tokens=MAX_NEW_TOKENS)
+        return case.request(1, sampling)
+
+    alone = [drawn(seed) for seed in (1, 2)]
+    for request in alone:
+        run(engine, request)
+    assert frames(alone[0]) != frames(alone[1])
+    again, other = drawn(1), case.request(0)
+    run(engine, other, again)
+    assert frames(again) == frames(alone[0])
+    assert frames(other) == case.speeches[0].frames
+    assert all(0 <= code < CODES for frame in frames(again) for code in frame)
+
+
+def test_the_end_makes_no_frame(case: Case) -> None:
+    for speech in case.speeches:
+        assert len(speech.frames) == len(speech.tokens) - (speech.tokens[-1] == END)
+
+
+@pytest.mark.parametrize("missing", ["audio_decoder.layers.1.attention.wqkv.weight"])
+def test_a_missing_or_unknown_tensor_is_named(tmp_path: Path, missing: str) -> None:
+    path = FishS2.make(tmp_path, seed=0).path
+    index = path / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    shard = path / weight_map.pop(missing)
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    checkpoint = FishS2Checkpoint.from_dir(path)
+    with pytest.raises(ValueError, match=missing):
+        FishDualARStrategy.from_checkpoint(checkpoint, torch.float32)
+    tensors = load_file(shard)
+    save_file({**tensors, "audio_decoder.other": torch.zeros(1)}, shard)
+    weight_map |= {missing: shard.name, "audio_decoder.other": shard.name}
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(ValueError, match=r"audio_decoder\.other"):
+        FishDualARStrategy.from_checkpoint(checkpoint, torch.float32)
