@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import struct
+import zlib
 from fractions import Fraction
 from typing import Any
 
@@ -20,6 +22,14 @@ def picture(
     buffer = io.BytesIO()
     Image.fromarray(_pixels(seed, width, height)).convert(mode).save(buffer, kind, **save)
     return buffer.getvalue()
+
+
+def png_header(width: int, height: int) -> bytes:
+    """The beginning of a PNG file, of whatever size it claims to be."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
+    start = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return start + struct.pack(">I", 100) + b"IDAT"
 
 
 def sound(seed: int = 0, seconds: float = 1.0, rate: int = 16_000, channels: int = 1) -> bytes:

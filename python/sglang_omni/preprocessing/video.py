@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class VideoInfo(NamedTuple):
-    """What a file says of its picture: ``num_frames`` and mean ``fps``, and the size in pixels."""
+    """A video's picture: how many frames it has, how many a second on average, and their size in pixels."""
 
     num_frames: int
     fps: float
@@ -70,7 +70,6 @@ def decode_video(
                 raise RequestError(f"{param} changes its size in the middle of the video", param=param)
             if index in wanted:
                 frames.append(frame.to_ndarray(format="rgb24"))
-            # Containers may hold frames that they do not announce, which would get around the limits.
             if index >= last:
                 break
     if not frames:
@@ -115,10 +114,9 @@ def _info(container: Any, param: str) -> VideoInfo:
     stream = container.streams.video[0]
     if stream.codec_context is None or not stream.width or not stream.height:
         _refuse(param)
-    num_frames = stream.frames
-    if not num_frames:  # WebM and streams that were recorded live do not say
-        num_frames = sum(1 for packet in container.demux(stream) if packet.size)
-        container.seek(0)
+    # Counted, which decodes nothing: headers may say something else, or nothing.
+    num_frames = sum(1 for packet in container.demux(stream) if packet.size)
+    container.seek(0)
     fps = float(stream.average_rate or stream.base_rate or 0)
     if not num_frames or not fps:
         _refuse(param)

@@ -8,6 +8,8 @@ from sglang_omni.models.qwen3_omni.payloads import AudioOutput, VisualOutput
 from sglang_omni.proto import StagePayload
 
 if TYPE_CHECKING:
+    import torch
+
     from sglang_omni.engines.encoder import Encoder, EncoderRequest
     from sglang_omni.engines.request import EngineRequest
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
@@ -18,8 +20,8 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 def create_image_encoder(
     model_path: str,
     *,
-    dtype: Dtype = "float32",
-    device: str = "cpu",
+    dtype: Dtype | None = None,
+    gpu_id: int | None = None,
     num_threads: int | None = None,
     cache_bytes: int = 512_000_000,
     max_batch_patches: int = 16_384,
@@ -27,18 +29,19 @@ def create_image_encoder(
     """``{"visuals": [VisualInput]}`` -> ``{"visuals": [VisualOutput]}``.
 
     Args:
-        dtype: The data type that is computed in, whatever the checkpoint's is.
+        dtype: What is computed in, whatever the checkpoint's is; float32 on a CPU and bfloat16 on a GPU by
+            default.
+        gpu_id: The GPU to compute on; the CPU where None.
         num_threads: Threads torch uses in this process; None leaves its choice.
         cache_bytes: Outputs kept for requests that bring the same picture again; 0 keeps none.
         max_batch_patches: Of the images and videos that are computed together.
     """
-    from sglang_omni.model_runner.loader import DTYPES
     from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
     from sglang_omni.models.qwen3_omni.components.vision import VisionEncoder
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     config = checkpoint.thinker_config["vision_config"]
-    encoder = VisionEncoder(checkpoint.path, config, DTYPES[dtype], device)
+    encoder = VisionEncoder(checkpoint.path, config, *_placement(dtype, gpu_id))
 
     def result(payload: StagePayload, request: EncoderRequest) -> StagePayload:
         visuals = [VisualOutput(embeds=rows, deepstack=list(levels)) for rows, *levels in request.outputs]
@@ -50,8 +53,8 @@ def create_image_encoder(
 def create_audio_encoder(
     model_path: str,
     *,
-    dtype: Dtype = "float32",
-    device: str = "cpu",
+    dtype: Dtype | None = None,
+    gpu_id: int | None = None,
     num_threads: int | None = None,
     cache_bytes: int = 256_000_000,
     max_batch_frames: int = 30_000,
@@ -59,24 +62,33 @@ def create_audio_encoder(
     """``{"audios": [AudioInput]}`` -> ``{"audios": [AudioOutput]}``.
 
     Args:
-        dtype: The data type that is computed in, whatever the checkpoint's is.
+        dtype: What is computed in, whatever the checkpoint's is; float32 on a CPU and bfloat16 on a GPU by
+            default.
+        gpu_id: The GPU to compute on; the CPU where None.
         num_threads: Threads torch uses in this process; None leaves its choice.
         cache_bytes: Outputs kept for requests that bring the same clip again; 0 keeps none.
         max_batch_frames: Mel frames (100 a second) of the clips that are computed together.
     """
-    from sglang_omni.model_runner.loader import DTYPES
     from sglang_omni.models.qwen3_omni.components.audio import AudioEncoder
     from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     config = checkpoint.thinker_config["audio_config"]
-    encoder = AudioEncoder(checkpoint.path, config, DTYPES[dtype], device)
+    encoder = AudioEncoder(checkpoint.path, config, *_placement(dtype, gpu_id))
 
     def result(payload: StagePayload, request: EncoderRequest) -> StagePayload:
         audios = [AudioOutput(embeds=rows) for (rows,) in request.outputs]
         return StagePayload(payload.request_id, payload.request, {"audios": audios})
 
     return _scheduler(encoder, "audios", result, cache_bytes, max_batch_frames, num_threads)
+
+
+def _placement(dtype: Dtype | None, gpu_id: int | None) -> tuple[torch.dtype, str]:
+    from sglang_omni.model_runner.loader import DTYPES
+
+    if gpu_id is None:
+        return DTYPES[dtype or "float32"], "cpu"
+    return DTYPES[dtype or "bfloat16"], f"cuda:{gpu_id}"
 
 
 def _scheduler(

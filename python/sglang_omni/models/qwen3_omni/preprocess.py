@@ -112,8 +112,10 @@ class Preprocessor:
         assert self._reader is not None
         video = self._video_options(request)
 
+        text_length = len(token_ids) - len(parts)
+
         def check_length(media_tokens: int, param: str) -> None:
-            self._prompts.check_length(len(token_ids) + media_tokens, param)
+            self._prompts.check_length(text_length + media_tokens, param)
 
         media = self._reader.read(parts, video, check_length)
         prompt = self._lay_out(token_ids, media, with_sound=video.with_sound)
