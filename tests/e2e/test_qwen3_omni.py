@@ -1,4 +1,4 @@
-"""Qwen3-Omni as a user meets it: through HTTP, the router and real processes, token for token the oracle's."""
+"""Qwen3-Omni through HTTP, the router and real processes: token for token what the oracle says."""
 
 from __future__ import annotations
 
