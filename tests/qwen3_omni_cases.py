@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from qwen3_omni_oracle import Oracle, OracleAnswer
-from sample_media import audio_part, image_part, picture, sound, user, video, video_part
+from sample_media import audio_part, image_part, picture, sound, text_part, user, video, video_part
 
 # The reference cuts speech into pieces of 300 frames, which lose what the decoder cuts off each.
 REFERENCE = {"code2wav": {"chunking": "reference"}}
@@ -33,6 +33,22 @@ class Case:
             speaker=self.speaker,
             use_audio_in_video=self.use_audio_in_video,
         )
+
+    def spoken_by(self, oracle: Oracle) -> tuple[Case, OracleAnswer]:
+        """The case, worded so that this random talker says something, and the oracle's answer to it.
+
+        transformers fails where the talker ends before its first frame.
+        """
+        *earlier, last = self.messages
+        for ending in ("", " Go on.", " Tell me more.", " Why?", " And then?", " Is it so?"):
+            content = [*last["content"], text_part(ending)] if ending else last["content"]
+            case = replace(self, messages=[*earlier, {**last, "content": content}])
+            try:
+                return case, case.expected(oracle)
+            except RuntimeError as error:
+                if "non-empty TensorList" not in str(error):
+                    raise
+        raise RuntimeError(f"{oracle.path}: this talker says nothing to {self.name!r}, however it is asked")
 
     @property
     def params(self) -> dict[str, Any]:

@@ -53,12 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             for seed in range(args.seeds):
                 with tempfile.TemporaryDirectory() as folder:
                     oracle = Oracle.make(Path(folder), seed=seed, shape=shape)
-                    expected = [case.expected(oracle) for case in cases]
+                    asked = [case.spoken_by(oracle) for case in cases]
                     for engine in args.engines:
                         bar.set_description(f"{shape} {seed} {engine}")
-                        found = asyncio.run(
-                            answers(oracle, cases, expected, engine, args.chunked_prefill_size, bar)
-                        )
+                        found = asyncio.run(answers(oracle, asked, engine, args.chunked_prefill_size, bar))
                         for case, way, differs in found:
                             table[case.name, engine, "right" if not differs else "wrong"] += 1
                             if differs:
@@ -73,8 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def answers(
     oracle: Oracle,
-    cases: Sequence[Case],
-    expected: Sequence[OracleAnswer],
+    asked: Sequence[tuple[Case, OracleAnswer]],
     engine: str,
     chunked_prefill_size: int,
     bar: tqdm[None],
@@ -89,14 +86,15 @@ async def answers(
     await runner.start()
     try:
         found = []
-        for case, right in zip(cases, expected, strict=True):
+        for case, right in asked:
             found.append((case, "alone", await ask(coordinator, case, right, "alone")))
             bar.update()
-        together = await asyncio.gather(
-            *(ask(coordinator, case, right, "together") for case, right in zip(cases, expected, strict=True))
-        )
-        bar.update(len(cases))
-        return [*found, *((case, "together", wrong) for case, wrong in zip(cases, together, strict=True))]
+        together = await asyncio.gather(*(ask(coordinator, case, right, "together") for case, right in asked))
+        bar.update(len(asked))
+        return [
+            *found,
+            *((case, "together", wrong) for (case, _), wrong in zip(asked, together, strict=True)),
+        ]
     finally:
         await runner.stop()
 

@@ -52,6 +52,8 @@ def test_the_talker_has_parameters_of_its_own(tmp_path: Path) -> None:
         ({"talker_temperature": -1.0}, "talker_temperature"),
         ({"stage_params": {"talker": {"top_p": 2.0}}}, "stage_params.talker.top_p"),
         ({"stage_params": {"talker": 3}}, "stage_params.talker"),
+        # A code that ends the speech makes no frame, and there is nothing to go on from.
+        ({"stage_params": {"talker": {"ignore_eos": True}}}, "stage_params.talker.ignore_eos"),
     ],
 )
 def test_a_wrong_talker_parameter_is_named_as_the_request_does(

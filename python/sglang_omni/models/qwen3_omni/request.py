@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from sglang_omni.model_runner.sampling_params import SamplingParams
@@ -47,6 +47,7 @@ def talker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> Sa
     defaults = {**_TALKER_DEFAULTS, **_generation_settings(checkpoint.generation, prefix="talker_")}
     prefixed = {name: request.params.get(f"talker_{name}") for name in _SAMPLING}
     own = mapping_param(mapping_param(request.params, "stage_params"), "talker", "stage_params.")
+    _refuse_unknown(own, "talker", (*_SAMPLING, "seed", "speaker", "voice"))
     params = {**defaults, "seed": request.params.get("seed"), **_given(prefixed), **_given(own)}
     try:
         return SamplingParams.from_params(params)
@@ -98,11 +99,7 @@ def code2wav_chunking(request: OmniRequest, default: Chunking) -> Chunking:
     """
     where = "stage_params.code2wav"
     own = mapping_param(mapping_param(request.params, "stage_params"), "code2wav", "stage_params.")
-    allowed = ("chunking", "chunk_size", "left_context_size")
-    if unknown := [name for name in own if name not in allowed]:
-        raise RequestError(
-            f"{where} takes {', '.join(allowed)}, not {unknown[0]!r}", param=f"{where}.{unknown[0]}"
-        )
+    _refuse_unknown(own, "code2wav", ("chunking", "chunk_size", "left_context_size"))
     kind = own.get("chunking", "gapless")
     if kind not in ("gapless", "reference"):
         raise RequestError(
@@ -114,6 +111,14 @@ def code2wav_chunking(request: OmniRequest, default: Chunking) -> Chunking:
         left_context_size=_frames(own, "left_context_size", 0, chunking.left_context_size),
     )
     return chunking if kind == "gapless" else chunking._replace(first_chunk_size=chunking.chunk_size)
+
+
+def _refuse_unknown(own: Mapping[str, Any], stage: str, allowed: Sequence[str]) -> None:
+    if unknown := [name for name in own if name not in allowed]:
+        where = f"stage_params.{stage}"
+        raise RequestError(
+            f"{where} takes {', '.join(allowed)}, not {unknown[0]!r}", param=f"{where}.{unknown[0]}"
+        )
 
 
 def _frames(own: Mapping[str, Any], name: str, least: int, default: Default) -> int | Default:
