@@ -15,6 +15,7 @@ from sglang_omni.engines.scheduler import Scheduler
 from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache
 from sglang_omni.model_runner.feedback_runner import FeedbackARModelRunner
 from sglang_omni.model_runner.loader import DTYPES, Checkpoint
+from sglang_omni.model_runner.parallel import TensorParallelGroup
 
 PAGE_SIZE = 16
 
@@ -50,10 +51,17 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
         raise ValueError(f"dtype {options.dtype!r} is not supported; known: {', '.join(DTYPES)}")
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
-    config = spec.config
+    tp = options.tp
     model = Decoder.from_checkpoint(
-        spec.model_path, DTYPES[options.dtype], config, spec.weights, spec.component, spec.open_checkpoint
+        spec.model_path,
+        DTYPES[options.dtype],
+        spec.config,
+        spec.weights,
+        spec.component,
+        spec.open_checkpoint,
+        TensorParallelGroup.join(tp.rank, tp.size, tp.port, options.device),
     )
+    config = model.config
     page_size = options.page_size or PAGE_SIZE
     num_pages = options.max_total_tokens // page_size
     cache = PagedKVCache(

@@ -17,6 +17,7 @@ from sglang_omni.model_runner.kv_cache import PagedKVCache
 from sglang_omni.model_runner.loader import Checkpoint, OpenCheckpoint
 from sglang_omni.model_runner.media import Deepstack
 from sglang_omni.model_runner.mlp import DenseMLP, SparseMLP, load_mlp
+from sglang_omni.model_runner.parallel import ALONE, TensorParallelGroup
 from sglang_omni.model_runner.rope import RotaryEmbedding
 
 
@@ -48,9 +49,16 @@ class Decoder:
     """Weights and forward pass. Keeps nothing of a request: keys and values go to the cache it is handed."""
 
     def __init__(
-        self, config: DecoderConfig, embed: Tensor, layers: list[LayerWeights], norm: Tensor, lm_head: Tensor
+        self,
+        config: DecoderConfig,
+        embed: Tensor,
+        layers: list[LayerWeights],
+        norm: Tensor,
+        lm_head: Tensor,
+        group: TensorParallelGroup = ALONE,
     ) -> None:
         self.config = config
+        self.group = group
         self.dtype = embed.dtype
         self.embed_tokens = embed
         self.layers = layers
@@ -67,28 +75,31 @@ class Decoder:
         names: WeightNames = WeightNames(),
         component: str = "",
         open_checkpoint: OpenCheckpoint = Checkpoint,
+        group: TensorParallelGroup = ALONE,
     ) -> Decoder:
-        """Loads a checkpoint directory of the hub's layout.
+        """Loads a checkpoint directory of the hub's layout, or one rank's part of it.
 
         Args:
-            config: Of the decoder; what config.json describes where None.
+            config: Of the decoder; what config.json describes where None. The decoder's own ``config`` counts
+                the heads that its rank has.
             component: Prefix of all the tensors that are the decoder's; one of them left over is an error.
 
         Raises:
             FileNotFoundError, ValueError: A file or tensor is missing, misshapen or unknown.
         """
         config = config or DecoderConfig.from_dir(model_path)
+        local = group.split_heads(config)
         checkpoint = open_checkpoint(model_path, dtype, component)
         embed = checkpoint.take(names.embed_tokens, (config.vocab_size, config.hidden_size))
         layers = [
-            _load_layer(checkpoint, config, index, f"{names.layers}.{index}")
+            _load_layer(checkpoint, config, index, f"{names.layers}.{index}", group)
             for index in range(config.num_hidden_layers)
         ]
         norm = checkpoint.take(names.norm, (config.hidden_size,))
         tied = config.tie_word_embeddings
         lm_head = embed if tied else checkpoint.take(names.lm_head, tuple(embed.shape))
         checkpoint.finish(optional=(names.lm_head,) if tied else ())
-        return cls(config, embed, layers, norm, lm_head)
+        return cls(local, embed, layers, norm, group.padded_rows(lm_head), group)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """(T,) -> (T, hidden_size), a tensor of the caller's own."""
@@ -130,8 +141,8 @@ class Decoder:
             queries_keys.copy_(self.rotary.rotate(queries_keys, cos, sin))
             cache.write(index, batch.slots, qkv[:, heads:])
             attended = attend(qkv[:, :heads], index, cache, batch)
-            hidden = hidden + linear(attended, layer.o, layer.o_bias)
-            hidden = hidden + layer.mlp(rms_norm(hidden, hidden_shape, layer.post_norm, eps))
+            hidden = hidden + self.group.sum(linear(attended, layer.o, layer.o_bias))
+            hidden = hidden + self.group.sum(layer.mlp(rms_norm(hidden, hidden_shape, layer.post_norm, eps)))
             if tap_layer == index + 1 < len(self.layers):
                 cache.write_tapped(batch.slots, hidden)
             if deepstack is not None and index < len(deepstack.levels):
@@ -143,21 +154,25 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(S, hidden_size) -> (S, vocab_size) float32."""
-        return linear(hidden, self.lm_head).float()
+        return self.group.join_columns(linear(hidden, self.lm_head))[:, : self.config.vocab_size].float()
 
 
-def _load_layer(checkpoint: Checkpoint, config: DecoderConfig, index: int, prefix: str) -> LayerWeights:
+def _load_layer(
+    checkpoint: Checkpoint, config: DecoderConfig, index: int, prefix: str, group: TensorParallelGroup
+) -> LayerWeights:
     hidden = config.hidden_size
     q_size = config.num_attention_heads * config.head_dim
-    kv_size = config.num_key_value_heads * config.head_dim
 
     def take(name: str, *shape: int) -> Tensor:
         return checkpoint.take(f"{prefix}.{name}", shape)
 
     def stack_qkv(part: str, *inputs: int) -> Tensor:
-        return checkpoint.take_stacked(
-            [f"{prefix}.self_attn.{name}_proj.{part}" for name in "qkv"],
-            [(size, *inputs) for size in (q_size, kv_size, kv_size)],
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        return torch.cat(
+            [
+                group.rows(take(f"self_attn.{name}_proj.{part}", count * config.head_dim, *inputs), count)
+                for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
+            ]
         )
 
     return LayerWeights(
@@ -166,8 +181,8 @@ def _load_layer(checkpoint: Checkpoint, config: DecoderConfig, index: int, prefi
         qkv_bias=stack_qkv("bias") if config.qkv_bias else None,
         q_norm=take("self_attn.q_norm.weight", config.head_dim) if config.qk_norm else None,
         k_norm=take("self_attn.k_norm.weight", config.head_dim) if config.qk_norm else None,
-        o=take("self_attn.o_proj.weight", hidden, q_size),
-        o_bias=take("self_attn.o_proj.bias", hidden) if config.o_bias else None,
+        o=group.columns(take("self_attn.o_proj.weight", hidden, q_size)),
+        o_bias=group.once(take("self_attn.o_proj.bias", hidden)) if config.o_bias else None,
         post_norm=take("post_attention_layernorm.weight", hidden),
-        mlp=load_mlp(checkpoint, config, index, f"{prefix}.mlp"),
+        mlp=load_mlp(checkpoint, config, index, f"{prefix}.mlp", group),
     )

@@ -10,6 +10,7 @@ from torch.nn.functional import grouped_mm, linear, pad, sigmoid, silu
 
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.loader import Checkpoint
+from sglang_omni.model_runner.parallel import TensorParallelGroup
 
 # grouped_mm wants rows of whole 16-byte units.
 _ROW_BYTES = 16
@@ -71,23 +72,31 @@ class SparseMLP(NamedTuple):
         return mixed
 
 
-def load_mlp(checkpoint: Checkpoint, config: DecoderConfig, layer: int, prefix: str) -> DenseMLP | SparseMLP:
-    """The MLP of ``layer``, whose tensors' names begin with ``prefix`` (``"model.layers.0.mlp"``)."""
+def load_mlp(
+    checkpoint: Checkpoint, config: DecoderConfig, layer: int, prefix: str, group: TensorParallelGroup
+) -> DenseMLP | SparseMLP:
+    """The MLP of ``layer``, whose tensors' names begin with ``prefix`` (``"model.layers.0.mlp"``).
+
+    That of one rank of several has a part of every expert's width, and gives a part of the sum.
+    """
     if not config.is_sparse(layer):
-        return _load_dense(checkpoint, config, prefix, config.intermediate_size)
+        return _load_dense(checkpoint, config, prefix, config.intermediate_size, group)
     hidden, inner = config.hidden_size, config.moe_intermediate_size
     router = checkpoint.take(f"{prefix}.gate.weight", (config.num_experts, hidden))
-    gate_up, down = _empty_experts(router.dtype, config)
+    width = inner // group.size
+    gate_up, down = _empty_experts(router.dtype, config, width)
     for expert in range(config.num_experts):
         name = f"{prefix}.experts.{expert}"
-        gate_up[expert, 0, :inner, :hidden] = checkpoint.take(f"{name}.gate_proj.weight", (inner, hidden))
-        gate_up[expert, 1, :inner, :hidden] = checkpoint.take(f"{name}.up_proj.weight", (inner, hidden))
-        down[expert, :hidden, :inner] = checkpoint.take(f"{name}.down_proj.weight", (hidden, inner))
+        for index, part in enumerate(("gate", "up")):
+            weight = checkpoint.take(f"{name}.{part}_proj.weight", (inner, hidden))
+            gate_up[expert, index, :width, :hidden] = group.rows(weight)
+        weight = checkpoint.take(f"{name}.down_proj.weight", (hidden, inner))
+        down[expert, :hidden, :width] = group.columns(weight)
     shared = None
     if config.shared_expert_intermediate_size:
-        width = config.shared_expert_intermediate_size
+        shared_inner = config.shared_expert_intermediate_size
         shared = SharedExpert(
-            _load_dense(checkpoint, config, f"{prefix}.shared_expert", width),
+            _load_dense(checkpoint, config, f"{prefix}.shared_expert", shared_inner, group),
             checkpoint.take(f"{prefix}.shared_expert_gate.weight", (1, hidden)),
         )
     return SparseMLP(
@@ -100,25 +109,29 @@ def load_mlp(checkpoint: Checkpoint, config: DecoderConfig, layer: int, prefix: 
     )
 
 
-def _load_dense(checkpoint: Checkpoint, config: DecoderConfig, prefix: str, inner: int) -> DenseMLP:
+def _load_dense(
+    checkpoint: Checkpoint, config: DecoderConfig, prefix: str, inner: int, group: TensorParallelGroup
+) -> DenseMLP:
     hidden = config.hidden_size
 
     def stack(part: str, shape: tuple[int, ...]) -> Tensor:
         names = [f"{prefix}.{name}_proj.{part}" for name in ("gate", "up")]
-        return checkpoint.take_stacked(names, [shape, shape])
+        return torch.cat([group.rows(checkpoint.take(name, shape)) for name in names])
 
+    down = checkpoint.take(f"{prefix}.down_proj.weight", (hidden, inner))
+    down_bias = checkpoint.take(f"{prefix}.down_proj.bias", (hidden,)) if config.mlp_bias else None
     return DenseMLP(
         gate_up=stack("weight", (inner, hidden)),
         gate_up_bias=stack("bias", (inner,)) if config.mlp_bias else None,
-        down=checkpoint.take(f"{prefix}.down_proj.weight", (hidden, inner)),
-        down_bias=checkpoint.take(f"{prefix}.down_proj.bias", (hidden,)) if config.mlp_bias else None,
+        down=group.columns(down),
+        down_bias=group.once(down_bias),
     )
 
 
-def _empty_experts(dtype: torch.dtype, config: DecoderConfig) -> tuple[Tensor, Tensor]:
+def _empty_experts(dtype: torch.dtype, config: DecoderConfig, width: int) -> tuple[Tensor, Tensor]:
     unit = _ROW_BYTES // dtype.itemsize
     hidden = -(-config.hidden_size // unit) * unit
-    inner = -(-config.moe_intermediate_size // unit) * unit
+    inner = -(-width // unit) * unit
     experts = config.num_experts
     # Zeros are fresh pages where nothing is filled up.
     return (

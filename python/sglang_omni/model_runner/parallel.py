@@ -7,11 +7,15 @@ scheme is Megatron-LM's (Shoeybi et al., 2019).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
+
+from sglang_omni.model_runner.config import DecoderConfig
 
 # A rank that has ended is noticed by whoever started it, long before; a rank may load for minutes.
 _TIMEOUT = timedelta(hours=1)
@@ -46,19 +50,49 @@ class TensorParallelGroup:
             )
         return cls(rank, size)
 
-    def count(self, total: int, what: str) -> int:
-        """This rank's share of ``total`` equal parts.
+    def split_heads(self, config: DecoderConfig) -> DecoderConfig:
+        """``config`` with the number of heads that this rank has.
 
         Raises:
-            ValueError: They cannot be split evenly; ``what`` names them.
+            ValueError: Some dimension of the model cannot be split evenly.
         """
-        if total % self.size:
-            raise ValueError(f"tp_size={self.size} does not divide {what} ({total}): take one that does")
-        return total // self.size
+        if self.size == 1:
+            return config
+        for name in (
+            *("num_attention_heads", "intermediate_size"),
+            *("moe_intermediate_size", "shared_expert_intermediate_size"),
+        ):
+            self._check(getattr(config, name), name)
+        kv_heads = config.num_key_value_heads
+        # Where there are fewer of them than ranks, several ranks have the same one.
+        if self.size % kv_heads:
+            self._check(kv_heads, "num_key_value_heads")
+        return replace(
+            config,
+            num_attention_heads=config.num_attention_heads // self.size,
+            num_key_value_heads=max(1, kv_heads // self.size),
+        )
 
-    def shard(self, weight: Tensor, dim: int) -> Tensor:
-        """This rank's part of a weight, along a dimension that ``size`` divides."""
-        return weight if self.size == 1 else weight.chunk(self.size, dim)[self.rank].contiguous()
+    def rows(self, weight: Tensor, most: int | None = None) -> Tensor:
+        """This rank's part of a weight's rows; where they make fewer parts, several ranks have the same."""
+        parts = min(most or self.size, self.size)
+        return weight if parts == 1 else weight.chunk(parts)[self.rank * parts // self.size].contiguous()
+
+    def columns(self, weight: Tensor) -> Tensor:
+        """This rank's part of a weight's columns."""
+        return weight if self.size == 1 else weight.chunk(self.size, dim=1)[self.rank].contiguous()
+
+    def once(self, bias: Tensor | None) -> Tensor | None:
+        """What only one rank may add, since all ranks' results are summed up."""
+        return bias if self.rank == 0 else None
+
+    def padded_rows(self, weight: Tensor) -> Tensor:
+        """As ``rows``, where there are as many as there are: the last rank's are filled up with zeros."""
+        if self.size == 1:
+            return weight
+        count = -(-weight.shape[0] // self.size)
+        part = weight[self.rank * count : (self.rank + 1) * count]
+        return pad(part, (0, 0, 0, count - part.shape[0]))
 
     def sum(self, partial: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
@@ -71,5 +105,13 @@ class TensorParallelGroup:
         if self.size == 1:
             return part
         parts = [torch.empty_like(part) for _ in range(self.size)]
-        dist.all_gather(parts, part.contiguous())
+        dist.all_gather(parts, part)
         return torch.cat(parts, dim=-1)
+
+    def _check(self, total: int, what: str) -> None:
+        if total % self.size:
+            raise ValueError(f"tp_size={self.size} does not divide the model's {what} ({total})")
+
+
+# A model that is whole in its process.
+ALONE = TensorParallelGroup()
