@@ -209,7 +209,8 @@ def _load_layer(config: PredictorConfig, checkpoint: Checkpoint, prefix: str) ->
     norms = torch.ones(heads + kv_heads, dim)
     if config.qk_norm:
         q_norm, k_norm = take("self_attn.q_norm", dim), take("self_attn.k_norm", dim)
-        norms = torch.cat((q_norm.expand(heads, dim), k_norm.expand(kv_heads, dim))).float() * dim**0.5
+        norms = torch.cat((q_norm.expand(heads, dim), k_norm.expand(kv_heads, dim))).float().cpu()
+        norms *= dim**0.5
     exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim
     angles = torch.outer(torch.arange(config.num_code_groups).float(), 1.0 / config.rope_theta**exponents)
     cos = torch.cat((angles, angles), -1).cos().unsqueeze(1)

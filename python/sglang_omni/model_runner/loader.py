@@ -36,16 +36,25 @@ class Checkpoint:
             leaves all as they are stored.
         component: Prefix of the names that this reader answers for, such as ``"thinker.visual."``. Others
             can be taken by name, but nobody is told when they are left over.
+        device: Where tensors go.
 
     Raises:
         FileNotFoundError: There are no weights, or a shard that the component needs is absent.
         ValueError: The index is no index, a file is corrupted, or nothing has the component's prefix.
     """
 
-    def __init__(self, model_path: str | Path, dtype: torch.dtype | None, component: str = "") -> None:
+    def __init__(
+        self,
+        model_path: str | Path,
+        dtype: torch.dtype | None,
+        component: str = "",
+        *,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self._directory = Path(model_path)
         self._dtype = dtype
         self._component = component
+        self._device = device
         self._opened: dict[Path, Any] = {}
         self._owner = self._find_tensors()
         self._left = {name for name in self._owner if name.startswith(component)}
@@ -117,7 +126,7 @@ class Checkpoint:
         if name in self._left:
             self._left.remove(name)
             self._progress.update()
-        return tensor.to(self._dtype) if self._dtype and tensor.is_floating_point() else tensor
+        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else None)
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
         """Several tensors joined along their first dimension: projections of the same input, one product."""

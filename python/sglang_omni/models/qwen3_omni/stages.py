@@ -184,7 +184,7 @@ def create_talker(
         mem_fraction_static=mem_fraction_static,
     )
     with loading(f"the talker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
-        strategy = Qwen3TalkerStrategy.from_checkpoint(checkpoint, DTYPES[options.dtype])
+        strategy = Qwen3TalkerStrategy.from_checkpoint(checkpoint, DTYPES[options.dtype], options.device)
         built = build_engine(kind, talker_decoder(checkpoint, strategy), options)
     rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
     talker = Talker(checkpoint, lambda ids, media: rope_positions(ids, media, rules))

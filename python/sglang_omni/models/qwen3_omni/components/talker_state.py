@@ -25,7 +25,7 @@ class TalkerState:
             codes', or their draws would repeat one another.
         media_hidden: (M, thinker hidden size), the thinker's hidden states of all of the prompt's
             placeholders. Needed where the user's turns have media.
-        frames: (G,) int64 codes each, G being the number of code groups.
+        frames: (G,) int64 codes each, on the CPU; G is the number of code groups.
         text_rows: (talker hidden size,) each, the projected text that has been used so far.
     """
 

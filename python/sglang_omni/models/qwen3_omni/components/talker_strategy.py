@@ -68,8 +68,13 @@ class Qwen3TalkerStrategy:
         self._after_text = self._project_text(torch.tensor([tts_eos_id, tts_pad_id])).unbind()
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype) -> Qwen3TalkerStrategy:
+    def from_checkpoint(
+        cls, checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, device: str = "cpu"
+    ) -> Qwen3TalkerStrategy:
         """Loads everything of the talker but its decoder, and maps the thinker's embeddings.
+
+        Args:
+            device: Where the decoder is, and all that is computed beside it.
 
         Raises:
             FileNotFoundError, ValueError: The checkpoint has no talker, or a tensor is missing or misshapen.
@@ -85,8 +90,8 @@ class Qwen3TalkerStrategy:
                 f"{hidden}: they read the same rows, and must be equal"
             )
         sizes = [talker.vocab_size, *[config.vocab_size] * (config.num_code_groups - 1)]
-        offsets = torch.tensor([0, *sizes[:-1]]).cumsum(0)
-        reader = Checkpoint(checkpoint.path, dtype, "talker.code_predictor.")
+        offsets = torch.tensor([0, *sizes[:-1]], device=device).cumsum(0)
+        reader = Checkpoint(checkpoint.path, dtype, "talker.code_predictor.", device=device)
         names = [
             "talker.model.codec_embedding.weight",
             *(f"talker.code_predictor.model.codec_embedding.{g}.weight" for g in range(len(sizes) - 1)),
@@ -101,7 +106,10 @@ class Qwen3TalkerStrategy:
         )
         reader.finish()
 
-        inner = int(text["intermediate_size"])
+        def projection(prefix: str) -> _Projection:
+            part = Checkpoint(checkpoint.path, dtype, prefix, device=device)
+            return _load_projection(part, prefix, thinker_hidden, int(text["intermediate_size"]), hidden)
+
         vocab_size = int(checkpoint.thinker_config["text_config"]["vocab_size"])
         # As it is stored: the checkpoint's largest table stays the mapped file, of which few rows are read.
         embed_tokens = "thinker.model.embed_tokens.weight"
@@ -110,10 +118,8 @@ class Qwen3TalkerStrategy:
         )
         weights = TalkerWeights(
             thinker_embed=table,
-            text_projection=_projection(checkpoint, dtype, "text_projection", thinker_hidden, inner, hidden),
-            hidden_projection=_projection(
-                checkpoint, dtype, "hidden_projection", thinker_hidden, inner, hidden
-            ),
+            text_projection=projection("talker.text_projection."),
+            hidden_projection=projection("talker.hidden_projection."),
             embed=embed,
             predictor=predictor,
         )
@@ -157,7 +163,7 @@ class Qwen3TalkerStrategy:
         codes = weights.predictor.predict(
             hidden, first, embedding(first, weights.embed), self._choose(states)
         )
-        for state, frame in zip(states, codes.unbind(), strict=True):
+        for state, frame in zip(states, codes.cpu().unbind(), strict=True):
             state.frames.append(frame)
 
     def _choose(self, states: Sequence[TalkerState]) -> Choose | None:
@@ -184,15 +190,14 @@ class Qwen3TalkerStrategy:
         told = prompt.num_rows - len(prompt.codec_ids)
         first = max(start, told)
         if first < stop:
-            rows[first - start :] += embedding(
-                prompt.codec_ids[first - told : stop - told], self._weights.embed
-            )
+            codec_ids = prompt.codec_ids[first - told : stop - told].to(rows.device)
+            rows[first - start :] += embedding(codec_ids, self._weights.embed)
         return rows
 
     def _frame_rows(self, places: Sequence[tuple[TalkerState, int]]) -> Tensor:
         """What follows the given frames, each with its text: (len(places), hidden_size)."""
         codes = torch.stack([state.frames[index] for state, index in places])
-        rows = embedding(codes + self._offsets, self._weights.embed).sum(dim=1)
+        rows = embedding(codes.to(self._offsets) + self._offsets, self._weights.embed).sum(dim=1)
         return rows + torch.stack([self._text_row(state, index + 1) for state, index in places])
 
     def _text_row(self, state: TalkerState, index: int) -> Tensor:
@@ -215,11 +220,7 @@ def _state(span: SequenceSpan) -> TalkerState:
     return cast(TalkerState, span.state)
 
 
-def _projection(
-    checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, name: str, inputs: int, inner: int, outputs: int
-) -> _Projection:
-    prefix = f"talker.{name}."
-    reader = Checkpoint(checkpoint.path, dtype, prefix)
+def _load_projection(reader: Checkpoint, prefix: str, inputs: int, inner: int, outputs: int) -> _Projection:
     projection = _Projection(
         fc1=reader.take(f"{prefix}linear_fc1.weight", (inner, inputs)),
         fc1_bias=reader.take(f"{prefix}linear_fc1.bias", (inner,)),
