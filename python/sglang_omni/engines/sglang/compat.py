@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
@@ -181,6 +182,8 @@ class Runtime:
 
         _check_groups(options.tp)
         self.tp = options.tp
+        if options.device == "cpu" and options.tp.size > 1:
+            _share_cores(options.tp.size)
         self.server_args = _server_args(model_path, options, load_format)
         # The scheduler's sockets to SGLang's other processes are not opened.
         self.port_args = PortArgs(
@@ -197,7 +200,7 @@ class Runtime:
             self.server_args,
             role="scheduler",
             ranks=runtime_context.SpawnRanks(
-                world_rank=options.tp.rank, dp_rank=None, gpu_id=self.server_args.base_gpu_id
+                world_rank=options.tp.rank, dp_rank=None, gpu_id=_device_index(options)
             ),
         )
 
@@ -215,9 +218,9 @@ class Runtime:
 
         SGLang creates its communication groups once a process: those of the first engine serve the others.
         """
-        from sglang.srt.distributed import bootstrap
+        from sglang.srt.distributed import bootstrap, parallel_state
 
-        create = bootstrap.init_parallel_runtime
+        create, create_group = bootstrap.init_parallel_runtime, parallel_state.init_model_parallel_group
         parallel = self._context.parallel
 
         def join(**kwargs: Any) -> None:
@@ -238,10 +241,14 @@ class Runtime:
 
         with self.active():
             bootstrap.init_parallel_runtime = join
+            if self.server_args.device == "cpu":
+                # SGLang takes to NCCL wherever its library is installed.
+                parallel_state.init_model_parallel_group = partial(create_group, use_pynccl=False)
             try:
                 yield
             finally:
                 bootstrap.init_parallel_runtime = create
+                parallel_state.init_model_parallel_group = create_group
 
 
 class _Groups(NamedTuple):
@@ -262,16 +269,30 @@ def _check_groups(tp: TensorParallel) -> None:
         )
 
 
+def _device_index(options: EngineOptions) -> int:
+    """Of the GPU; on a CPU, of the rank's share of the cores."""
+    kind, _, index = options.device.partition(":")
+    return options.tp.rank if kind == "cpu" else int(index or 0)
+
+
+def _share_cores(num_ranks: int) -> None:
+    """Gives each rank its cores, in SGLang's notation. By itself it gives each a whole NUMA node."""
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [cores[rank::num_ranks] or cores for rank in range(num_ranks)]
+    notation = "|".join(",".join(map(str, share)) for share in shares)
+    os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", notation)
+
+
 def _server_args(model_path: Path, options: EngineOptions, load_format: Any) -> Any:
     from sglang.srt.server_args import ServerArgs
 
-    kind, _, index = options.device.partition(":")
+    kind = options.device.split(":")[0]
     per_device: dict[str, Any]
     if kind == "cpu":
         # Plain torch on a CPU; elsewhere SGLang chooses by the hardware.
         per_device = {"attention_backend": "torch_native", "mem_fraction_static": 0.3}
     else:
-        per_device = {"base_gpu_id": int(index or 0)}
+        per_device = {"base_gpu_id": _device_index(options)}
         if options.mem_fraction_static is not None:
             per_device["mem_fraction_static"] = options.mem_fraction_static
     return ServerArgs(
@@ -284,6 +305,7 @@ def _server_args(model_path: Path, options: EngineOptions, load_format: Any) -> 
         grammar_backend="none",
         disable_overlap_schedule=True,
         disable_cuda_graph=True,
+        disable_custom_all_reduce=kind == "cpu",
         chunked_prefill_size=options.chunked_prefill_size,
         max_total_tokens=options.max_total_tokens + _POOL_SLACK * (options.page_size or 1),
         max_running_requests=options.max_running_requests,

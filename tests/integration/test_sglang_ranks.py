@@ -1,0 +1,51 @@
+"""Two ranks of an engine on SGLang, a process each, choose the tokens of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from qwen3_omni_oracle import Oracle
+from sample_media import audio_part, image_part, picture, sound, user
+from thinker_requests import ThinkerPrompt
+
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_two_ranks_choose_the_tokens_of_one(tmp_path: Path, qwen3_omni: Callable[..., Oracle]) -> None:
+    oracle = qwen3_omni(seed=1)
+    spec = thinker_decoder(Qwen3OmniCheckpoint.from_dir(oracle.path), for_speech=True)
+    prompts = [
+        ThinkerPrompt.of(oracle, [user("Hello.")]),
+        ThinkerPrompt.of(oracle, [user(image_part(picture(1)), audio_part(sound(1)), "What is it?")]),
+    ]
+    requests = [prompt.request(str(index)) for index, prompt in enumerate([prompts[1], *prompts])]
+    job = tmp_path / "job"
+    job.write_bytes(pickle.dumps((spec, requests)))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(TESTS / "sglang_rank.py"), str(job), str(rank), "2", str(port)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        answers = [json.loads(rank.communicate(timeout=240)[0]) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert answers == [[prompt.token_ids for prompt in prompts]] * 2
