@@ -1,4 +1,7 @@
-"""Qwen3-Omni through HTTP, the router and real processes: token for token what the oracle says."""
+"""Qwen3-Omni through HTTP, the router and real processes: token for token what the oracle says.
+
+One engine's stages run in their default processes, the other's all in one.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,12 @@ from sample_media import audio_part, image_part, picture, user
 from sglang_omni.client.audio import decode_pcm, decode_wav, encode_wav
 from sglang_omni.config import PipelineConfig
 from sglang_omni.config.io import save_config
-from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
+from sglang_omni.models.qwen3_omni.config import Qwen3OmniColocatedPipelineConfig, Qwen3OmniPipelineConfig
 
 CASES = {case.name: case for case in all_cases()}
 CONFIGS: dict[str, type[PipelineConfig]] = {
     "omni": Qwen3OmniPipelineConfig,
+    "sglang": Qwen3OmniColocatedPipelineConfig,
 }
 
 

@@ -14,6 +14,7 @@ from sglang_omni.models.qwen3_omni.config import (
     Qwen3OmniColocatedPipelineConfig,
     Qwen3OmniPipelineConfig,
     Qwen3OmniTextPipelineConfig,
+    Qwen3OmniThinkerPipelineConfig,
 )
 from sglang_omni.models.qwen3_omni.payloads import MediaShape, Prompt
 from sglang_omni.proto import OmniRequest, StagePayload
@@ -78,7 +79,13 @@ def test_only_stages_with_work_are_visited(
 
 
 @pytest.mark.parametrize(
-    "config", [Qwen3OmniTextPipelineConfig, Qwen3OmniPipelineConfig, Qwen3OmniColocatedPipelineConfig]
+    "config",
+    [
+        Qwen3OmniTextPipelineConfig,
+        Qwen3OmniThinkerPipelineConfig,
+        Qwen3OmniPipelineConfig,
+        Qwen3OmniColocatedPipelineConfig,
+    ],
 )
 def test_the_configs_keep_every_rule(config: Any) -> None:
     validate_config(config(model_path="/nowhere"))

@@ -13,7 +13,7 @@ _PACKAGE = "sglang_omni.models.qwen3_omni"
 _ENCODERS = ["image_encoder", "audio_encoder"]
 
 
-def text_stages() -> list[StageConfig]:
+def thinker_stages() -> list[StageConfig]:
     """Media and text in, text out: what waits much in one process, each kind of model in its own."""
     return [
         StageConfig(
@@ -53,9 +53,20 @@ def text_stages() -> list[StageConfig]:
     ]
 
 
+def text_stages() -> list[StageConfig]:
+    """Text in, text out: no encoder is loaded."""
+    stages = {stage.name: stage for stage in thinker_stages() if stage.name not in _ENCODERS}
+    preprocess, aggregate = stages["preprocess"], stages["aggregate"]
+    preprocess.factory_args |= {"media": []}
+    preprocess.next = ["aggregate"]
+    preprocess.project_payload = {"aggregate": f"{_PACKAGE}.routing.to_aggregate"}
+    aggregate.wait_for = ["preprocess"]
+    return list(stages.values())
+
+
 def speech_stages() -> list[StageConfig]:
-    """The text stages, and beside them those that speak what the thinker writes."""
-    stages = {stage.name: stage for stage in text_stages()}
+    """The thinker's stages, and beside them those that speak what it writes."""
+    stages = {stage.name: stage for stage in thinker_stages()}
     preprocess, thinker, decode = stages["preprocess"], stages["thinker"], stages["decode"]
     preprocess.factory_args = {}
     preprocess.next = [*_ENCODERS, "aggregate", "talker", "code2wav"]
@@ -94,7 +105,7 @@ def colocated_stages() -> list[StageConfig]:
     return stages
 
 
-class Qwen3OmniTextPipelineConfig(PipelineConfig):
+class Qwen3OmniThinkerPipelineConfig(PipelineConfig):
     """Text, images, audio and video in, text out. ``model_path`` is a checkpoint in the hub's layout."""
 
     # What the server refuses the rest of with a 400 (serve's Capabilities).
@@ -103,13 +114,21 @@ class Qwen3OmniTextPipelineConfig(PipelineConfig):
     output_modalities: ClassVar[tuple[str, ...]] = ("text",)
 
     name: str | None = "qwen3-omni"
-    stages: list[StageConfig] = Field(default_factory=text_stages)
+    stages: list[StageConfig] = Field(default_factory=thinker_stages)
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle worker threads must sleep instead of spinning.
     env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
 
 
-class Qwen3OmniPipelineConfig(Qwen3OmniTextPipelineConfig):
+class Qwen3OmniTextPipelineConfig(Qwen3OmniThinkerPipelineConfig):
+    """Text in, text out."""
+
+    input_modalities: ClassVar[tuple[str, ...]] = ("text",)
+
+    stages: list[StageConfig] = Field(default_factory=text_stages)
+
+
+class Qwen3OmniPipelineConfig(Qwen3OmniThinkerPipelineConfig):
     """Text, images, audio and video in, text and speech out."""
 
     output_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
@@ -136,5 +155,5 @@ def default_config(model_path: str) -> PipelineConfig:
         FileNotFoundError, ValueError: ``model_path`` is no Qwen3-Omni checkpoint.
     """
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
-    kind = Qwen3OmniTextPipelineConfig if checkpoint.talker is None else Qwen3OmniPipelineConfig
+    kind = Qwen3OmniThinkerPipelineConfig if checkpoint.talker is None else Qwen3OmniPipelineConfig
     return kind(model_path=model_path)

@@ -10,8 +10,8 @@ from sglang_omni.proto import StagePayload
 def merge_sources(payloads: Mapping[str, StagePayload]) -> StagePayload:
     """The thinker's payload, with the talker's beside it where there is speech; ``merge_fn``."""
     thinker = payloads["thinker"]
-    talker = payloads["talker"].data if "talker" in payloads else None
-    return StagePayload(thinker.request_id, thinker.request, {**thinker.data, "talker": talker})
+    speech = {"talker": payloads["talker"].data} if "talker" in payloads else {}
+    return StagePayload(thinker.request_id, thinker.request, {**thinker.data, **speech})
 
 
 def decode(payload: StagePayload) -> StagePayload:
@@ -23,7 +23,8 @@ def decode(payload: StagePayload) -> StagePayload:
         "text": data["text"],
         "finish_reason": data["finish_reason"],
         "token_ids": data["token_ids"],
-        "talker": data["talker"],
+        # What became of the speech, where there is any.
+        "talker": data.get("talker"),
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,

@@ -15,6 +15,7 @@ from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 if TYPE_CHECKING:
     from sglang_omni.engines.options import Dtype, EngineKind, EngineOptions
+    from sglang_omni.preprocessing.messages import MediaKind
     from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
@@ -25,6 +26,7 @@ def create_preprocess(
     model_path: str,
     *,
     speech: bool = True,
+    media: Sequence[MediaKind] = ("image", "audio", "video"),
     max_images: int = 32,
     max_audios: int = 32,
     max_videos: int = 8,
@@ -40,6 +42,7 @@ def create_preprocess(
     Args:
         model_path: Directory of a Qwen3-Omni checkpoint.
         speech: Whether there are stages that speak.
+        media: Kinds of media that there are encoders for.
         max_images, max_audios, max_videos: How many a conversation may have of each.
         max_item_bytes: Encoded size of one.
         max_image_pixels: Width times height of an image.
@@ -64,6 +67,7 @@ def create_preprocess(
                 image_pixels=max_image_pixels,
                 audio_seconds=max_audio_seconds,
             ),
+            takes=media,
             video_fps=video_fps,
             context_length=context_length,
             allowed_media_hosts=allowed_media_hosts,
@@ -155,7 +159,7 @@ def create_talker(
     gpu_id: int | None = None,
     num_threads: int | None = None,
     max_running_requests: int = 16,
-    max_total_tokens: int = 32_768,
+    max_total_tokens: int = 65_536,
     chunked_prefill_size: int = 512,
     mem_fraction_static: float | None = None,
 ) -> OmniScheduler:
@@ -163,7 +167,8 @@ def create_talker(
 
     Args:
         model_path: As all others, see ``create_thinker``.
-        max_total_tokens: Size of the KV cache; a frame takes a token's place.
+        max_total_tokens: Size of the KV cache; a frame takes a token's place. SGLang keeps room for as many
+            frames as each request may become.
     """
     from sglang_omni.engines.build import build_engine
     from sglang_omni.model_runner.loader import DTYPES
