@@ -109,6 +109,7 @@ class FishS2:
         shards = {f"model-0000{i + 1}-of-00002.safetensors": names[i::2] for i in range(2)}
         for file, members in shards.items():
             save_file({name: weights[name].contiguous() for name in members}, path / file)
+        (path / "tokenizer.json").write_text(json.dumps(_tokenizer()))
         index = {"weight_map": {name: file for file, members in shards.items() for name in members}}
         (path / "model.safetensors.index.json").write_text(json.dumps(index))
         return cls(path, weights)
@@ -168,6 +169,20 @@ class FishS2:
             gated = silu(linear(y, weight["feed_forward.w1"])) * linear(y, weight["feed_forward.w3"])
             x = x + linear(gated, weight["feed_forward.w2"])
         return _rms(x, self.weights[f"{prefix}.norm.weight"])
+
+
+def _tokenizer() -> dict[str, Any]:
+    """One token a printable character; the special ones at their places among the text's tokens."""
+    special = {"<|im_start|>": 124, "<|im_end|>": END, "<|voice|>": 126}
+    vocabulary = {"\n": 0} | {chr(32 + i): 1 + i for i in range(95)} | special
+    added = [
+        {"id": i, "content": text, "special": True, "single_word": False, "lstrip": False}
+        | {"rstrip": False, "normalized": False}
+        for text, i in special.items()
+    ]
+    split = {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": " "}
+    return {"version": "1.0", "added_tokens": added, "pre_tokenizer": split, "model": model}
 
 
 def _rms(x: Tensor, weight: Tensor) -> Tensor:

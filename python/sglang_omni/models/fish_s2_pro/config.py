@@ -1,0 +1,37 @@
+"""The pipeline's stages, and where they run."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+
+_PACKAGE = "sglang_omni.models.fish_s2_pro"
+
+
+def codes_stages() -> list[StageConfig]:
+    return [
+        StageConfig(
+            name="preprocess", factory=f"{_PACKAGE}.stages.create_preprocess", process="io", next="dual_ar"
+        ),
+        StageConfig(
+            name="dual_ar", factory=f"{_PACKAGE}.stages.create_dual_ar", process="dual_ar", terminal=True
+        ),
+    ]
+
+
+class FishS2CodesPipelineConfig(PipelineConfig):
+    """Text in, codes of speech out, for those who have a decoder of them: the codec is not served here.
+
+    ``model_path`` is a checkpoint in the published layout. The result is ``{"codes", "finish_reason",
+    "prompt_tokens"}``, codes (frames, groups) int64.
+    """
+
+    # Nothing of OpenAI's API: there is no audio.
+    tasks: ClassVar[tuple[str, ...]] = ()
+
+    name: str | None = "fish-s2-pro-codes"
+    stages: list[StageConfig] = Field(default_factory=codes_stages)
+    entry_stage: str | None = "preprocess"

@@ -1,0 +1,96 @@
+"""A text, and perhaps a voice to say it in -> the prompt of the slow decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
+from sglang_omni.proto import RequestError, StagePayload
+
+_TASK = "convert the provided text to speech"
+
+
+class DualARInput(TypedDict):
+    """preprocess -> dual_ar.
+
+    Attributes:
+        prompt_token_ids: Text, with a token for each frame of the voice.
+        voice_codes: (frames, groups) int64, None without a voice.
+        voice_start: The place of its first frame in the prompt.
+    """
+
+    prompt_token_ids: list[int]
+    voice_codes: Tensor | None
+    voice_start: int
+
+
+class Preprocessor:
+    """Takes ``{"text": str, "voice": {"text": str, "codes": (frames, groups)}}``; the voice is optional:
+    what someone said, and its codes.
+    """
+
+    def __init__(self, checkpoint: FishS2Checkpoint, tokenizer: Tokenizer) -> None:
+        self._checkpoint = checkpoint
+        self._control = tokenizer
+        # Of what people write nothing is a special token, whatever it looks like.
+        self._written = Tokenizer.from_str(tokenizer.to_str())
+        self._written.encode_special_tokens = True
+
+    def __call__(self, payload: StagePayload) -> StagePayload:
+        """
+        Raises:
+            RequestError: There is no text, or the voice's codes are none.
+        """
+        inputs = payload.request.inputs
+        if isinstance(inputs, str):
+            inputs = {"text": inputs}
+        if not isinstance(inputs, Mapping) or not isinstance(inputs.get("text"), str) or not inputs["text"]:
+            raise RequestError("there is no text to speak", param="text")
+        voice = inputs.get("voice")
+        codes = None if voice is None else self._voice_codes(voice)
+        data = self._prompt(inputs["text"], "" if voice is None else voice["text"], codes)
+        return StagePayload(payload.request_id, payload.request, data)
+
+    def _prompt(self, text: str, voice_text: str, codes: Tensor | None) -> DualARInput:
+        ids = self._encode(self._control, "<|im_start|>system\n")
+        start = 0
+        if codes is not None:
+            said = voice_text if voice_text.startswith("<|speaker:") else f"<|speaker:0|>{voice_text}"
+            ids += self._encode(self._control, f"{_TASK} reference to the following:\n\nText:\n")
+            ids += self._encode(self._written, said)
+            ids += self._encode(self._control, "\n\nSpeech:\n")
+            start = len(ids)
+            ids += (codes[:, 0] + self._checkpoint.semantic_start).tolist()
+        else:
+            ids += self._encode(self._control, _TASK)
+        ids += self._encode(self._control, "<|im_end|>\n<|im_start|>user\n")
+        ids += self._encode(self._written, text)
+        ids += self._encode(self._control, "<|im_end|>\n<|im_start|>assistant\n<|voice|>")
+        return DualARInput(prompt_token_ids=ids, voice_codes=codes, voice_start=start)
+
+    @staticmethod
+    def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _voice_codes(self, voice: Any) -> Tensor:
+        groups = self._checkpoint.fast.num_code_groups
+        size = self._checkpoint.codebook_size
+        if not isinstance(voice, Mapping) or not isinstance(voice.get("text"), str):
+            raise RequestError("a voice is an object with the text it says and its codes", param="voice")
+        try:
+            codes = torch.as_tensor(voice.get("codes"), dtype=torch.long)
+        except (TypeError, ValueError, RuntimeError) as exc:
+            raise RequestError(f"voice.codes are no integers: {exc}", param="voice") from exc
+        if codes.dim() != 2 or codes.shape[1] != groups or len(codes) == 0:
+            raise RequestError(
+                f"voice.codes must be (frames, {groups}), got {tuple(codes.shape)}", param="voice"
+            )
+        if int(codes.min()) < 0 or int(codes.max()) >= size:
+            raise RequestError(f"voice.codes must lie between 0 and {size - 1}", param="voice")
+        return codes
