@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, SamplingParams, build_engine
+from sglang_omni.engines.options import EngineKind, TensorParallel
 from sglang_omni.model_runner.parallel import TensorParallelGroup
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
@@ -17,7 +18,15 @@ from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
 
 def create_engine(
-    model_path: str, *, chunk: int = 32, step_seconds: float = 0.0, **options: Any
+    model_path: str,
+    *,
+    kind: EngineKind = "omni",
+    chunk: int = 32,
+    step_seconds: float = 0.0,
+    tp_rank: int = 0,
+    tp_size: int = 1,
+    nccl_port: int | None = None,
+    **options: Any,
 ) -> OmniScheduler:
     """``{"prompt_token_ids": [...]}`` -> generated ids, one a chunk where the request streams.
 
@@ -25,10 +34,11 @@ def create_engine(
         chunk: Prompt tokens of one step.
         step_seconds: How much longer each step takes, as if the model were larger.
     """
+    tp = TensorParallel(tp_rank, tp_size, nccl_port)
     engine = build_engine(
-        "omni",
+        kind,
         DecoderSpec.from_dir(model_path),
-        EngineOptions(page_size=4, chunked_prefill_size=chunk, num_threads=1, **options),
+        EngineOptions(chunked_prefill_size=chunk, num_threads=1, tp=tp, **{"page_size": 4, **options}),
     )
     step = engine.step
 
@@ -41,14 +51,15 @@ def create_engine(
     return OmniScheduler(engine, build, result, stream)
 
 
-def create_replica(
+def create_compared(
     model_path: str, tp_rank: int, tp_size: int, nccl_port: int | None, **options: Any
 ) -> OmniScheduler:
-    """A rank that has the whole model, and compares after every step what it did with the others.
+    """A rank that compares after every step what it did with the others.
 
     A prompt that begins with 11 makes rank 1 hang in its step until it is killed.
     """
-    scheduler = create_engine(model_path, **options)
+    tp: dict[str, Any] = {"tp_rank": tp_rank, "tp_size": tp_size, "nccl_port": nccl_port}
+    scheduler = create_engine(model_path, **tp, **options)
     group = TensorParallelGroup.join(tp_rank, tp_size, nccl_port)
     step = scheduler.engine.step
 

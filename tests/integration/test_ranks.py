@@ -57,7 +57,7 @@ async def replicas(
 ) -> AsyncIterator[MultiProcessPipelineRunner]:
     config = split(
         tmp_path_factory.mktemp("ranks"),
-        "engine_factories.create_replica",
+        "engine_factories.create_compared",
         model_path=str(checkpoint.path),
         max_running_requests=3,
     )

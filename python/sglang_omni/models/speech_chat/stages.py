@@ -88,6 +88,9 @@ def create_thinker(
     max_total_tokens: int = 16_384,
     max_new_tokens: int = 512,
     context_length: int | None = None,
+    tp_rank: int = 0,
+    tp_size: int = 1,
+    nccl_port: int | None = None,
 ) -> OmniScheduler:
     """Token ids -> the answer, in text pieces while it is written.
 
@@ -101,10 +104,12 @@ def create_thinker(
         max_total_tokens: Size of the KV cache that they share.
         max_new_tokens: Longest answer to a request that sets no limit.
         context_length: A context shorter than the checkpoint's.
+        tp_rank: Which part of the model is this process's, of ``tp_size`` that meet at ``nccl_port``.
     """
     from tokenizers import Tokenizer
 
     from sglang_omni.engines import DecoderSpec, EngineOptions, build_engine
+    from sglang_omni.engines.options import TensorParallel
     from sglang_omni.models.speech_chat.thinker import Thinker, sampling_defaults
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
@@ -118,7 +123,8 @@ def create_thinker(
                 max_running_requests=max_running_requests,
                 max_total_tokens=max_total_tokens,
                 context_length=context_length,
-                num_threads=num_threads or max(1, available_cores() // 2),
+                num_threads=num_threads or max(1, available_cores() // 2 // tp_size),
+                tp=TensorParallel(tp_rank, tp_size, nccl_port),
             ),
         )
         tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
