@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, SamplingParams, build_engine
 from sglang_omni.engines.options import TensorParallel
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
+from sglang_omni.preprocessing.text import read_json
+
+
+def describe(path: str) -> DecoderSpec:
+    """The language model in ``path``, which may be a part of a larger one."""
+    if "thinker_config" not in read_json(Path(path, "config.json")):
+        return DecoderSpec.from_dir(path)
+    return thinker_decoder(Qwen3OmniCheckpoint.from_dir(path), for_speech=False)
 
 
 def run(path: str, prompts: list[list[int]], tp: TensorParallel) -> Any:
     options = EngineOptions(page_size=4, chunked_prefill_size=16, num_threads=1, tp=tp)
     try:
-        engine = build_engine("omni", DecoderSpec.from_dir(path), options)
+        engine = build_engine("omni", describe(path), options)
     except ValueError as error:
         return str(error)
     sampling = SamplingParams(temperature=0.0, max_new_tokens=16)

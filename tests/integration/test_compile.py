@@ -192,3 +192,9 @@ async def test_an_executor_that_breaks_ends_its_stage() -> None:
     with pytest.raises(RuntimeError, match="the engine is on fire"):
         await asyncio.wait_for(coordinator.submit("r", {}), PATIENCE)
     await runner.stop()
+
+
+def test_ranks_need_processes() -> None:
+    stage = StageConfig(name="a", factory="executor_factories.x", terminal=True, tp_size=2)
+    with pytest.raises(ValueError, match=r"stage 'a': tp_size=2 needs a process for each rank"):
+        compile_pipeline(PipelineConfig(model_path="m", stages=[stage]))

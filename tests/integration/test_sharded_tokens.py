@@ -9,7 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from shard_rank import run
 from tiny_checkpoints import SHAPES, TinyCheckpoint
+
+from sglang_omni.engines.options import TensorParallel
+from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 
 SCRIPT = Path(__file__).with_name("shard_rank.py")
 WAIT_S = 120
@@ -35,13 +39,17 @@ def run_ranks(paths: list[Path], size: int) -> list[list[object]]:
             rank.wait()
 
 
-def test_two_ranks_give_the_tokens_of_the_whole(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> None:
+def test_two_ranks_give_the_tokens_of_the_whole(
+    tiny_checkpoint: Callable[..., TinyCheckpoint], tmp_path: Path
+) -> None:
     checkpoints = [tiny_checkpoint(shape) for shape in SHAPES]
     expected = [[c.greedy(prompt, 16) for prompt in PROMPTS] for c in checkpoints]
+    thinker = make_tiny_checkpoint(tmp_path, seed=0)
 
-    first, second = run_ranks([c.path for c in checkpoints], 2)
+    first, second = run_ranks([*(c.path for c in checkpoints), thinker], 2)
 
     assert first == second
+    assert first.pop() == run(str(thinker), PROMPTS, TensorParallel())
     for shape, mine, whole in zip(SHAPES, first, expected, strict=True):
         if SHAPES[shape].get("moe_intermediate_size", 0) % 2:
             assert "tp_size=2 does not divide the model's moe_intermediate_size (21)" in str(mine)

@@ -48,6 +48,11 @@ def test_the_program_prints_what_is_shown(folder: Path) -> None:
     assert [literal_eval(line) for line in done.stdout.splitlines()] == [literal_eval(line) for line in shown]
 
 
+def test_the_split_stage_is_one() -> None:
+    (fields,) = yaml.safe_load(block("yaml", 1))
+    assert StageConfig(**fields).tp_size == len(fields["gpu"]) == 2
+
+
 def test_the_errors_read_as_shown(folder: Path) -> None:
     source = (folder / "my_pipeline.py").read_text()
     source = source.replace('"my_pipeline.route"', '"my_pipeline.rout"')
@@ -60,7 +65,7 @@ def test_the_errors_read_as_shown(folder: Path) -> None:
 
 
 def test_the_earlier_form_is_accepted() -> None:
-    config = PipelineConfig.from_dict(yaml.safe_load(block("yaml", 1)))
+    config = PipelineConfig.from_dict(yaml.safe_load(block("yaml", 2)))
     assert config.is_earlier_form
 
 

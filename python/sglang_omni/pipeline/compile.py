@@ -24,10 +24,16 @@ def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
     process, where not set already.
 
     Raises:
-        ValueError: The config breaks a rule of its placement.
+        ValueError: The config breaks a rule of its placement, or splits a stage over ranks.
         ImportError: A dotted path leads nowhere.
         Exception: Whatever a stage's factory raises.
     """
+    split = next((stage for stage in config.stages if stage.tp_size > 1), None)
+    if split is not None:
+        raise ValueError(
+            f"stage {split.name!r}: tp_size={split.tp_size} needs a process for each rank; run the pipeline "
+            "with MultiProcessPipelineRunner, or set tp_size=1"
+        )
     placement_plan = build_stage_placement_plan(config)
     apply_env_defaults(config.env_defaults)
     # Sockets of one process need no files; the name keeps this pipeline apart from others in it.

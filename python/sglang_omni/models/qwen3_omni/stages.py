@@ -102,6 +102,9 @@ def create_thinker(
     context_length: int | None = None,
     prefix_cache: bool = True,
     mem_fraction_static: float | None = None,
+    tp_rank: int = 0,
+    tp_size: int = 1,
+    nccl_port: int | None = None,
 ) -> OmniScheduler:
     """Tokens and media -> the answer, in text pieces while it is written.
 
@@ -119,8 +122,10 @@ def create_thinker(
         context_length: A context shorter than the checkpoint's.
         prefix_cache: Whether requests share what they have in common.
         mem_fraction_static: Share of the GPU's memory for weights and KV cache.
+        tp_rank: Which part of the model is this process's, of ``tp_size`` that meet at ``nccl_port``.
     """
     from sglang_omni.engines.build import build_engine
+    from sglang_omni.engines.options import TensorParallel
     from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
     from sglang_omni.models.qwen3_omni.thinker import Thinker
     from sglang_omni.preprocessing.text import load_tokenizer
@@ -136,6 +141,7 @@ def create_thinker(
         context_length=context_length,
         prefix_cache=prefix_cache,
         mem_fraction_static=mem_fraction_static,
+        tp=TensorParallel(tp_rank, tp_size, nccl_port),
     )
     with loading(f"the thinker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
         built = build_engine(kind, thinker_decoder(checkpoint, for_speech=speech), options)
