@@ -62,5 +62,5 @@ def expect_short_answers(engine: SGLangEngine) -> None:
 def assert_empty(engine: SGLangEngine) -> None:
     """Nothing is in use, and SGLang's accounts of its pools add up."""
     stats = engine.stats()
-    assert [stats[name] for name in ("running_requests", "waiting_requests", "used_pages")] == [0, 0, 0]
+    assert [stats[name] for name in ("num_running_reqs", "num_queue_reqs", "kv_used_tokens")] == [0, 0, 0]
     engine.check_pools()

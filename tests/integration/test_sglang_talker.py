@@ -116,9 +116,9 @@ def test_text_that_comes_late(case: Case) -> None:
             elif not state_of(requests[index]).text_ended:
                 state_of(requests[index]).end_text()
             if engine.has_work:
-                before = engine.num_steps
+                before = engine.stats()["num_steps_total"]
                 engine.step()
-                assert engine.num_steps == before + 1, "has_work counts only what can run"
+                assert engine.stats()["num_steps_total"] == before + 1, "has_work counts only what can run"
         assert_spoken(requests, case.references)
         assert held > 0
         assert_empty(engine)
@@ -137,9 +137,9 @@ def test_those_that_wait_give_up_their_kv_first(case: Case) -> None:
             expect_short_answers(engine)
             engine.step()
         finish(engine)
-        assert engine.stats()["retracted_requests"] > 0
+        assert engine.stats()["num_retracted_requests_total"] > 0
         assert [request.finish_reason is None for request in requests] == [True, False, False, False]
-        assert engine.stats()["used_pages"] == 0, "the one that waits was put out"
+        assert engine.stats()["kv_used_tokens"] == 0, "the one that waits was put out"
         waiting.feed(case.references[0].token_ids[3:])
         waiting.end_text()
         finish(engine)
@@ -156,9 +156,9 @@ def test_a_held_request_can_be_aborted(case: Case) -> None:
             engine.add(request)
         finish(engine)
         assert [len(engine.running), first.finish_reason, second.finish_reason] == [2, None, None]
-        used = engine.stats()["used_pages"]
+        used = engine.stats()["kv_used_tokens"]
         assert engine.abort("0") is first
-        assert engine.stats()["used_pages"] < used
+        assert engine.stats()["kv_used_tokens"] < used
         assert not engine.has_work
         state_of(second).feed(case.references[1].token_ids[3:])
         state_of(second).end_text()

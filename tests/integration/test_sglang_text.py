@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_engines import MAX_STEPS, assert_empty, engines, expect_short_answers, finish, run
+from sglang_engines import assert_empty, engines, expect_short_answers, finish, run
 from text_engines import text_engine
 from tiny_checkpoints import SHAPES, VOCAB_SIZE, TinyCheckpoint, make_checkpoint
 
@@ -108,7 +109,24 @@ def test_requests_put_out_of_a_full_pool_come_back(tiny_checkpoint: Make, build:
     expected = [checkpoint.greedy(prompt, 60) for prompt in many]
 
     assert run(engine, [greedy(str(i), prompt, 60) for i, prompt in enumerate(many)]) == expected
-    assert engine.stats()["retracted_requests"] > 0
+    assert engine.stats()["num_retracted_requests_total"] > 0
+    assert_empty(engine)
+
+
+def test_what_the_pool_cannot_hold_is_given_up(
+    tiny_checkpoint: Make, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build(tiny_checkpoint("llama", 0).path)
+    request = greedy("a", prompts(3, [20])[0], 10)
+    engine.add(request)
+    engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "sglang.srt.managers.schedule_batch.ScheduleBatch.check_decode_mem", lambda *args, **kwargs: False
+        )
+        assert engine.step() == [request]
+    assert request.finish_reason == "abort"
+    assert len(request.output_token_ids) == 1
     assert_empty(engine)
 
 
@@ -185,7 +203,7 @@ def test_an_abort_frees_at_once(tiny_checkpoint: Make, build: Build, steps: int)
         assert request.finish_reason == "abort"
         assert engine.abort(request.request_id) is None
     # What the kept one holds, and nothing of the others.
-    assert engine.stats()["used_pages"] <= len(others[0]) + 12
+    assert engine.stats()["kv_used_tokens"] <= len(others[0]) + 12
     finish(engine)
 
     assert kept.output_token_ids == checkpoint.greedy(others[0], 12)
@@ -321,10 +339,9 @@ def test_several_engines_take_turns_in_one_process(tiny_checkpoint: Make, build:
     for engine, group in zip(both, requests, strict=True):
         for request in group:
             engine.add(request)
-    for _ in range(MAX_STEPS):
-        for engine in both:
-            if engine.has_work:
-                engine.step()
+    # As stages do: each in a thread of its own.
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(finish, both))
     for checkpoint, group in zip((first, second), requests, strict=True):
         assert [r.output_token_ids for r in group] == [checkpoint.greedy(prompt, 20) for prompt in many]
     for engine in both:

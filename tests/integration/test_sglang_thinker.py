@@ -105,5 +105,5 @@ def test_put_out_and_back(case: tuple[DecoderSpec, Prompts], monkeypatch: pytest
         requests = requests_of(prompts)
         run(engine, requests)
         assert_answers(requests, prompts)
-        assert engine.stats()["retracted_requests"] > 2
+        assert engine.stats()["num_retracted_requests_total"] > 2
         assert_empty(engine)

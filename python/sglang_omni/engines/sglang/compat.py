@@ -43,8 +43,30 @@ _POOL_SLACK = 8
 
 _prepared_for: str | None = None
 
+
+class _Turns:
+    """A lock that is had in the order of asking: an engine that is always busy does not keep others out."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._last = 0
+        self._current = 1
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._last += 1
+            turn = self._last
+            while self._current != turn:
+                self._changed.wait()
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._current += 1
+            self._changed.notify_all()
+
+
 # SGLang's settings are globals that each engine swaps for its own while it works, so one works at a time.
-_WORKING = threading.RLock()
+_TURNS = _Turns()
 
 
 def prepare(device: str) -> None:
@@ -209,7 +231,7 @@ class Runtime:
         """This engine's settings are SGLang's; other engines of the process wait."""
         from sglang.srt.runtime_context import use_context
 
-        with _WORKING, use_context(self._context), torch.no_grad():
+        with _TURNS, use_context(self._context), torch.no_grad():
             yield
 
     @contextmanager

@@ -30,8 +30,10 @@ class SGLangEngine:
         self._requests: dict[str, ScheduledRequest] = {}
         # After a step that could run nothing, only news can change that.
         self._stalled = False
-        self.num_steps = 0
-        self.num_generated_tokens = 0
+        self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_generated_tokens = 0
         self.max_batch_size = 0
 
     @property
@@ -81,26 +83,37 @@ class SGLangEngine:
         return req.request
 
     def step(self) -> list[EngineRequest]:
-        """Computes one batch. Returns the requests that got a token, finished ones among them."""
+        """Computes one batch. Returns the requests that got a token, finished ones among them.
+
+        One that SGLang gives up because the pool cannot hold it is finished by ``"abort"``.
+        """
         with self._runtime.active():
             stepped = self.scheduler.step()
         self._stalled = not stepped
         if not stepped:
             return []
-        self.num_steps += 1
+        self._num_steps += 1
         self.max_batch_size = max(self.max_batch_size, len(stepped))
         advanced: list[EngineRequest] = []
         for req in stepped:
             request = req.request
-            if not req.took_token:
+            request.status = RequestStatus.RUNNING
+            if not req.took_token and request.finish_reason is None:
                 continue
             advanced.append(request)
+            if req.took_token:
+                self._count(request)
             if request.finish_reason is not None:
                 request.status = RequestStatus.FINISHED
                 request.history = None
                 del self._requests[request.request_id]
-        self.num_generated_tokens += len(advanced)
         return advanced
+
+    def _count(self, request: EngineRequest) -> None:
+        self._num_generated_tokens += 1
+        if len(request.output_token_ids) == 1:
+            self._num_prompt_tokens += len(request.prompt_token_ids)
+            self._num_cached_tokens += request.cached_tokens
 
     def flush_cache(self) -> None:
         """Forgets the prefixes that no request uses. Called between steps."""
@@ -108,20 +121,23 @@ class SGLangEngine:
             self.scheduler.forget_unused_prefixes()
 
     def stats(self) -> dict[str, int]:
-        """Counters and gauges for metrics."""
+        """Counters and gauges for metrics. See ``Engine.stats``."""
         scheduler = self.scheduler
-        running = len(self.running)
+        running = sum(req.kv.holds_kv for req in self._requests.values())
         pool = scheduler.token_to_kv_pool_allocator
-        free = pool.available_size() + scheduler.tree_cache.evictable_size()
+        evictable = scheduler.tree_cache.evictable_size()
         return {
-            "running_requests": running,
-            "waiting_requests": len(self._requests) - running,
-            "used_pages": (pool.size - free) // pool.page_size,
-            "num_pages": self._options.max_total_tokens // pool.page_size,
-            "steps": self.num_steps,
-            "generated_tokens": self.num_generated_tokens,
+            "num_running_reqs": running,
+            "num_queue_reqs": len(self._requests) - running,
+            "kv_used_tokens": pool.size - pool.available_size() - evictable,
+            "kv_evictable_tokens": evictable,
+            "max_total_num_tokens": self._options.max_total_tokens,
+            "prompt_tokens_total": self._num_prompt_tokens,
+            "cached_tokens_total": self._num_cached_tokens,
+            "generation_tokens_total": self._num_generated_tokens,
+            "num_retracted_requests_total": scheduler.num_retracted,
+            "num_steps_total": self._num_steps,
             "max_batch_size": self.max_batch_size,
-            "retracted_requests": scheduler.num_retracted,
         }
 
     def check_pools(self) -> None:

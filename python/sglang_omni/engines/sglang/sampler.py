@@ -35,8 +35,9 @@ class OmniSampler(Sampler):
         wanted = [index for index, row in enumerate(self.rows) if row is not None]
         if wanted:
             rows = [row for row in self.rows if row is not None]
-            picked = (logits[wanted] if len(wanted) < len(self.rows) else logits).float()
+            # What penalties look at is on the host.
+            picked = (logits[wanted] if len(wanted) < len(self.rows) else logits).float().cpu()
             if len(self._suppressed):
-                picked.index_fill_(1, self._suppressed.to(picked.device), float("-inf"))
+                picked.index_fill_(1, self._suppressed, float("-inf"))
             chosen[wanted] = torch.tensor(sample(picked, rows))
         return chosen.to(logits.device)

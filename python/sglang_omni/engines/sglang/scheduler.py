@@ -52,6 +52,7 @@ class HoldingScheduler(Scheduler):
         self.parked: list[ScheduledRequest] = []
         self.num_retracted = 0
         self._held: ScheduleBatch | None = None
+        self._given_up: list[ScheduledRequest] = []
         super().__init__(runtime.server_args, runtime.port_args)
         self.sampler = OmniSampler(spec.suppress_token_ids)
         self.tp_worker.model_runner.sampler = self.sampler
@@ -135,7 +136,11 @@ class HoldingScheduler(Scheduler):
     # One step.
 
     def step(self) -> Sequence[ScheduledRequest]:
-        """Plans and computes one batch. Returns the requests that were in it, none where nothing can run."""
+        """Plans and computes one batch.
+
+        Returns:
+            The requests that were in it, and those that SGLang gave up; none where nothing can run.
+        """
         self.admit_ready()
         plan: NextBatchPlan = self.get_next_batch_to_run(
             running_batch=self.running_batch, last_batch=self.last_batch
@@ -148,7 +153,8 @@ class HoldingScheduler(Scheduler):
                 self.process_batch_result(batch, self.run_batch(batch))
         finally:
             self._merge_held()
-        return requests
+        given_up, self._given_up = self._given_up, []
+        return requests + given_up
 
     def run_batch(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
         vocab_size = self.model_config.vocab_size
@@ -225,8 +231,10 @@ class HoldingScheduler(Scheduler):
             self.running_batch.merge_batch(held)
 
     def send_abort_output(self, abort_req: AbortReq, req: Req) -> None:
-        """A request that SGLang itself gives up: the pool does not even hold it alone."""
+        """SGLang has ended a request that the pool does not even hold alone, and freed what it held."""
+        req.took_token = False
         req.update_finish_state()
+        self._given_up.append(req)
 
 
 class _NoOutput(SchedulerOutputStreamer):
