@@ -264,11 +264,11 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     Raises:
         ClientError: The stream carried an error.
     """
-    async for line in response.aiter_lines():
-        if not line.startswith("data:"):
+    async for line in _lines(response):
+        if not line.startswith(b"data:"):
             continue
         data = line[5:].strip()
-        if data == "[DONE]":
+        if data == b"[DONE]":
             return
         event = json.loads(data)
         if "error" in event:
@@ -278,6 +278,17 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
                 raise RequestError(str(error["message"]), param=error.get("param"), status=status)
             raise ClientError(str(error["message"]), status=status)
         yield event
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Lines as an event stream has them; ``aiter_lines`` would end one at U+2028 and the like too."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
 
 
 def _completion_body(

@@ -126,6 +126,11 @@ async def _encoded(events: AsyncIterator[dict[str, Any]], done: bool) -> AsyncGe
             await close()
 
 
+# Lines end with these for everybody who splits text as Unicode has it, as common HTTP clients do; a server-sent
+# event ends with none of them. JSON allows them as they are, and may as well spell them out.
+_LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
 def event(fields: dict[str, Any]) -> bytes:
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return b"data: " + text.encode() + b"\n\n"
+    return b"data: " + text.translate(_LINE_ENDS).encode() + b"\n\n"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import threading
 from collections.abc import Iterator
 
+import httpx
 import numpy as np
 import pytest
 
@@ -191,3 +193,22 @@ def test_client_needs_one_target(pipeline, base_url):
         Client(pipeline, base_url=base_url)
     with pytest.raises(TypeError, match="loop"):
         SyncClient(pipeline)
+
+
+LINE_ENDS = ["one\x85two", "\u2028", "\u2029three", "\x0b\x0c\x1c", "\r\n."]
+
+
+def test_text_that_holds_line_ends_of_all_kinds(client, pipeline):
+    pipeline.words = LINE_ENDS
+    chunks = list(client.completion_stream(chat()))
+    assert "".join(chunk.text for chunk in chunks) == "".join(LINE_ENDS)
+
+
+def test_events_are_one_line_for_clients_that_split_text_as_unicode_does(base_url, pipeline):
+    pipeline.words = LINE_ENDS
+    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+    with httpx.stream("POST", f"{base_url}/v1/chat/completions", json=body) as response:
+        lines = [line for line in response.iter_lines() if line]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line != "data: [DONE]"]
+    texts = [choice["delta"].get("content") or "" for event in events for choice in event["choices"]]
+    assert "".join(texts) == "".join(LINE_ENDS)
