@@ -8,15 +8,17 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, rms_norm
+from torch.nn.functional import embedding
 
 from sglang_omni.model_runner.attention import attend
 from sglang_omni.model_runner.batch import ForwardBatch
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.kv_cache import PagedKVCache
+from sglang_omni.model_runner.linear import Linear
 from sglang_omni.model_runner.loader import Checkpoint, OpenCheckpoint
 from sglang_omni.model_runner.media import Deepstack
 from sglang_omni.model_runner.mlp import DenseMLP, SparseMLP, load_mlp
+from sglang_omni.model_runner.norm import RMSNorm
 from sglang_omni.model_runner.parallel import ALONE, TensorParallelGroup
 from sglang_omni.model_runner.rope import RotaryEmbedding
 
@@ -32,16 +34,13 @@ class WeightNames:
 
 
 class LayerWeights(NamedTuple):
-    """One layer. The projections to queries, keys and values read the same input: they are stacked."""
+    """One layer. Projections that read the same input are stacked, and so are norms of queries and keys."""
 
-    input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    o: Tensor
-    o_bias: Tensor | None
-    post_norm: Tensor
+    input_norm: RMSNorm
+    qkv: Linear
+    qk_norm: RMSNorm | None
+    o: Linear
+    post_norm: RMSNorm
     mlp: DenseMLP | SparseMLP
 
 
@@ -53,8 +52,8 @@ class Decoder:
         config: DecoderConfig,
         embed: Tensor,
         layers: list[LayerWeights],
-        norm: Tensor,
-        lm_head: Tensor,
+        norm: RMSNorm,
+        lm_head: Linear,
         group: TensorParallelGroup = ALONE,
     ) -> None:
         self.config = config
@@ -95,11 +94,11 @@ class Decoder:
             _load_layer(checkpoint, config, index, f"{names.layers}.{index}", group)
             for index in range(config.num_hidden_layers)
         ]
-        norm = checkpoint.take(names.norm, (config.hidden_size,))
+        norm = RMSNorm.of(checkpoint.take(names.norm, (config.hidden_size,)), config.rms_norm_eps)
         tied = config.tie_word_embeddings
         lm_head = embed if tied else checkpoint.take(names.lm_head, tuple(embed.shape))
         checkpoint.finish(optional=(names.lm_head,) if tied else ())
-        return cls(local, embed, layers, norm, group.padded_rows(lm_head), group)
+        return cls(local, embed, layers, norm, Linear(group.padded_rows(lm_head)), group)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """(T,) -> (T, hidden_size), a tensor of the caller's own."""
@@ -122,39 +121,32 @@ class Decoder:
             tap: Whether to keep the rows of the cache's ``tap_layer``.
         """
         config = self.config
-        eps = config.rms_norm_eps
-        hidden_shape, head_shape = (config.hidden_size,), (config.head_dim,)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         cos, sin = self.rotary.at(batch.positions)
         tap_layer = cache.tap_layer if tap else None
         if tap_layer == 0:
             cache.write_tapped(batch.slots, hidden)
         for index, layer in enumerate(self.layers):
-            normed = rms_norm(hidden, hidden_shape, layer.input_norm, eps)
-            qkv = linear(normed, layer.qkv, layer.qkv_bias).view(-1, heads + 2 * kv_heads, config.head_dim)
-            if layer.q_norm is not None and layer.k_norm is not None:
-                qkv[:, :heads] = rms_norm(qkv[:, :heads], head_shape, layer.q_norm, eps)
-                qkv[:, heads : heads + kv_heads] = rms_norm(
-                    qkv[:, heads : heads + kv_heads], head_shape, layer.k_norm, eps
-                )
+            qkv = layer.qkv(layer.input_norm(hidden)).view(-1, heads + 2 * kv_heads, config.head_dim)
             queries_keys = qkv[:, : heads + kv_heads]
-            queries_keys.copy_(self.rotary.rotate(queries_keys, cos, sin))
+            normed = queries_keys if layer.qk_norm is None else layer.qk_norm(queries_keys)
+            queries_keys.copy_(self.rotary.rotate(normed, cos, sin))
             cache.write(index, batch.slots, qkv[:, heads:])
             attended = attend(qkv[:, :heads], index, cache, batch)
-            hidden = hidden + self.group.sum(linear(attended, layer.o, layer.o_bias))
-            hidden = hidden + self.group.sum(layer.mlp(rms_norm(hidden, hidden_shape, layer.post_norm, eps)))
+            hidden = hidden + self.group.sum(layer.o(attended))
+            hidden = hidden + self.group.sum(layer.mlp(layer.post_norm(hidden)))
             if tap_layer == index + 1 < len(self.layers):
                 cache.write_tapped(batch.slots, hidden)
             if deepstack is not None and index < len(deepstack.levels):
                 hidden.index_add_(0, deepstack.rows, deepstack.levels[index].to(hidden))
-        hidden = rms_norm(hidden, hidden_shape, self.norm, eps)
+        hidden = self.norm(hidden)
         if tap_layer == len(self.layers):
             cache.write_tapped(batch.slots, hidden)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(S, hidden_size) -> (S, vocab_size) float32."""
-        return self.group.join_columns(linear(hidden, self.lm_head))[:, : self.config.vocab_size].float()
+        return self.group.join_columns(self.lm_head(hidden))[:, : self.config.vocab_size].float()
 
 
 def _load_layer(
@@ -175,14 +167,24 @@ def _load_layer(
             ]
         )
 
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm.of(take(f"{name}.weight", hidden), config.rms_norm_eps)
+
+    def qk_norm() -> RMSNorm:
+        local = group.split_heads(config)
+        weights = [take(f"self_attn.{name}_norm.weight", config.head_dim) for name in "qk"]
+        counts = (local.num_attention_heads, local.num_key_value_heads)
+        per_head = [weight.expand(count, -1) for weight, count in zip(weights, counts, strict=True)]
+        return RMSNorm.of(torch.cat(per_head), config.rms_norm_eps)
+
     return LayerWeights(
-        input_norm=take("input_layernorm.weight", hidden),
-        qkv=stack_qkv("weight", hidden),
-        qkv_bias=stack_qkv("bias") if config.qkv_bias else None,
-        q_norm=take("self_attn.q_norm.weight", config.head_dim) if config.qk_norm else None,
-        k_norm=take("self_attn.k_norm.weight", config.head_dim) if config.qk_norm else None,
-        o=group.columns(take("self_attn.o_proj.weight", hidden, q_size)),
-        o_bias=group.once(take("self_attn.o_proj.bias", hidden)) if config.o_bias else None,
-        post_norm=take("post_attention_layernorm.weight", hidden),
+        input_norm=norm("input_layernorm"),
+        qkv=Linear(stack_qkv("weight", hidden), stack_qkv("bias") if config.qkv_bias else None),
+        qk_norm=qk_norm() if config.qk_norm else None,
+        o=Linear(
+            group.columns(take("self_attn.o_proj.weight", hidden, q_size)),
+            group.once(take("self_attn.o_proj.bias", hidden)) if config.o_bias else None,
+        ),
+        post_norm=norm("post_attention_layernorm"),
         mlp=load_mlp(checkpoint, config, index, f"{prefix}.mlp", group),
     )

@@ -6,69 +6,59 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import grouped_mm, linear, pad, sigmoid, silu
+from torch.nn.functional import sigmoid, silu
 
 from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.model_runner.linear import Linear
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.parallel import TensorParallelGroup
 
-# grouped_mm wants rows of whole 16-byte units.
-_ROW_BYTES = 16
-
 
 class DenseMLP(NamedTuple):
-    """``gate_up`` (2I, H) is gate over up: both read the same input."""
+    """``gate_up`` is gate over up: both read the same input."""
 
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Linear
+    down: Linear
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        gate, up = linear(hidden, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
-        return linear(silu(gate).mul_(up), self.down, self.down_bias)
+        gate, up = self.gate_up(hidden).chunk(2, dim=-1)
+        return self.down(silu(gate).mul_(up))
 
 
 class SharedExpert(NamedTuple):
-    """An expert that every token passes, weighted by a gate of its own; ``gate`` is (1, H)."""
+    """An expert that every token passes, weighted by a gate of its own."""
 
     mlp: DenseMLP
-    gate: Tensor
+    gate: Linear
 
 
 class SparseMLP(NamedTuple):
-    """E experts, of which each token passes ``top_k``.
+    """Experts, of which each token passes the ``top_k`` that ``router`` prefers.
 
-    Attributes:
-        router: (E, H).
-        gate_up: (E, 2I', H') and ``down`` (E, H', I'): widths are filled with zeros to whole units.
-        normalize: Whether the weights of a token's experts are made to sum to 1.
+    ``normalize`` makes the weights of a token's experts sum to 1.
     """
 
-    router: Tensor
-    gate_up: Tensor
-    down: Tensor
+    router: Linear
+    experts: list[DenseMLP]
     shared: SharedExpert | None
     top_k: int
     normalize: bool
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        weights, experts = linear(hidden, self.router).softmax(-1, dtype=torch.float32).topk(self.top_k)
+        weights, chosen = self.router(hidden).softmax(-1, dtype=torch.float32).topk(self.top_k)
         if self.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
         # Tokens are sorted by expert, so that each expert's weights are read once.
-        order = experts.flatten().argsort(stable=True)
-        ends = torch.bincount(experts.flatten(), minlength=len(self.router)).cumsum(0, dtype=torch.int32)
-        width, padded = hidden.shape[-1], self.gate_up.shape[-1]
-        rows = hidden.index_select(0, order // self.top_k)
-        if padded != width:
-            rows = pad(rows, (0, padded - width))
-        gate, up = grouped_mm(rows, self.gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
-        rows = grouped_mm(silu(gate).mul_(up), self.down.transpose(1, 2), offs=ends)
-        each = torch.empty_like(rows).index_copy_(0, order, rows).view(-1, self.top_k, padded)
-        mixed = torch.bmm(weights.to(each.dtype).unsqueeze(1), each).squeeze(1)[:, :width]
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
+        parts = hidden.index_select(0, order // self.top_k).split(counts)
+        rows = torch.cat(
+            [expert(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)]
+        )
+        each = torch.empty_like(rows).index_copy_(0, order, rows).view(-1, self.top_k, hidden.shape[-1])
+        mixed = torch.bmm(weights.to(each.dtype).unsqueeze(1), each).squeeze(1)
         if self.shared is not None:
-            mixed = mixed + sigmoid(linear(hidden, self.shared.gate)) * self.shared.mlp(hidden)
+            mixed = mixed + sigmoid(self.shared.gate(hidden)) * self.shared.mlp(hidden)
         return mixed
 
 
@@ -81,28 +71,21 @@ def load_mlp(
     """
     if not config.is_sparse(layer):
         return _load_dense(checkpoint, config, prefix, config.intermediate_size, group)
-    hidden, inner = config.hidden_size, config.moe_intermediate_size
-    router = checkpoint.take(f"{prefix}.gate.weight", (config.num_experts, hidden))
-    width = inner // group.size
-    gate_up, down = _empty_experts(router.dtype, config, width)
-    for expert in range(config.num_experts):
-        name = f"{prefix}.experts.{expert}"
-        for index, part in enumerate(("gate", "up")):
-            weight = checkpoint.take(f"{name}.{part}_proj.weight", (inner, hidden))
-            gate_up[expert, index, :width, :hidden] = group.rows(weight)
-        weight = checkpoint.take(f"{name}.down_proj.weight", (hidden, inner))
-        down[expert, :hidden, :width] = group.columns(weight)
+    hidden = config.hidden_size
     shared = None
     if config.shared_expert_intermediate_size:
-        shared_inner = config.shared_expert_intermediate_size
         shared = SharedExpert(
-            _load_dense(checkpoint, config, f"{prefix}.shared_expert", shared_inner, group),
-            checkpoint.take(f"{prefix}.shared_expert_gate.weight", (1, hidden)),
+            _load_dense(
+                checkpoint, config, f"{prefix}.shared_expert", config.shared_expert_intermediate_size, group
+            ),
+            Linear(checkpoint.take(f"{prefix}.shared_expert_gate.weight", (1, hidden))),
         )
     return SparseMLP(
-        router=router,
-        gate_up=gate_up.flatten(1, 2),
-        down=down,
+        router=Linear(checkpoint.take(f"{prefix}.gate.weight", (config.num_experts, hidden))),
+        experts=[
+            _load_dense(checkpoint, config, f"{prefix}.experts.{index}", config.moe_intermediate_size, group)
+            for index in range(config.num_experts)
+        ],
         shared=shared,
         top_k=config.num_experts_per_tok,
         normalize=config.norm_topk_prob,
@@ -121,20 +104,8 @@ def _load_dense(
     down = checkpoint.take(f"{prefix}.down_proj.weight", (hidden, inner))
     down_bias = checkpoint.take(f"{prefix}.down_proj.bias", (hidden,)) if config.mlp_bias else None
     return DenseMLP(
-        gate_up=stack("weight", (inner, hidden)),
-        gate_up_bias=stack("bias", (inner,)) if config.mlp_bias else None,
-        down=group.columns(down),
-        down_bias=group.once(down_bias),
-    )
-
-
-def _empty_experts(dtype: torch.dtype, config: DecoderConfig, width: int) -> tuple[Tensor, Tensor]:
-    unit = _ROW_BYTES // dtype.itemsize
-    hidden = -(-config.hidden_size // unit) * unit
-    inner = -(-width // unit) * unit
-    experts = config.num_experts
-    # Zeros are fresh pages where nothing is filled up.
-    return (
-        torch.zeros(experts, 2, inner, hidden, dtype=dtype),
-        torch.zeros(experts, hidden, inner, dtype=dtype),
+        gate_up=Linear(
+            stack("weight", (inner, hidden)), stack("bias", (inner,)) if config.mlp_bias else None
+        ),
+        down=Linear(group.columns(down), group.once(down_bias)),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -19,3 +21,22 @@ def unit_norm(rows: Tensor, floor: Tensor) -> Tensor:
     """
     lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float32)
     return (rows / lengths.hypot_(floor)).to(rows.dtype)
+
+
+class RMSNorm(NamedTuple):
+    """RMSNorm over the last dimension, ``rows / rms(rows) * weight``, computed in float32.
+
+    ``scale`` is weight * sqrt(n) and may broadcast over other dimensions; ``floor`` is ``norm_floor``'s.
+    """
+
+    scale: Tensor
+    floor: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, eps: float) -> RMSNorm:
+        size = weight.shape[-1]
+        return cls(weight.float() * size**0.5, norm_floor(size, eps, weight.device))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float32)
+        return (rows / lengths.hypot_(self.floor)).mul_(self.scale).to(rows.dtype)

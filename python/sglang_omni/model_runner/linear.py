@@ -1,0 +1,51 @@
+"""A projection, with its weight as the processor multiplies it best."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+# Below this, calling oneDNN costs more than its layout saves.
+_PACKED_FROM = 2**18
+# How many rows the layout is made for; a step has one row for each running request.
+_ROWS = 8
+
+
+class Linear:
+    """``rows @ weight.T + bias``: (T, inputs) -> (T, outputs).
+
+    A large weight on a CPU is kept as a copy in oneDNN's blocked layout (as torch's own compiler keeps frozen
+    weights). In that layout one row takes about two thirds of the time, and eight rows half of it.
+
+    Args:
+        weight: (outputs, inputs).
+        bias: (outputs,) or None.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._packed = _can_pack(weight)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self._packed else weight
+        self._bias = bias
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        if self._packed:
+            return torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        return linear(rows, self._weight, self._bias)
+
+
+def _can_pack(weight: Tensor) -> bool:
+    if (
+        weight.device.type != "cpu"
+        or weight.numel() < _PACKED_FROM
+        or not torch.backends.mkldnn.is_available()
+    ):
+        return False
+    match weight.dtype:
+        case torch.float32:
+            return True
+        case torch.bfloat16:
+            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        case torch.float16:
+            return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return False
