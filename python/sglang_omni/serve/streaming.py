@@ -126,8 +126,8 @@ async def _encoded(events: AsyncIterator[dict[str, Any]], done: bool) -> AsyncGe
             await close()
 
 
-# Lines end with these for everybody who splits text as Unicode has it, as common HTTP clients do; a server-sent
-# event ends with none of them. JSON allows them as they are, and may as well spell them out.
+# Lines end with these for everybody who splits text as Unicode has it, as common HTTP clients do; events do
+# not end with them. JSON allows them as they are, and may as well spell them out.
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
