@@ -20,15 +20,16 @@ from sglang_omni.demo.report import DemoFailed, label, save, show
 from sglang_omni.demo.servers import servers
 
 _CHECKPOINT = Path("build/qwen3-omni-tiny")
+_CONFIG = "sglang_omni.models.qwen3_omni.config.Qwen3OmniPipelineConfig"
 _MAX_TOKENS = 48
 _MAX_FRAMES = 40
 
 
 def run(args: argparse.Namespace) -> None:
     """Makes the checkpoint, serves it, and asks about a picture and about a sound."""
-    checkpoint = Path(args.model_path) if args.model_path else _make_checkpoint()
     print("Starting the pipeline. Importing its models takes a while.", flush=True)
-    flags = ["--model-path", str(checkpoint), "--served-model-name", "qwen3-omni-tiny"]
+    flags = ["--model-path", args.model_path] if args.model_path else ["--config", str(_make_checkpoint())]
+    flags += ["--served-model-name", "qwen3-omni"]
     with servers(args.port, flags, replicas=1) as base_url, SyncClient(base_url) as client:
         if not args.model_path:
             print(
@@ -46,12 +47,17 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _make_checkpoint() -> Path:
-    """The same files every time, so that those of an earlier demo are simply replaced."""
+    """A checkpoint and its config, which the demo runs on the CPU wherever it is.
+
+    The files are the same every time, so that those of an earlier demo are simply replaced.
+    """
     command = [sys.executable, "-m", "sglang_omni.cli", "make-tiny-checkpoint", "qwen3_omni"]
     done = subprocess.run([*command, str(_CHECKPOINT)], capture_output=True, text=True)
     if done.returncode:
         raise DemoFailed(f"the checkpoint was not made: {done.stderr.strip()}")
-    return _CHECKPOINT
+    config = _CHECKPOINT / "pipeline.yaml"
+    config.write_text(f"config_cls: {_CONFIG}\nmodel_path: {_CHECKPOINT}\n")
+    return config
 
 
 def _ask(client: SyncClient, content: list[dict[str, Any]], file: Path) -> None:

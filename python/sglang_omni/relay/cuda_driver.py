@@ -34,6 +34,14 @@ def is_cuda_in_use() -> bool:
     return torch is not None and torch.cuda.is_initialized()
 
 
+def gpu_count() -> int:
+    """GPUs that this process may use; 0 where there is no driver. Imports nothing."""
+    try:
+        return cuda_driver().device_count()
+    except CudaError:
+        return 0
+
+
 @cache
 def cuda_driver() -> CudaDriver:
     """This process's driver.
@@ -54,6 +62,11 @@ class CudaDriver:
             raise CudaError(f"no CUDA driver: {error}") from error
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._call("cuInit", ctypes.c_uint(0))
+
+    def device_count(self) -> int:
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        return count.value
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:

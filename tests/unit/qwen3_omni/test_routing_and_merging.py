@@ -15,6 +15,7 @@ from sglang_omni.models.qwen3_omni.config import (
     Qwen3OmniPipelineConfig,
     Qwen3OmniTextPipelineConfig,
     Qwen3OmniThinkerPipelineConfig,
+    place_on_gpu,
 )
 from sglang_omni.models.qwen3_omni.payloads import MediaShape, Prompt
 from sglang_omni.proto import OmniRequest, StagePayload
@@ -89,6 +90,17 @@ def test_only_stages_with_work_are_visited(
 )
 def test_the_configs_keep_every_rule(config: Any) -> None:
     validate_config(config(model_path="/nowhere"))
+
+
+def test_on_one_gpu_the_models_share_its_memory() -> None:
+    config = Qwen3OmniPipelineConfig(model_path="/nowhere")
+    place_on_gpu(config, 0)
+    validate_config(config)
+    assert [stage.name for stage in config.stages if stage.gpu is None] == [
+        "preprocess",
+        "aggregate",
+        "decode",
+    ]
 
 
 def rows(first: int, count: int) -> torch.Tensor:

@@ -8,9 +8,18 @@ from pydantic import Field
 
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.relay.cuda_driver import gpu_count
 
 _PACKAGE = "sglang_omni.models.qwen3_omni"
 _ENCODERS = ["image_encoder", "audio_encoder"]
+# Of one GPU's memory. The published thinker's weights are 61 GB in bfloat16, the talker's 7 GB.
+_GPU_SHARES = {
+    "image_encoder": 0.06,
+    "audio_encoder": 0.06,
+    "thinker": 0.66,
+    "talker": 0.14,
+    "code2wav": 0.06,
+}
 
 
 def thinker_stages() -> list[StageConfig]:
@@ -148,12 +157,24 @@ class Qwen3OmniColocatedPipelineConfig(Qwen3OmniPipelineConfig):
     stages: list[StageConfig] = Field(default_factory=colocated_stages)
 
 
+def place_on_gpu(config: PipelineConfig, gpu: int) -> None:
+    """Puts the stages that compute on one GPU, each with its share of the memory."""
+    for stage in config.stages:
+        share = _GPU_SHARES.get(stage.name)
+        if share is not None:
+            stage.gpu = gpu
+            stage.runtime.resources.total_gpu_memory_fraction = share
+
+
 def default_config(model_path: str) -> PipelineConfig:
-    """Speech where the checkpoint has a talker.
+    """Speech where the checkpoint has a talker, on the first GPU where there is one.
 
     Raises:
         FileNotFoundError, ValueError: ``model_path`` is no Qwen3-Omni checkpoint.
     """
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     kind = Qwen3OmniThinkerPipelineConfig if checkpoint.talker is None else Qwen3OmniPipelineConfig
-    return kind(model_path=model_path)
+    config = kind(model_path=model_path)
+    if gpu_count() > 0:
+        place_on_gpu(config, 0)
+    return config
