@@ -210,7 +210,7 @@ def create_code2wav(
     dtype: Dtype | None = None,
     gpu_id: int | None = None,
     num_threads: int | None = None,
-    chunk_size: int = 10,
+    chunk_size: int = 25,
     first_chunk_size: int = 2,
 ) -> Code2WavScheduler:
     """Frames of codes -> speech, chunk by chunk.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeCausalConvNet,
+    Qwen3OmniMoeCausalTransConvNet,
+    Qwen3OmniMoeCode2Wav,
+)
 
 from sglang_omni.model_runner.loader import Checkpoint, load_module, weights_on_meta
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
@@ -24,7 +26,15 @@ class Code2Wav:
     def __init__(self, module: Qwen3OmniMoeCode2Wav) -> None:
         self.module = module
         self.total_upsample = int(module.total_upsample)
-        self.conv_context = _conv_context(module.config)
+        # The stream that is being decoded; None while whole sequences are.
+        self.stream: Code2WavStream | None = None
+        for part in module.modules():
+            if isinstance(part, Qwen3OmniMoeCausalConvNet):
+                part.register_forward_pre_hook(self._go_on)
+                part.register_forward_hook(self._without_before)
+            elif isinstance(part, Qwen3OmniMoeCausalTransConvNet) and part.left_pad > 0:
+                # It cuts a stride off both ends of what it makes: one step of before makes up for that.
+                part.register_forward_pre_hook(self._go_on)
 
     def __call__(self, codes: Tensor) -> Tensor:
         waveform: Tensor = self.module(codes)
@@ -34,19 +44,34 @@ class Code2Wav:
         """A waveform that grows as codes come: together the same as decoding them all at once."""
         return Code2WavStream(self)
 
+    def _go_on(self, part: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
+        """Puts what the stream's convolution saw last before what it sees now."""
+        if self.stream is None:
+            return None
+        (now,) = inputs
+        before = self.stream.before.get(part)
+        seen = now if before is None else torch.cat((before, now), dim=-1)
+        reach = part.padding if isinstance(part, Qwen3OmniMoeCausalConvNet) else 1
+        self.stream.before[part] = seen[..., -reach:] if reach else seen[..., :0]
+        self.stream.repeated[part] = seen.shape[-1] - now.shape[-1]
+        return (seen,)
+
+    def _without_before(self, part: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
+        """Leaves out what the convolution has made of what it saw before: it was handed on then."""
+        return None if self.stream is None else output[..., self.stream.repeated[part] :]
+
 
 class Code2WavStream:
-    """Decodes each frame once, but for the few that the convolutions reach back to.
+    """Decodes each frame once, whatever came with it.
 
-    The transformer, whose layers together see hundreds of frames back, keeps its keys and values.
+    The transformer keeps its keys and values, each convolution the end of what it saw.
     """
 
     def __init__(self, vocoder: Code2Wav) -> None:
         self._vocoder = vocoder
         self._cache = DynamicCache(config=vocoder.module.config)
-        self._tail: Tensor | None = None  # (1, frames, hidden_size): what the convolutions reach back to
-        self._num_frames = 0
-        self._num_samples = 0
+        self.before: dict[nn.Module, Tensor] = {}
+        self.repeated: dict[nn.Module, int] = {}
 
     def decode(self, codes: Tensor) -> Tensor:
         """The samples (1, 1, n) that these frames complete."""
@@ -55,20 +80,17 @@ class Code2WavStream:
         hidden = module.pre_transformer(
             inputs_embeds=embeds, past_key_values=self._cache, use_cache=True
         ).last_hidden_state
-        if self._tail is not None:
-            hidden = torch.cat((self._tail, hidden), dim=1)
-        self._num_frames += codes.shape[-1]
-        first = self._num_frames - hidden.shape[1]
-        self._tail = hidden[:, -self._vocoder.conv_context :]
         wave = hidden.permute(0, 2, 1)
-        for blocks in module.upsample:
-            for block in blocks:
+        self._vocoder.stream = self
+        try:
+            for blocks in module.upsample:
+                for block in blocks:
+                    wave = block(wave)
+            for block in module.decoder:
                 wave = block(wave)
-        for block in module.decoder:
-            wave = block(wave)
-        new = wave.clamp(min=-1, max=1)[..., self._num_samples - first * self._vocoder.total_upsample :]
-        self._num_samples += new.shape[-1]
-        return new
+        finally:
+            self._vocoder.stream = None
+        return wave.clamp(min=-1, max=1)
 
 
 def load_code2wav(checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, device: str) -> Code2Wav:
@@ -84,17 +106,3 @@ def load_code2wav(checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, device: s
     load_module(weights, module, "code2wav.")
     weights.finish()
     return Code2Wav(module.to(device))
-
-
-def _conv_context(config: Qwen3OmniMoeCode2WavConfig) -> int:
-    """Frames that the convolutions after the transformer reach back to, one more for what ends are cut."""
-    rate, reach = 1, 0.0
-    for factor in config.upsampling_ratios:
-        rate *= factor
-        reach += 6 / rate
-    reach += 6 / rate
-    for factor in config.upsample_rates:
-        reach += 1 / rate
-        rate *= factor
-        reach += 6 * (1 + 3 + 9) / rate
-    return math.ceil(reach + 6 / rate) + 1

@@ -1,0 +1,64 @@
+"""The codec's decoder: a stream is the whole, and the reference's pieces are the reference's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.components.code2wav import Code2Wav, load_code2wav
+from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
+from sglang_omni.scheduling.code2wav_scheduler import WindowStream
+
+FRAMES = 170  # more than two layers of a 72-frame window see
+
+
+@pytest.fixture(scope="module")
+def vocoder(tmp_path_factory: pytest.TempPathFactory) -> Code2Wav:
+    torch.set_num_threads(1)
+    path = make_tiny_checkpoint(tmp_path_factory.mktemp("code2wav"), seed=3)
+    return load_code2wav(Qwen3OmniCheckpoint.from_dir(path), torch.float32, "cpu")
+
+
+@pytest.fixture(scope="module")
+def codes() -> torch.Tensor:
+    return torch.randint(0, 64, (1, 4, FRAMES), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("sizes", [[2, 4, 8, 16] + [25] * 6, [1] * 12 + [90], [FRAMES]])
+def test_a_stream_in_any_pieces_is_the_whole(
+    vocoder: Code2Wav, codes: torch.Tensor, sizes: list[int]
+) -> None:
+    with torch.inference_mode():
+        stream = vocoder.open_stream()
+        other = vocoder.open_stream()
+        pieces = []
+        for piece in codes.split(pieces_of(sizes), dim=-1):
+            pieces.append(stream.decode(piece))
+            other.decode(torch.zeros_like(piece))  # two streams share nothing
+        whole = vocoder(codes)
+
+    assert pieces[0].shape[-1] > (sizes[0] - 1) * vocoder.total_upsample
+    together = torch.cat(pieces, dim=-1)
+    assert together.shape == whole.shape
+    assert (together - whole).abs().max() < 3e-6
+    assert whole.std() > 0.02, "too quiet to tell"
+
+
+def pieces_of(sizes: list[int]) -> list[int]:
+    """``sizes``, cut or filled up to all frames."""
+    taken: list[int] = []
+    for size in sizes:
+        taken.append(min(size, FRAMES - sum(taken)))
+    return [size for size in taken if size] + ([FRAMES - sum(taken)] if sum(taken) < FRAMES else [])
+
+
+@pytest.mark.parametrize(("size", "context"), [(300, 25), (50, 25), (40, 72), (25, 0)])
+def test_the_references_pieces_bit_for_bit(
+    vocoder: Code2Wav, codes: torch.Tensor, size: int, context: int
+) -> None:
+    with torch.inference_mode():
+        stream = WindowStream(vocoder, context, gapless=False)
+        ours = torch.cat([stream.decode(piece) for piece in codes.split(size, dim=-1)], dim=-1)
+        theirs = vocoder.module.chunked_decode(codes, chunk_size=size, left_context_size=context)
+    assert torch.equal(ours, theirs)
