@@ -87,6 +87,24 @@ def test_audio(oracle) -> None:
     assert_close(torch.cat([audio["embeds"] for audio in found["audios"]]), expected)
 
 
+@pytest.mark.parametrize("lengths", [(0.2, 0.63), (0.31, 2.6)])
+def test_short_clips_one_by_one(qwen3_omni, lengths: tuple[float, ...]) -> None:
+    """A clip under a second comes out otherwise beside a longer one, in its batch or not."""
+    oracle = qwen3_omni()
+    messages = [user(*(audio_part(sound(i, seconds)) for i, seconds in enumerate(lengths)))]
+    inputs = oracle.inputs(messages)
+    with torch.inference_mode():
+        expected = oracle.model.thinker.get_audio_features(
+            inputs["input_features"], inputs["feature_attention_mask"]
+        ).last_hidden_state
+    scheduler = create_audio_encoder(str(oracle.path))
+    rows = [
+        ask(scheduler, {"audios": [item]})[0]["audios"][0]["embeds"]
+        for item in preprocess(oracle, messages)["audios"]
+    ]
+    assert_close(torch.cat(rows), expected)
+
+
 def test_a_batch_gives_what_each_gives_alone(qwen3_omni) -> None:
     oracle = qwen3_omni()
     visuals = [
