@@ -230,6 +230,11 @@ def test_the_models_own_end_token(tmp_path: Path, tiny_checkpoint: Make) -> None
     assert outputs == [expected[: expected.index(end) + 1], expected]
 
 
+def test_a_device_it_does_not_compute_on(tiny_checkpoint: Make) -> None:
+    with pytest.raises(ValueError, match="engine 'omni' computes on the CPU, not on 'cuda:0'"):
+        text_engine(tiny_checkpoint("llama", 0).path, device="cuda:0")
+
+
 def test_sharded_checkpoint(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path, "qwen3", 14, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2

@@ -49,6 +49,8 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
     """
     if options.dtype not in DTYPES:
         raise ValueError(f"dtype {options.dtype!r} is not supported; known: {', '.join(DTYPES)}")
+    if torch.device(options.device).type != "cpu":
+        raise ValueError(f"engine 'omni' computes on the CPU, not on {options.device!r}: use engine 'sglang'")
     if options.num_threads is not None:
         torch.set_num_threads(options.num_threads)
     tp = options.tp
