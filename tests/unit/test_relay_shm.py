@@ -50,6 +50,19 @@ async def test_a_stalled_edge_does_not_hold_up_another(relay: ShmRelay) -> None:
     await asyncio.wait_for(waiting, 60)
 
 
+async def test_its_usage_is_what_is_under_way(relay: ShmRelay) -> None:
+    assert relay.usage() == {}
+    metadata, _ = await relay_io.write_blob(relay, "r", block(0.5), target="t")
+    under_way = relay.usage()
+    assert (under_way["relay_held_slots"], under_way["relay_held_bytes"] > 500_000) == (1, True)
+    view = await relay_io.read_blob(relay, "r", metadata)
+    assert relay.usage() == under_way
+    del view
+    freed = relay.usage()
+    assert (freed["relay_held_slots"], freed["relay_held_bytes"]) == (0, 0)
+    assert freed["relay_written_bytes_total"] > 500_000
+
+
 async def test_waiting_in_vain_names_who_has_the_room(
     relay: ShmRelay, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -355,7 +355,7 @@ class ShmRelay(Relay):
         return {
             "relay_held_bytes": sum(held for _, held, _ in edges),
             "relay_held_slots": self._arena.outstanding(),
-            "relay_arena_bytes": self._arena.mapping.nbytes,
+            "relay_written_bytes_total": self._arena.written(),
             "relay_waits_total": sum(waited for _, _, waited in edges),
         }
 

@@ -32,7 +32,7 @@ _STAGE = {
     "cache_max_bytes": "Memory the cache may take.",
     "relay_held_bytes": "Shared memory of payloads that are under way or in their readers' use.",
     "relay_held_slots": "Payloads that are under way or in their readers' use.",
-    "relay_arena_bytes": "Shared memory for payloads to others.",
+    "relay_written_bytes_total": "Bytes of payloads that were copied into shared memory.",
     "relay_waits_total": "Times a payload had to wait for room.",
 }
 
