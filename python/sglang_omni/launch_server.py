@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni._core import check_router_config
 from sglang_omni.router.flags import add_flags
+from sglang_omni.serve.model_flags import add_model_flags, apply_model_flags, model_arguments
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
@@ -83,6 +84,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
         metavar="POLICY",
         help="short for --router-policy",
     )
+    add_model_flags(parser)
     # Workers and addresses are the fleet's business, and so is when its members leave.
     add_flags(parser, prefix="router-", without=("worker_urls", "host", "port", "drain_timeout"))
     return parser
@@ -127,6 +129,7 @@ def _serve(args: argparse.Namespace) -> int:
 
     try:
         config = load_pipeline(args.model_path, args.config)
+        apply_model_flags(config, args)
         _check_installed(config)
         validate_config(config)
         if args.dp_size > 1:
@@ -165,6 +168,7 @@ async def _fleet(args: argparse.Namespace) -> int:
     ):
         if value is not None:
             replica_args += [flag, str(value)]
+    replica_args += model_arguments(args)
     return await run_fleet(
         FleetOptions(
             size=args.dp_size,

@@ -1,0 +1,77 @@
+"""What is set beside a pipeline's config: for one stage, or for every stage that has such a setting."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import yaml
+
+from sglang_omni.config.factory_args import stage_factory_path
+from sglang_omni.config.imports import import_callable
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.strict import did_you_mean
+
+
+def override_stage(config: PipelineConfig, setting: str) -> None:
+    """Applies ``STAGE.NAME=VALUE``; NAME is a field of ``StageConfig`` or an argument of the stage's factory.
+
+    Args:
+        setting: VALUE is YAML: ``thinker.gpu=[0, 1]``, ``preprocess.max_images=8``, ``thinker.engine=omni``.
+
+    Raises:
+        ValueError: It is not of this form, or the pipeline has no such stage or setting.
+    """
+    path, equals, text = setting.partition("=")
+    name, dot, field = path.strip().partition(".")
+    if not (equals and dot and name and field):
+        raise ValueError(f"{setting!r}: expected STAGE.NAME=VALUE, as in thinker.max_running_requests=8")
+    stages = {stage.name: stage for stage in config.stages}
+    if name not in stages:
+        raise ValueError(f"{setting!r}: the pipeline has no stage {name!r}{did_you_mean(name, stages)}")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as exc:
+        raise ValueError(f"{setting!r}: the value is not valid YAML: {exc}") from exc
+    stage = stages[name]
+    if field in StageConfig.model_fields:
+        setattr(stage, field, value)
+        return
+    taken = _parameters(stage)
+    if field not in taken:
+        hint = did_you_mean(field, {*taken, *StageConfig.model_fields})
+        raise ValueError(f"{setting!r}: stage {name!r} has no {field!r}{hint}")
+    _override(config, stage, field, value)
+
+
+def override_stages(config: PipelineConfig, argument: str, value: Any) -> list[str]:
+    """Sets a factory argument of every stage that takes it; returns those stages' names.
+
+    ``tp_size`` is set for the stages whose factories can build one rank of several.
+    """
+    changed = []
+    for stage in config.stages:
+        if argument == "tp_size" and "tp_rank" in _parameters(stage):
+            stage.tp_size = value
+            if isinstance(stage.gpu, int) and value > 1:
+                stage.gpu = list(range(stage.gpu, stage.gpu + value))
+        elif argument != "tp_size" and argument in _parameters(stage):
+            _override(config, stage, argument, value)
+        else:
+            continue
+        changed.append(stage.name)
+    return changed
+
+
+def _override(config: PipelineConfig, stage: StageConfig, argument: str, value: Any) -> None:
+    own = config.runtime_overrides.get(stage.name, {})
+    config.runtime_overrides = {**config.runtime_overrides, stage.name: {**own, argument: value}}
+
+
+def _parameters(stage: StageConfig) -> set[str]:
+    path, field = stage_factory_path(stage)
+    factory = import_callable(path, stage=stage.name, field=field)
+    try:
+        return set(inspect.signature(factory).parameters)
+    except ValueError:  # a builtin that does not tell
+        return set()

@@ -1,0 +1,96 @@
+"""The launcher's flags about the model, under SGLang's names, and what they change in a pipeline."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from sglang_omni.config import PipelineConfig
+
+
+class _Flag(NamedTuple):
+    """``argument`` is what factories call it; ``const`` is set by a flag that takes no value."""
+
+    flag: str
+    argument: str
+    help: str
+    type: type = int
+    choices: Sequence[str] | None = None
+    const: Any = None
+
+
+_FLAGS = (
+    _Flag("--engine", "engine", "what schedules autoregressive stages", str, ("sglang", "omni")),
+    _Flag("--dtype", "dtype", "what is computed in", str, ("float32", "bfloat16", "float16")),
+    _Flag("--context-length", "context_length", "tokens of prompt and answer together"),
+    _Flag("--max-running-requests", "max_running_requests", "requests that are computed together"),
+    _Flag("--max-total-tokens", "max_total_tokens", "size of the KV cache"),
+    _Flag("--chunked-prefill-size", "chunked_prefill_size", "tokens of a prompt computed in one step"),
+    _Flag("--mem-fraction-static", "mem_fraction_static", "share of a GPU for weights and KV cache", float),
+    _Flag("--disable-radix-cache", "prefix_cache", "share no prefixes between requests", const=False),
+    _Flag("--tp-size", "tp_size", "ranks that a model is split over"),
+)
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "the model", "Each for every stage that has it; the config's own where not given."
+    )
+    for flag in _FLAGS:
+        if flag.const is not None:
+            group.add_argument(
+                flag.flag, action="store_const", const=flag.const, dest=_dest(flag), help=flag.help
+            )
+        else:
+            group.add_argument(
+                flag.flag,
+                type=flag.type,
+                choices=flag.choices,
+                dest=_dest(flag),
+                metavar=None if flag.choices else "N",
+                help=flag.help,
+            )
+    group.add_argument(
+        "--stage",
+        action="append",
+        default=[],
+        metavar="STAGE.NAME=VALUE",
+        help="one stage's setting, as in thinker.gpu=0; may be given again",
+    )
+
+
+def apply_model_flags(config: PipelineConfig, args: argparse.Namespace) -> None:
+    """Changes ``config`` as the flags say.
+
+    Raises:
+        ValueError: No stage has what a flag sets, or a ``--stage`` is wrong; the text names the flag.
+    """
+    from sglang_omni.config.overrides import override_stage, override_stages
+
+    for flag in _FLAGS:
+        value = getattr(args, _dest(flag))
+        if value is not None and not override_stages(config, flag.argument, value):
+            raise ValueError(f"{flag.flag}: no stage of {config.name} takes it")
+    for setting in args.stage:
+        try:
+            override_stage(config, setting)
+        except ValueError as exc:
+            raise ValueError(f"--stage {exc}") from exc
+
+
+def model_arguments(args: argparse.Namespace) -> list[str]:
+    """The flags as they were given, for a process that is to serve the same."""
+    given: list[str] = []
+    for flag in _FLAGS:
+        value = getattr(args, _dest(flag))
+        if value is not None:
+            given += [flag.flag] if flag.const is not None else [flag.flag, str(value)]
+    for setting in args.stage:
+        given += ["--stage", setting]
+    return given
+
+
+def _dest(flag: _Flag) -> str:
+    return "model_" + flag.argument

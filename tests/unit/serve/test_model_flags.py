@@ -1,0 +1,92 @@
+"""The launcher's flags about the model, applied to the pipelines that come with the package."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_omni import launch_server
+from sglang_omni.config.factory_args import resolve_stage_factory_args
+from sglang_omni.launch_server import build_parser, load_pipeline
+from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
+from sglang_omni.serve.model_flags import apply_model_flags, model_arguments
+
+
+def applied(config, *arguments):
+    apply_model_flags(config, build_parser().parse_args(arguments))
+    return config
+
+
+def factory_args(config, stage):
+    (found,) = (s for s in config.stages if s.name == stage)
+    return resolve_stage_factory_args(found, config)
+
+
+@pytest.fixture
+def omni():
+    return Qwen3OmniPipelineConfig(model_path="nowhere")
+
+
+def test_a_flag_reaches_every_stage_that_takes_it(omni):
+    applied(omni, "--max-running-requests", "3", "--context-length", "99", "--engine", "sglang")
+    assert factory_args(omni, "thinker")["max_running_requests"] == 3
+    assert factory_args(omni, "talker")["max_running_requests"] == 3
+    assert factory_args(omni, "preprocess")["context_length"] == 99
+    assert factory_args(omni, "talker")["engine"] == "sglang"
+    assert "engine" not in factory_args(omni, "code2wav")
+
+
+def test_flags_without_a_value(omni):
+    applied(omni, "--disable-radix-cache")
+    assert factory_args(omni, "thinker")["prefix_cache"] is False
+
+
+def test_tensor_parallelism_is_for_stages_that_can_be_split(omni):
+    omni.stages[[s.name for s in omni.stages].index("thinker")].gpu = 1
+    applied(omni, "--tp-size", "2")
+    split = {stage.name: stage.gpu for stage in omni.stages if stage.tp_size == 2}
+    assert split["thinker"] == [1, 2]
+    assert "code2wav" not in split
+
+
+def test_one_stages_own_settings_win(omni):
+    applied(
+        omni,
+        *("--max-running-requests", "3", "--stage", "talker.max_running_requests=5"),
+        *("--stage", "thinker.gpu=[0, 1]", "--stage", "thinker.tp_size=2"),
+    )
+    assert factory_args(omni, "talker")["max_running_requests"] == 5
+    thinker = next(stage for stage in omni.stages if stage.name == "thinker")
+    assert (thinker.gpu, thinker.tp_size) == ([0, 1], 2)
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("thinker", "expected STAGE.NAME=VALUE"),
+        ("thinker=1", "expected STAGE.NAME=VALUE"),
+        ("thinkr.gpu=0", "no stage 'thinkr'; did you mean 'thinker'"),
+        ("thinker.max_runing_requests=1", "did you mean 'max_running_requests'"),
+        ("thinker.gpu=[", "not valid YAML"),
+    ],
+)
+def test_wrong_settings_are_named(omni, setting, said):
+    with pytest.raises(ValueError, match=f"--stage.*{said}"):
+        applied(omni, "--stage", setting)
+
+
+def test_a_flag_that_no_stage_takes(tmp_path):
+    file = tmp_path / "echo.yaml"
+    stage = "{name: one, process: a, factory: os.getcwd, terminal: true}"
+    file.write_text(f"{{model_path: none, name: echo, stages: [{stage}]}}")
+    with pytest.raises(ValueError, match="--chunked-prefill-size: no stage of echo takes it"):
+        applied(load_pipeline(None, file), "--chunked-prefill-size", "64")
+
+
+def test_replicas_of_a_fleet_get_the_same_flags():
+    given = ["--engine", "omni", "--disable-radix-cache", "--stage", "thinker.tp_size=2"]
+    assert model_arguments(build_parser().parse_args(given)) == given
+
+
+def test_the_launcher_says_what_is_wrong(capsys):
+    assert launch_server.main(["--stage", "thinker.speed=9"]) == 1
+    assert "--stage 'thinker.speed=9': stage 'thinker' has no 'speed'" in capsys.readouterr().err
