@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,8 +16,6 @@ if TYPE_CHECKING:
     from sglang_omni.preprocessing.messages import MediaKind
     from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
-
-logger = logging.getLogger(__name__)
 
 
 def create_preprocess(
@@ -110,7 +106,7 @@ def create_thinker(
 
     Args:
         model_path: Directory of a Qwen3-Omni checkpoint.
-        engine: What schedules; on a GPU ``"sglang"`` where it is installed, else ``"omni"``, by default.
+        engine: What schedules: ``"sglang"``, by default on a GPU, or ``"omni"``, by default on a CPU.
         speech: Whether a talker stage listens.
         dtype: float32 on a CPU and bfloat16 on a GPU by default. bfloat16's rounding is coarse enough for a
             greedy answer to depend on what else is computed; float32's is not.
@@ -244,12 +240,8 @@ def create_code2wav(
 
 
 def default_engine(gpu_id: int | None) -> EngineKind:
-    """SGLang where it has a GPU; on a CPU our own, which measured faster there."""
-    kind: EngineKind = "omni"
-    if gpu_id is not None and importlib.util.find_spec("sglang") is not None:
-        kind = "sglang"
-    logger.info("engine %r by default", kind)
-    return kind
+    """SGLang on a GPU; on a CPU our own, which measured faster there."""
+    return "omni" if gpu_id is None else "sglang"
 
 
 def _engine_options(dtype: Dtype | None, gpu_id: int | None, num_threads: int | None) -> EngineOptions:
