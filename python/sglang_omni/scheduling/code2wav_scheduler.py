@@ -207,8 +207,8 @@ class _Code2WavSession(StreamSession):
 
 
 def _as_frames(codes: Any) -> tuple[torch.Tensor, ...]:
-    """Single frames, each (groups,) int64."""
-    codes = torch.as_tensor(codes).long()
+    """Single frames, each (groups,) int64 on the CPU."""
+    codes = torch.as_tensor(codes).long().cpu()
     if codes.ndim == 3 and codes.shape[0] == 1:
         codes = codes[0].transpose(0, 1)
     elif codes.ndim == 1:
