@@ -245,7 +245,7 @@ def to_sampling(fields: SamplingFields) -> SamplingParams:
 def _messages(server: Server, body: ChatCompletionRequest) -> list[dict[str, Any]]:
     for index, message in enumerate(body.messages):
         _check_message(server, message, f"messages[{index}]")
-    messages = [message.model_dump(exclude_none=True) for message in body.messages]
+    messages = [_turn(message) for message in body.messages]
     media: list[ContentPart] = []
     for name, kind in (("images", "image"), ("videos", "video"), ("audios", "audio")):
         for index, url in enumerate(getattr(body, name) or ()):
@@ -256,10 +256,29 @@ def _messages(server: Server, body: ChatCompletionRequest) -> list[dict[str, Any
     return messages
 
 
+def _turn(message: ChatMessage) -> dict[str, Any]:
+    """As pipelines read it: of an earlier answer's speech the transcript."""
+    turn = message.model_dump(exclude_none=True, exclude={"audio"})
+    if message.content is None and message.audio is not None:
+        turn["content"] = message.audio.transcript
+    return turn
+
+
 def _check_message(server: Server, message: ChatMessage, where: str) -> None:
     if message.content is None and message.role != "assistant":
         raise RequestError(
             f"{where}.content: a {message.role} message needs content", param=f"{where}.content"
+        )
+    if message.audio is not None and message.role != "assistant":
+        raise RequestError(
+            f"{where}.audio: only an assistant message has it; send sound as an input_audio part of content",
+            param=f"{where}.audio",
+        )
+    if message.audio is not None and message.content is None and message.audio.transcript is None:
+        raise RequestError(
+            f"{where}.audio: earlier answers are not kept here, so its id says nothing; send the text as "
+            "content, or the transcript with the id",
+            param=f"{where}.audio",
         )
     if message.role == "tool":
         raise RequestError(

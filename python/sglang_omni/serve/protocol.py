@@ -113,8 +113,18 @@ Content = Annotated[
 ]
 
 
+class SpokenAnswer(ApiModel):
+    """An earlier answer's speech, sent back. Answers are not kept here: only the transcript is read."""
+
+    id: str | None = None
+    transcript: str | None = None
+    data: str | None = None
+    expires_at: int | None = None
+    codes: list[list[int]] | None = None
+
+
 class ChatMessage(ApiModel):
-    """One turn. Only an assistant's turn may be without content."""
+    """One turn. Only an assistant's turn may be without content, where its speech's transcript says it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -123,8 +133,7 @@ class ChatMessage(ApiModel):
     tool_call_id: str | None = None
     tool_calls: OnlyEmptyList = None
     function_call: OnlyNone = None
-    # An earlier spoken answer is not kept: its transcript belongs into content.
-    audio: OnlyNone = None
+    audio: SpokenAnswer | None = None
     annotations: OnlyEmptyList = None
 
 

@@ -34,6 +34,8 @@ def post(http, body, path="/v1/chat/completions"):
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
+        ({"messages": [{"role": "user", "content": "x", "audio": {"id": "a"}}]}, "messages[0].audio"),
         (part(type="smell"), "messages[0].content[0]"),
         (part(type="text"), "messages[0].content[0].text"),
         (part(type="input_audio", input_audio={"data": ""}), "messages[0].content[0].input_audio.data"),

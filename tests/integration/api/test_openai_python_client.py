@@ -62,6 +62,15 @@ def test_chat_with_speech(api, pipeline):
     assert pipeline.last.metadata["output_modalities"] == ["text", "audio"]
 
 
+@pytest.mark.parametrize("modalities", [["text", "audio"], ["audio"]])
+def test_a_spoken_answer_is_sent_back_as_it_came(api, pipeline, modalities):
+    answer = api.chat.completions.create(model="scripted", messages=HELLO, modalities=modalities)
+    message = answer.choices[0].message
+    for turn in (message, message.model_dump()):
+        api.chat.completions.create(model="scripted", messages=[*HELLO, turn, *HELLO])
+        assert pipeline.last.inputs["messages"][1] == {"role": "assistant", "content": "Hello."}
+
+
 def test_streamed_chat(api, pipeline):
     stream = api.chat.completions.create(
         model="scripted", messages=HELLO, stream=True, stream_options={"include_usage": True}

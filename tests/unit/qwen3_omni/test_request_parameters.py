@@ -11,6 +11,7 @@ from test_checkpoint_settings import CONFIG
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.request import (
+    check_params,
     code2wav_chunking,
     speaker_id,
     talker_sampling,
@@ -61,6 +62,41 @@ def test_a_wrong_talker_parameter_is_named_as_the_request_does(
 ) -> None:
     with pytest.raises(RequestError) as error:
         talker_sampling(OmniRequest(None, params), checkpoint(tmp_path))
+    assert error.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("params", "said", "param"),
+    [
+        ({"temperature": -1.0}, "temperature must be between", "temperature"),
+        (
+            {"stage_params": {"thinker": {"top_k": -5}}},
+            "stage_params.thinker.top_k: top_k must be -1",
+            "stage_params.thinker.top_k",
+        ),
+        (
+            {"stage_params": {"thinker": {"topk": 5}}},
+            "takes temperature, .* not 'topk'",
+            "stage_params.thinker.topk",
+        ),
+        (
+            {"stage_params": {"talker": {"depth": 5}}},
+            "takes temperature, .* not 'depth'",
+            "stage_params.talker.depth",
+        ),
+        (
+            {"stage_params": {"preprocess": {"fps": 2}}},
+            "takes video_fps, use_audio_in_video, not 'fps'",
+            "stage_params.preprocess.fps",
+        ),
+        ({"stage_params": {"decode": {"x": 2}}}, "takes no parameters, so not 'x'", "stage_params.decode.x"),
+    ],
+)
+def test_every_stages_parameters_are_looked_at_first(
+    tmp_path: Path, params: dict[str, Any], said: str, param: str
+) -> None:
+    with pytest.raises(RequestError, match=said) as error:
+        check_params(OmniRequest(None, params), checkpoint(tmp_path), has_talker=True)
     assert error.value.param == param
 
 

@@ -148,7 +148,10 @@ def test_wrong_messages(preprocessor: Preprocessor, name: str) -> None:
     ("params", "text"),
     [
         ({"video_fps": 3}, "take 26 divided by a whole number, such as 2, 1, 0.5"),
+        ({"video_fps": 1e6}, "take 26 divided by a whole number"),
         ({"video_fps": -1}, "video_fps must be a positive number, got -1"),
+        ({"video_fps": float("nan")}, "video_fps must be a positive number, got nan"),
+        ({"video_fps": float("inf")}, "video_fps must be a positive number, got inf"),
         ({"video_fps": "fast"}, "video_fps must be a positive number, got 'fast'"),
         ({"use_audio_in_video": "yes"}, "use_audio_in_video must be true or false, got 'yes'"),
         ({"use_audio_in_video": True}, "has no sound track, which use_audio_in_video needs"),

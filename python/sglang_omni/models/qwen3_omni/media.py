@@ -100,6 +100,8 @@ class MediaReader:
         self._video_options: dict[str, Any] = {
             "size": defaults["videos_kwargs"]["size"],
             "cap_pixels_per_frame": False,
+            # Not guessed, which it would tell the log of narrow pictures.
+            "input_data_format": "channels_first",
         }
         audio = {key: value for key, value in defaults["audio_kwargs"].items() if key != "n_window"}
         self._sample_rate = int(audio["sampling_rate"])
@@ -150,7 +152,7 @@ class MediaReader:
         patches = self._images.get_number_of_image_patches(image.height, image.width, {})
         check(patches // self._rules.merge_size**2)
         pixels = np.asarray(image)
-        output = self._images(images=[image], return_tensors="pt")
+        output = self._images(images=[image], return_tensors="pt", input_data_format="channels_first")
         grid = _grid(output["image_grid_thw"])
         return VisualInput(
             kind="image",
@@ -236,7 +238,7 @@ class MediaReader:
         if options.fps is None:
             return
         step = self._videos.temporal_patch_size / options.fps * self._rules.per_second
-        if abs(step - round(step)) > 1e-6:
+        if abs(step - round(step)) > 1e-6 or step < 0.5:
             whole = self._videos.temporal_patch_size * self._rules.per_second
             allowed = ", ".join(f"{whole / n:g}" for n in (13, 26, 52) if whole % n == 0 or n > whole)
             raise RequestError(

@@ -125,7 +125,9 @@ class Preprocessor:
     def _video_options(self, request: OmniRequest) -> VideoOptions:
         params = stage_params(request, "preprocess")
         fps = params.get("video_fps", self._video_fps)
-        if fps is not None and (isinstance(fps, bool) or not isinstance(fps, int | float) or fps <= 0):
+        is_number = isinstance(fps, int | float) and not isinstance(fps, bool)
+        # Comparing refuses NaN, infinity, and integers no float can hold.
+        if fps is not None and not (is_number and 0 < fps < 1e9):
             raise RequestError(f"video_fps must be a positive number, got {fps!r}", param="video_fps")
         with_sound = params.get("use_audio_in_video", False)
         if not isinstance(with_sound, bool):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, TypeVar
 
 from sglang_omni.model_runner.sampling_params import SamplingParams
@@ -24,18 +25,26 @@ _TALKER_DEFAULTS: dict[str, Any] = {
     "max_new_tokens": 4096,
 }
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+# What ``stage_params`` may say to each stage; to the others nothing.
+_STAGE_PARAMS: dict[str, tuple[str, ...]] = {
+    "preprocess": ("video_fps", "use_audio_in_video"),
+    "thinker": tuple(field.name for field in fields(SamplingParams)),
+    "talker": (*_SAMPLING, "seed", "speaker", "voice"),
+    "code2wav": ("chunking", "chunk_size", "left_context_size"),
+}
 
 
 def thinker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> SamplingParams:
     """The request's own parameters over ``generation_config.json``.
 
     Raises:
-        RequestError: One is out of its range.
+        RequestError: One is out of its range; ``param`` names it as the request does.
     """
     defaults = _generation_settings(checkpoint.generation, prefix="")
     defaults |= _generation_settings(checkpoint.generation, prefix="thinker_")
     given = _given(stage_params(request, "thinker"))
-    return SamplingParams.from_params({"max_new_tokens": THINKER_MAX_NEW_TOKENS, **defaults, **given})
+    params = {"max_new_tokens": THINKER_MAX_NEW_TOKENS, **defaults, **given}
+    return _sampling(params, "thinker", _own(request, "thinker"), prefix="")
 
 
 def talker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> SamplingParams:
@@ -46,15 +55,9 @@ def talker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> Sa
     """
     defaults = {**_TALKER_DEFAULTS, **_generation_settings(checkpoint.generation, prefix="talker_")}
     prefixed = {name: request.params.get(f"talker_{name}") for name in _SAMPLING}
-    own = mapping_param(mapping_param(request.params, "stage_params"), "talker", "stage_params.")
-    _refuse_unknown(own, "talker", (*_SAMPLING, "seed", "speaker", "voice"))
+    own = _own(request, "talker")
     params = {**defaults, "seed": request.params.get("seed"), **_given(prefixed), **_given(own)}
-    try:
-        return SamplingParams.from_params(params)
-    except RequestError as exc:
-        name = exc.param or ""
-        where = f"stage_params.talker.{name}" if name in own else f"talker_{name}"
-        raise RequestError(f"{where}: {exc.message}", param=where) from exc
+    return _sampling(params, "talker", own, prefix="talker_")
 
 
 def speaker_id(request: OmniRequest, talker: TalkerSettings) -> int:
@@ -75,12 +78,15 @@ def speaker_id(request: OmniRequest, talker: TalkerSettings) -> int:
     return talker.speakers[voice.lower()]
 
 
-def check_speech(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint, *, has_talker: bool) -> None:
-    """Looks at all that a request says of its speech, before anything is computed for it.
+def check_params(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint, *, has_talker: bool) -> None:
+    """Looks at all that a request says to any stage, before anything is computed for it.
 
     Raises:
         RequestError: It wants speech where there is none, or some parameter is not acceptable.
     """
+    for stage in mapping_param(request.params, "stage_params"):
+        _own(request, stage)
+    thinker_sampling(request, checkpoint)
     if not answers_in_speech(request):
         return
     if not has_talker or checkpoint.talker is None:
@@ -98,8 +104,7 @@ def code2wav_chunking(request: OmniRequest, default: Chunking) -> Chunking:
         RequestError: They make no sense.
     """
     where = "stage_params.code2wav"
-    own = mapping_param(mapping_param(request.params, "stage_params"), "code2wav", "stage_params.")
-    _refuse_unknown(own, "code2wav", ("chunking", "chunk_size", "left_context_size"))
+    own = _own(request, "code2wav")
     kind = own.get("chunking", "gapless")
     if kind not in ("gapless", "reference"):
         raise RequestError(
@@ -113,12 +118,33 @@ def code2wav_chunking(request: OmniRequest, default: Chunking) -> Chunking:
     return chunking if kind == "gapless" else chunking._replace(first_chunk_size=chunking.chunk_size)
 
 
-def _refuse_unknown(own: Mapping[str, Any], stage: str, allowed: Sequence[str]) -> None:
+def _own(request: OmniRequest, stage: str) -> Mapping[str, Any]:
+    """``stage_params`` of one stage.
+
+    Raises:
+        RequestError: It takes no parameter of some name in them.
+    """
+    where = f"stage_params.{stage}"
+    own = mapping_param(mapping_param(request.params, "stage_params"), stage, "stage_params.")
+    allowed = _STAGE_PARAMS.get(stage, ())
     if unknown := [name for name in own if name not in allowed]:
-        where = f"stage_params.{stage}"
-        raise RequestError(
-            f"{where} takes {', '.join(allowed)}, not {unknown[0]!r}", param=f"{where}.{unknown[0]}"
-        )
+        takes = f"takes {', '.join(allowed)}, not" if allowed else "takes no parameters, so not"
+        raise RequestError(f"{where} {takes} {unknown[0]!r}", param=f"{where}.{unknown[0]}")
+    return own
+
+
+def _sampling(
+    params: Mapping[str, Any], stage: str, own: Mapping[str, Any], *, prefix: str
+) -> SamplingParams:
+    """``params``; an error names the one at fault in ``stage_params``, or by ``prefix`` and its name."""
+    try:
+        return SamplingParams.from_params(params)
+    except RequestError as exc:
+        name = exc.param or ""
+        where = f"stage_params.{stage}.{name}" if name in own else prefix + name
+        if where == name:
+            raise
+        raise RequestError(f"{where}: {exc.message}", param=where) from exc
 
 
 def _frames(own: Mapping[str, Any], name: str, least: int, default: Default) -> int | Default:

@@ -49,7 +49,7 @@ def create_preprocess(
     """
     from sglang_omni.models.qwen3_omni.media import MediaLimits
     from sglang_omni.models.qwen3_omni.preprocess import Preprocessor
-    from sglang_omni.models.qwen3_omni.request import check_speech
+    from sglang_omni.models.qwen3_omni.request import check_params
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     with loading("the processors of text and media"):
@@ -70,7 +70,7 @@ def create_preprocess(
         )
 
     def preprocess(payload: StagePayload) -> StagePayload:
-        check_speech(payload.request, checkpoint, has_talker=speech)
+        check_params(payload.request, checkpoint, has_talker=speech)
         return preprocessor(payload)
 
     # Decoding media releases the interpreter lock; a long video does not hold up a short prompt.
