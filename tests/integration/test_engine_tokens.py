@@ -48,7 +48,7 @@ def test_alone_and_in_a_batch(tiny_checkpoint: Make, shape: str, seed: int) -> N
 
     assert alone == expected
     assert together == expected
-    assert engine.max_batch_size == len(many)
+    assert engine.stats()["max_batch_size"] == len(many)
 
 
 def test_prompts_in_chunks_beside_running_requests(tiny_checkpoint: Make) -> None:

@@ -59,7 +59,7 @@ def test_alone_in_a_batch_and_over_a_cached_prefix(tiny_checkpoint: Make, build:
     # The last token of a prompt is always computed: its logits are wanted.
     assert [request.cached_tokens for request in fresh] == [0] * 6
     assert [request.cached_tokens for request in again] == [0, 1, 4, 16, 39, 89]
-    assert engine.max_batch_size == 6
+    assert engine.stats()["max_batch_size"] == 6
     assert_empty(engine)
 
 

@@ -66,7 +66,7 @@ def test_alone_together_and_over_cached_media(case: tuple[DecoderSpec, Prompts],
         together = requests_of(prompts)
         run(engine, together)
         assert_answers(together, prompts)
-        assert engine.max_batch_size == len(prompts)
+        assert engine.stats()["max_batch_size"] == len(prompts)
 
         # What was tapped for others is found with their keys and values.
         again = requests_of(prompts)

@@ -51,4 +51,4 @@ def test_greedy_tokens_in_float32(checkpoint: Path) -> None:
         assert [request.output_token_ids for request in requests] == [expected[index] for index in batch]
 
     assert "Paris" in tokenizer.decode(expected[0])
-    assert engine.max_batch_size == 4
+    assert engine.stats()["max_batch_size"] == 4

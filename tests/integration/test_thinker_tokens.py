@@ -182,7 +182,7 @@ def test_alone_and_in_a_batch(qwen3_omni: Make, cases: Any, shape: str, seed: in
 
     for case, request in zip(expected.values(), together, strict=True):
         check(case, request)
-    assert engine.max_batch_size == len(expected)
+    assert engine.stats()["max_batch_size"] == len(expected)
 
 
 def test_chunks_that_cut_media(qwen3_omni: Make, cases: Any) -> None:

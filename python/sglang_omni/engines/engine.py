@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang_omni.engines.batching import BatchBuilder
+from sglang_omni.engines.counters import StepCounters
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.engines.scheduler import Scheduler
 from sglang_omni.model_runner.runner import ModelRunner
@@ -16,11 +17,7 @@ class OmniEngine:
         self.builder = builder
         self.runner = runner
         self._requests: dict[str, EngineRequest] = {}
-        self._num_steps = 0
-        self._num_prompt_tokens = 0
-        self._num_cached_tokens = 0
-        self._num_generated_tokens = 0
-        self.max_batch_size = 0
+        self._counters = StepCounters()
 
     @property
     def has_work(self) -> bool:
@@ -57,13 +54,8 @@ class OmniEngine:
         step = self.builder.build(chunks)
         output = self.runner.execute(step.forward, step.sampling)
         advanced = self.scheduler.update(step.chunks, output.tokens)
-        self._num_steps += 1
-        self._num_generated_tokens += len(advanced)
-        self.max_batch_size = max(self.max_batch_size, len(chunks))
+        self._counters.count(len(chunks), advanced)
         for request in advanced:
-            if len(request.output_token_ids) == 1:
-                self._num_prompt_tokens += len(request.prompt_token_ids)
-                self._num_cached_tokens += request.cached_tokens
             if request.finish_reason is not None:
                 del self._requests[request.request_id]
         return advanced
@@ -82,10 +74,6 @@ class OmniEngine:
             "kv_used_tokens": resources.num_used_pages * size,
             "kv_evictable_tokens": resources.num_evictable_pages * size,
             "max_total_num_tokens": resources.num_pages * size,
-            "prompt_tokens_total": self._num_prompt_tokens,
-            "cached_tokens_total": self._num_cached_tokens,
-            "generation_tokens_total": self._num_generated_tokens,
             "num_retracted_requests_total": scheduler.num_retracted,
-            "num_steps_total": self._num_steps,
-            "max_batch_size": self.max_batch_size,
+            **self._counters.stats(),
         }

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +22,8 @@ INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 logger = logging.getLogger(__name__)
+
+_M = TypeVar("_M", bound=nn.Module)
 
 
 class Checkpoint:
@@ -176,6 +178,26 @@ def weights_on_meta() -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def load_component(
+    model_path: str | Path, prefix: str, build: Callable[[], _M], dtype: torch.dtype, device: str
+) -> _M:
+    """One component of a checkpoint, on its device, in eval mode.
+
+    Args:
+        prefix: What the names of its tensors begin with; no other tensor is read.
+        build: Makes the module; its parameters are not initialized.
+
+    Raises:
+        FileNotFoundError, ValueError: A file or tensor is missing, misshapen or unknown.
+    """
+    with weights_on_meta():
+        module = build()
+    checkpoint = Checkpoint(model_path, dtype, prefix)
+    load_module(checkpoint, module, prefix)
+    checkpoint.finish()
+    return module.to(device)
 
 
 def load_module(checkpoint: Checkpoint, module: nn.Module, prefix: str) -> None:

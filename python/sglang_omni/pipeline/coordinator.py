@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from sglang_omni.pipeline.control_plane import CoordinatorControlPlane
 from sglang_omni.pipeline.progress import ProgressCounters
+from sglang_omni.pipeline.tracked_request import TrackedRequest
 from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,
@@ -39,26 +40,6 @@ _SETTLE_S = 1.0
 _MAX_STREAM_BACKLOG = 10_000
 
 TerminalStagesResolver = Callable[[OmniRequest], Sequence[str] | None]
-
-
-@dataclass(slots=True, eq=False)
-class _Tracked:
-    """One request from its submission until its caller is answered.
-
-    ``wire_id`` is what stages know it by: the caller's id, or one derived from it where stages may
-    still remember an earlier request of that id as gone. ``streaming`` holds the stages that have
-    streamed to the caller and not yet said that they are done.
-    """
-
-    request_id: str
-    wire_id: str
-    terminals: frozenset[str]
-    outcome: asyncio.Future[Any]
-    chunks: asyncio.Queue[StreamMessage | None] | None
-    state: RequestState = RequestState.PENDING
-    results: dict[str, Any] = field(default_factory=dict)
-    streaming: set[str] = field(default_factory=set)
-    timings: dict[str, float] = field(default_factory=dict)
 
 
 class Coordinator:
@@ -93,11 +74,11 @@ class Coordinator:
         self.stage_down_timeout = stage_down_timeout
         self.control_plane = CoordinatorControlPlane(completion_endpoint, abort_endpoint)
         self._endpoints: dict[str, str] = {}
-        self._requests: dict[str, _Tracked] = {}
-        self._by_wire_id: dict[str, _Tracked] = {}
+        self._requests: dict[str, TrackedRequest] = {}
+        self._by_wire_id: dict[str, TrackedRequest] = {}
         self._counters = ProgressCounters()
         # Finished requests whose hand-offs have not all been answered for, oldest first.
-        self._settling: OrderedDict[str, tuple[_Tracked, float]] = OrderedDict()
+        self._settling: OrderedDict[str, tuple[TrackedRequest, float]] = OrderedDict()
         self._reporting: set[str] = set()
         self._stage_stats: dict[str, dict[str, float]] = {}
         self._recent = RecentIds(_REMEMBERED_IDS)
@@ -271,7 +252,7 @@ class Coordinator:
         request_id: str,
         request: OmniRequest | Any,
         chunks: asyncio.Queue[StreamMessage | None] | None,
-    ) -> _Tracked:
+    ) -> TrackedRequest:
         if request_id in self._requests:
             raise ValueError(f"request {request_id!r} already exists: use another id, or none")
         if self._lost is not None:
@@ -284,7 +265,7 @@ class Coordinator:
         if request_id in self._recent:
             self._reused += 1
             wire_id = f"{request_id}~{self._reused}"
-        tracked = _Tracked(
+        tracked = TrackedRequest(
             request_id=request_id,
             wire_id=wire_id,
             terminals=self._terminals_of(request),
@@ -320,7 +301,7 @@ class Coordinator:
             )
         return frozenset(names)
 
-    async def _send_in(self, tracked: _Tracked, request: OmniRequest | Any) -> None:
+    async def _send_in(self, tracked: TrackedRequest, request: OmniRequest | Any) -> None:
         if self._down:
             await self._wait_until_up(tracked)
         if tracked.outcome.done():
@@ -334,7 +315,7 @@ class Coordinator:
             self.entry_stage, self._endpoints[self.entry_stage], SubmitMessage(tracked.wire_id, payload)
         )
 
-    async def _wait_until_up(self, tracked: _Tracked) -> None:
+    async def _wait_until_up(self, tracked: TrackedRequest) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.stage_down_timeout
         while self._down and not tracked.outcome.done():
@@ -355,7 +336,7 @@ class Coordinator:
             self._all_up.set_result(None)
         self._all_up = None
 
-    def _leave(self, tracked: _Tracked) -> None:
+    def _leave(self, tracked: TrackedRequest) -> None:
         """The caller is gone; what it left unfinished is aborted."""
         if not tracked.state.is_final:
             self._end(tracked, RequestState.ABORTED)
@@ -363,7 +344,12 @@ class Coordinator:
             tracked.outcome.exception()  # Marks it as seen where the caller was cancelled meanwhile.
 
     def _end(
-        self, tracked: _Tracked, state: RequestState, *, result: Any = None, error: Exception | None = None
+        self,
+        tracked: TrackedRequest,
+        state: RequestState,
+        *,
+        result: Any = None,
+        error: Exception | None = None,
     ) -> None:
         if tracked.state.is_final:
             return
@@ -392,7 +378,7 @@ class Coordinator:
 
     # --- after the end: hand-offs still to be answered for ---------------------------------------
 
-    def _settle_later(self, tracked: _Tracked) -> None:
+    def _settle_later(self, tracked: TrackedRequest) -> None:
         loop = asyncio.get_running_loop()
         if not self._settling:
             loop.call_later(_SETTLE_S, self._sweep)
@@ -463,7 +449,7 @@ class Coordinator:
         tracked.results[message.from_stage] = message.result
         self._complete_if_ready(tracked)
 
-    def _complete_if_ready(self, tracked: _Tracked) -> None:
+    def _complete_if_ready(self, tracked: TrackedRequest) -> None:
         if not tracked.results or not tracked.results.keys() >= tracked.terminals:
             return
         if tracked.chunks is not None and tracked.streaming:
@@ -472,7 +458,7 @@ class Coordinator:
             return
         self._complete(tracked)
 
-    def _complete(self, tracked: _Tracked) -> None:
+    def _complete(self, tracked: TrackedRequest) -> None:
         results = tracked.results
         result = next(iter(results.values())) if len(results) == 1 else dict(results)
         self._end(tracked, RequestState.COMPLETED, result=result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from sglang_omni.proto import OmniRequest, RequestError
@@ -30,6 +30,24 @@ def task_of(request: OmniRequest) -> Task:
     if "prompt" in inputs or "prompt_token_ids" in inputs:
         return "completion"
     return "chat"
+
+
+def named_inputs(request: OmniRequest, names: Collection[str]) -> Mapping[str, Any]:
+    """The inputs by name; a bare text is the message of a user.
+
+    Raises:
+        RequestError: They have no names, or others than ``names``.
+    """
+    inputs = request.inputs
+    if isinstance(inputs, str):
+        inputs = {"messages": [{"role": "user", "content": inputs}]}
+    if not isinstance(inputs, Mapping):
+        raise RequestError(f"inputs must be an object or text, got {type(inputs).__name__}")
+    if unknown := [name for name in inputs if name not in names]:
+        raise RequestError(
+            f"this model takes no {', '.join(unknown)}, only {', '.join(names)}", param=unknown[0]
+        )
+    return inputs
 
 
 def answers_in_text(request: OmniRequest) -> bool:

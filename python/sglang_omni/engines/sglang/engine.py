@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang_omni.engines.admission import admit
+from sglang_omni.engines.counters import StepCounters
 from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.request import EngineRequest, RequestStatus
@@ -30,11 +31,7 @@ class SGLangEngine:
         self._requests: dict[str, ScheduledRequest] = {}
         # After a step that could run nothing, only news can change that.
         self._stalled = False
-        self._num_steps = 0
-        self._num_prompt_tokens = 0
-        self._num_cached_tokens = 0
-        self._num_generated_tokens = 0
-        self.max_batch_size = 0
+        self._counters = StepCounters()
 
     @property
     def has_work(self) -> bool:
@@ -92,8 +89,7 @@ class SGLangEngine:
         self._stalled = not stepped
         if not stepped:
             return []
-        self._num_steps += 1
-        self.max_batch_size = max(self.max_batch_size, len(stepped))
+        self._counters.count(len(stepped), [req.request for req in stepped if req.took_token])
         advanced: list[EngineRequest] = []
         for req in stepped:
             request = req.request
@@ -101,19 +97,11 @@ class SGLangEngine:
             if not req.took_token and request.finish_reason is None:
                 continue
             advanced.append(request)
-            if req.took_token:
-                self._count(request)
             if request.finish_reason is not None:
                 request.status = RequestStatus.FINISHED
                 request.history = None
                 del self._requests[request.request_id]
         return advanced
-
-    def _count(self, request: EngineRequest) -> None:
-        self._num_generated_tokens += 1
-        if len(request.output_token_ids) == 1:
-            self._num_prompt_tokens += len(request.prompt_token_ids)
-            self._num_cached_tokens += request.cached_tokens
 
     def flush_cache(self) -> None:
         """Forgets the prefixes that no request uses. Called between steps."""
@@ -132,12 +120,8 @@ class SGLangEngine:
             "kv_used_tokens": pool.size - pool.available_size() - evictable,
             "kv_evictable_tokens": evictable,
             "max_total_num_tokens": self._options.max_total_tokens,
-            "prompt_tokens_total": self._num_prompt_tokens,
-            "cached_tokens_total": self._num_cached_tokens,
-            "generation_tokens_total": self._num_generated_tokens,
             "num_retracted_requests_total": scheduler.num_retracted,
-            "num_steps_total": self._num_steps,
-            "max_batch_size": self.max_batch_size,
+            **self._counters.stats(),
         }
 
     def check_pools(self) -> None:

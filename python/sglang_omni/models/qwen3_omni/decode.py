@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sglang_omni.models.text_answer import text_result
 from sglang_omni.proto import StagePayload
 
 
@@ -16,20 +17,6 @@ def merge_sources(payloads: Mapping[str, StagePayload]) -> StagePayload:
 
 def decode(payload: StagePayload) -> StagePayload:
     """The caller's result out of the thinker's and the talker's."""
-    data = payload.data
-    prompt_tokens, completion_tokens = data["prompt_tokens"], len(data["token_ids"])
-    result = {
-        "modality": "text",
-        "text": data["text"],
-        "finish_reason": data["finish_reason"],
-        "token_ids": data["token_ids"],
-        # What became of the speech, where there is any.
-        "talker": data.get("talker"),
-        "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": data["cached_tokens"]},
-        },
-    }
+    # Beside the text, what became of the speech, where there is any.
+    result = {**text_result(payload.data), "talker": payload.data.get("talker")}
     return StagePayload(payload.request_id, payload.request, result)

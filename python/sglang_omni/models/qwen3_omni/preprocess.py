@@ -13,7 +13,7 @@ from sglang_omni.models.qwen3_omni.media import Media, MediaLimits, MediaReader,
 from sglang_omni.models.qwen3_omni.payloads import MediaShape, Prompt
 from sglang_omni.models.qwen3_omni.positions import PositionRules, interleave, rope_positions
 from sglang_omni.preprocessing.messages import Content, MediaKind, MediaPart, parse_messages
-from sglang_omni.preprocessing.request import mapping_param, stage_params, task_of
+from sglang_omni.preprocessing.request import mapping_param, named_inputs, stage_params, task_of
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
@@ -67,15 +67,7 @@ class Preprocessor:
         """
         request = payload.request
         task = task_of(request)
-        inputs = request.inputs
-        if isinstance(inputs, str):
-            inputs = {"messages": [{"role": "user", "content": inputs}]}
-        if not isinstance(inputs, Mapping):
-            raise RequestError(f"inputs must be an object or text, got {type(inputs).__name__}")
-        if unknown := [name for name in inputs if name not in _INPUTS]:
-            raise RequestError(
-                f"this model takes no {', '.join(unknown)}, only {', '.join(_INPUTS)}", param=unknown[0]
-            )
+        inputs = named_inputs(request, _INPUTS)
         match task:
             case "chat":
                 prompt = self._chat(inputs.get("messages"), request)

@@ -10,6 +10,7 @@ from sglang_omni.model_runner.sequence import RotaryPositions
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.payloads import ThinkerInput, ThinkerText
 from sglang_omni.models.qwen3_omni.request import thinker_sampling
+from sglang_omni.models.text_answer import text_of, written
 from sglang_omni.preprocessing.request import answers_in_speech, answers_in_text, wants_stream
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
@@ -19,8 +20,7 @@ from sglang_omni.scheduling.messages import OutgoingMessage
 class Thinker:
     """What an ``OmniScheduler`` asks of its stage.
 
-    Takes payloads of ``ThinkerInput``; its results are ``{"text", "token_ids", "finish_reason",
-    "prompt_tokens", "cached_tokens"}``.
+    Takes payloads of ``ThinkerInput``; its results are what ``written`` gives.
     """
 
     def __init__(self, checkpoint: Qwen3OmniCheckpoint, tokenizer: Tokenizer) -> None:
@@ -50,7 +50,7 @@ class Thinker:
     ) -> list[OutgoingMessage]:
         """New text to whoever reads it, new tokens to the talker."""
         messages = []
-        delta = _text_of(request).take()
+        delta = text_of(request).take()
         if delta and wants_stream(payload.request) and answers_in_text(payload.request):
             chunk = {"modality": "text", "text": delta}
             messages.append(OutgoingMessage(request.request_id, "stream", chunk, "coordinator"))
@@ -64,14 +64,7 @@ class Thinker:
         return messages
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        data = {
-            "text": _text_of(request).text,
-            "token_ids": request.output_token_ids,
-            "finish_reason": request.finish_reason,
-            "prompt_tokens": len(request.prompt_token_ids),
-            "cached_tokens": request.cached_tokens,
-        }
-        return StagePayload(payload.request_id, payload.request, data)
+        return StagePayload(payload.request_id, payload.request, written(request))
 
 
 def _state(data: ThinkerInput, *, wants_hidden: bool) -> ThinkerState | None:
@@ -79,8 +72,3 @@ def _state(data: ThinkerInput, *, wants_hidden: bool) -> ThinkerState | None:
     if positions is None or embeds is None or visual is None:
         return None
     return ThinkerState(positions, embeds, visual, tuple(data["deepstack"]), wants_hidden)
-
-
-def _text_of(request: EngineRequest) -> IncrementalDetokenizer:
-    assert isinstance(request.detokenizer, IncrementalDetokenizer)
-    return request.detokenizer

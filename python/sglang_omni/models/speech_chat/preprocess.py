@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from sglang_omni.preprocessing.messages import MediaKind, MediaPart, parse_messa
 from sglang_omni.preprocessing.request import (
     answers_in_speech,
     mapping_param,
+    named_inputs,
     stage_params,
     task_of,
 )
@@ -71,15 +72,7 @@ class Preprocessor:
             speak = stage_params(request, "speak")
             check_voice(speak.get("voice"), param="voice")
             check_speed(speak.get("speed"), param="speed")
-        inputs = request.inputs
-        if isinstance(inputs, str):
-            inputs = {"messages": [{"role": "user", "content": inputs}]}
-        if not isinstance(inputs, dict):
-            raise RequestError(f"inputs must be an object or text, got {type(inputs).__name__}")
-        if unknown := [name for name in inputs if name not in _INPUTS]:
-            raise RequestError(
-                f"this model takes no {', '.join(unknown)}, only {', '.join(_INPUTS)}", param=unknown[0]
-            )
+        inputs = named_inputs(request, _INPUTS)
         match task:
             case "chat":
                 data = self._chat(inputs, request.params)
@@ -93,19 +86,19 @@ class Preprocessor:
         slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
         return StagePayload(payload.request_id, slim, data)
 
-    def _chat(self, inputs: dict[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    def _chat(self, inputs: Mapping[str, Any], params: dict[str, Any]) -> dict[str, Any]:
         messages, audio = parse_messages(inputs.get("messages"), _TAKES)
         options = mapping_param(params, "chat_template_kwargs")
         if audio:
             return {"messages": messages, "clips": self._clips(audio)}
         return {"prompt_token_ids": self._prompts.encode_messages(plain_text(messages), options)}
 
-    def _completion(self, inputs: dict[str, Any]) -> list[int]:
+    def _completion(self, inputs: Mapping[str, Any]) -> list[int]:
         if (token_ids := inputs.get("prompt_token_ids")) is not None:
             return self._prompts.check_token_ids(token_ids)
         return self._prompts.encode_prompt(_given(inputs, "prompt", "prompt"))
 
-    def _speech(self, inputs: dict[str, Any]) -> str:
+    def _speech(self, inputs: Mapping[str, Any]) -> str:
         text = _given(inputs, "text", "input")
         if not isinstance(text, str) or not any(character.isalnum() for character in text):
             raise RequestError("input holds nothing that can be spoken", param="input")
@@ -142,7 +135,7 @@ class Preprocessor:
         return [clip.samples for clip in clips]
 
 
-def _given(inputs: dict[str, Any], name: str, param: str) -> Any:
+def _given(inputs: Mapping[str, Any], name: str, param: str) -> Any:
     if inputs.get(name) is None:
         raise RequestError(f"{param} is missing", param=param)
     return inputs[name]

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from sglang_omni.engines import EngineRequest, SamplingParams
+from sglang_omni.models.text_answer import text_of, written
 from sglang_omni.preprocessing.request import (
     answers_in_speech,
     answers_in_text,
@@ -28,7 +29,7 @@ class Thinker:
     """What an ``OmniScheduler`` asks of its stage.
 
     Takes payloads of ``{"prompt_token_ids": [int], "heard": str | None}``; its results are
-    ``{"text", "token_ids", "finish_reason", "prompt_tokens", "cached_tokens", "heard"}``.
+    what ``written`` gives, and ``heard``.
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling_defaults: Mapping[str, Any]) -> None:
@@ -54,7 +55,7 @@ class Thinker:
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
         """New text, to whoever reads or speaks it."""
-        delta = _text_of(request).take()
+        delta = text_of(request).take()
         if not delta:
             return []
         chunk = {"modality": "text", "text": delta}
@@ -66,14 +67,7 @@ class Thinker:
         return [OutgoingMessage(request.request_id, "stream", chunk, target) for target in targets]
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        data = {
-            "text": _text_of(request).text,
-            "token_ids": request.output_token_ids,
-            "finish_reason": request.finish_reason,
-            "prompt_tokens": len(request.prompt_token_ids),
-            "cached_tokens": request.cached_tokens,
-            "heard": payload.data.get("heard"),
-        }
+        data = {**written(request), "heard": payload.data.get("heard")}
         return StagePayload(payload.request_id, payload.request, data)
 
 
@@ -84,8 +78,3 @@ def sampling_defaults(checkpoint: Path, max_new_tokens: int) -> dict[str, Any]:
     if settings.get("do_sample") is False:
         defaults["temperature"] = 0.0
     return {**defaults, "max_new_tokens": max_new_tokens}
-
-
-def _text_of(request: EngineRequest) -> IncrementalDetokenizer:
-    assert isinstance(request.detokenizer, IncrementalDetokenizer)
-    return request.detokenizer

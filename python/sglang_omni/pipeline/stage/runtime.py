@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from sglang_omni.pipeline import relay_io
@@ -30,6 +29,7 @@ from sglang_omni.pipeline.stage.outgoing import (
 from sglang_omni.pipeline.stage.profiler import StageProfiler
 from sglang_omni.pipeline.stage.requests import RequestRecord
 from sglang_omni.pipeline.stage.room import Room
+from sglang_omni.pipeline.stage.scheduler_threads import SchedulerThreads
 from sglang_omni.pipeline.stage.stats import StatsReporter
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import (
@@ -46,7 +46,6 @@ from sglang_omni.proto import (
 )
 from sglang_omni.relay.base import Relay, create_relay
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage, Scheduler
-from sglang_omni.scheduling.queues import Outbox
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 logger = logging.getLogger(__name__)
@@ -142,13 +141,9 @@ class Stage:
             self.scheduler.inbox, lambda: sum(map(len, self._receive_lanes.values())), self._on_room
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._scheduler_thread: threading.Thread | None = None
-        self._outbox_thread: threading.Thread | None = None
-        # The scheduler's own outbox where it can notify; else a thread fills this one from it.
-        outbox = self.scheduler.outbox
-        self._outbox: Outbox[OutgoingMessage] = outbox if isinstance(outbox, Outbox) else Outbox()
+        self._threads = SchedulerThreads(name, self.scheduler)
+        self._outbox = self._threads.outbox
         self._outbox_waits = False
-        self._crash: asyncio.Future[BaseException] | None = None
         self._shutdown: asyncio.Future[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------
@@ -159,12 +154,9 @@ class Stage:
             return
         await self.control_plane.start()
         self._loop = asyncio.get_running_loop()
-        self._crash = self._loop.create_future()
         self._shutdown = self._loop.create_future()
         self._outbox.listen(self._call_take_outbox)
-        self._scheduler_thread = self._start_thread(self._run_scheduler, "scheduler")
-        if self._outbox is not self.scheduler.outbox:
-            self._outbox_thread = self._start_thread(self._fill_outbox, "outbox")
+        self._threads.start()
 
     async def run(self) -> None:
         """Serves until a ShutdownMessage arrives or the task is cancelled.
@@ -174,14 +166,14 @@ class Stage:
                 the scheduler was stopped; what to do about it is the supervisor's matter.
         """
         await self.start()
-        assert self._crash is not None
+        crashed = self._threads.crashed
         aborts = asyncio.create_task(self._receive_aborts(), name=f"{self.name}-aborts")
         work = asyncio.create_task(self._receive_work(), name=f"{self.name}-work")
         try:
-            ends: set[asyncio.Future[Any]] = {work, self._crash}
+            ends: set[asyncio.Future[Any]] = {work, crashed}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if self._crash.done():
-                crash = self._crash.result()
+            if crashed.done():
+                crash = crashed.result()
                 self._fail_all(f"the scheduler crashed: {_text(crash)}")
                 raise RuntimeError(f"Scheduler thread of {self.name!r} crashed: {_text(crash)}") from crash
             work.result()
@@ -199,11 +191,7 @@ class Stage:
         self._room.close()
         # From here on nothing that is emitted waits for room: the scheduler is to come to its end.
         self._outbox.unlisten()
-        if not await _joined(self._scheduler_thread):
-            logger.warning("Stage %s: the scheduler is still busy after %g s", self.name, _STOP_TIMEOUT_S)
-        if self._outbox_thread is not None:
-            self.scheduler.outbox.put(_STOP)
-            await _joined(self._outbox_thread)
+        await self._threads.join(_STOP_TIMEOUT_S)
         self._route(self._outbox.take(sys.maxsize))
         try:
             await asyncio.wait_for(self._outgoing.drain(), _STOP_TIMEOUT_S)
@@ -386,31 +374,6 @@ class Stage:
 
     # --- sending ----------------------------------------------------------------------------------
 
-    def _start_thread(self, work: Callable[[], None], label: str) -> threading.Thread:
-        thread = threading.Thread(target=work, name=f"{self.name}-{label}", daemon=True)
-        thread.start()
-        return thread
-
-    def _run_scheduler(self) -> None:
-        try:
-            self.scheduler.start()
-        except BaseException as exc:
-            logger.exception("Scheduler thread of stage %s crashed", self.name)
-            loop = self._loop
-            if loop is not None and not loop.is_closed():
-                loop.call_soon_threadsafe(self._on_crash, exc)
-
-    def _on_crash(self, exc: BaseException) -> None:
-        if self._crash is not None and not self._crash.done():
-            self._crash.set_result(exc)
-
-    def _fill_outbox(self) -> None:
-        """Moves what the scheduler emits from a queue that cannot notify to the one that can."""
-        outbox = self.scheduler.outbox
-        while (out := outbox.get()) is not _STOP:
-            self._outbox.put(out)
-            del out  # Or an idle stage would hold on to the memory of its last payload.
-
     def _call_take_outbox(self) -> None:
         """Called in the thread that emits."""
         if (loop := self._loop) is not None:
@@ -499,21 +462,9 @@ def _text(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
 
 
-async def _joined(thread: threading.Thread | None) -> bool:
-    """Whether the thread has ended, within the time a stop may take."""
-    if thread is None:
-        return True
-    await asyncio.to_thread(thread.join, _STOP_TIMEOUT_S)
-    return not thread.is_alive()
-
-
 def _make_relay(stage: str, config: Mapping[str, Any] | None) -> Relay | None:
     if config is None:
         return None
     options = dict(config)
     options.setdefault("engine_id", stage)
     return create_relay(options.pop("relay_type", "shm"), **options)
-
-
-# Ends the thread that fills the outbox.
-_STOP: Any = None

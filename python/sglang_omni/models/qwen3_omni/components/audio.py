@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sglang_omni.engines.cache import ItemOutput
 from sglang_omni.engines.encoder import ItemInfo
-from sglang_omni.model_runner.loader import Checkpoint, load_module, weights_on_meta
+from sglang_omni.model_runner.loader import load_component
 from sglang_omni.models.qwen3_omni.payloads import AudioInput
 
 _PREFIX = "thinker.audio_tower."
@@ -36,12 +36,10 @@ class AudioEncoder:
         )
         from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
 
-        with weights_on_meta():
-            self._model = Qwen3OmniMoeAudioEncoder._from_config(Qwen3OmniMoeAudioEncoderConfig(**config))
-        checkpoint = Checkpoint(model_path, dtype, _PREFIX)
-        load_module(checkpoint, self._model, _PREFIX)
-        checkpoint.finish()
-        self._model.to(device)
+        def build() -> Qwen3OmniMoeAudioEncoder:
+            return Qwen3OmniMoeAudioEncoder._from_config(Qwen3OmniMoeAudioEncoderConfig(**config))
+
+        self._model = load_component(model_path, _PREFIX, build, dtype, device)
         self._dtype = dtype
         self._device = device
         self._piece = 2 * self._model.n_window

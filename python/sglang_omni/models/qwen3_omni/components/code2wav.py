@@ -12,7 +12,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeCode2Wav,
 )
 
-from sglang_omni.model_runner.loader import Checkpoint, load_module, weights_on_meta
+from sglang_omni.model_runner.loader import load_component
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 
 
@@ -100,9 +100,5 @@ def load_code2wav(checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, device: s
     """
     checkpoint.require_talker()
     config = Qwen3OmniMoeCode2WavConfig(**checkpoint.config["code2wav_config"])
-    with weights_on_meta():
-        module = Qwen3OmniMoeCode2Wav(config)
-    weights = Checkpoint(checkpoint.path, dtype, "code2wav.")
-    load_module(weights, module, "code2wav.")
-    weights.finish()
-    return Code2Wav(module.to(device))
+    module = load_component(checkpoint.path, "code2wav.", lambda: Qwen3OmniMoeCode2Wav(config), dtype, device)
+    return Code2Wav(module)

@@ -10,7 +10,7 @@ import torch
 
 from sglang_omni.engines.cache import ItemOutput
 from sglang_omni.engines.encoder import ItemInfo
-from sglang_omni.model_runner.loader import Checkpoint, load_module, weights_on_meta
+from sglang_omni.model_runner.loader import load_component
 from sglang_omni.models.qwen3_omni.payloads import VisualInput
 
 _PREFIX = "thinker.visual."
@@ -35,12 +35,10 @@ class VisionEncoder:
         )
         from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeVisionEncoder
 
-        with weights_on_meta():
-            self._model = Qwen3OmniMoeVisionEncoder._from_config(Qwen3OmniMoeVisionEncoderConfig(**config))
-        checkpoint = Checkpoint(model_path, dtype, _PREFIX)
-        load_module(checkpoint, self._model, _PREFIX)
-        checkpoint.finish()
-        self._model.to(device)
+        def build() -> Qwen3OmniMoeVisionEncoder:
+            return Qwen3OmniMoeVisionEncoder._from_config(Qwen3OmniMoeVisionEncoderConfig(**config))
+
+        self._model = load_component(model_path, _PREFIX, build, dtype, device)
         self._dtype = dtype
         self._device = device
 

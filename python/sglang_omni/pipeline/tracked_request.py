@@ -1,0 +1,29 @@
+"""What the coordinator knows of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_omni.proto import RequestState, StreamMessage
+
+
+@dataclass(slots=True, eq=False)
+class TrackedRequest:
+    """One request from its submission until its caller is answered.
+
+    ``wire_id`` is what stages know it by: the caller's id, or one derived from it where stages may
+    still remember an earlier request of that id as gone. ``streaming`` holds the stages that have
+    streamed to the caller and not yet said that they are done.
+    """
+
+    request_id: str
+    wire_id: str
+    terminals: frozenset[str]
+    outcome: asyncio.Future[Any]
+    chunks: asyncio.Queue[StreamMessage | None] | None
+    state: RequestState = RequestState.PENDING
+    results: dict[str, Any] = field(default_factory=dict)
+    streaming: set[str] = field(default_factory=set)
+    timings: dict[str, float] = field(default_factory=dict)
