@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soxr
 
 from sglang_omni.models.speech_chat.components.voice import Voice, speakable
 from sglang_omni.models.speech_chat.components.whisper import Segment, Whisper
 from sglang_omni.models.speech_chat.speak import SpeakSession
 from sglang_omni.models.speech_chat.transcribe import Recognizer, TranscribeSession
-from sglang_omni.preprocessing.audio import resample
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage
 from sglang_omni.scheduling.stream_scheduler import StreamScheduler
@@ -33,7 +33,7 @@ def whisper() -> Whisper:
 
 
 def spoken(voice: Voice, text: str) -> np.ndarray:
-    return resample(voice.speak(text), 24_000, 16_000)
+    return soxr.resample(voice.speak(text), 24_000, 16_000)
 
 
 @dataclass

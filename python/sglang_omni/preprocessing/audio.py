@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -60,60 +60,87 @@ def decode_audio(
     """
     if not data:
         raise RequestError(f"{param} is empty: expected an audio file", param=param)
-    decoded = _decode_soundfile(data, param=param, max_seconds=max_seconds)
-    if decoded is None:
-        decoded = _decode_ffmpeg(data, param=param, max_seconds=max_seconds)
-    samples, source_rate = decoded
-    seconds = len(samples) / source_rate
-    if seconds < min_seconds:
+    decoded = _Decoded(sample_rate, max_seconds, param)
+    if not _decode_soundfile(data, decoded):
+        _decode_ffmpeg(data, decoded)
+    if decoded.seconds < min_seconds:
         raise RequestError(
-            f"{param} is {seconds:.3f} s long; audio must last at least {min_seconds:g} s", param=param
+            f"{param} is {decoded.seconds:.3f} s long; audio must last at least {min_seconds:g} s",
+            param=param,
         )
+    samples = decoded.samples()
     if not np.isfinite(samples).all():
         raise RequestError(f"{param} holds samples that are not finite numbers", param=param)
-    return AudioClip(resample(samples, source_rate, sample_rate), sample_rate)
+    return AudioClip(np.clip(samples, -1.0, 1.0), sample_rate)
 
 
-def resample(samples: NDArray[np.float32], source_rate: int, target_rate: int) -> NDArray[np.float32]:
-    """Mono float32 at ``target_rate``, clipped to [-1, 1]."""
-    if source_rate != target_rate:
+class _Decoded:
+    """What has been decoded of a file, mono, already at the rate that is wanted: at its own, up to 24 times
+    that, half an hour of silence takes gigabytes, and a small file holds it."""
+
+    def __init__(self, sample_rate: int, max_seconds: float, param: str) -> None:
+        self.param = param
+        self._sample_rate = sample_rate
+        self._max_seconds = max_seconds
+
+    def begin(self, rate: int, channels: int) -> None:
+        """Forgets what a decoder has made of the file that then gave up.
+
+        Raises:
+            RequestError: Such a layout is not accepted.
+        """
         import soxr
 
-        samples = soxr.resample(samples, source_rate, target_rate)
-    return np.clip(samples, -1.0, 1.0).astype(np.float32, copy=False)
+        _check_layout(rate, channels, param=self.param)
+        self._rate, self._read = rate, 0
+        self._blocks: list[NDArray[np.float32]] = []
+        self._resampler: Any = None
+        if rate != self._sample_rate:
+            self._resampler = soxr.ResampleStream(rate, self._sample_rate, 1, dtype="float32")
+
+    def add(self, block: NDArray[np.float32], claimed_seconds: float) -> None:
+        """
+        Args:
+            block: The next samples, mono.
+            claimed_seconds: The length that the file says it has, which may be anything.
+
+        Raises:
+            RequestError: The clip is too long.
+        """
+        self._read += len(block)
+        if self.seconds > self._max_seconds:
+            _refuse_length(max(claimed_seconds, self.seconds), self._max_seconds, param=self.param)
+        self._blocks.append(block if self._resampler is None else self._resampler.resample_chunk(block))
+
+    @property
+    def seconds(self) -> float:
+        return self._read / self._rate
+
+    def samples(self) -> NDArray[np.float32]:
+        if self._resampler is not None:
+            self._blocks.append(self._resampler.resample_chunk(np.zeros(0, np.float32), last=True))
+        return np.concatenate([np.zeros(0, np.float32), *self._blocks])
 
 
-def _decode_soundfile(
-    data: bytes, *, param: str, max_seconds: float
-) -> tuple[NDArray[np.float32], int] | None:
-    """Mono samples and their rate, or None where libsndfile does not know the format."""
+def _decode_soundfile(data: bytes, decoded: _Decoded) -> bool:
+    """False where libsndfile does not know the format."""
     import soundfile
 
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            rate = file.samplerate
-            _check_layout(rate, file.channels, param=param)
-            limit = int(max_seconds * rate)
-            blocks: list[NDArray[np.float32]] = []
-            read = 0
-            while read <= limit:
-                block = file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)
-                if not len(block):
-                    break
-                blocks.append(block.mean(axis=1, dtype=np.float32))
-                read += len(block)
-            if read > limit:
-                # The header may claim anything (streamed files say 2**32 or so): never less than was read.
-                _refuse_length(max(file.frames, read) / rate, max_seconds, param=param)
+            decoded.begin(file.samplerate, file.channels)
+            while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+                decoded.add(block.mean(axis=1, dtype=np.float32), file.frames / file.samplerate)
     except soundfile.LibsndfileError:
-        return None
-    return (np.concatenate(blocks) if blocks else np.zeros(0, np.float32)), rate
+        return False
+    return True
 
 
-def _decode_ffmpeg(data: bytes, *, param: str, max_seconds: float) -> tuple[NDArray[np.float32], int]:
+def _decode_ffmpeg(data: bytes, decoded: _Decoded) -> None:
     import av
     import av.error
 
+    param = decoded.param
     try:
         with av.open(io.BytesIO(data), mode="r", metadata_errors="ignore") as container:
             if not container.streams.audio:
@@ -122,24 +149,18 @@ def _decode_ffmpeg(data: bytes, *, param: str, max_seconds: float) -> tuple[NDAr
             if stream.codec_context is None:  # a codec FFmpeg does not know has no attributes either
                 _refuse_content(param)
             rate = stream.rate or 0
-            _check_layout(rate, stream.channels, param=param)
+            decoded.begin(rate, stream.channels)
             mono = av.AudioResampler(format="flt", layout="mono", rate=rate)
-            limit = int(max_seconds * rate)
-            blocks: list[NDArray[np.float32]] = []
-            read = 0
+            claimed = (container.duration or 0) / av.time_base
             for frame in container.decode(stream):
                 for out in mono.resample(frame):
-                    blocks.append(out.to_ndarray().reshape(-1))
-                    read += len(blocks[-1])
-                if read > limit:
-                    claimed = (container.duration or 0) / av.time_base
-                    _refuse_length(max(claimed, read / rate), max_seconds, param=param)
-            blocks.extend(out.to_ndarray().reshape(-1) for out in mono.resample(None))
+                    decoded.add(out.to_ndarray().reshape(-1), claimed)
+            for out in mono.resample(None):
+                decoded.add(out.to_ndarray().reshape(-1), claimed)
     except (av.error.FFmpegError, ValueError, IndexError) as exc:
         if isinstance(exc, RequestError):
             raise
         raise RequestError(_not_audio(param), param=param) from exc
-    return (np.concatenate(blocks) if blocks else np.zeros(0, np.float32)), rate
 
 
 def _check_layout(rate: int, channels: int, *, param: str) -> None:

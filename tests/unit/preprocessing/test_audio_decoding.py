@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import struct
+import tracemalloc
 
 import av
 import numpy as np
 import pytest
 import soundfile
+import soxr
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sglang_omni.preprocessing.audio import decode_audio, resample
+from sglang_omni.preprocessing.audio import decode_audio
 from sglang_omni.proto import RequestError
 
 PARAM = "messages[0].content[1].input_audio.data"
@@ -101,8 +103,24 @@ def test_samples_beyond_full_scale_are_clipped() -> None:
     assert clip.samples.min() == -1.0
 
 
-def test_resampling_keeps_the_length_in_seconds() -> None:
-    assert len(resample(tone(2.0, 24_000), 24_000, 16_000)) == 32_000
+@pytest.mark.parametrize("rate", [8_000, 44_100, 192_000])
+def test_resampling_in_blocks_is_resampling_the_whole(rate: int) -> None:
+    samples = tone(7.0, rate)
+    clip = decode_audio(encoded(samples, rate, "WAV", "FLOAT"), param=PARAM)
+
+    np.testing.assert_array_equal(clip.samples, soxr.resample(samples, rate, 16_000))
+    assert clip.duration == 7.0
+
+
+def test_a_high_rate_takes_no_more_memory_than_the_clip() -> None:
+    data = encoded(np.zeros(384_000 * 60, np.float32), 384_000, "FLAC", "PCM_16")
+
+    tracemalloc.start()
+    clip = decode_audio(data, param=PARAM)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert peak < 4 * clip.samples.nbytes
 
 
 def refusal(data: bytes, **limits: float) -> RequestError:

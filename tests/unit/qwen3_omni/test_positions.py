@@ -107,6 +107,21 @@ def test_random_prompts(qwen3_omni, rules: PositionRules, kind: str) -> None:
     assert with_pictures > 60
 
 
+def test_every_rate_that_divides_the_positions(rules: PositionRules) -> None:
+    tokens, frames = rules.tokens, 300
+    ids = [tokens.vision_start, *[tokens.video] * frames]
+    media: MediaShape = {
+        "image_grids": [],
+        "video_grids": [(frames, 2, 2)],
+        "audio_frames": [],
+        "use_audio_in_video": False,
+    }
+    for step in range(1, 100):
+        found = rope_positions(ids, {**media, "video_seconds_per_grid": [step / rules.per_second]}, rules)
+        assert found is not None
+        assert found.prompt[0, 1:].tolist() == [1 + step * index for index in range(frames)]
+
+
 def test_frames_between_positions_are_refused(rules: PositionRules) -> None:
     prompt = PromptMaker(rules, 0, with_sound=False)
     prompt.media["video_grids"], prompt.media["video_seconds_per_grid"] = [(2, 2, 2)], [2 / 3]

@@ -100,8 +100,6 @@ class MediaReader:
         self._video_options: dict[str, Any] = {
             "size": defaults["videos_kwargs"]["size"],
             "cap_pixels_per_frame": False,
-            # Not guessed, which it would tell the log of narrow pictures.
-            "input_data_format": "channels_first",
         }
         audio = {key: value for key, value in defaults["audio_kwargs"].items() if key != "n_window"}
         self._sample_rate = int(audio["sampling_rate"])
@@ -152,6 +150,7 @@ class MediaReader:
         patches = self._images.get_number_of_image_patches(image.height, image.width, {})
         check(patches // self._rules.merge_size**2)
         pixels = np.asarray(image)
+        # Where it has to guess, it tells the log of each narrow picture.
         output = self._images(images=[image], return_tensors="pt", input_data_format="channels_first")
         grid = _grid(output["image_grid_thw"])
         return VisualInput(

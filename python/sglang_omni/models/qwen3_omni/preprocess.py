@@ -118,9 +118,10 @@ class Preprocessor:
         params = stage_params(request, "preprocess")
         fps = params.get("video_fps", self._video_fps)
         is_number = isinstance(fps, int | float) and not isinstance(fps, bool)
-        # Comparing refuses NaN, infinity, and integers no float can hold.
-        if fps is not None and not (is_number and 0 < fps < 1e9):
-            raise RequestError(f"video_fps must be a positive number, got {fps!r}", param="video_fps")
+        if fps is not None and not (is_number and 0.001 <= fps <= 1000):
+            raise RequestError(
+                f"video_fps must be a number from 0.001 to 1000, got {fps!r}", param="video_fps"
+            )
         with_sound = params.get("use_audio_in_video", False)
         if not isinstance(with_sound, bool):
             raise RequestError(
