@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
+from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
 
 TALKER: dict[str, Any] = {
     "accept_hidden_layer": 2,
@@ -42,6 +44,18 @@ def test_settings(tmp_path: Path) -> None:
     assert talker.speakers == {"ethan": 70, "chelsie": 71}
     assert talker.codec.eos == 69
     assert set(range(64, 1088)) - set(talker.suppressed) == {69}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_embeddings_are_tied_as_the_thinker_says(tmp_path: Path, tied: bool) -> None:
+    """Where its text's field says otherwise, or nothing, transformers goes by the thinker's."""
+    path = make_tiny_checkpoint(tmp_path, seed=0) / "config.json"
+    config = json.loads(path.read_text())
+    config["thinker_config"]["tie_word_embeddings"] = tied
+    config["thinker_config"]["text_config"]["tie_word_embeddings"] = not tied
+    path.write_text(json.dumps(config))
+    decoder = thinker_decoder(Qwen3OmniCheckpoint.from_dir(tmp_path), for_speech=False)
+    assert decoder.config.tie_word_embeddings is tied
 
 
 @pytest.mark.parametrize("changes", [{"enable_audio_output": False}, {"talker_config": None}])

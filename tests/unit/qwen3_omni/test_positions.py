@@ -94,6 +94,9 @@ def test_random_prompts(qwen3_omni, rules: PositionRules, kind: str) -> None:
     part = model.talker if kind == "the talker's" else model.thinker
     told = kind == "videos with sound"
     with_pictures = 0
+    if part is model.talker:
+        assert part.config.position_id_per_seconds != rules.per_second
+        rules = rules.for_talker(Qwen3OmniCheckpoint.from_dir(qwen3_omni().path).config["talker_config"])
     for seed in range(120):
         prompt = PromptMaker(rules, seed, with_sound=kind != "silent videos")
         found = rope_positions(prompt.ids, {**prompt.media, "use_audio_in_video": told}, rules)

@@ -8,7 +8,7 @@ spans height and width at one time; a video's frames lie at their times, in step
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,14 @@ class PositionRules:
             config["vision_config"].get("spatial_merge_size", 2),
             config["audio_config"].get("n_window", 50),
         )
+
+    def for_talker(self, config: Mapping[str, Any]) -> PositionRules:
+        """The talker's rules, who has a clock of its own.
+
+        Args:
+            config: ``config.json``'s ``talker_config``.
+        """
+        return replace(self, per_second=config.get("position_id_per_seconds", 25))
 
     def visual_tokens(self, grid: Sequence[int]) -> int:
         """Tokens of an image or a video, from its patches along time, height and width."""

@@ -194,6 +194,7 @@ def create_talker(
         strategy = Qwen3TalkerStrategy.from_checkpoint(checkpoint, DTYPES[options.dtype], options.device)
         built = build_engine(kind, talker_decoder(checkpoint, strategy), options)
     rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
+    rules = rules.for_talker(checkpoint.config["talker_config"])
     talker = Talker(checkpoint, lambda ids, media: rope_positions(ids, media, rules))
     return OmniScheduler(
         built, talker.build_request, talker.result, talker.stream, talker.take_text, talker.end_text

@@ -14,10 +14,16 @@ def thinker_decoder(checkpoint: Qwen3OmniCheckpoint, *, for_speech: bool) -> Dec
     Args:
         for_speech: Whether a talker listens, who wants hidden states of the media tokens.
     """
-    text = checkpoint.thinker_config["text_config"]
+    thinker = checkpoint.thinker_config
+    fields = {
+        **thinker["text_config"],
+        # What transformers ties by; the text's own field says nothing there.
+        "tie_word_embeddings": thinker.get("tie_word_embeddings", False),
+        "eos_token_id": checkpoint.tokens.im_end,
+    }
     return DecoderSpec(
         model_path=checkpoint.path,
-        config=DecoderConfig.from_dict({**text, "eos_token_id": checkpoint.tokens.im_end}),
+        config=DecoderConfig.from_dict(fields),
         weights=WeightNames(
             embed_tokens="thinker.model.embed_tokens.weight",
             layers="thinker.model.layers",

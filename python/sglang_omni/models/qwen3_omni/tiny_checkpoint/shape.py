@@ -229,6 +229,8 @@ class TinyShape:
         hidden = self.talker_hidden
         return {
             **ids,
+            # Published ones have the thinker's here. With another, taking the one for the other goes not unseen.
+            "position_id_per_seconds": 2 * ids["position_id_per_seconds"],
             "model_type": "qwen3_omni_moe_talker",
             "accept_hidden_layer": self.tap_layer,
             **{name: self.codes + offset for name, offset in _CODEC_IDS.items()},
