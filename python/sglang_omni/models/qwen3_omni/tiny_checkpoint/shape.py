@@ -229,7 +229,7 @@ class TinyShape:
         hidden = self.talker_hidden
         return {
             **ids,
-            # Published ones have the thinker's here. With another, taking the one for the other goes not unseen.
+            # Published ones have the thinker's here: another shows where one is taken for the other.
             "position_id_per_seconds": 2 * ids["position_id_per_seconds"],
             "model_type": "qwen3_omni_moe_talker",
             "accept_hidden_layer": self.tap_layer,
