@@ -52,7 +52,7 @@ def _make_checkpoint() -> Path:
     The files are the same every time, so that those of an earlier demo are simply replaced.
     """
     command = [sys.executable, "-m", "sglang_omni.cli", "make-tiny-checkpoint", "qwen3_omni"]
-    done = subprocess.run([*command, str(_CHECKPOINT)], capture_output=True, text=True)
+    done = subprocess.run([*command, str(_CHECKPOINT), "--overwrite"], capture_output=True, text=True)
     if done.returncode:
         raise DemoFailed(f"the checkpoint was not made: {done.stderr.strip()}")
     config = _CHECKPOINT / "pipeline.yaml"

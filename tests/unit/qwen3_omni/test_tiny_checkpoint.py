@@ -85,6 +85,7 @@ def test_any_text_survives_the_tokenizer(tmp_path: Path) -> None:
         (["--deepstack", "0", "7"], "deepstack must name layers 0 to 2"),
         (["--dtype", "int4"], "none of float32, bfloat16, float16"),
         (["--heads", "3"], "must be a multiple of kv_heads"),
+        (["--seed", "-1"], "seed must be at least 0, got -1"),
     ],
 )
 def test_impossible_shapes_are_refused(
@@ -93,6 +94,17 @@ def test_impossible_shapes_are_refused(
     assert cli.main(["make-tiny-checkpoint", "qwen3_omni", str(tmp_path / "model"), *options]) == 1
     assert expected in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
+
+
+def test_a_checkpoint_is_replaced_only_when_told_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["make-tiny-checkpoint", "qwen3_omni", str(tmp_path)]
+    assert cli.main([*command, "--shards", "1"]) == 0
+    assert cli.main([*command, "--shards", "3"]) == 1
+    assert "holds a checkpoint already, model-00001-of-00001.safetensors" in capsys.readouterr().err
+    assert cli.main([*command, "--shards", "3", "--overwrite"]) == 0
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
 
 
 def test_help_lists_the_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,9 @@ def main(argv: Sequence[str], prog: str = "make-tiny-checkpoint qwen3_omni") -> 
     )
     parser.add_argument("directory", type=Path, help="where to write; made where it is not there")
     parser.add_argument("--seed", type=int, default=0, help="of the weights")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace the checkpoint that is there, whatever it is"
+    )
     for option in fields(TinyShape):
         assert option.default is not MISSING
         flag = "--" + option.name.replace("_", "-")
@@ -72,8 +75,12 @@ def main(argv: Sequence[str], prog: str = "make-tiny-checkpoint qwen3_omni") -> 
             )
     chosen = vars(parser.parse_args(argv))
     directory, seed = chosen.pop("directory"), chosen.pop("seed")
+    overwrite = chosen.pop("overwrite")
     try:
+        if seed < 0:
+            raise ValueError(f"seed must be at least 0, got {seed}")
         shape = TinyShape(**{**chosen, "deepstack": tuple(chosen["deepstack"])})
+        _make_room(directory, overwrite=overwrite)
         make_tiny_checkpoint(directory, seed, shape)
     except (ValueError, OSError) as exc:
         print(exc, file=sys.stderr)
@@ -81,6 +88,21 @@ def main(argv: Sequence[str], prog: str = "make-tiny-checkpoint qwen3_omni") -> 
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     print(f"{directory}: {size / 1e6:.1f} MB of {shape.dtype} weights, seed {seed}; its answers mean nothing")
     return 0
+
+
+def _make_room(directory: Path, *, overwrite: bool) -> None:
+    """Removes weights that are there: of other shards than the new ones, loaders would read the old.
+
+    Raises:
+        FileExistsError: There is a checkpoint, and it may not be replaced.
+    """
+    weights = sorted([*directory.glob("*.safetensors"), *directory.glob("*.safetensors.index.json")])
+    if weights and not overwrite:
+        raise FileExistsError(
+            f"{directory} holds a checkpoint already, {weights[0].name}: give another one, or --overwrite"
+        )
+    for file in weights:
+        file.unlink()
 
 
 def _generation_config(tokenizer: TinyTokenizer, *, talker: bool) -> dict[str, Any]:
