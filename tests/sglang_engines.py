@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_omni.engines.options import DecoderSpec, EngineOptions
-from sglang_omni.engines.request import EngineRequest
 from sglang_omni.engines.sglang.build import build_sglang_engine
 
 if TYPE_CHECKING:
     # Importing SGLang is the engine's builder's to do, which prepares for it.
     from sglang_omni.engines.sglang.engine import SGLangEngine
-
-# No test needs more; an engine that makes no progress must not hang the run.
-MAX_STEPS = 3000
 
 
 class Build(Protocol):
@@ -37,21 +33,6 @@ def engines() -> Iterator[Build]:
     yield build
     for engine in built:
         engine.close()
-
-
-def finish(engine: SGLangEngine) -> None:
-    for _ in range(MAX_STEPS):
-        if not engine.has_work:
-            return
-        engine.step()
-    raise AssertionError(f"still at work after {MAX_STEPS} steps: {engine.stats()}")
-
-
-def run(engine: SGLangEngine, requests: Sequence[EngineRequest]) -> list[list[int]]:
-    for request in requests:
-        engine.add(request)
-    finish(engine)
-    return [request.output_token_ids for request in requests]
 
 
 def expect_short_answers(engine: SGLangEngine) -> None:

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from text_engines import text_engine
-from tiny_checkpoints import SHAPES, VOCAB_SIZE, TinyCheckpoint, make_checkpoint
+from engine_runs import run
+from text_engines import greedy, prompts, text_engine
+from tiny_checkpoints import SHAPES, TinyCheckpoint, make_checkpoint
 
-from sglang_omni.engines import EngineRequest, OmniEngine, SamplingParams
+from sglang_omni.engines import EngineRequest, SamplingParams
 
 Make = Callable[..., TinyCheckpoint]
 GREEDY = SamplingParams(temperature=0.0)
-
-
-def prompts(seed: int, lengths: Sequence[int]) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
-
-
-def greedy(request_id: str, prompt: list[int], max_new_tokens: int) -> EngineRequest:
-    return EngineRequest(request_id, prompt, SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens))
-
-
-def run(engine: OmniEngine, requests: Sequence[EngineRequest]) -> list[list[int]]:
-    for request in requests:
-        engine.add(request)
-    while engine.has_work:
-        engine.step()
-    return [request.output_token_ids for request in requests]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

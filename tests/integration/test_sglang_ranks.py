@@ -18,7 +18,7 @@ from thinker_requests import ThinkerPrompt
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
 
-TESTS = Path(__file__).parents[1]
+SCRIPT = Path(__file__).with_name("sglang_rank.py")
 
 
 def test_two_ranks_choose_the_tokens_of_one(tmp_path: Path, qwen3_omni: Callable[..., Oracle]) -> None:
@@ -36,7 +36,7 @@ def test_two_ranks_choose_the_tokens_of_one(tmp_path: Path, qwen3_omni: Callable
         port = free.getsockname()[1]
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(TESTS / "sglang_rank.py"), str(job), str(rank), "2", str(port)],
+            [sys.executable, SCRIPT, str(job), str(rank), "2", str(port)],
             stdout=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         )

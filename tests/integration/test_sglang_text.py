@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_engines import assert_empty, engines, expect_short_answers, finish, run
-from text_engines import text_engine
+from engine_runs import finish, run
+from sglang_engines import assert_empty, engines, expect_short_answers
+from text_engines import greedy, prompts, text_engine
 from tiny_checkpoints import SHAPES, VOCAB_SIZE, TinyCheckpoint, make_checkpoint
 
 from sglang_omni.engines.options import DecoderSpec
@@ -29,16 +30,6 @@ def build() -> Iterator[Build]:
         yield lambda path, **options: build(DecoderSpec.from_dir(path), **options)
 
 
-def prompts(seed: int, lengths: Sequence[int]) -> list[list[int]]:
-    rng = random.Random(seed)
-    return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
-
-
-def greedy(request_id: str, prompt: list[int], max_new_tokens: int | None) -> EngineRequest:
-    return EngineRequest(request_id, prompt, SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens))
-
-
-# Of these, llama-rope3-untied has biases that SGLang's own class leaves out: a decoder of ours serves it.
 @pytest.mark.parametrize("shape", SHAPES)
 def test_alone_in_a_batch_and_over_a_cached_prefix(tiny_checkpoint: Make, build: Build, shape: str) -> None:
     checkpoint = tiny_checkpoint(shape, 0)
@@ -186,28 +177,29 @@ def test_a_prompt_that_can_never_run_is_refused(
     assert_empty(engine)
 
 
-@pytest.mark.parametrize("steps", range(8))
-def test_an_abort_frees_at_once(tiny_checkpoint: Make, build: Build, steps: int) -> None:
+def test_an_abort_frees_at_once(tiny_checkpoint: Make, build: Build) -> None:
     checkpoint = tiny_checkpoint("llama", 0)
     engine = build(checkpoint.path, chunked_prefill_size=16, max_running_requests=3)
     long, *others = prompts(8, [50, 12, 9, 7])
-    kept = greedy("kept", others[0], 12)
-    gone = [greedy("1", long, 40), greedy("10", others[1], 40), greedy("100", others[2], 40)]
-    for request in [*gone[:1], kept, *gone[1:]]:
-        engine.add(request)
-    for _ in range(steps):
-        engine.step()
+    for steps in range(8):
+        kept = greedy("kept", others[0], 12)
+        gone = [greedy("1", long, 40), greedy("10", others[1], 40), greedy("100", others[2], 40)]
+        for request in [*gone[:1], kept, *gone[1:]]:
+            engine.add(request)
+        for _ in range(steps):
+            engine.step()
 
-    for request in gone:
-        assert engine.abort(request.request_id) is request
-        assert request.finish_reason == "abort"
-        assert engine.abort(request.request_id) is None
-    # What the kept one holds, and nothing of the others.
-    assert engine.stats()["kv_used_tokens"] <= len(others[0]) + 12
-    finish(engine)
+        for request in gone:
+            assert engine.abort(request.request_id) is request
+            assert request.finish_reason == "abort"
+            assert engine.abort(request.request_id) is None
+        # What the kept one holds, and nothing of the others.
+        assert engine.stats()["kv_used_tokens"] <= len(others[0]) + 12
+        finish(engine)
 
-    assert kept.output_token_ids == checkpoint.greedy(others[0], 12)
-    assert_empty(engine)
+        assert kept.output_token_ids == checkpoint.greedy(others[0], 12), steps
+        assert_empty(engine)
+        engine.flush_cache()
 
 
 def test_random_traffic_with_aborts(tiny_checkpoint: Make, build: Build) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from engine_runs import run
 from qwen3_omni_oracle import Oracle
 from sample_media import audio_part, image_part, picture, sound, user, video, video_part
 from torch import Tensor
@@ -153,13 +154,6 @@ def build(path: Path, **options: Any) -> OmniEngine:
     return build_omni_engine(spec, EngineOptions(**{"page_size": 4, "max_total_tokens": 4096, **options}))
 
 
-def run(engine: OmniEngine, requests: list[EngineRequest]) -> None:
-    for request in requests:
-        engine.add(request)
-    while engine.has_work:
-        engine.step()
-
-
 def check(case: Case, request: EngineRequest) -> None:
     assert request.output_token_ids == case.tokens
     assert isinstance(request.state, ThinkerState)
@@ -167,7 +161,7 @@ def check(case: Case, request: EngineRequest) -> None:
     torch.testing.assert_close(request.state.media_hidden, case.hidden, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("shape", "seed"), [("default", 0), ("default", 1), ("deep", 2), ("narrow", 3)])
+@pytest.mark.parametrize(("shape", "seed"), [("default", 0), ("deep", 2), ("narrow", 3)])
 def test_alone_and_in_a_batch(qwen3_omni: Make, cases: Any, shape: str, seed: int) -> None:
     engine = build(qwen3_omni(seed, shape).path, prefix_cache=False)
     expected = cases(shape, seed)

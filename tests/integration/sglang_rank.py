@@ -11,7 +11,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from sglang_engines import finish
+from engine_runs import finish
 
 from sglang_omni.engines.options import EngineOptions, TensorParallel
 from sglang_omni.engines.sglang.build import build_sglang_engine
