@@ -35,10 +35,6 @@ class ResourceManager:
         self._num_evictable = 0
 
     @property
-    def num_free_pages(self) -> int:
-        return len(self._free)
-
-    @property
     def num_used_pages(self) -> int:
         return self.num_pages - len(self._free)
 
