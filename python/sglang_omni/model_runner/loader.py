@@ -34,8 +34,7 @@ class Checkpoint:
     ``finish`` can name what the model did not consume.
 
     Args:
-        dtype: What floating-point tensors (bf16, fp16, fp32) become; integers stay what they are. None
-            leaves all as they are stored.
+        dtype: What weights (bf16, fp16, fp32) become. None leaves them as they are stored.
         component: Prefix of the names that this reader answers for, such as ``"thinker.visual."``. Others
             can be taken by name, but nobody is told when they are left over.
         device: Where tensors go.
@@ -108,11 +107,18 @@ class Checkpoint:
         return name in self._owner
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The tensor ``name`` in the model's dtype.
+        """The weights ``name`` in the model's dtype.
 
         Raises:
-            ValueError: The checkpoint has no such tensor, or one of another shape.
+            ValueError: The checkpoint has no such tensor, or one of another shape, or of integers.
         """
+        return self._take(name, shape, integers=False).to(self._device, self._dtype)
+
+    def take_integers(self, name: str, shape: Sequence[int]) -> Tensor:
+        """As ``take``, for tables of integers, whose dtype stays."""
+        return self._take(name, shape, integers=True).to(self._device)
+
+    def _take(self, name: str, shape: Sequence[int], *, integers: bool) -> Tensor:
         if name not in self._owner:
             raise ValueError(f"checkpoint {self._directory} lacks the tensor {name!r}")
         path = self._owner[name]
@@ -125,10 +131,15 @@ class Checkpoint:
                 f"checkpoint {self._directory}: {name!r} has shape {tuple(tensor.shape)}, "
                 f"config.json asks for {tuple(shape)}"
             )
+        if tensor.is_floating_point() == integers:
+            raise ValueError(
+                f"checkpoint {self._directory}: {name!r} is {tensor.dtype}, "
+                f"where {'integers' if integers else 'floating-point numbers'} are expected"
+            )
         if name in self._left:
             self._left.remove(name)
             self._progress.update()
-        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else None)
+        return tensor
 
     def take_stacked(self, names: Sequence[str], shapes: Sequence[Sequence[int]]) -> Tensor:
         """Several tensors joined along their first dimension: projections of the same input, one product."""
@@ -209,9 +220,14 @@ def load_module(checkpoint: Checkpoint, module: nn.Module, prefix: str) -> None:
     Raises:
         ValueError: The checkpoint lacks a tensor, or has it in another shape.
     """
+
+    def take_like(name: str, tensor: Tensor) -> Tensor:
+        take = checkpoint.take if tensor.is_floating_point() else checkpoint.take_integers
+        return take(name, tensor.shape)
+
     wanted = module.state_dict()
     module.load_state_dict(
-        {name: checkpoint.take(prefix + name, tensor.shape) for name, tensor in wanted.items()},
+        {name: take_like(prefix + name, tensor) for name, tensor in wanted.items()},
         strict=True,
         assign=True,
     )

@@ -42,7 +42,8 @@ def shape(name: str) -> tuple[int, ...]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_float_becomes_the_wanted_dtype(sharded: Path, dtype: torch.dtype) -> None:
     checkpoint = Checkpoint(sharded, dtype)
-    read = {name: checkpoint.take(name, shape(name)) for name in TENSORS}
+    read = {name: checkpoint.take(name, shape(name)) for name in TENSORS if name != "eye.index"}
+    read["eye.index"] = checkpoint.take_integers("eye.index", (3,))
     checkpoint.finish()
 
     for name, tensor in TENSORS.items():
@@ -81,6 +82,10 @@ def test_what_is_missing_or_misshapen_is_named(sharded: Path) -> None:
         checkpoint.take("ear.weight", (3, 2))
     with pytest.raises(ValueError, match=r"no tensors whose names begin with 'nose\.'"):
         Checkpoint(sharded, torch.float32, component="nose.")
+    with pytest.raises(ValueError, match=r"'eye\.index' is torch.int64, where floating-point numbers are"):
+        checkpoint.take("eye.index", (3,))
+    with pytest.raises(ValueError, match=r"'eye\.weight' is torch.float32, where integers are expected"):
+        checkpoint.take_integers("eye.weight", (4,))
 
 
 def test_an_absent_shard_is_named(sharded: Path) -> None:
