@@ -70,6 +70,10 @@ bench: build ## every case against memcpy, and against sglang-omni 0.1.9 where i
 bench-omni: build ## Qwen3-Omni's pipeline on a tiny model: first sound, and eight requests beside one; both engines
 	cd benches && OMP_NUM_THREADS=1 ../$(BIN)/python qwen3_omni.py $(BENCH)
 
+.PHONY: bench-text
+bench-text: build ## tokens a second of both engines beside transformers' generate, on SmolLM2
+	cd benches && ../$(BIN)/python text_engines.py $(BENCH)
+
 .PHONY: bench-rust
 bench-rust: ## encode, decode, allocate and the ledger, without Python
 	mkdir -p benches/results
