@@ -13,6 +13,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -66,7 +67,15 @@ def terminal(*options: str, columns: int = 120) -> Iterator[tuple[subprocess.Pop
     """`route top` in a terminal of its own; yields the process and the terminal's other side."""
     ours, its = pty.openpty()
     resize(ours, columns)
-    process = subprocess.Popen([*TOP, "--interval", "0.1", *options], stdin=its, stdout=its, stderr=its)
+    command = [*TOP, "--interval", "0.1", *options]
+    # What ignores Ctrl-C, as a shell's background jobs do, would start it that way.
+    process = subprocess.Popen(
+        command,
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
     os.close(its)
     os.set_blocking(ours, False)
     try:

@@ -86,7 +86,7 @@ REFUSED = {
 async def test_refused_before_any_worker_sees_it(name: str) -> None:
     async with recorder() as (worker, url):
         answer = await send(url, REFUSED[name])
-    assert re.findall(rb"HTTP/1.1 (\d+)", answer)[0] == b"400"
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"400"]
     assert worker.bytes == b""
 
 

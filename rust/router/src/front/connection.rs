@@ -184,11 +184,11 @@ async fn route(
     }
     if !forwarding::has_one_host(request.version(), request.headers()) {
         let message = "a request of HTTP/1.1 names its host once, in one Host header";
-        return reply::error(StatusCode::BAD_REQUEST, message);
+        return reply::last_error(StatusCode::BAD_REQUEST, message);
     }
     if !forwarding::has_known_coding(request.headers()) {
         let message = "\"Transfer-Encoding: chunked\", once, is all that this router takes";
-        return reply::error(StatusCode::NOT_IMPLEMENTED, message);
+        return reply::last_error(StatusCode::NOT_IMPLEMENTED, message);
     }
     if request.uri().authority().is_some() {
         forwarding::to_origin_form(&mut request);

@@ -1,7 +1,7 @@
 //! Answers the router gives itself.
 
 use bytes::Bytes;
-use hyper::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
 
@@ -34,6 +34,15 @@ pub fn error(status: StatusCode, message: &str) -> Reply {
             .headers_mut()
             .insert(RETRY_AFTER, HeaderValue::from_static("1"));
     }
+    reply
+}
+
+/// An error after which the connection ends: what follows on it cannot be trusted to be a request.
+pub fn last_error(status: StatusCode, message: &str) -> Reply {
+    let mut reply = error(status, message);
+    reply
+        .headers_mut()
+        .insert(CONNECTION, HeaderValue::from_static("close"));
     reply
 }
 
