@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from engine_runs import run
-from text_engines import greedy, prompts, text_engine
+from text_engines import greedy, prompts, serve_random_traffic, text_engine
 from tiny_checkpoints import SHAPES, TinyCheckpoint, make_checkpoint
 
 from sglang_omni.engines import EngineRequest, SamplingParams
@@ -122,27 +121,7 @@ def test_random_traffic_with_aborts(tiny_checkpoint: Make) -> None:
     engine = text_engine(
         checkpoint.path, page_size=4, max_total_tokens=160, max_running_requests=5, chunked_prefill_size=16
     )
-    rng = random.Random(9)
-    stems = prompts(9, [24, 12])
-    requests: list[EngineRequest] = []
-    for number, tail in enumerate(prompts(10, [rng.randrange(1, 30) for _ in range(24)])):
-        request = greedy(str(number), rng.choice([[], *stems]) + tail, rng.randrange(1, 40))
-        requests.append(request)
-        engine.add(request)
-        for _ in range(rng.randrange(6)):
-            engine.step()
-        if rng.random() < 0.3:
-            engine.abort(rng.choice(requests).request_id)
-    while engine.has_work:
-        engine.step()
-
-    reasons = [request.finish_reason for request in requests]
-    assert 0 < reasons.count("abort") < len(requests)
-    for request in requests:
-        expected = checkpoint.greedy(request.prompt_token_ids, request.sampling.max_new_tokens or 0)
-        assert request.output_token_ids == expected[: len(request.output_token_ids)]
-        if request.finish_reason == "length":
-            assert len(request.output_token_ids) == len(expected)
+    serve_random_traffic(engine, checkpoint)
     assert engine.scheduler.resources.num_used_pages == 0
 
 

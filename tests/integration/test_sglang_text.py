@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from engine_runs import finish, run
 from sglang_engines import assert_empty, engines, expect_short_answers
-from text_engines import greedy, prompts, text_engine
+from text_engines import greedy, prompts, serve_random_traffic, text_engine
 from tiny_checkpoints import SHAPES, VOCAB_SIZE, TinyCheckpoint, make_checkpoint
 
 from sglang_omni.engines.options import DecoderSpec
@@ -205,26 +204,7 @@ def test_an_abort_frees_at_once(tiny_checkpoint: Make, build: Build) -> None:
 def test_random_traffic_with_aborts(tiny_checkpoint: Make, build: Build) -> None:
     checkpoint = tiny_checkpoint("llama", 9)
     engine = build(checkpoint.path, max_total_tokens=160, max_running_requests=5, chunked_prefill_size=16)
-    rng = random.Random(9)
-    stems = prompts(9, [24, 12])
-    requests: list[EngineRequest] = []
-    for number, tail in enumerate(prompts(10, [rng.randrange(1, 30) for _ in range(24)])):
-        request = greedy(str(number), rng.choice([[], *stems]) + tail, rng.randrange(1, 40))
-        requests.append(request)
-        engine.add(request)
-        for _ in range(rng.randrange(6)):
-            engine.step()
-        if rng.random() < 0.3:
-            engine.abort(rng.choice(requests).request_id)
-    finish(engine)
-
-    reasons = [request.finish_reason for request in requests]
-    assert 0 < reasons.count("abort") < len(requests)
-    for request in requests:
-        expected = checkpoint.greedy(request.prompt_token_ids, request.sampling.max_new_tokens or 0)
-        assert request.output_token_ids == expected[: len(request.output_token_ids)]
-        if request.finish_reason == "length":
-            assert len(request.output_token_ids) == len(expected)
+    serve_random_traffic(engine, checkpoint)
     assert_empty(engine)
 
 

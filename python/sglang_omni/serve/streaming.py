@@ -133,4 +133,6 @@ _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\
 
 def event(fields: dict[str, Any]) -> bytes:
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return b"data: " + text.translate(_LINE_ENDS).encode() + b"\n\n"
+    if not text.isascii():  # known without a look at the text; most events are, and speech is long
+        text = text.translate(_LINE_ENDS)
+    return b"data: " + text.encode() + b"\n\n"

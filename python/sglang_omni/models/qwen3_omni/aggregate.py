@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import TokenIds
 from sglang_omni.models.qwen3_omni.payloads import (
@@ -87,7 +86,7 @@ class Aggregate:
             "media_positions": media[order],
             "media_embeds": torch.cat(rows)[order],
             "visual_positions": visual[visual_order],
-            "deepstack": [_cat(level)[visual_order] for level in zip(*levels, strict=True)],
+            "deepstack": [torch.cat(level)[visual_order] for level in zip(*levels, strict=True)],
         }
 
 
@@ -97,7 +96,3 @@ def _by_kind(
     """Images and videos; ``visuals`` holds the images first."""
     count = len(media["image_grids"])
     return visuals[:count], visuals[count:]
-
-
-def _cat(rows: Sequence[Tensor]) -> Tensor:
-    return torch.cat(list(rows))

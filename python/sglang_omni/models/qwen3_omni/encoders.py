@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from sglang_omni.models.loading import placement
 from sglang_omni.models.qwen3_omni.payloads import AudioOutput, VisualOutput
 from sglang_omni.proto import StagePayload
 
@@ -11,10 +12,9 @@ if TYPE_CHECKING:
     import torch
 
     from sglang_omni.engines.encoder import Encoder, EncoderRequest
+    from sglang_omni.engines.options import Dtype
     from sglang_omni.engines.request import EngineRequest
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
-
-Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 def create_image_encoder(
@@ -86,9 +86,8 @@ def create_audio_encoder(
 def _placement(dtype: Dtype | None, gpu_id: int | None) -> tuple[torch.dtype, str]:
     from sglang_omni.model_runner.loader import DTYPES
 
-    if gpu_id is None:
-        return DTYPES[dtype or "float32"], "cpu"
-    return DTYPES[dtype or "bfloat16"], f"cuda:{gpu_id}"
+    computed_in, device = placement(dtype, gpu_id)
+    return DTYPES[computed_in], device
 
 
 def _scheduler(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sglang_omni.models.loading import available_cores, loading
+from sglang_omni.models.loading import available_cores, loading, placement
 from sglang_omni.models.qwen3_omni.components.checkpoint import SAMPLE_RATE, Qwen3OmniCheckpoint
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
@@ -225,13 +225,13 @@ def create_code2wav(
     from sglang_omni.scheduling.code2wav_scheduler import Code2WavScheduler
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
-    options = _engine_options(dtype, gpu_id, num_threads)
-    torch.set_num_threads(options.num_threads or 1)
-    with loading(f"the codec of {checkpoint.path}, {options.dtype} on {options.device},"):
-        vocoder = load_code2wav(checkpoint, DTYPES[options.dtype], options.device)
+    computed_in, device = placement(dtype, gpu_id)
+    torch.set_num_threads(num_threads or _threads())
+    with loading(f"the codec of {checkpoint.path}, {computed_in} on {device},"):
+        vocoder = load_code2wav(checkpoint, DTYPES[computed_in], device)
     return Code2WavScheduler(
         vocoder,
-        options.device,
+        device,
         stream_chunk_size=chunk_size,
         left_context_size=None,
         sample_rate=SAMPLE_RATE,
@@ -248,8 +248,14 @@ def default_engine(gpu_id: int | None) -> EngineKind:
 def _engine_options(dtype: Dtype | None, gpu_id: int | None, num_threads: int | None) -> EngineOptions:
     from sglang_omni.engines.options import EngineOptions
 
+    computed_in, device = placement(dtype, gpu_id)
     return EngineOptions(
-        dtype=dtype or ("float32" if gpu_id is None else "bfloat16"),
-        device="cpu" if gpu_id is None else f"cuda:{gpu_id}",
-        num_threads=num_threads or max(1, available_cores() // 2),
+        dtype=computed_in,
+        device=device,
+        num_threads=num_threads or _threads(),
     )
+
+
+def _threads() -> int:
+    """Half of the cores, the rest being for other stages."""
+    return max(1, available_cores() // 2)
