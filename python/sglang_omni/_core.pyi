@@ -151,6 +151,15 @@ class CreditLedger:
     def snapshot(self) -> list[tuple[str, int, int]]:
         """(edge, held, times refused) of every edge seen."""
 
+class Extents:
+    """First-fit allocation of ranges of whole 4 KiB pages in ``capacity`` bytes. Any thread may call."""
+
+    def __init__(self, capacity: int) -> None: ...
+    def allocate(self, nbytes: int) -> tuple[int, int] | None:
+        """Start and length of a range of at least ``nbytes``; None where there is none."""
+    def release(self, start: int, nbytes: int) -> None:
+        """Give back what ``allocate`` returned."""
+
 class ShmLease:
     """A payload of another process, viewed through the buffer protocol; given back when it dies."""
 

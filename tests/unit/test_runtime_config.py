@@ -194,3 +194,10 @@ def test_relay_device_follows_the_placement_unless_the_stage_says(
     assert options["relay_type"] == backend
     assert options["device"] == device
     assert (options["rank"], options["world_size"]) == (1, 2)
+
+
+def test_a_backends_own_options_come_from_the_stage() -> None:
+    config = pipeline(relay_backend="mooncake")
+    config.stages[1].relay = RelayConfig(credits=3, backend_options={"protocol": "rdma", "credits": 9})
+    options = build_relay_config(config, config.stages[1], None)
+    assert (options["protocol"], options["credits"]) == ("rdma", 3)

@@ -52,6 +52,7 @@ class RelayConfig(StrictModel):
         rank: This stage's rank in a collective relay; assigned by the runtime when None.
         world_size: The number of ranks in a collective relay; assigned by the runtime when None.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        backend_options: What the backend's constructor takes beside these, as ``host`` or ``protocol``.
     """
 
     slot_size_mb: int = Field(default=512, gt=0)
@@ -59,6 +60,7 @@ class RelayConfig(StrictModel):
     rank: int | None = Field(default=None, ge=0)
     world_size: int | None = Field(default=None, gt=0)
     device: str = "cpu"
+    backend_options: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("device")
     @classmethod

@@ -268,6 +268,7 @@ def build_relay_config(config: PipelineConfig, stage: StageConfig, gpu_id: int |
         on_gpu = gpu_id is not None and config.relay_backend != "shm"
         relay = RelayConfig(device=f"cuda:{gpu_id}" if on_gpu else "cpu")
     return {
+        **relay.backend_options,
         "relay_type": config.relay_backend,
         "slot_size_mb": relay.slot_size_mb,
         "credits": relay.credits,

@@ -142,7 +142,7 @@ _RelayClass = TypeVar("_RelayClass", bound=type)
 
 _registry: dict[str, type] = {}
 # Backends of this package, imported when first asked for: each may need a library of its own.
-_BUILT_IN = {"shm": "sglang_omni.relay.shm"}
+_BUILT_IN = {name: f"sglang_omni.relay.{name}" for name in ("shm", "nixl", "mooncake", "nccl")}
 
 
 def register_relay(name: str) -> Callable[[_RelayClass], _RelayClass]:

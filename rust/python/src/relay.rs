@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
@@ -10,7 +10,8 @@ use pyo3::prelude::*;
 use pyo3::{create_exception, ffi};
 use sglang_omni_payload::copy;
 use sglang_omni_relay::{
-    AllocateError, Arena, Grant, Held, Lease, Ledger, Mapping, Place, Room, TicketState, open,
+    AllocateError, Arena, Extent, Extents, Grant, Held, Lease, Ledger, Mapping, Place, Room,
+    TicketState, open,
 };
 
 use crate::payload::PayloadPlan;
@@ -276,6 +277,38 @@ impl CreditLedger {
     }
 }
 
+/// Ranges of memory that a transfer engine has registered.
+#[pyclass(frozen, name = "Extents", module = "sglang_omni._core")]
+struct SharedExtents {
+    extents: Mutex<Extents>,
+}
+
+impl SharedExtents {
+    fn lock(&self) -> MutexGuard<'_, Extents> {
+        // Every change is complete before anything that can panic.
+        self.extents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl SharedExtents {
+    #[new]
+    fn new(capacity: u64) -> Self {
+        Self {
+            extents: Mutex::new(Extents::new(capacity)),
+        }
+    }
+
+    fn allocate(&self, nbytes: u64) -> Option<(u64, u64)> {
+        let Extent { start, len } = self.lock().allocate(nbytes)?;
+        Some((start, len))
+    }
+
+    fn release(&self, start: u64, nbytes: u64) {
+        self.lock().release(Extent { start, len: nbytes });
+    }
+}
+
 /// Holds an extent for as long as anything views it through the buffer protocol.
 #[pyclass(frozen, name = "ShmLease", module = "sglang_omni._core")]
 struct ShmLease {
@@ -392,6 +425,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ShmLease>()?;
     module.add_class::<ShmMapping>()?;
     module.add_class::<CreditLedger>()?;
+    module.add_class::<SharedExtents>()?;
     module.add("ArenaFull", module.py().get_type::<ArenaFull>())?;
     module.add("LeaseError", module.py().get_type::<LeaseError>())?;
     Ok(())

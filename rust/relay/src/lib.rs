@@ -29,6 +29,7 @@ mod server;
 mod ticket;
 
 pub use arena::{AllocateError, Arena, Full, Grant, Held, Place, Waiting};
+pub use extents::{Extent, Extents};
 pub use ledger::{Edge, Ledger};
 pub use mapping::Mapping;
 pub use memory::Room;

@@ -1,0 +1,131 @@
+"""Process groups of two ranks: 0 sends and 1 receives, over NCCL between two GPUs and gloo otherwise.
+
+A pair that sends both ways has two groups, so neither direction waits for the other. The groups are not
+known to ``torch.distributed``'s own registry: a process can have its world beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+SENDER, RECEIVER = 0, 1
+
+_POLL_SECONDS = 50e-6
+_making = threading.Lock()
+
+
+def gpu_of(device: str) -> bytes:
+    """16 bytes that no other GPU has; zeros for the CPU."""
+    if torch.device(device).type != "cuda":
+        return bytes(16)
+    return bytes.fromhex(str(torch.cuda.get_device_properties(device).uuid).replace("-", ""))
+
+
+def serve_store(host: str, timeout: float) -> tuple[dist.TCPStore, int]:
+    """A store by which groups find together, and its port. It listens on ``host`` alone."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((host, 0))
+        listener.listen(64)
+        port = listener.getsockname()[1]
+        store = dist.TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout),
+            master_listen_fd=listener.fileno(),
+        )
+        listener.detach()  # It is the store's now.
+    return store, port
+
+
+def reach_store(host: str, port: int, timeout: float) -> dist.TCPStore:
+    """Another process's store."""
+    return dist.TCPStore(
+        host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
+    )
+
+
+class PairGroup:
+    """A group of two. One thread uses it.
+
+    Args:
+        store: What both have in common.
+        name: The group's, in the store; never used twice.
+        rank: ``SENDER`` or ``RECEIVER``.
+        host: The address to listen on.
+        device: Where an NCCL group's tensors are; None for gloo.
+        timeout: How long to wait for the other.
+
+    Raises:
+        RuntimeError: The other did not come.
+    """
+
+    def __init__(
+        self, store: dist.Store, name: str, rank: int, host: str, device: str | None, timeout: float
+    ) -> None:
+        self.device = torch.device(device or "cpu")
+        shared = dist.PrefixStore(name, store)
+        if device is None:
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+            options._timeout = timedelta(seconds=timeout)
+            options._threads = 1
+            self._group: Any = dist.ProcessGroupGloo(shared, rank, 2, options)
+        else:
+            self._group = _nccl_group(shared, rank, self.device, timeout)
+
+    def send(self, tensor: torch.Tensor, timeout: float) -> None:
+        """Send to the receiver.
+
+        Raises:
+            RuntimeError: That failed or took too long. The group is of no use any more.
+        """
+        self._wait(self._group.send([tensor], RECEIVER, 0), timeout)
+
+    def receive(self, tensor: torch.Tensor, timeout: float) -> None:
+        """Receive from the sender. As ``send``."""
+        self._wait(self._group.recv([tensor], SENDER, 0), timeout)
+
+    def _wait(self, work: Any, timeout: float) -> None:
+        if self.device.type == "cpu":
+            work.wait(timedelta(seconds=max(timeout, 1e-3)))
+            return
+        # NCCL's own wait only orders streams, and its watchdog would end the process.
+        deadline = time.monotonic() + timeout
+        while not work.is_completed():
+            if time.monotonic() >= deadline:
+                raise RuntimeError(f"NCCL did not finish within {timeout:g} s")
+            time.sleep(_POLL_SECONDS)
+
+    def close(self) -> None:
+        """Tear the group down, whatever is under way."""
+        self._group.abort()
+        del self._group
+
+
+def _nccl_group(store: dist.Store, rank: int, device: torch.device, timeout: float) -> Any:
+    torch.cuda.set_device(device)
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    with _making:
+        before = os.environ.get(name)
+        # By default a transfer that fails takes the whole process with it. Read when a group is made.
+        os.environ[name] = "0"
+        try:
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=timeout)
+            return dist.ProcessGroupNCCL(store, rank, 2, options)
+        finally:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before

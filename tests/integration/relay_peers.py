@@ -1,0 +1,199 @@
+"""Two processes with a relay each, for what every backend must do: this one, and a peer that obeys orders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sglang_omni.pipeline import relay_io
+from sglang_omni.relay import create_relay, shm
+
+if TYPE_CHECKING:
+    import pytest
+
+BACKENDS = ("shm", "nixl", "mooncake", "nccl")
+# Bounds a wait for what must happen; what is tested is that it happens.
+PATIENCE = 120.0
+# An edge's credit: SLOT_MB * CREDITS.
+SLOT_MB, CREDITS = 2, 2
+MIB = 1 << 20
+
+
+def make_relay(backend: str, name: str, **options: Any) -> Any:
+    """A relay whose edges may have 4 MiB under way."""
+    return create_relay(
+        backend, engine_id=name, slot_size_mb=SLOT_MB, credits=CREDITS, device="cpu", **options
+    )
+
+
+@cache
+def require(backend: str) -> None:
+    """Skip where a backend's engine is not installed, but not in `make test` and CI, where all must be."""
+    import pytest
+
+    try:
+        make_relay(backend, "probe").close()
+    except ImportError as error:
+        if "CI" in os.environ or "SGLANG_OMNI_TEST_ALL_RELAYS" in os.environ:
+            raise
+        pytest.skip(str(error))
+
+
+def deadlines(monkeypatch: pytest.MonkeyPatch, backend: str, *, wait: float, keep: float) -> dict[str, float]:
+    """Options of a relay that waits, and keeps what is unread, for so many seconds."""
+    if backend != "shm":
+        return {"timeout_s": wait, "keep_s": keep}
+    # Through shared memory nothing is slow, so nobody chooses them.
+    monkeypatch.setattr(shm, "_WAIT_SECONDS", wait)
+    monkeypatch.setattr(shm, "_KEEP_SECONDS", keep)
+    return {}
+
+
+# Arrays and not tensors: most of what a peer takes to start is importing torch.
+def block(value: int, nbytes: int = MIB) -> np.ndarray:
+    """So many bytes of a value."""
+    return np.full(nbytes, value, np.uint8)
+
+
+def pattern(seed: int, nbytes: int) -> np.ndarray:
+    """Random bytes, the same for the same seed."""
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+class _Servant:
+    """Obeys what a ``Peer`` is asked, in the other process."""
+
+    def __init__(self, backend: str, options: dict[str, Any]) -> None:
+        self.relay = make_relay(backend, "peer", **options)
+        self.puts: list[Any] = []
+        self.reading: asyncio.Task[Any] | None = None
+
+    async def write(self, key: str, obj: Any, target: str | None = None) -> Any:
+        metadata, put = await relay_io.write_blob(self.relay, key, obj, target=target)
+        self.puts.append(put)
+        return metadata
+
+    async def put(self, seed: int, nbytes: int) -> Any:
+        import torch
+
+        put = await self.relay.put_async(torch.from_numpy(pattern(seed, nbytes)), request_id="put")
+        self.puts.append(put)
+        return put.metadata
+
+    async def read(self, key: str, metadata: Any) -> Any:
+        return (await relay_io.read_blob(self.relay, key, metadata)).copy()
+
+    async def read_sum(self, key: str, metadata: Any) -> int:
+        return int((await relay_io.read_blob(self.relay, key, metadata)).sum(dtype=np.int64))
+
+    async def read_sums(self, key: str, many: list[Any]) -> list[int]:
+        return list(await asyncio.gather(*(self.read_sum(key, metadata) for metadata in many)))
+
+    async def begin_read(self, key: str, metadata: Any) -> None:
+        self.reading = asyncio.create_task(self.read_sum(key, metadata))
+        await asyncio.sleep(0)
+
+    async def cleanup(self, key: str) -> None:
+        self.relay.cleanup(key)
+
+    async def complete(self) -> None:
+        await asyncio.gather(*(put.wait_for_completion(PATIENCE) for put in self.puts))
+        self.puts.clear()
+
+    async def usage(self) -> dict[str, int]:
+        gc.collect()
+        return self.relay.usage()
+
+    async def close(self) -> None:
+        self.relay.close()
+
+    async def exit(self) -> None:
+        """Leave with whatever is under way."""
+        sys.exit(0)
+
+
+def _serve(connection: Connection, backend: str, options: dict[str, Any]) -> None:
+    logging.basicConfig(level=logging.WARNING)
+    servant = _Servant(backend, options)
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                order, *arguments = await loop.run_in_executor(None, connection.recv)
+            except (EOFError, ConnectionResetError):
+                return
+            try:
+                answer = ("ok", await getattr(servant, order)(*arguments))
+            except Exception as error:  # noqa: BLE001  whoever gave the order gets it
+                answer = ("error", type(error).__name__, f"{error}\n{traceback.format_exc()}")
+            connection.send(answer)
+
+    asyncio.run(serve())
+    servant.relay.close()
+
+
+class PeerError(Exception):
+    """An order failed in the peer. ``kind`` is the name of what it raised."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class Peer:
+    """Another process with a relay, and the orders of ``_Servant`` as ``await peer("order", ...)``."""
+
+    def __init__(self, backend: str, **options: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._here, there = context.Pipe()
+        self.process = context.Process(target=_serve, args=(there, backend, options), daemon=True)
+        self.process.start()
+        there.close()
+
+    async def __call__(self, *order: Any) -> Any:
+        self.send(*order)
+        return await self.answer()
+
+    def send(self, *order: Any) -> None:
+        self._here.send(order)
+
+    async def answer(self) -> Any:
+        if not await asyncio.to_thread(self._here.poll, PATIENCE):
+            raise TimeoutError("the peer does not answer")
+        match self._here.recv():
+            case ("ok", value):
+                return value
+            case (_, kind, text):
+                raise PeerError(kind, text)
+
+    def stop(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid or 0, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+    def close(self) -> int | None:
+        """End it; its exit status."""
+        self._here.close()
+        self.go_on()
+        self.process.join(30)
+        return self.process.exitcode
