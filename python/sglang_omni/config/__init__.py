@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni.config.factory_args import apply_env_defaults, resolve_stage_factory_args
 from sglang_omni.config.imports import import_callable, import_string
+from sglang_omni.config.instances import StageInstance, instance_name, stage_instances, stage_of
 from sglang_omni.config.io import ConfigError, load_config, save_config
 from sglang_omni.config.placement import (
     GpuPlacement,
@@ -19,6 +20,7 @@ from sglang_omni.config.placement import (
 )
 from sglang_omni.config.report import describe_config, resolve_config, validate_config
 from sglang_omni.config.schema import (
+    AutoscalingConfig,
     EndpointsConfig,
     ExecutorConfig,
     InputHandlerConfig,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from sglang_omni.pipeline.compile import PipelineRunner, compile_pipeline
 
 __all__ = [
+    "AutoscalingConfig",
     "ConfigError",
     "EndpointsConfig",
     "ExecutorConfig",
@@ -53,6 +56,7 @@ __all__ = [
     "RelayConfig",
     "SGLangServerArgsConfig",
     "StageConfig",
+    "StageInstance",
     "StagePlacement",
     "StagePlacementPlan",
     "StageResourceConfig",
@@ -64,11 +68,14 @@ __all__ = [
     "describe_config",
     "import_callable",
     "import_string",
+    "instance_name",
     "load_config",
     "resolve_config",
     "resolve_stage_factory_args",
     "resolve_stage_gpu_ids",
     "save_config",
+    "stage_instances",
+    "stage_of",
     "validate_config",
     "validate_pipeline",
 ]

@@ -7,15 +7,23 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sglang_omni.config.imports import import_callable
+from sglang_omni.config.instances import instances_of
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 
 # Fractions are decimal numbers a person wrote; 0.1 + 0.2 + 0.7 must fit a limit of 1.0.
 _ROUNDING = 1e-9
 
 
+# A GPU's id on the coordinator's host, and a node with the id that the GPU has there.
+GpuKey = int | tuple[str, int]
+
+
 @dataclass(frozen=True)
 class StagePlacement:
-    """A stage on GPUs. ``gpu_ids`` is by rank; the fraction is what each rank may use of its GPU."""
+    """A stage on GPUs.
+
+    ``gpu_ids`` is by rank, replica after replica; the fraction is what each rank may use of its GPU.
+    """
 
     stage_name: str
     gpu_ids: tuple[int, ...]
@@ -25,20 +33,21 @@ class StagePlacement:
 
 @dataclass(frozen=True)
 class GpuPlacement:
-    """What shares one GPU. The fraction is the sum of those declared."""
+    """What shares one GPU. The fraction is the sum of those declared; ``node`` is None on this host."""
 
     gpu_id: int
     stage_names: tuple[str, ...]
     total_gpu_memory_fraction: float
     missing_fraction_stage_names: tuple[str, ...]
+    node: str | None = None
 
 
 @dataclass(frozen=True)
 class StagePlacementPlan:
-    """Stages on GPUs by name (stages on the CPU are absent), and GPUs by id."""
+    """Stages on GPUs by name (stages on the CPU are absent), and GPUs by ``gpu_key``."""
 
     stages: dict[str, StagePlacement]
-    gpus: dict[int, GpuPlacement]
+    gpus: dict[GpuKey, GpuPlacement]
 
 
 class PlacementPolicy(Protocol):
@@ -57,7 +66,7 @@ def build_stage_placement_plan(config: PipelineConfig) -> StagePlacementPlan:
             the placement's limit, or a placement the pipeline's policy refuses.
     """
     stages: dict[str, StagePlacement] = {}
-    on_gpu: dict[int, list[StagePlacement]] = {}
+    on_gpu: dict[tuple[str, int], list[StagePlacement]] = {}
     for stage in config.stages:
         _refuse_untyped_budget(stage, config)
         gpu_ids = _stage_gpu_ids(stage)
@@ -70,26 +79,36 @@ def build_stage_placement_plan(config: PipelineConfig) -> StagePlacementPlan:
             total_gpu_memory_fraction=stage.runtime.resources.total_gpu_memory_fraction,
         )
         stages[stage.name] = placement
-        for gpu_id in gpu_ids:
-            on_gpu.setdefault(gpu_id, []).append(placement)
-    plan = StagePlacementPlan(
-        stages=stages,
-        gpus={gpu_id: _gpu_placement(gpu_id, placements) for gpu_id, placements in sorted(on_gpu.items())},
-    )
+        for instance in instances_of(stage):
+            for gpu_id in instance.gpu_ids:
+                on_gpu.setdefault((instance.node or "", gpu_id), []).append(placement)
+    gpus = (_gpu_placement(node, gpu_id, placements) for (node, gpu_id), placements in sorted(on_gpu.items()))
+    plan = StagePlacementPlan(stages=stages, gpus={gpu_key(gpu.node, gpu.gpu_id): gpu for gpu in gpus})
     limit = config.placement.max_total_gpu_memory_fraction_per_gpu
     for gpu in plan.gpus.values():
         if gpu.total_gpu_memory_fraction > limit + _ROUNDING:
             raise ValueError(
-                f"GPU {gpu.gpu_id}: the total_gpu_memory_fraction of stages {list(gpu.stage_names)} "
-                f"adds up to {gpu.total_gpu_memory_fraction:.3f}, which exceeds placement limit {limit:.3f}"
+                f"GPU {gpu_label(gpu.node, gpu.gpu_id)}: the total_gpu_memory_fraction of stages "
+                f"{list(gpu.stage_names)} adds up to {gpu.total_gpu_memory_fraction:.3f}, which exceeds "
+                f"placement limit {limit:.3f}"
             )
     if config.placement_policy is not None:
         _apply_policy(config.placement_policy, config, plan)
     return plan
 
 
+def gpu_key(node: str | None, gpu_id: int) -> GpuKey:
+    """The key of a GPU in ``StagePlacementPlan.gpus``."""
+    return gpu_id if not node else (node, gpu_id)
+
+
+def gpu_label(node: str | None, gpu_id: int) -> str:
+    """The GPU as text: ``0``, or ``0 of node 'b'``."""
+    return str(gpu_id) if not node else f"{gpu_id} of node {node!r}"
+
+
 def resolve_stage_gpu_ids(plan: StagePlacementPlan, stage: StageConfig) -> list[int | None]:
-    """The GPU of each of the stage's ranks; all None for a stage on the CPU."""
+    """The GPU of each of the stage's ranks, replica after replica; all None for a stage on the CPU."""
     placement = plan.stages.get(stage.name)
     return list(placement.gpu_ids) if placement is not None else [None] * stage.tp_size
 
@@ -101,9 +120,9 @@ def _stage_gpu_ids(stage: StageConfig) -> tuple[int, ...]:
             f"stage {stage.name!r}: TP placement requires a list of {stage.tp_size} unique GPU ids, "
             f"got scalar gpu={stage.gpu}"
         )
-    if gpu_ids and len(gpu_ids) != stage.tp_size:
+    if gpu_ids and len(gpu_ids) not in (stage.tp_size, stage.tp_size * stage.max_replicas):
         raise ValueError(f"stage {stage.name!r}: gpu has {len(gpu_ids)} entries but tp_size={stage.tp_size}")
-    if len(set(gpu_ids)) != len(gpu_ids):
+    if any(len(set(instance.gpu_ids)) != len(instance.gpu_ids) for instance in instances_of(stage)):
         raise ValueError(
             f"stage {stage.name!r}: TP placement requires a list of {stage.tp_size} unique GPU ids, "
             f"got gpu={list(gpu_ids)}"
@@ -124,13 +143,14 @@ def _refuse_untyped_budget(stage: StageConfig, config: PipelineConfig) -> None:
             )
 
 
-def _gpu_placement(gpu_id: int, placements: list[StagePlacement]) -> GpuPlacement:
-    fractions = {placement.stage_name: placement.total_gpu_memory_fraction for placement in placements}
+def _gpu_placement(node: str, gpu_id: int, placements: list[StagePlacement]) -> GpuPlacement:
+    missing = {p.stage_name for p in placements if p.total_gpu_memory_fraction is None}
     return GpuPlacement(
         gpu_id=gpu_id,
-        stage_names=tuple(fractions),
-        total_gpu_memory_fraction=sum(fraction or 0.0 for fraction in fractions.values()),
-        missing_fraction_stage_names=tuple(sorted(name for name, f in fractions.items() if f is None)),
+        stage_names=tuple(dict.fromkeys(placement.stage_name for placement in placements)),
+        total_gpu_memory_fraction=sum(placement.total_gpu_memory_fraction or 0.0 for placement in placements),
+        missing_fraction_stage_names=tuple(sorted(missing)),
+        node=node or None,
     )
 
 

@@ -112,6 +112,32 @@ class ParallelismConfig(StrictModel):
     tp: int = Field(default=1, ge=1)
 
 
+class AutoscalingConfig(StrictModel):
+    """How many replicas a stage has, by how much waits for it. Names and meaning as in Ray Serve.
+
+    Attributes:
+        min_replicas: Fewest that run.
+        max_replicas: Most that run.
+        target_ongoing_requests: Requests for each replica, running and waiting, above which one is added.
+        upscale_delay_s: For how long there must have been more than that.
+        downscale_delay_s: For how long fewer replicas must have been enough before one leaves.
+    """
+
+    min_replicas: int = Field(default=1, ge=1)
+    max_replicas: int = Field(ge=1)
+    target_ongoing_requests: float = Field(default=2.0, gt=0)
+    upscale_delay_s: float = Field(default=1.0, ge=0)
+    downscale_delay_s: float = Field(default=30.0, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(
+                f"max_replicas={self.max_replicas} is less than min_replicas={self.min_replicas}"
+            )
+        return self
+
+
 class StageResourceConfig(StrictModel):
     """What a stage may use. The fraction is of a GPU's whole memory, per rank."""
 
@@ -145,8 +171,14 @@ class StageConfig(StrictModel):
         next: The stage or stages that receive every result. Exclusive with ``terminal``.
         terminal: Whether results of this stage go to the caller.
         route_fn: ``(request_id, output)`` -> the subset of ``next`` that receives this result.
-        gpu: The GPU's id, or one id for each rank; None for the CPU.
+        gpu: The GPU's id, or one id for each rank; None for the CPU. A list for all replicas, one after
+            another, puts each on GPUs of its own.
         tp_size: The number of tensor-parallel ranks, each in a process of its own.
+        node: The host it runs on, by the name under which that host joins; None for the coordinator's. A
+            list has one for each replica.
+        num_replicas: How many processes like this one share the stage's requests. Each request stays with
+            one of them. Stages that share a process are replicated together.
+        autoscaling: Has the number of replicas follow the load; in place of ``num_replicas``.
         process: The process this stage shares with all others that name it. Required without TP.
         wait_for: The stages whose payloads are merged into this stage's input.
         wait_for_fn: ``(request_id, from_stage, payload)`` -> the non-empty subset of ``wait_for`` to
@@ -156,6 +188,7 @@ class StageConfig(StrictModel):
         stream_done_to_fn: ``(request_id, output)`` -> the subset of ``stream_to`` to tell of the end.
         project_payload: Target stage -> function ``(payload)`` -> the part of the payload it needs.
         relay: How tensors leave this stage's process; inferred from the placement when None.
+        edge_relays: Target stage -> the relay backend of that edge, in place of what the placement implies.
         num_workers: How many schedulers work side by side in the stage.
         runtime: Typed values a deployment tunes.
         runtime_arg_map: Name of a typed runtime value -> the factory argument that receives it.
@@ -182,6 +215,10 @@ class StageConfig(StrictModel):
     stream_done_to_fn: str | None = None
     project_payload: dict[str, str] = Field(default_factory=dict)
     relay: RelayConfig | None = None
+    edge_relays: dict[str, str] = Field(default_factory=dict)
+    node: str | list[str] | None = None
+    num_replicas: int = Field(default=1, ge=1)
+    autoscaling: AutoscalingConfig | None = None
     num_workers: int = Field(default=1, ge=1)
     runtime: StageRuntimeConfig = Field(default_factory=StageRuntimeConfig)
     runtime_arg_map: dict[str, str] = Field(default_factory=dict)
@@ -219,9 +256,9 @@ class StageConfig(StrictModel):
 
     @model_validator(mode="after")
     def _normalize(self) -> Self:
-        if self.name == "coordinator" or "/" in self.name:
-            # Names are stream targets and parts of socket paths.
-            raise ValueError(f"stage {self.name!r}: name must not be 'coordinator' or contain '/'")
+        if self.name == "coordinator" or "/" in self.name or "@" in self.name:
+            # Names are stream targets and parts of socket paths; "@" sets off a replica's number.
+            raise ValueError(f"stage {self.name!r}: name must not be 'coordinator' or contain '/' or '@'")
         if self.parallelism.tp != self.tp_size:
             given = self.model_fields_set
             if {"tp_size", "parallelism"} <= given:
@@ -260,6 +297,21 @@ class StageConfig(StrictModel):
         return [self.next] if isinstance(self.next, str) else list(self.next)
 
     @property
+    def is_replicated(self) -> bool:
+        """Whether there is, or may come to be, more than one replica."""
+        return self.max_replicas > 1
+
+    @property
+    def min_replicas(self) -> int:
+        """How many replicas run at first."""
+        return self.autoscaling.min_replicas if self.autoscaling is not None else self.num_replicas
+
+    @property
+    def max_replicas(self) -> int:
+        """How many replicas may come to run."""
+        return self.autoscaling.max_replicas if self.autoscaling is not None else self.num_replicas
+
+    @property
     def gpu_ids(self) -> list[int]:
         """``gpu`` as a list, empty for a stage on the CPU."""
         if self.gpu is None:
@@ -276,6 +328,7 @@ class PipelineConfig(StrictModel):
         name: What the pipeline is called; ``model_path`` by default.
         entry_stage: Where requests enter; the first stage by default.
         relay_backend: What carries payloads between processes.
+        network_relay_backend: What carries them between hosts, where ``relay_backend`` stays within one.
         fused_stages: Chains of adjacent stages to keep in one process.
         runtime_overrides: Stage -> factory arguments merged over its ``factory_args``.
         env_defaults: Environment variables set before factories are imported, unless already set.
@@ -291,6 +344,7 @@ class PipelineConfig(StrictModel):
     name: str | None = None
     entry_stage: str | None = None
     relay_backend: str = "shm"
+    network_relay_backend: str = "nixl"
     fused_stages: list[list[str]] = Field(default_factory=list)
     runtime_overrides: dict[str, dict[str, Any]] = Field(default_factory=dict)
     env_defaults: dict[str, str] = Field(default_factory=dict)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sglang_omni.config.placement import StagePlacementPlan, resolve_stage_gpu_ids
+from sglang_omni.config.instances import StageInstance, instance_name, instances_of, stage_instances
+from sglang_omni.config.placement import GpuKey, StagePlacementPlan, gpu_key, gpu_label
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 
 
 class ProcessGroup(NamedTuple):
-    """A process of stages without TP. ``gpu_id`` is None where all of them run on the CPU."""
+    """A process of stages without TP, or of replicas of them. ``gpu_id`` is None where all run on the CPU."""
 
     name: str
     stage_names: tuple[str, ...]
@@ -19,17 +21,22 @@ class ProcessGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class ProcessTopologyPlan:
-    """Every process of a pipeline.
+    """Every process of a pipeline, and of each replica that there may come to be.
+
+    A replica of a stage is called as ``config.instances`` says, and so is its process.
 
     Attributes:
         groups: Processes of stages without TP, in the order of their first stages.
-        stage_to_process: Stage without TP -> its process.
-        tp_stage_to_processes: TP stage -> the processes of its ranks. They host nothing else.
+        stage_to_process: Stage without TP, or replica of one -> its process.
+        tp_stage_to_processes: TP stage, or replica of one -> the processes of its ranks. They host nothing
+            else.
+        node_of: Process -> the host it runs on; None for the coordinator's.
     """
 
     groups: tuple[ProcessGroup, ...]
     stage_to_process: dict[str, str]
     tp_stage_to_processes: dict[str, tuple[str, ...]]
+    node_of: dict[str, str | None]
 
 
 def build_process_topology_plan(
@@ -38,30 +45,60 @@ def build_process_topology_plan(
     """Group the stages into processes: by their ``process``, merged where ``fused_stages`` connect them.
 
     Raises:
-        ValueError: a group spans several GPUs, two processes have one name, or processes share a
-            GPU without declared memory fractions.
+        ValueError: a group spans several GPUs or nodes or is not replicated as a whole, two processes have
+            one name, or processes share a GPU without declared memory fractions.
     """
-    stages = {stage.name: stage for stage in config.stages}
     merged = _merged_process_names(config)
-    members: dict[str, list[str]] = {}
+    members: dict[str, list[StageConfig]] = {}
     for stage in config.stages:
         if stage.tp_size == 1:
-            members.setdefault(merged[_process_name(stage)], []).append(stage.name)
+            members.setdefault(merged[_process_name(stage)], []).append(stage)
+    processes = {
+        instance_name(name, instances[0].replica): instances
+        for name, stages in members.items()
+        for instances in _replicas(name, stages)
+    }
+    split = {
+        instance: tuple(
+            f"{instance_name(_process_name(instance.stage), instance.replica)}_tp{rank}"
+            for rank in range(instance.stage.tp_size)
+        )
+        for instance in stage_instances(config)
+        if instance.stage.tp_size > 1
+    }
     plan = ProcessTopologyPlan(
         groups=tuple(
-            ProcessGroup(name, tuple(names), _group_gpu(name, [stages[n] for n in names], placement_plan))
-            for name, names in members.items()
+            ProcessGroup(name, tuple(it.name for it in instances), _group_gpu(name, instances))
+            for name, instances in processes.items()
         ),
-        stage_to_process={stage: name for name, names in members.items() for stage in names},
-        tp_stage_to_processes={
-            stage.name: tuple(f"{_process_name(stage)}_tp{rank}" for rank in range(stage.tp_size))
-            for stage in config.stages
-            if stage.tp_size > 1
-        },
+        stage_to_process={it.name: name for name, instances in processes.items() for it in instances},
+        tp_stage_to_processes={instance.name: names for instance, names in split.items()},
+        node_of={name: instances[0].node for name, instances in processes.items()}
+        | {name: instance.node for instance, names in split.items() for name in names},
     )
     _check_names(plan)
     _check_shared_gpus(config, placement_plan, plan)
     return plan
+
+
+def _replicas(name: str, stages: list[StageConfig]) -> Iterator[tuple[StageInstance, ...]]:
+    """What is in the process of these stages, or in that of each of their replicas."""
+    first = stages[0]
+    for stage in stages[1:]:
+        if (stage.num_replicas, stage.autoscaling) != (first.num_replicas, first.autoscaling):
+            raise ValueError(
+                f"process {name!r}: its stages are replicated together, but {first.name!r} and "
+                f"{stage.name!r} have different num_replicas or autoscaling"
+            )
+    for instances in zip(*(instances_of(stage) for stage in stages), strict=True):
+        nodes = {instance.node for instance in instances}
+        if len(nodes) > 1:
+            where = ", ".join(f"{instance.name!r} on {instance.node!r}" for instance in instances)
+            raise ValueError(
+                f"process {name!r} spans multiple nodes ({where}); give stages on different nodes different "
+                "values of 'process'"
+            )
+        yield instances
 
 
 def _process_name(stage: StageConfig) -> str:
@@ -81,12 +118,10 @@ def _merged_process_names(config: PipelineConfig) -> dict[str, str]:
     return merged
 
 
-def _group_gpu(name: str, members: list[StageConfig], placement_plan: StagePlacementPlan) -> int | None:
-    gpus = {
-        gpu for stage in members for gpu in resolve_stage_gpu_ids(placement_plan, stage) if gpu is not None
-    }
+def _group_gpu(name: str, members: tuple[StageInstance, ...]) -> int | None:
+    gpus = {gpu for instance in members for gpu in instance.gpu_ids}
     if len(gpus) > 1:
-        where = ", ".join(f"{s.name!r} on {s.gpu}" for s in members if s.gpu is not None)
+        where = ", ".join(f"{it.name!r} on {it.stage.gpu}" for it in members if it.stage.gpu is not None)
         raise ValueError(
             f"process {name!r} spans multiple GPUs {sorted(gpus)} ({where}); "
             "give stages on different GPUs different values of 'process'"
@@ -117,17 +152,17 @@ def _check_shared_gpus(
 ) -> None:
     if not config.placement.require_memory_fraction_for_colocation:
         return
-    for gpu in placement_plan.gpus.values():
-        processes = set()
-        for name in gpu.stage_names:
-            if name in plan.stage_to_process:
-                processes.add(plan.stage_to_process[name])
-            else:
-                rank = placement_plan.stages[name].gpu_ids.index(gpu.gpu_id)
-                processes.add(plan.tp_stage_to_processes[name][rank])
+    sharing: dict[GpuKey, set[str]] = {}
+    for instance in stage_instances(config):
+        process = plan.stage_to_process.get(instance.name)
+        ranks = plan.tp_stage_to_processes.get(instance.name) or (process or "",) * len(instance.gpu_ids)
+        for gpu_id, name in zip(instance.gpu_ids, ranks, strict=False):
+            sharing.setdefault(gpu_key(instance.node, gpu_id), set()).add(name)
+    for key, gpu in placement_plan.gpus.items():
+        processes = sharing[key]
         if len(processes) > 1 and gpu.missing_fraction_stage_names:
             raise ValueError(
-                f"GPU {gpu.gpu_id} is shared by multiple process groups without "
+                f"GPU {gpu_label(gpu.node, gpu.gpu_id)} is shared by multiple process groups without "
                 f"runtime.resources.total_gpu_memory_fraction on {list(gpu.missing_fraction_stage_names)}; "
                 f"every stage of processes {sorted(processes)} must declare it"
             )

@@ -103,10 +103,21 @@ def _check_parallelism(stage: StageConfig) -> None:
             f"stage {stage.name!r}: tp_size={stage.tp_size} conflicts with "
             f"parallelism.tp={stage.parallelism.tp}"
         )
-    if isinstance(stage.gpu, list) and len(stage.gpu) != stage.tp_size:
+    replicas = stage.max_replicas
+    if isinstance(stage.gpu, list) and len(stage.gpu) not in (stage.tp_size, stage.tp_size * replicas):
+        each = f" and {replicas} replicas; give one id for each rank, of one replica or of all of them"
         raise ValueError(
-            f"stage {stage.name!r}: gpu has {len(stage.gpu)} entries but tp_size={stage.tp_size}; "
-            "give one id for each rank"
+            f"stage {stage.name!r}: gpu has {len(stage.gpu)} entries but tp_size={stage.tp_size}"
+            f"{each if replicas > 1 else '; give one id for each rank'}"
+        )
+    if isinstance(stage.node, list) and len(stage.node) != replicas:
+        raise ValueError(
+            f"stage {stage.name!r}: node has {len(stage.node)} entries, but there may be {replicas} replicas"
+        )
+    if stage.autoscaling is not None and stage.num_replicas != 1:
+        raise ValueError(
+            f"stage {stage.name!r}: num_replicas={stage.num_replicas} conflicts with autoscaling, which "
+            "starts with its min_replicas; set one of them"
         )
     if any(gpu < 0 for gpu in stage.gpu_ids):
         raise ValueError(f"stage {stage.name!r}: gpu ids must not be negative, got gpu={stage.gpu}")
@@ -122,6 +133,7 @@ def _check_references(stage: StageConfig, names: list[str]) -> None:
     refuse_unknown_stages(f"{where}wait_for", stage.wait_for or [], names)
     refuse_unknown_stages(f"{where}stream_to", stage.stream_to, names)
     refuse_unknown_stages(f"{where}project_payload", stage.project_payload, names)
+    refuse_unknown_stages(f"{where}edge_relays", stage.edge_relays, names)
     if stage.input_handler is not None:
         refuse_unknown_stages(f"{where}input_handler.sources", stage.input_handler.sources or [], names)
     for field, values in (

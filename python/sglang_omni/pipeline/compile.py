@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from sglang_omni.config import PipelineConfig, apply_env_defaults, build_stage_placement_plan
+from sglang_omni.config import PipelineConfig, apply_env_defaults, build_stage_placement_plan, stage_instances
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.runtime_config import build_coordinator
@@ -34,7 +34,13 @@ def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
             f"stage {split.name!r}: tp_size={split.tp_size} needs a process for each rank; run the pipeline "
             "with MultiProcessPipelineRunner, or set tp_size=1"
         )
-    placement_plan = build_stage_placement_plan(config)
+    replicated = next((stage for stage in config.stages if stage.is_replicated), None)
+    if replicated is not None:
+        raise ValueError(
+            f"stage {replicated.name!r}: its replicas need processes of their own; run the pipeline with "
+            "MultiProcessPipelineRunner, or set num_replicas=1"
+        )
+    build_stage_placement_plan(config)
     apply_env_defaults(config.env_defaults)
     # Sockets of one process need no files; the name keeps this pipeline apart from others in it.
     run = f"inproc://{uuid.uuid4().hex}"
@@ -45,8 +51,8 @@ def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
     dispatcher = LocalStageDispatcher()
     together = {stage.name: "" for stage in config.stages}
     stages = [
-        build_stage(plan_stage_launch(stage, config, endpoints, placement_plan, together), config, dispatcher)
-        for stage in config.stages
+        build_stage(plan_stage_launch(instance, config, endpoints, together), config, dispatcher)
+        for instance in stage_instances(config)
     ]
     dispatcher.register_many(stages)
     for stage in stages:

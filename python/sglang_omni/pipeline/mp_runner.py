@@ -4,95 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby
 from types import TracebackType
 from typing import Self
 
 from sglang_omni.config import PipelineConfig, validate_config
 from sglang_omni.pipeline.coordinator import Coordinator
+from sglang_omni.pipeline.launchers.base import LaunchedProcess, Launcher
+from sglang_omni.pipeline.launchers.local import LocalLauncher
 from sglang_omni.pipeline.runtime_config import (
     PipelineRuntimePrep,
     build_coordinator,
     prepare_pipeline_runtime,
 )
-from sglang_omni.pipeline.stage_workers import WorkerSpec, plan_workers, with_port, worker_environment
-from sglang_omni.pipeline.worker_process import WorkerFailure, WorkerProcess, refuse_inside_worker
+from sglang_omni.pipeline.stage_workers import plan_workers
+from sglang_omni.pipeline.worker_process import WorkerFailure, refuse_inside_worker
+from sglang_omni.pipeline.worker_slot import WorkerSlot
 
 logger = logging.getLogger(__name__)
 
-# The first restart comes at once; each further one within the window waits twice as long.
-_FIRST_BACKOFF_S = 0.25
-_LONGEST_BACKOFF_S = 10.0
 # How long stages may take to leave before their processes are killed. With a second in which a server lets
 # requests finish, everything is gone within five.
 _LEAVE_S = 3.0
 # A killed process ends as soon as the kernel has taken its memory back.
 _KILLED_S = 60.0
-
-
-class _Worker:
-    """A place in the plan, and the process that fills it at the moment: one for each rank of a TP stage."""
-
-    def __init__(self, specs: Sequence[WorkerSpec]) -> None:
-        self.specs = specs
-        self.processes = self._spawn()
-        # Times of those deaths that count against the budget.
-        self.deaths: deque[float] = deque()
-
-    @property
-    def stage_names(self) -> list[str]:
-        return self.specs[0].stage_names
-
-    @property
-    def name(self) -> str:
-        return ", ".join(repr(spec.process_name) for spec in self.specs)
-
-    def restart(self) -> None:
-        self.processes = self._spawn()
-
-    async def ready(self) -> None:
-        """Returns when all of its processes are. Raises the WorkerFailure of the first that is not to be."""
-        ready = [process.ready for process in self.processes]
-        done, _ = await asyncio.wait(ready, return_when=asyncio.FIRST_EXCEPTION)
-        for future in done:
-            future.result()
-
-    async def ended(self) -> str:
-        """Returns how it ended, once one of its processes has. The others are killed: none can do without."""
-        exits = {process.exited: process for process in self.processes}
-        done, _ = await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
-        # Where several are gone by now, the one that was killed is not the one that noticed.
-        first = min((exits[exited] for exited in done), key=lambda process: process.exited.result())
-        self.kill()
-        names = self.stage_names
-        stages = f"stage {names[0]!r}" if len(names) == 1 else f"stages {', '.join(map(repr, names))}"
-        return f"{stages}: process {first.name!r} {first.describe_exit()}"
-
-    def kill(self) -> None:
-        for process in self.processes:
-            process.send_signal(signal.SIGKILL)
-
-    def backoff(self) -> float:
-        """Seconds to wait before the next restart."""
-        doubled = len(self.deaths) - 2
-        return 0.0 if doubled < 0 else min(_FIRST_BACKOFF_S * 2 ** min(doubled, 10), _LONGEST_BACKOFF_S)
-
-    def _spawn(self) -> list[WorkerProcess]:
-        specs = with_port(self.specs) if len(self.specs) > 1 else self.specs
-        processes: list[WorkerProcess] = []
-        try:
-            for spec in specs:
-                environment = worker_environment(spec, os.environ)
-                processes.append(WorkerProcess(spec.process_name, spec, environment))
-        except BaseException:
-            for process in processes:
-                process.send_signal(signal.SIGKILL)
-            raise
-        return processes
 
 
 class MultiProcessPipelineRunner:
@@ -110,17 +46,24 @@ class MultiProcessPipelineRunner:
         config: The pipeline.
         max_restarts: Deaths of one process to make good within the window. 0: the first is final.
         restart_window: Seconds after which a death is forgotten.
+        launcher: Starts the processes; on this host where it is None.
     """
 
     def __init__(
-        self, config: PipelineConfig, *, max_restarts: int = 5, restart_window: float = 300.0
+        self,
+        config: PipelineConfig,
+        *,
+        max_restarts: int = 5,
+        restart_window: float = 300.0,
+        launcher: Launcher | None = None,
     ) -> None:
         self.config = config
+        self.launcher: Launcher = launcher or LocalLauncher()
         self.max_restarts = max_restarts
         self.restart_window = restart_window
         self._prep: PipelineRuntimePrep | None = None
         self._coordinator: Coordinator | None = None
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerSlot] = []
         self._supervision: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[str] | None = None
         self._start_timeout = 0.0
@@ -157,6 +100,7 @@ class MultiProcessPipelineRunner:
         prep = self._prep = prepare_pipeline_runtime(self.config)
         try:
             specs = plan_workers(self.config, prep)
+            await self.launcher.start(specs)
             self._coordinator = build_coordinator(self.config, prep.endpoints)
             for stage in prep.stages_cfg:
                 self._coordinator.register_stage(stage.name, prep.endpoints[f"stage_{stage.name}"])
@@ -164,7 +108,7 @@ class MultiProcessPipelineRunner:
             self._failed = asyncio.get_running_loop().create_future()
             self._start_timeout = timeout
             for _, group in groupby(specs, key=lambda spec: spec.stage_names):
-                self._workers.append(_Worker(list(group)))
+                self._workers.append(WorkerSlot(list(group), self.launcher))
             await self._all_ready(timeout)
         except BaseException:
             await self._shut_down(leave_s=0.0)
@@ -216,7 +160,7 @@ class MultiProcessPipelineRunner:
                 + ", ".join(f"process {name!r} (stages {stages[name]})" for name in late)
             )
 
-    async def _supervise(self, worker: _Worker) -> None:
+    async def _supervise(self, worker: WorkerSlot) -> None:
         loop = asyncio.get_running_loop()
         while True:
             reason = await worker.ended()
@@ -262,7 +206,7 @@ class MultiProcessPipelineRunner:
             if self._coordinator is not None and leave_s > 0:
                 for process in processes:
                     if not process.ready.done():
-                        process.send_signal(signal.SIGKILL)  # on its way up: nobody there to be told
+                        process.kill()  # on its way up: nobody there to be told
                 async with asyncio.timeout(leave_s):
                     await self._coordinator.shutdown_stages()
                     await _ended(processes, leave_s)
@@ -276,12 +220,13 @@ class MultiProcessPipelineRunner:
                     ", ".join(f"{p.name!r} (pid {p.pid})" for p in late),
                 )
             for process in late:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
             try:
                 await _ended(late, _KILLED_S)
             finally:
                 if self._coordinator is not None:
                     await self._coordinator.stop()
+                await self.launcher.close()
                 if self._prep is not None:
                     self._prep.runtime_dir.close()
                 if self._failed is not None:
@@ -290,7 +235,7 @@ class MultiProcessPipelineRunner:
                 self._workers, self._supervision = [], []
 
 
-async def _ended(processes: Iterable[WorkerProcess], timeout: float) -> None:
+async def _ended(processes: Iterable[LaunchedProcess], timeout: float) -> None:
     """Wait for processes to end, or for the time to be over."""
     if exits := [process.exited for process in processes]:
         await asyncio.wait(exits, timeout=timeout)

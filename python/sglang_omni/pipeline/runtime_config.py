@@ -24,6 +24,7 @@ from sglang_omni.config import (
     build_stage_placement_plan,
     import_callable,
 )
+from sglang_omni.config.instances import instances_of
 from sglang_omni.config.placement import StagePlacementPlan
 from sglang_omni.config.topology import ProcessTopologyPlan
 from sglang_omni.pipeline.coordinator import Coordinator
@@ -142,8 +143,12 @@ def _require_private(base: Path) -> None:
         )
 
 
+def _endpoint_keys(stages: Sequence[StageConfig]) -> list[str]:
+    return ["completion", "abort", *(f"stage_{it.name}" for stage in stages for it in instances_of(stage))]
+
+
 def _longest_socket(stages: Sequence[StageConfig]) -> int:
-    return max(len("completion.sock"), *(len(os.fsencode(f"stage_{stage.name}.sock")) for stage in stages))
+    return max(len(os.fsencode(f"{key}.sock")) for key in _endpoint_keys(stages))
 
 
 def _require_short(folder: Path, stages: Sequence[StageConfig]) -> None:
@@ -156,18 +161,17 @@ def _require_short(folder: Path, stages: Sequence[StageConfig]) -> None:
 
 
 def allocate_endpoints(*, stages: Sequence[StageConfig], ipc_base_dir: Path) -> dict[str, str]:
-    """``ipc://`` endpoints in a run's folder: ``"completion"``, ``"abort"`` and ``"stage_{name}"``.
+    """``ipc://`` endpoints in a run's folder: ``"completion"``, ``"abort"`` and ``"stage_{instance}"``.
 
     Raises:
         ValueError: A socket's path would be too long.
     """
     _require_short(Path(ipc_base_dir), stages)
-    keys = ["completion", "abort", *(f"stage_{stage.name}" for stage in stages)]
-    return {key: f"ipc://{ipc_base_dir}/{key}.sock" for key in keys}
+    return {key: f"ipc://{ipc_base_dir}/{key}.sock" for key in _endpoint_keys(stages)}
 
 
 def _allocate_tcp_endpoints(stages: Sequence[StageConfig], endpoints: EndpointsConfig) -> dict[str, str]:
-    keys = ["completion", "abort", *(f"stage_{stage.name}" for stage in stages)]
+    keys = _endpoint_keys(stages)
     if endpoints.base_port is not None:
         ports = [endpoints.base_port + index for index in range(len(keys))]
     else:
@@ -187,7 +191,7 @@ class PipelineRuntimePrep:
         stages_cfg: The stages, in config order.
         name_map: Stage of the config -> the stage that runs it. Fusing is colocation, so each runs itself.
         entry_stage: Where requests enter.
-        endpoints: ``"completion"``, ``"abort"`` and ``"stage_{name}"`` -> endpoint of the socket.
+        endpoints: ``"completion"``, ``"abort"`` and ``"stage_{instance}"`` -> endpoint of the socket.
         placement_plan: Which stage is on which GPUs.
         process_plan: Which stage is in which process.
         runtime_dir: The folder of the run's sockets; whoever asked for the preparation closes it.

@@ -8,9 +8,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from sglang_omni.config import PipelineConfig, StageConfig, import_callable
+from sglang_omni.config import (
+    PipelineConfig,
+    StageConfig,
+    StageInstance,
+    import_callable,
+    instance_name,
+    stage_instances,
+)
 from sglang_omni.config.factory_args import complete_factory_args, merge_factory_args, stage_factory_path
-from sglang_omni.config.placement import StagePlacementPlan
+from sglang_omni.config.instances import instances_of
 from sglang_omni.pipeline.control_plane import StageControlPlane
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.runtime_config import build_relay_config
@@ -31,12 +38,13 @@ class StageLaunchConfig:
     """What one stage, or one rank of it, needs beside its config to run: picklable and resolved.
 
     Attributes:
+        replica: Which replica of the stage it is; None where the stage is not replicated.
         gpu_id: The rank's GPU, None on the CPU.
         factory_args: What the config gives the factory; the rest depends on its signature.
-        endpoints: Stage -> where it receives.
+        endpoints: Stage, or replica of one -> where it receives.
         relay_config: ``relay_type`` and the options of ``create_relay``.
         same_process_targets: Targets in the stage's own process; they get the payload object itself.
-        same_gpu_targets: Stream targets in other processes on the stage's own GPU.
+        same_gpu_targets: Stream targets, or replicas of them, in other processes on the stage's own GPU.
         tp_address: The socket where the stage's ranks meet; None where it is one process.
         nccl_port: The port where their model's collectives begin; another one each time they are started.
     """
@@ -46,6 +54,7 @@ class StageLaunchConfig:
     role: Literal["single", "leader", "follower"] = "single"
     tp_rank: int = 0
     tp_size: int = 1
+    replica: int | None = None
     gpu_id: int | None = None
     factory_args: dict[str, Any] = field(default_factory=dict)
     coordinator_endpoint: str = ""
@@ -58,16 +67,20 @@ class StageLaunchConfig:
     nccl_port: int | None = None
 
     @property
+    def instance(self) -> str:
+        """The name of this instance of the stage: by it the coordinator and other stages know it."""
+        return instance_name(self.stage_name, self.replica)
+
+    @property
     def device_index(self) -> int | None:
         """The GPU as the rank's own process counts: of a group, each process sees one GPU alone."""
         return 0 if self.tp_size > 1 and self.gpu_id is not None else self.gpu_id
 
 
 def plan_stage_launch(
-    stage: StageConfig,
+    instance: StageInstance,
     config: PipelineConfig,
     endpoints: Mapping[str, str],
-    placement_plan: StagePlacementPlan,
     process_of: Mapping[str, str],
     *,
     tp_rank: int = 0,
@@ -76,15 +89,21 @@ def plan_stage_launch(
     """Wire one stage, or one rank of it: who is in its process, who is on its GPU, where everybody receives.
 
     Args:
-        endpoints: ``"completion"``, ``"abort"`` and ``"stage_{name}"`` -> endpoint of the socket.
-        process_of: Stage -> the process it runs in; TP stages, which nobody can reach in-process, are absent.
+        endpoints: ``"completion"``, ``"abort"`` and ``"stage_{instance}"`` -> endpoint of the socket.
+        process_of: Stage, or replica of one -> the process it runs in; TP stages, which nobody can reach
+            in-process, are absent.
     """
-    placements = placement_plan.stages
-    gpu_id = placements[stage.name].gpu_ids[tp_rank] if stage.name in placements else None
-    own_process = process_of.get(stage.name)
+    stage = instance.stage
+    gpu_id = instance.gpu_ids[tp_rank] if instance.gpu_ids else None
+    own_process = process_of.get(instance.name)
     # With get_next, of the earlier form, any stage may turn out to be the target.
     targets = {s.name for s in config.stages} if stage.get_next else {*stage.next_stages, *stage.stream_to}
-    near = {target for target in targets if own_process is not None and process_of.get(target) == own_process}
+    # Stages of a process are replicated together, so that the target's replica there has this one's number.
+    near = {
+        target
+        for target in targets
+        if own_process is not None and process_of.get(instance_name(target, instance.replica)) == own_process
+    }
     is_split = stage.tp_size > 1
     launch = StageLaunchConfig(
         stage_name=stage.name,
@@ -92,21 +111,20 @@ def plan_stage_launch(
         role="single" if not is_split else "follower" if tp_rank > 0 else "leader",
         tp_rank=tp_rank,
         tp_size=stage.tp_size,
+        replica=instance.replica,
         gpu_id=gpu_id,
         tp_address=tp_address,
         factory_args=merge_factory_args(stage, config),
         coordinator_endpoint=endpoints["completion"],
         abort_endpoint=endpoints["abort"],
-        endpoints={s.name: endpoints[f"stage_{s.name}"] for s in config.stages},
+        endpoints={it.name: endpoints[f"stage_{it.name}"] for it in stage_instances(config)},
         same_process_targets=frozenset(near),
         same_gpu_targets=frozenset(
-            target
-            for target in stage.stream_to
-            if gpu_id is not None
-            and not is_split
-            and target not in near
-            and target in placements
-            and placements[target].gpu_ids == (gpu_id,)
+            target.name
+            for name in stage.stream_to
+            if gpu_id is not None and not is_split and name not in near
+            for target in instances_of(config.stage(name))
+            if (target.gpu_ids, target.node) == ([gpu_id], instance.node)
         ),
     )
     return replace(launch, relay_config=build_relay_config(config, stage, launch.device_index))
@@ -130,7 +148,10 @@ def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: L
         gpu_id=launch.device_index,
         endpoints=launch.endpoints,
         control_plane=StageControlPlane(
-            stage.name, launch.endpoints[stage.name], launch.coordinator_endpoint, launch.abort_endpoint
+            launch.instance,
+            launch.endpoints[launch.instance],
+            launch.coordinator_endpoint,
+            launch.abort_endpoint,
         ),
         input_handler=_input_handler(stage, load),
         relay_config=launch.relay_config,

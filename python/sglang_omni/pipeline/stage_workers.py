@@ -21,7 +21,7 @@ from multiprocessing import spawn
 from types import FrameType
 from typing import BinaryIO
 
-from sglang_omni.config import PipelineConfig
+from sglang_omni.config import PipelineConfig, stage_instances
 from sglang_omni.pipeline import worker_process
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.runtime_config import PipelineRuntimePrep
@@ -46,6 +46,7 @@ class WorkerSpec:
         log_level: The level of its root logger.
         config: The whole pipeline, for what factories are given of it.
         stages: Its stages, in config order.
+        node: The host it runs on; None for the coordinator's.
     """
 
     process_name: str
@@ -53,31 +54,39 @@ class WorkerSpec:
     log_level: int
     config: PipelineConfig
     stages: tuple[StageLaunchConfig, ...]
+    node: str | None = None
 
     @property
     def stage_names(self) -> list[str]:
-        return [stage.stage_name for stage in self.stages]
+        """The instances of stages that it runs."""
+        return [stage.instance for stage in self.stages]
+
+    @property
+    def replica(self) -> int | None:
+        """Which replica of its stages it is; None where they are not replicated."""
+        return self.stages[0].replica
 
 
 def plan_workers(config: PipelineConfig, prep: PipelineRuntimePrep) -> list[WorkerSpec]:
-    """One spec for each process of the plan. The ranks of a stage follow one another, rank 0 first."""
-    process_of = prep.process_plan.stage_to_process
-    stages = {stage.name: stage for stage in prep.stages_cfg}
+    """One spec for each process of the plan, the replicas that are not to start yet included.
+
+    The ranks of a stage follow one another, rank 0 first.
+    """
+    instances = {instance.name: instance for instance in stage_instances(config)}
     wire = partial(
         plan_stage_launch,
         config=config,
         endpoints=prep.endpoints,
-        placement_plan=prep.placement_plan,
-        process_of=process_of,
+        process_of=prep.process_plan.stage_to_process,
     )
     launches = {
-        group.name: tuple(wire(stages[name]) for name in group.stage_names)
+        group.name: tuple(wire(instances[name]) for name in group.stage_names)
         for group in prep.process_plan.groups
     }
     for name, processes in prep.process_plan.tp_stage_to_processes.items():
         address = str(prep.runtime_dir.path / f"ranks_{name}.sock")
         for rank, process in enumerate(processes):
-            launches[process] = (wire(stages[name], tp_rank=rank, tp_address=address),)
+            launches[process] = (wire(instances[name], tp_rank=rank, tp_address=address),)
     return [
         WorkerSpec(
             process_name=process,
@@ -85,6 +94,7 @@ def plan_workers(config: PipelineConfig, prep: PipelineRuntimePrep) -> list[Work
             log_level=logging.getLogger().getEffectiveLevel(),
             config=config,
             stages=of_process,
+            node=prep.process_plan.node_of[process],
         )
         for process, of_process in launches.items()
     ]

@@ -77,6 +77,7 @@ class WorkerProcess:
         self.failure: str | None = None
         self._loop = loop
         self._unread = b""
+        self._endpoints: dict[str, str] = {}
         spec_fd = _spec_file(name, spec)
         self._report_fd, child_report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -95,10 +96,15 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send_signal(self, number: signal.Signals) -> None:
-        """Signal the process, unless it has ended; never another one that got its id since."""
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """Where stages on other hosts reach its stages, by instance; there when it is ready."""
+        return self._endpoints
+
+    def kill(self) -> None:
+        """End the process, unless it has ended; never another one that got its id since."""
         if not self.exited.done():
-            signal.pidfd_send_signal(self._pidfd, number)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def describe_exit(self) -> str:
         """How it ended: ``was killed by SIGKILL (exit status -9)``, ``exited with status 1: KeyError: 3``."""
@@ -123,6 +129,7 @@ class WorkerProcess:
         for line in lines:
             report = json.loads(line)
             self.failure = report.get("failure", self.failure)
+            self._endpoints = report.get("endpoints", self._endpoints)
             if report.get("ready") and not self.ready.done():
                 self.ready.set_result(None)
         return True

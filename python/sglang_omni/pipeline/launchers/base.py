@@ -1,0 +1,64 @@
+"""What the runner needs of a place that starts processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from sglang_omni.pipeline.stage_workers import WorkerSpec
+
+
+class LaunchedProcess(Protocol):
+    """A process that a launcher has started.
+
+    Attributes:
+        name: Its name in the plan.
+        pid: Its id on the host it runs on; 0 while that is not known.
+        ready: Done once its stages are up; holds a ``WorkerFailure`` if it ends before that.
+        exited: Holds the exit status once it has ended; -9 stands for signal 9.
+        endpoints: Instance of a stage -> where stages on other hosts reach it; there when it is ready.
+    """
+
+    name: str
+    ready: asyncio.Future[None]
+    exited: asyncio.Future[int]
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def endpoints(self) -> dict[str, str]: ...
+
+    def kill(self) -> None:
+        """End it now; nothing happens where it has ended already."""
+        ...
+
+    def describe_exit(self) -> str:
+        """How it ended: ``was killed by SIGKILL (exit status -9)``, ``exited with status 1: KeyError: 3``."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts processes. All methods belong to the thread of the runner's event loop."""
+
+    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Get ready to start these: wait for their hosts, reserve what they need.
+
+        Raises:
+            RuntimeError: There is no room for them; the text says for which and what to do.
+            TimeoutError: A host did not join in time; the text names it.
+        """
+        ...
+
+    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+        """Start one process, or all ranks of a tensor-parallel stage. Called again after they have ended.
+
+        Raises:
+            OSError: They cannot be started.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give back what ``start`` took. Every process has ended by then. Idempotent."""
+        ...

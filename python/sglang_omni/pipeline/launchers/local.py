@@ -1,0 +1,44 @@
+"""Processes of this host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from sglang_omni.pipeline.launchers.base import LaunchedProcess
+from sglang_omni.pipeline.stage_workers import WorkerSpec, with_port, worker_environment
+from sglang_omni.pipeline.worker_process import WorkerProcess
+
+
+class LocalLauncher:
+    """Starts processes as children of this one."""
+
+    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """There is nothing to get ready.
+
+        Raises:
+            RuntimeError: One of them belongs on another host.
+        """
+        elsewhere = next((spec for spec in specs if spec.node is not None), None)
+        if elsewhere is not None:
+            raise RuntimeError(
+                f"process {elsewhere.process_name!r} belongs on node {elsewhere.node!r}, but no host joins "
+                "this run; leave `node` out, or use a launcher of several hosts"
+            )
+
+    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+        """See ``Launcher``. Ranks are told a port that is free now."""
+        specs = with_port(ranks) if len(ranks) > 1 else ranks
+        processes: list[LaunchedProcess] = []
+        try:
+            for spec in specs:
+                environment = worker_environment(spec, os.environ)
+                processes.append(WorkerProcess(spec.process_name, spec, environment))
+        except BaseException:
+            for process in processes:
+                process.kill()
+            raise
+        return processes
+
+    async def close(self) -> None:
+        """There is nothing to give back."""

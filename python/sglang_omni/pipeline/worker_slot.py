@@ -1,0 +1,68 @@
+"""A place in the plan of processes, and what fills it at the moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from sglang_omni.pipeline.launchers.base import LaunchedProcess, Launcher
+from sglang_omni.pipeline.stage_workers import WorkerSpec
+
+# The first restart comes at once; each further one within the window waits twice as long.
+_FIRST_BACKOFF_S = 0.25
+_LONGEST_BACKOFF_S = 10.0
+
+
+class WorkerSlot:
+    """One process of the plan, or all ranks of a tensor-parallel stage. It is filled when created.
+
+    Raises OSError where its processes cannot be started.
+    """
+
+    def __init__(self, specs: Sequence[WorkerSpec], launcher: Launcher) -> None:
+        self.specs = specs
+        self._launcher = launcher
+        self.processes: list[LaunchedProcess] = launcher.launch(specs)
+        # Times of those deaths that count against the budget.
+        self.deaths: deque[float] = deque()
+
+    @property
+    def stage_names(self) -> list[str]:
+        """The instances of stages that run here."""
+        return self.specs[0].stage_names
+
+    @property
+    def name(self) -> str:
+        return ", ".join(repr(spec.process_name) for spec in self.specs)
+
+    def restart(self) -> None:
+        """Fill it anew, after ``ended``. Raises OSError where that cannot be."""
+        self.processes = self._launcher.launch(self.specs)
+
+    async def ready(self) -> None:
+        """Returns when all of its processes are. Raises the WorkerFailure of the first that is not to be."""
+        ready = [process.ready for process in self.processes]
+        done, _ = await asyncio.wait(ready, return_when=asyncio.FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+
+    async def ended(self) -> str:
+        """Returns how it ended, once one of its processes has. The others are killed: none can do without."""
+        exits = {process.exited: process for process in self.processes}
+        done, _ = await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
+        # Where several are gone by now, the one that was killed is not the one that noticed.
+        first = min((exits[exited] for exited in done), key=lambda process: process.exited.result())
+        self.kill()
+        names = self.stage_names
+        stages = f"stage {names[0]!r}" if len(names) == 1 else f"stages {', '.join(map(repr, names))}"
+        return f"{stages}: process {first.name!r} {first.describe_exit()}"
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+    def backoff(self) -> float:
+        """Seconds to wait before the next restart."""
+        doubled = len(self.deaths) - 2
+        return 0.0 if doubled < 0 else min(_FIRST_BACKOFF_S * 2 ** min(doubled, 10), _LONGEST_BACKOFF_S)
