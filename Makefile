@@ -50,24 +50,25 @@ test-rust:
 	cargo test --workspace --locked --quiet
 
 .PHONY: test-python
-test-python: build system-libraries
-	SGLANG_OMNI_TEST_ALL_RELAYS=1 $(BIN)/python -m pytest
+test-python: build system-packages
+	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest
 
-# What mooncake's engine links to. Recommended packages are left out: they are drivers for RDMA, and one of them
-# makes NIXL crash when a process exits.
-SYSTEM_LIBRARIES := libibverbs1 libnuma1 libcurl4
-.PHONY: system-libraries
-system-libraries: ## the system's libraries that the mooncake relay needs
+# What mooncake's engine links to, and `ip`, with which tests make hosts of network namespaces. Recommended packages
+# are left out: they are drivers for RDMA, and one of them makes NIXL crash when a process exits.
+SYSTEM_PACKAGES := libibverbs1 libnuma1 libcurl4 iproute2
+.PHONY: system-packages
+system-packages: ## the system's packages that the mooncake relay and tests of several hosts need
 	@for name in libibverbs.so.1 libnuma.so.1 libcurl.so.4; do \
 		$(PYTHON) -c "import ctypes; ctypes.CDLL('$$name')" 2>/dev/null || missing="$${missing:-} $$name"; \
 	done; \
+	command -v ip >/dev/null || missing="$${missing:-} ip"; \
 	if [ -z "$${missing:-}" ]; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-		echo "The mooncake relay's tests need$$missing. Run, or do what your system has in its place:" >&2; \
-		echo "  sudo apt-get install --no-install-recommends $(SYSTEM_LIBRARIES)" >&2; \
+		echo "The tests need$$missing. Run, or do what your system has in its place:" >&2; \
+		echo "  sudo apt-get install --no-install-recommends $(SYSTEM_PACKAGES)" >&2; \
 		exit 1; \
 	fi; \
-	apt-get update -qq && apt-get install -qq --yes --no-install-recommends $(SYSTEM_LIBRARIES) >/dev/null
+	apt-get update -qq && apt-get install -qq --yes --no-install-recommends $(SYSTEM_PACKAGES) >/dev/null
 
 .PHONY: test-gpu
 test-gpu: build ## what needs a CUDA GPU: memory shared on it, copies to and from it

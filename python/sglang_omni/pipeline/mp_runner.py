@@ -38,6 +38,7 @@ class MultiProcessPipelineRunner:
     process ended, the others go on, and a new process takes its place. The ranks of a tensor-parallel stage
     end and start together. A process that dies more than ``max_restarts`` times within ``restart_window``
     seconds is not started again: the pipeline is lost, every request fails, and ``wait_failed`` returns.
+    A process that ends with its host does not count as dead: it starts again when the host is back.
 
     The processes end with this one, also when it is killed, or with the thread whose event loop
     ``start`` ran in. A Ctrl-C at the terminal reaches this process alone.
@@ -166,14 +167,18 @@ class MultiProcessPipelineRunner:
             reason = await worker.ended()
             self.coordinator.stage_down(worker.stage_names, reason)
             await _ended(worker.processes, _KILLED_S)
-            worker.deaths.append(loop.time())
-            while worker.deaths[0] < loop.time() - self.restart_window:
-                worker.deaths.popleft()
-            if len(worker.deaths) > self.max_restarts:
-                self._lose(f"{reason}; it has died {len(worker.deaths)} times and is not restarted again")
-                return
-            logger.error("%s; restarting it in %g s", reason, worker.backoff())
-            await asyncio.sleep(worker.backoff())
+            if worker.host_lost:
+                logger.error("%s; it is started again when its host is back", reason)
+            else:
+                worker.deaths.append(loop.time())
+                while worker.deaths[0] < loop.time() - self.restart_window:
+                    worker.deaths.popleft()
+                if len(worker.deaths) > self.max_restarts:
+                    self._lose(f"{reason}; it has died {len(worker.deaths)} times and is not restarted again")
+                    return
+                logger.error("%s; restarting it in %g s", reason, worker.backoff())
+                await asyncio.sleep(worker.backoff())
+            await worker.await_host()
             try:
                 worker.restart()
             except OSError as exc:

@@ -101,6 +101,11 @@ class WorkerProcess:
         """Where stages on other hosts reach its stages, by instance; there when it is ready."""
         return self._endpoints
 
+    @property
+    def host_lost(self) -> bool:
+        """Without this host, nobody would ask."""
+        return False
+
     def kill(self) -> None:
         """End the process, unless it has ended; never another one that got its id since."""
         if not self.exited.done():

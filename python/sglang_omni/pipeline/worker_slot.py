@@ -58,6 +58,15 @@ class WorkerSlot:
         stages = f"stage {names[0]!r}" if len(names) == 1 else f"stages {', '.join(map(repr, names))}"
         return f"{stages}: process {first.name!r} {first.describe_exit()}"
 
+    @property
+    def host_lost(self) -> bool:
+        """Whether, after ``ended``, it was because of the host of one of its processes."""
+        return any(process.host_lost for process in self.processes)
+
+    async def await_host(self) -> None:
+        """Return when ``restart`` can be: at once, or when the host of its processes is back."""
+        await self._launcher.await_host(self.specs)
+
     def kill(self) -> None:
         for process in self.processes:
             process.kill()

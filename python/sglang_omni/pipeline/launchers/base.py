@@ -18,6 +18,7 @@ class LaunchedProcess(Protocol):
         ready: Done once its stages are up; holds a ``WorkerFailure`` if it ends before that.
         exited: Holds the exit status once it has ended; -9 stands for signal 9.
         endpoints: Instance of a stage -> where stages on other hosts reach it; there when it is ready.
+        host_lost: Whether it ended with the host it ran on, and not by a fault of its own.
     """
 
     name: str
@@ -29,6 +30,9 @@ class LaunchedProcess(Protocol):
 
     @property
     def endpoints(self) -> dict[str, str]: ...
+
+    @property
+    def host_lost(self) -> bool: ...
 
     def kill(self) -> None:
         """End it now; nothing happens where it has ended already."""
@@ -49,6 +53,10 @@ class Launcher(Protocol):
             RuntimeError: There is no room for them; the text says for which and what to do.
             TimeoutError: A host did not join in time; the text names it.
         """
+        ...
+
+    async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
+        """Return when these can be started again, after they have ended: now, or when their host is back."""
         ...
 
     def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:

@@ -26,6 +26,9 @@ class LocalLauncher:
                 "this run; leave `node` out, or use a launcher of several hosts"
             )
 
+    async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
+        """This host is there."""
+
     def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
         """See ``Launcher``. Ranks are told a port that is free now."""
         specs = with_port(ranks) if len(ranks) > 1 else ranks
