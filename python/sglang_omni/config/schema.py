@@ -139,9 +139,16 @@ class AutoscalingConfig(StrictModel):
 
 
 class StageResourceConfig(StrictModel):
-    """What a stage may use. The fraction is of a GPU's whole memory, per rank."""
+    """What a stage may use.
+
+    Attributes:
+        total_gpu_memory_fraction: Of a GPU's whole memory, per rank.
+        num_cpus: CPUs that Ray sets aside for the stage, per rank. A process asks for the sum over its
+            stages, and for one where none of them says. Without Ray nothing is set aside.
+    """
 
     total_gpu_memory_fraction: float | None = Field(default=None, gt=0, le=1)
+    num_cpus: float | None = Field(default=None, ge=0)
 
 
 class SGLangServerArgsConfig(StrictModel):

@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import spawn
@@ -166,8 +166,8 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
             spec: WorkerSpec = pickle.load(source)
         _die_with(spec.parent_pid)
         multiprocessing.current_process().name = spec.process_name
-        _configure_logging(spec)
-        asyncio.run(_run_stages(spec, report_fd))
+        configure_logging(spec)
+        asyncio.run(_run_and_report(spec, report_fd))
         status = 0
     except BaseException:  # noqa: BLE001  whatever it is, sys.exit() included, the parent is told
         text = traceback.format_exc()
@@ -186,15 +186,26 @@ def _leave_it_to_the_parent(number: int, frame: FrameType | None) -> None:
     pass
 
 
-async def _run_stages(spec: WorkerSpec, report_fd: int) -> None:
-    """Build and run the stages until each has been told to leave, or one fails."""
+async def _run_and_report(spec: WorkerSpec, report_fd: int) -> None:
+    async for report in run_stages(spec):
+        _report(report_fd, **report)
+
+
+async def run_stages(spec: WorkerSpec) -> AsyncIterator[dict[str, object]]:
+    """Build and run the stages until each has been told to leave, or one fails.
+
+    Yields what their parent is told once they are up, ``{"ready": True}``.
+
+    Raises:
+        Exception: Whatever a factory or a stage raises.
+    """
     _use_gpu(spec)
     first = spec.stages[0]
     if first.role == "follower":
         # It has no sockets, no relay and no requests of its own: its scheduler does what rank 0's does.
         follower = build_scheduler(first, spec.config)
         _freeze()
-        _report(report_fd, ready=True)
+        yield {"ready": True}
         await asyncio.to_thread(follower.start)
         return
     dispatcher = LocalStageDispatcher()
@@ -203,7 +214,7 @@ async def _run_stages(spec: WorkerSpec, report_fd: int) -> None:
     for stage in stages:
         await stage.start()
     _freeze()
-    _report(report_fd, ready=True)
+    yield {"ready": True}
     running = [asyncio.create_task(stage.run(), name=f"stage {stage.name}") for stage in stages]
     # Stages of one process share its fate: the first failure ends all of them.
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
@@ -236,7 +247,8 @@ def _die_with(parent_pid: int) -> None:
         os._exit(1)  # it ended before the request above
 
 
-def _configure_logging(spec: WorkerSpec) -> None:
+def configure_logging(spec: WorkerSpec) -> None:
+    """Have the process's root logger write to stderr, its name in every line."""
     logging.basicConfig(
         level=spec.log_level,
         format=f"%(asctime)s %(levelname)s [{spec.process_name}] %(name)s: %(message)s",
