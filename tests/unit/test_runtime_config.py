@@ -15,7 +15,7 @@ from sglang_omni.config import EndpointsConfig, PipelineConfig, RelayConfig, Sta
 from sglang_omni.pipeline.runtime_config import (
     IpcRuntimeDir,
     allocate_endpoints,
-    build_relay_config,
+    build_relay_configs,
     create_ipc_runtime_dir,
     prepare_pipeline_runtime,
 )
@@ -190,8 +190,7 @@ def test_relay_device_follows_the_placement_unless_the_stage_says(
 ) -> None:
     config = pipeline(relay_backend=backend)
     config.stages[1].relay = relay
-    options = build_relay_config(config, config.stages[1], gpu)
-    assert options["relay_type"] == backend
+    options = build_relay_configs(config, config.stages[1], [backend], gpu)[backend]
     assert options["device"] == device
     assert (options["rank"], options["world_size"]) == (1, 2)
 
@@ -199,5 +198,5 @@ def test_relay_device_follows_the_placement_unless_the_stage_says(
 def test_a_backends_own_options_come_from_the_stage() -> None:
     config = pipeline(relay_backend="mooncake")
     config.stages[1].relay = RelayConfig(credits=3, backend_options={"protocol": "rdma", "credits": 9})
-    options = build_relay_config(config, config.stages[1], None)
+    options = build_relay_configs(config, config.stages[1], ["mooncake"], None)["mooncake"]
     assert (options["protocol"], options["credits"]) == ("rdma", 3)

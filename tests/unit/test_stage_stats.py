@@ -38,9 +38,9 @@ def source() -> Counted:
     return Counted(num_running_reqs=0)
 
 
-def reporter(source: Any, relay: Any = None) -> tuple[StatsReporter, list[StatsMessage]]:
+def reporter(source: Any, *relays: Any) -> tuple[StatsReporter, list[StatsMessage]]:
     sent: list[StatsMessage] = []
-    return StatsReporter("s", source, relay, sent.append), sent
+    return StatsReporter("s", source, relays, sent.append), sent
 
 
 async def test_numbers_are_sent_when_they_change_and_not_looked_at_for_ever(source: Counted) -> None:

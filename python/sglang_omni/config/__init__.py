@@ -6,6 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sglang_omni.config.edges import LOCAL_OBJECT, Edge, plan_edges
 from sglang_omni.config.factory_args import apply_env_defaults, resolve_stage_factory_args
 from sglang_omni.config.imports import import_callable, import_string
 from sglang_omni.config.instances import StageInstance, instance_name, stage_instances, stage_of
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
     from sglang_omni.pipeline.compile import PipelineRunner, compile_pipeline
 
 __all__ = [
+    "LOCAL_OBJECT",
     "AutoscalingConfig",
     "ConfigError",
+    "Edge",
     "EndpointsConfig",
     "ExecutorConfig",
     "GpuPlacement",
@@ -70,6 +73,7 @@ __all__ = [
     "import_string",
     "instance_name",
     "load_config",
+    "plan_edges",
     "resolve_config",
     "resolve_stage_factory_args",
     "resolve_stage_gpu_ids",

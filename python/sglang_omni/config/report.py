@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from sglang_omni.config.edges import check_edges
 from sglang_omni.config.factory_args import (
     merge_factory_args,
     resolve_stage_factory_args,
@@ -36,7 +37,7 @@ def validate_config(config: PipelineConfig) -> None:
     """
     try:
         validate_pipeline(config)
-        build_process_topology_plan(config, build_stage_placement_plan(config))
+        check_edges(config)
     except (ValueError, ImportError, TypeError) as exc:
         raise ConfigError(str(exc)) from exc
     problems = list(_path_problems(config))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from sglang_omni.config.relay_backends import refuse_misspelt_backend
 from sglang_omni.config.strict import did_you_mean
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def validate_pipeline(config: PipelineConfig) -> None:
         _check_inputs(stage)
         _check_parallelism(stage)
         _check_references(stage, names)
+        _check_edge_relays(stage)
         _check_runtime(stage)
     if not any(stage.terminal or stage.get_next is not None for stage in config.stages):
         raise ValueError("stages: none is terminal, so no request would ever be answered")
@@ -55,6 +57,8 @@ def validate_pipeline(config: PipelineConfig) -> None:
             f"Non-TP stages must declare process; missing for {missing}. "
             "Stages that name the same process share it"
         )
+    for field in ("relay_backend", "network_relay_backend"):
+        refuse_misspelt_backend(field, getattr(config, field))
     _check_fusion(config, names)
 
 
@@ -144,6 +148,17 @@ def _check_references(stage: StageConfig, names: list[str]) -> None:
         repeated = sorted({value for value in values if values.count(value) > 1})
         if repeated:
             raise ValueError(f"{where}{field} names {repeated} more than once")
+
+
+def _check_edge_relays(stage: StageConfig) -> None:
+    targets = {*stage.next_stages, *stage.stream_to}
+    for target, backend in stage.edge_relays.items():
+        if target not in targets and stage.get_next is None:
+            raise ValueError(
+                f"stage {stage.name!r}: edge_relays names {target!r}, to which the stage sends nothing"
+                f"{did_you_mean(target, targets)}"
+            )
+        refuse_misspelt_backend(f"stage {stage.name!r}: edge_relays[{target!r}]", backend)
 
 
 def _check_runtime(stage: StageConfig) -> None:

@@ -8,7 +8,13 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from sglang_omni.config import PipelineConfig, apply_env_defaults, build_stage_placement_plan, stage_instances
+from sglang_omni.config import (
+    PipelineConfig,
+    apply_env_defaults,
+    build_stage_placement_plan,
+    plan_edges,
+    stage_instances,
+)
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.runtime_config import build_coordinator
@@ -49,9 +55,9 @@ def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
     }
     coordinator = build_coordinator(config, endpoints)
     dispatcher = LocalStageDispatcher()
-    together = {stage.name: "" for stage in config.stages}
+    edges = plan_edges(config, {stage.name: "" for stage in config.stages})
     stages = [
-        build_stage(plan_stage_launch(instance, config, endpoints, together), config, dispatcher)
+        build_stage(plan_stage_launch(instance, config, endpoints, edges), config, dispatcher)
         for instance in stage_instances(config)
     ]
     dispatcher.register_many(stages)

@@ -10,7 +10,7 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -261,22 +261,39 @@ def build_coordinator(config: PipelineConfig, endpoints: dict[str, str]) -> Coor
     )
 
 
-def build_relay_config(config: PipelineConfig, stage: StageConfig, gpu_id: int | None) -> dict[str, Any]:
-    """``relay_type`` and the options of ``create_relay`` for one stage.
+def build_relay_configs(
+    config: PipelineConfig,
+    stage: StageConfig,
+    backends: Collection[str],
+    gpu_id: int | None,
+    host_address: str | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Each backend that a stage's edges use -> the options of ``create_relay``.
 
-    Where the stage says nothing, tensors of a stage on a GPU travel from that GPU, except through
-    shared memory, which is the CPU's. Ranks of a collective relay are the stages' positions.
+    Every relay has slots and credits of its own, and takes those of the stage's ``backend_options`` that its
+    constructor knows. Where the stage says nothing, tensors of a stage on a GPU travel from that GPU, except
+    through shared memory, which is the CPU's. Ranks of a collective relay are the stages' positions.
+
+    Args:
+        config: The pipeline.
+        stage: The stage.
+        backends: The backends.
+        gpu_id: The stage's GPU, None on the CPU.
+        host_address: Where peers of other hosts reach this one; None where there are none.
     """
-    relay = stage.relay
-    if relay is None:
-        on_gpu = gpu_id is not None and config.relay_backend != "shm"
-        relay = RelayConfig(device=f"cuda:{gpu_id}" if on_gpu else "cpu")
-    return {
+    relay = stage.relay or RelayConfig(device="cpu" if gpu_id is None else f"cuda:{gpu_id}")
+    given = {} if host_address is None else {"host": host_address}
+    options = {
+        **given,
         **relay.backend_options,
-        "relay_type": config.relay_backend,
         "slot_size_mb": relay.slot_size_mb,
         "credits": relay.credits,
         "rank": [s.name for s in config.stages].index(stage.name) if relay.rank is None else relay.rank,
         "world_size": len(config.stages) if relay.world_size is None else relay.world_size,
-        "device": relay.device,
+    }
+    # Told a GPU, shared memory refuses; a stage that has nothing else is to hear of that.
+    told = stage.relay is not None and len(backends) == 1
+    return {
+        backend: {**options, "device": relay.device if backend != "shm" or told else "cpu"}
+        for backend in backends
     }

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 from sglang_omni.config import (
+    LOCAL_OBJECT,
+    Edge,
     PipelineConfig,
     StageConfig,
     StageInstance,
     import_callable,
     instance_name,
     stage_instances,
+    stage_of,
 )
 from sglang_omni.config.factory_args import complete_factory_args, merge_factory_args, stage_factory_path
-from sglang_omni.config.instances import instances_of
 from sglang_omni.pipeline.control_plane import StageControlPlane
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
-from sglang_omni.pipeline.runtime_config import build_relay_config
+from sglang_omni.pipeline.runtime_config import build_relay_configs
+from sglang_omni.pipeline.stage.edge_relays import EdgeRelays
 from sglang_omni.pipeline.stage.input import AggregatedInput, DirectInput
 from sglang_omni.pipeline.stage.routes import checked_targets
 from sglang_omni.pipeline.stage.runtime import Stage
@@ -42,7 +45,9 @@ class StageLaunchConfig:
         gpu_id: The rank's GPU, None on the CPU.
         factory_args: What the config gives the factory; the rest depends on its signature.
         endpoints: Stage, or replica of one -> where it receives.
-        relay_config: ``relay_type`` and the options of ``create_relay``.
+        relay_configs: Relay backend that its edges use -> the options of ``create_relay``.
+        send_over: Target, or replica of one -> the backend that carries what is sent there.
+        receive_over: Source, or replica of one -> the backend that carries what comes from there.
         same_process_targets: Targets in the stage's own process; they get the payload object itself.
         same_gpu_targets: Stream targets, or replicas of them, in other processes on the stage's own GPU.
         tp_address: The socket where the stage's ranks meet; None where it is one process.
@@ -60,7 +65,9 @@ class StageLaunchConfig:
     coordinator_endpoint: str = ""
     abort_endpoint: str = ""
     endpoints: dict[str, str] = field(default_factory=dict)
-    relay_config: dict[str, Any] = field(default_factory=dict)
+    relay_configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    send_over: dict[str, str] = field(default_factory=dict)
+    receive_over: dict[str, str] = field(default_factory=dict)
     same_process_targets: frozenset[str] = frozenset()
     same_gpu_targets: frozenset[str] = frozenset()
     tp_address: str | None = None
@@ -81,29 +88,24 @@ def plan_stage_launch(
     instance: StageInstance,
     config: PipelineConfig,
     endpoints: Mapping[str, str],
-    process_of: Mapping[str, str],
+    edges: Sequence[Edge],
     *,
     tp_rank: int = 0,
     tp_address: str | None = None,
+    host_address: str | None = None,
 ) -> StageLaunchConfig:
-    """Wire one stage, or one rank of it: who is in its process, who is on its GPU, where everybody receives.
+    """Wire one stage, or one rank of it: who is in its process, what carries its edges, where all receive.
 
     Args:
         endpoints: ``"completion"``, ``"abort"`` and ``"stage_{instance}"`` -> endpoint of the socket.
-        process_of: Stage, or replica of one -> the process it runs in; TP stages, which nobody can reach
-            in-process, are absent.
+        edges: All edges of the pipeline; see ``plan_edges``.
+        host_address: Where peers of other hosts reach this one's relays; None where there are none.
     """
     stage = instance.stage
     gpu_id = instance.gpu_ids[tp_rank] if instance.gpu_ids else None
-    own_process = process_of.get(instance.name)
-    # With get_next, of the earlier form, any stage may turn out to be the target.
-    targets = {s.name for s in config.stages} if stage.get_next else {*stage.next_stages, *stage.stream_to}
-    # Stages of a process are replicated together, so that the target's replica there has this one's number.
-    near = {
-        target
-        for target in targets
-        if own_process is not None and process_of.get(instance_name(target, instance.replica)) == own_process
-    }
+    # Rank 0 owns all I/O.
+    outgoing = [edge for edge in edges if edge.source == instance.name] if tp_rank == 0 else []
+    incoming = [edge for edge in edges if edge.target == instance.name] if tp_rank == 0 else []
     is_split = stage.tp_size > 1
     launch = StageLaunchConfig(
         stage_name=stage.name,
@@ -118,16 +120,16 @@ def plan_stage_launch(
         coordinator_endpoint=endpoints["completion"],
         abort_endpoint=endpoints["abort"],
         endpoints={it.name: endpoints[f"stage_{it.name}"] for it in stage_instances(config)},
-        same_process_targets=frozenset(near),
-        same_gpu_targets=frozenset(
-            target.name
-            for name in stage.stream_to
-            if gpu_id is not None and not is_split and name not in near
-            for target in instances_of(config.stage(name))
-            if (target.gpu_ids, target.node) == ([gpu_id], instance.node)
+        send_over={edge.target: edge.relay for edge in outgoing if edge.relay is not None},
+        receive_over={edge.source: edge.relay for edge in incoming if edge.relay is not None},
+        same_process_targets=frozenset(
+            stage_of(edge.target) for edge in outgoing if edge.transport == LOCAL_OBJECT
         ),
+        same_gpu_targets=frozenset(edge.target for edge in outgoing if edge.cuda_ipc),
     )
-    return replace(launch, relay_config=build_relay_config(config, stage, launch.device_index))
+    backends = dict.fromkeys([*launch.send_over.values(), *launch.receive_over.values()])
+    relays = build_relay_configs(config, stage, backends, launch.device_index, host_address)
+    return replace(launch, relay_configs=relays)
 
 
 def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: LocalStageDispatcher) -> Stage:
@@ -141,6 +143,8 @@ def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: L
     stage = launch.stage
     assert stage is not None
     load = partial(import_callable, stage=stage.name)
+    # First: the module of its factory may be what registers a relay.
+    scheduler = build_scheduler(launch, config)
     return Stage(
         name=stage.name,
         role=launch.role,
@@ -154,8 +158,8 @@ def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: L
             launch.abort_endpoint,
         ),
         input_handler=_input_handler(stage, load),
-        relay_config=launch.relay_config,
-        scheduler=build_scheduler(launch, config),
+        relays=EdgeRelays.open(launch.instance, launch.relay_configs, launch.send_over, launch.receive_over),
+        scheduler=scheduler,
         project_payload={
             target: load(path, field=f"project_payload[{target!r}]")
             for target, path in stage.project_payload.items()

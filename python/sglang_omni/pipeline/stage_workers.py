@@ -21,7 +21,7 @@ from multiprocessing import spawn
 from types import FrameType
 from typing import BinaryIO
 
-from sglang_omni.config import PipelineConfig, stage_instances
+from sglang_omni.config import PipelineConfig, plan_edges, stage_instances
 from sglang_omni.pipeline import worker_process
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.runtime_config import PipelineRuntimePrep
@@ -77,7 +77,7 @@ def plan_workers(config: PipelineConfig, prep: PipelineRuntimePrep) -> list[Work
         plan_stage_launch,
         config=config,
         endpoints=prep.endpoints,
-        process_of=prep.process_plan.stage_to_process,
+        edges=plan_edges(config, prep.process_plan.stage_to_process),
     )
     launches = {
         group.name: tuple(wire(instances[name]) for name in group.stage_names)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+from sglang_omni.config.relay_backends import RelayBackend, declare_backend
+
 if TYPE_CHECKING:
     import torch
 
@@ -57,6 +59,7 @@ class Relay(ABC):
         lends: The relay has ``get_payload``, which gives views of its memory.
         lends_tensors: The relay has ``lend_tensors`` and ``borrow_tensors``, by which processes on one GPU
             share what is in its memory.
+        crosses_hosts: The peers may be on other hosts.
         trusted: The peers are processes of this host and user, so payloads may name classes that
             are not registered with ``proto.codec``.
     """
@@ -66,6 +69,7 @@ class Relay(ABC):
     fans_out: ClassVar[bool] = False
     lends: ClassVar[bool] = False
     lends_tensors: ClassVar[bool] = False
+    crosses_hosts: ClassVar[bool] = True
     trusted: ClassVar[bool] = False
 
     device: str = "cpu"
@@ -150,6 +154,8 @@ def register_relay(name: str) -> Callable[[_RelayClass], _RelayClass]:
 
     def register(cls: _RelayClass) -> _RelayClass:
         _registry[name] = cls
+        crosses_hosts = getattr(cls, "crosses_hosts", True)
+        declare_backend(name, RelayBackend(crosses_hosts, getattr(cls, "lends_tensors", False)))
         return cls
 
     return register

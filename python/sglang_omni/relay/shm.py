@@ -63,6 +63,7 @@ class ShmRelay(Relay):
     fans_out = True
     lends = True
     lends_tensors = True
+    crosses_hosts = False
     trusted = True
 
     def __init__(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.fan_out import FanOut
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.progress import ProgressReporter
+from sglang_omni.pipeline.stage.edge_relays import EdgeRelays
 from sglang_omni.pipeline.stage.isolation import has_own_container
 from sglang_omni.pipeline.stage.lane import Lane
 from sglang_omni.pipeline.stage.requests import RequestRecord, RequestTable
@@ -24,7 +25,6 @@ from sglang_omni.proto import (
     StatsMessage,
     StreamMessage,
 )
-from sglang_omni.relay.base import Relay
 from sglang_omni.scheduling.messages import OutgoingMessage
 
 GetNextFn = Callable[[str, Any], str | list[str] | None]
@@ -66,7 +66,7 @@ class Outgoing:
         stage: str,
         *,
         control_plane: StageLink,
-        relay: Relay | None,
+        relays: EdgeRelays,
         get_next: GetNextFn,
         endpoints: Mapping[str, str],
         project_payload: Mapping[str, ProjectFn],
@@ -80,7 +80,7 @@ class Outgoing:
     ) -> None:
         self._stage = stage
         self._control_plane = control_plane
-        self._relay = relay
+        self._relays = relays
         self._get_next = get_next
         self._endpoints = endpoints
         self._project_payload = project_payload
@@ -123,13 +123,13 @@ class Outgoing:
         for target in ended:
             self._open_stream(request_id, record, target)
             self._lane(target).put(request_id, self._send_done, request_id, target)
-        shared = self._shared(payloads)
+        shared = self._shared([(target, payload) for target, payload, is_local in payloads if not is_local])
         for target, payload, is_local in payloads:
             self.progress.handed_on(request_id, target)
             if is_local:
                 self._lane(target).put(request_id, self._hand_over, request_id, target, payload)
             else:
-                written = shared.get(id(payload), payload)
+                written = shared.get(target, payload)
                 self._lane(target).put(request_id, self._send_payload, request_id, target, written)
         if self.requests.active.get(request_id) is not record:
             return  # A send began at once and failed, which has ended the request.
@@ -158,7 +158,7 @@ class Outgoing:
                 f"{self._stream_targets}"
             )
         remote = [t for t in targets if t != COORDINATOR and t not in self._same_process_targets]
-        fan_out = FanOut(self._relay, out.data) if self._relay is not None and len(remote) > 1 else None
+        shared = self._shared([(target, out.data) for target in remote])
         for target in targets:
             if target == COORDINATOR:
                 chunk_id = record.chunks_sent.get(None, 0)
@@ -169,7 +169,7 @@ class Outgoing:
                 self._open_stream(request_id, record, target)
                 chunk_id = record.chunks_sent[target]
                 record.chunks_sent[target] = chunk_id + 1
-                args = (request_id, target, chunk_id, out.data, out.metadata, fan_out)
+                args = (request_id, target, chunk_id, out.data, out.metadata, shared.get(target))
                 self._lane(target).put(request_id, self._send_chunk, *args)
 
     def stats(self, message: StatsMessage) -> None:
@@ -224,13 +224,18 @@ class Outgoing:
             for i, (target, payload) in enumerate(zip(targets, projected, strict=True))
         ]
 
-    def _shared(self, payloads: list[tuple[str, StagePayload, bool]]) -> dict[int, FanOut]:
-        """By its id, each payload that several targets get through the relay."""
-        if self._relay is None or len(payloads) < 2:
+    def _shared(self, sent: Sequence[tuple[str, Any]]) -> dict[str, FanOut]:
+        """By target, what writes an object that others get through the same relay."""
+        if len(sent) < 2:
             return {}
-        sent = [payload for _, payload, is_local in payloads if not is_local]
-        uses = Counter(map(id, sent))
-        return {id(payload): FanOut(self._relay, payload) for payload in sent if uses[id(payload)] > 1}
+        ways = [(id(obj), id(self._relays.to(target))) for target, obj in sent]
+        uses = Counter(ways)
+        fan_outs = {
+            way: FanOut(self._relays.to(target), obj)
+            for way, (target, obj) in zip(ways, sent, strict=True)
+            if uses[way] > 1
+        }
+        return {target: fan_outs[way] for way, (target, _) in zip(ways, sent, strict=True) if way in fan_outs}
 
     @staticmethod
     def _is_alone(index: int, projected: list[StagePayload], output: Any) -> bool:
@@ -285,7 +290,7 @@ class Outgoing:
                 metadata, put = await payload.write(request_id, target)
             else:
                 metadata, put = await relay_io.write_payload(
-                    self._needed_relay(target), request_id, payload, target=target
+                    self._relays.to(target), request_id, payload, target=target
                 )
             # The message leaves before the put is waited for: reading is what completes it.
             await self._control_plane.send_to_stage(
@@ -321,7 +326,7 @@ class Outgoing:
                 )
                 return
             await relay_io.send_stream_chunk(
-                self._needed_relay(target),
+                self._relays.to(target),
                 self._control_plane,
                 request_id=request_id,
                 data=data,
@@ -394,17 +399,12 @@ class Outgoing:
         except KeyError:
             raise RuntimeError(f"no endpoint is known for stage {target!r}") from None
 
-    def _needed_relay(self, target: str) -> Relay:
-        if self._relay is None:
-            raise RuntimeError(f"stage {self._stage!r} has no relay to send to {target!r} with")
-        return self._relay
-
     def _watch_put(self, request_id: str, target: str, put: Any) -> None:
         """Waits for a put beside the lane, so that one unread payload does not hold up the next.
 
         A relay that lends its memory gets it back by itself: there is nothing to wait for.
         """
-        if put is None or getattr(self._relay, "lends", False):
+        if put is None or getattr(self._relays.to(target), "lends", False):
             return
         task = asyncio.get_running_loop().create_task(self._wait_for_put(request_id, target, put))
         self._puts.add(task)

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.control_plane import ControlPlaneClosed
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
+from sglang_omni.pipeline.stage.edge_relays import EdgeRelays
 from sglang_omni.pipeline.stage.input import DirectInput, InputHandler
 from sglang_omni.pipeline.stage.lane import Lane
 from sglang_omni.pipeline.stage.outgoing import (
@@ -72,8 +73,9 @@ class Stage:
         endpoints: ``{stage: endpoint}`` of the stages this one may send to.
         control_plane: Sockets, or anything with their methods.
         input_handler: DirectInput unless given.
-        relay: Carries payloads to other processes; made from ``relay_config`` where that is given instead:
-            ``relay_type`` and the options of ``create_relay``.
+        relay: Carries payloads to and from other processes; made from ``relay_config`` where that is given
+            instead: ``relay_type`` and the options of ``create_relay``.
+        relays: Carry them by edge, where one relay does not do for all; in place of ``relay``.
         scheduler: Runs the work; without one the stage hands payloads on as they are.
         project_payload: ``{target: function}`` that reduces a payload to what the target needs.
         stream_targets: Where untargeted stream chunks go; to the caller where there are none.
@@ -97,6 +99,7 @@ class Stage:
         input_handler: InputHandler | None = None,
         relay: Relay | None = None,
         relay_config: Mapping[str, Any] | None = None,
+        relays: EdgeRelays | None = None,
         scheduler: Scheduler | None = None,
         project_payload: Mapping[str, ProjectFn] | None = None,
         stream_targets: Collection[str] | None = None,
@@ -112,7 +115,9 @@ class Stage:
         self.gpu_id = gpu_id
         self.control_plane = control_plane
         self.input_handler = input_handler or DirectInput()
-        self.relay = relay if relay is not None else _make_relay(name, relay_config)
+        self.relays = relays or EdgeRelays.single(
+            name, relay if relay is not None else _make_relay(name, relay_config)
+        )
         self.scheduler: Scheduler = (
             scheduler if scheduler is not None else SimpleScheduler(lambda payload: payload)
         )
@@ -121,7 +126,7 @@ class Stage:
         self._outgoing = Outgoing(
             name,
             control_plane=control_plane,
-            relay=self.relay,
+            relays=self.relays,
             get_next=get_next,
             endpoints=endpoints or {},
             project_payload=project_payload or {},
@@ -134,7 +139,7 @@ class Stage:
             on_sent=self._on_sent,
         )
         self._requests = self._outgoing.requests
-        self._stats = StatsReporter(name, self.scheduler, self.relay, self._outgoing.stats)
+        self._stats = StatsReporter(name, self.scheduler, self.relays.all, self._outgoing.stats)
         self._profiler = StageProfiler(name)
         self._receive_lanes: dict[str, Lane] = {}
         self._room = Room(
@@ -204,8 +209,7 @@ class Stage:
             await lane.close()
         await self._outgoing.close()
         self.control_plane.close()
-        if self.relay is not None:
-            self.relay.close()
+        self.relays.close()
 
     # --- receiving --------------------------------------------------------------------------------
 
@@ -241,6 +245,8 @@ class Stage:
     def _handle(self, message: Message) -> None:
         self._stats.touch()
         match message:
+            case DataReadyMessage() if not self.relays.expects(message.from_stage):
+                self._fail(message.request_id, f"no edge leads from {message.from_stage!r} to {self.name!r}")
             case DataReadyMessage():
                 lane = self._receive_lanes.get(message.from_stage)
                 if lane is None:
@@ -295,12 +301,10 @@ class Stage:
         request_id = message.request_id
         await self._room.wait()
         try:
-            if self.relay is None:
-                raise RuntimeError(f"stage {self.name!r} has no relay")
-            value = await read(self.relay, request_id, message.shm_metadata)
+            relay = self.relays.from_(message.from_stage)
+            value = await read(relay, request_id, message.shm_metadata)
         except Exception as exc:  # noqa: BLE001  whatever the bytes hold, it is that request's failure
-            if self.relay is not None:
-                self.relay.cleanup(request_id)
+            self.relays.cleanup(request_id)
             self._fail(request_id, f"relay read failed: {_text(exc)}")
             return None
         # A dropped request's data was read all the same: that is what gives its slot back.
@@ -431,8 +435,7 @@ class Stage:
         self._requests.drop(request_id)
         self.input_handler.cancel(request_id)
         try:
-            if self.relay is not None:
-                self.relay.cleanup(request_id)
+            self.relays.cleanup(request_id)
             self.scheduler.abort(request_id)
         except Exception:
             logger.exception("Stage %s: aborting request %s failed", self.name, request_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sglang_omni.proto import StatsMessage
@@ -17,22 +17,27 @@ _HELD = ("num_running_reqs", "num_queue_reqs", "relay_held_bytes")
 
 
 class StatsReporter:
-    """Reads what a scheduler and a relay count, and sends it on where it has changed.
+    """Reads what a scheduler and relays count, and sends it on where it has changed.
 
     Nobody looks while nothing happens: ``touch`` begins it, and it ends once the numbers have settled.
 
     Args:
         stage: The reporting stage's name.
         scheduler: Asked through ``stats()``, a dict of numbers, where it has that.
-        relay: Asked through ``usage()``, likewise.
+        relays: Asked through ``usage()``, likewise. What several count under one name is added up.
         send: Takes a message; called in the event loop's thread.
     """
 
-    def __init__(self, stage: str, scheduler: Any, relay: Any, send: Callable[[StatsMessage], None]) -> None:
+    def __init__(
+        self, stage: str, scheduler: Any, relays: Iterable[Any], send: Callable[[StatsMessage], None]
+    ) -> None:
         self._stage = stage
         self._sources: list[Callable[[], dict[str, float]]] = [
             read
-            for read in (getattr(scheduler, "stats", None), getattr(relay, "usage", None))
+            for read in (
+                getattr(scheduler, "stats", None),
+                *(getattr(relay, "usage", None) for relay in relays),
+            )
             if read is not None
         ]
         self._send = send
@@ -53,7 +58,10 @@ class StatsReporter:
             self._timer.cancel()
 
     def _look(self) -> None:
-        stats = {name: value for read in self._sources for name, value in read().items()}
+        stats: dict[str, float] = {}
+        for read in self._sources:
+            for name, value in read().items():
+                stats[name] = stats.get(name, 0) + value
         if stats != self._sent:
             self._sent = stats
             self._quiet = 0

@@ -1,0 +1,160 @@
+"""What carries each edge between two instances of stages, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from sglang_omni.config.instances import StageInstance, instances_of, stage_instances, stage_of
+from sglang_omni.config.placement import build_stage_placement_plan
+from sglang_omni.config.relay_backends import network_backends, relay_backend
+from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.topology import build_process_topology_plan
+
+LOCAL_OBJECT = "local_object"
+
+Kind = Literal["payload", "stream"]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One edge between two instances of stages.
+
+    Attributes:
+        source: The instance that sends.
+        target: The instance that receives.
+        kinds: What goes over it: payloads, stream chunks or both.
+        transport: ``LOCAL_OBJECT``, where the object itself is handed over, or the name of a relay backend.
+        reason: Why that one, in words.
+        relay: The backend that both ends open for it: the transport or, within a process, what payloads
+            take of which a fan-out gives one object to several stages. None where nothing needs one.
+        cuda_ipc: Whether the GPU tensors of its stream chunks stay where they are, on the GPU that both
+            ends share, and only a handle of them is sent.
+    """
+
+    source: str
+    target: str
+    kinds: tuple[Kind, ...]
+    transport: str
+    reason: str
+    relay: str | None
+    cuda_ipc: bool = False
+
+
+def plan_edges(
+    config: PipelineConfig, process_of: Mapping[str, str] | None = None, *, spread: bool = False
+) -> list[Edge]:
+    """Every edge that there may come to be, in the order of the stages.
+
+    Both ends of an edge take from here what they send and read with. With ``get_next``, of the earlier form,
+    any stage may turn out to be a target.
+
+    Args:
+        config: The pipeline.
+        process_of: Stage, or replica of one -> the process it runs in, without TP stages, which nobody can
+            reach in-process; as the config says when None.
+        spread: Whether processes that name no node may be put on any host, as Ray does.
+
+    Raises:
+        ValueError: A backend that stays within a host was chosen for an edge between hosts.
+    """
+    if process_of is None:
+        process_of = build_process_topology_plan(config, build_stage_placement_plan(config)).stage_to_process
+    return [
+        _plan_edge(source, target, config, process_of, spread)
+        for source in stage_instances(config)
+        for target_stage in _targets(source.stage, config)
+        for target in _reachable(source, target_stage, process_of)
+    ]
+
+
+def check_edges(config: PipelineConfig) -> None:
+    """Raise ValueError where what the config says of relays does not fit where its stages run."""
+    for edge in plan_edges(config):
+        source, target = stage_of(edge.source), stage_of(edge.target)
+        if edge.transport == LOCAL_OBJECT and target in config.stage(source).edge_relays:
+            raise ValueError(
+                f"stage {source!r}: edge_relays names {target!r}, which runs in the same process and is "
+                "handed the object itself; leave it out, or give the two stages different values of 'process'"
+            )
+
+
+def _targets(stage: StageConfig, config: PipelineConfig) -> list[StageConfig]:
+    if stage.get_next is not None:
+        return config.stages
+    return [config.stage(name) for name in dict.fromkeys([*stage.next_stages, *stage.stream_to])]
+
+
+def _reachable(
+    source: StageInstance, target: StageConfig, process_of: Mapping[str, str]
+) -> list[StageInstance]:
+    instances = instances_of(target)
+    # Stages of a process are replicated together, and a request has one replica of all of them.
+    together = [instance for instance in instances if _share_process(source, instance, process_of)]
+    return together or instances
+
+
+def _share_process(source: StageInstance, target: StageInstance, process_of: Mapping[str, str]) -> bool:
+    process = process_of.get(source.name)
+    return process is not None and process_of.get(target.name) == process
+
+
+def _plan_edge(
+    source: StageInstance,
+    target: StageInstance,
+    config: PipelineConfig,
+    process_of: Mapping[str, str],
+    spread: bool,
+) -> Edge:
+    stage, to = source.stage, target.stage.name
+    kinds: list[Kind] = []
+    if stage.get_next is not None or to in stage.next_stages:
+        kinds.append("payload")
+    if to in stage.stream_to:
+        kinds.append("stream")
+    if _share_process(source, target, process_of):
+        fans_out = stage.get_next is not None or len(stage.next_stages) > 1
+        shared = config.relay_backend if fans_out and "payload" in kinds else None
+        return Edge(source.name, target.name, tuple(kinds), LOCAL_OBJECT, "same process", shared)
+    on_one_host = source.node == target.node and not (spread and source.node is None)
+    backend, reason = _backend(source, target, config, on_one_host, spread)
+    is_lent = (
+        "stream" in kinds
+        and on_one_host
+        and stage.tp_size == 1
+        and bool(source.gpu_ids)
+        and source.gpu_ids == target.gpu_ids
+        and relay_backend(backend).lends_tensors
+    )
+    return Edge(source.name, target.name, tuple(kinds), backend, reason, backend, is_lent)
+
+
+def _backend(
+    source: StageInstance, target: StageInstance, config: PipelineConfig, on_one_host: bool, spread: bool
+) -> tuple[str, str]:
+    """The backend of an edge between processes, and why that one."""
+    chosen = source.stage.edge_relays.get(target.stage.name)
+    if on_one_host:
+        where = "same host" if source.node is None else f"both on node {source.node!r}"
+        return (chosen, "edge_relays") if chosen is not None else (config.relay_backend, where)
+    where = f"from {_host(source, spread)} to {_host(target, spread)}"
+    field, backend, reason = "edge_relays", chosen, "edge_relays"
+    if backend is None:
+        field, backend, reason = "relay_backend", config.relay_backend, where
+        if not relay_backend(backend).crosses_hosts:
+            field, backend = "network_relay_backend", config.network_relay_backend
+            reason = f"{where}, which {config.relay_backend} does not reach"
+    if not relay_backend(backend).crosses_hosts:
+        raise ValueError(
+            f"stage {source.stage.name!r} sends to {target.stage.name!r} {where}, but {backend!r}, of "
+            f"{field}, does not reach other hosts; use one of {', '.join(network_backends())}, or one node "
+            "for both"
+        )
+    return backend, reason
+
+
+def _host(instance: StageInstance, spread: bool) -> str:
+    if instance.node is not None:
+        return f"node {instance.node!r}"
+    return "any host" if spread else "the coordinator's host"

@@ -1,0 +1,93 @@
+"""The relays of a stage: one for each backend that its edges use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, Self
+
+from sglang_omni.relay.base import Relay, create_relay
+
+
+class EdgeRelays:
+    """Which relay carries an edge. Both ends know it beforehand, from the plan of the pipeline's edges.
+
+    Args:
+        stage: The stage's name, for error texts.
+        relays: Backend -> its relay.
+        send_over: Target -> the backend that carries what is sent there.
+        receive_over: Source -> the backend that carries what comes from there.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        relays: Mapping[str, Relay],
+        send_over: Mapping[str, str],
+        receive_over: Mapping[str, str],
+    ) -> None:
+        self.all = list(relays.values())
+        self._stage = stage
+        self._is_planned = True
+        self._any: Relay | None = None
+        self._to = {target: relays[backend] for target, backend in send_over.items()}
+        self._from = {source: relays[backend] for source, backend in receive_over.items()}
+
+    @classmethod
+    def open(
+        cls,
+        stage: str,
+        options: Mapping[str, Mapping[str, Any]],
+        send_over: Mapping[str, str],
+        receive_over: Mapping[str, str],
+    ) -> Self:
+        """Create a relay of each backend in ``options``, which holds what ``create_relay`` takes.
+
+        Raises:
+            ValueError: No backend has that name, or it refuses its options.
+            ImportError: What the backend needs is not installed.
+        """
+        relays: dict[str, Relay] = {}
+        with ExitStack() as undo:
+            for backend, given in options.items():
+                relays[backend] = create_relay(backend, **{"engine_id": stage, **given})
+                undo.callback(relays[backend].close)
+            edges = cls(stage, relays, send_over, receive_over)
+            undo.pop_all()
+        return edges
+
+    @classmethod
+    def single(cls, stage: str, relay: Relay | None) -> Self:
+        """One relay, or none, for whatever edges there are."""
+        edges = cls(stage, {} if relay is None else {"": relay}, {}, {})
+        edges._is_planned, edges._any = False, relay
+        return edges
+
+    def to(self, target: str) -> Relay:
+        """What carries payloads to ``target``. Raises RuntimeError where nothing does."""
+        relay = self._to.get(target, self._any)
+        if relay is None:
+            raise RuntimeError(f"stage {self._stage!r} has no relay to send to {target!r} with")
+        return relay
+
+    def from_(self, source: str) -> Relay:
+        """What carries payloads from ``source``. Raises RuntimeError where nothing does."""
+        relay = self._from.get(source, self._any)
+        if relay is None:
+            raise RuntimeError(f"stage {self._stage!r} has no relay to read what {source!r} sends")
+        return relay
+
+    def expects(self, source: str) -> bool:
+        """Whether anything may come from ``source`` beside what is handed over inside the process."""
+        return source in self._from or not self._is_planned
+
+    def cleanup(self, request_id: str) -> None:
+        """Free what a request still has under way and nobody has begun to read, in every relay."""
+        for relay in self.all:
+            relay.cleanup(request_id)
+
+    def close(self) -> None:
+        """Close every relay, also where one of them fails to."""
+        with ExitStack() as closing:
+            for relay in self.all:
+                closing.callback(relay.close)
