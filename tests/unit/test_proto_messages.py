@@ -40,9 +40,11 @@ MESSAGES: list[Any] = [
     SubmitMessage("r1", PAYLOAD),
     SubmitMessage("r1", {"not": "a payload"}),
     SubmitMessage("r1", None),
+    SubmitMessage("r1", PAYLOAD, {"talker": 0, "thinker": 2}),
     DataReadyMessage("r1", "a", "b", {"slot": 3, "shape": [1, 2]}),
     DataReadyMessage("r1", "a", "b", None, is_done=True),
     DataReadyMessage("r1", "a", "b", {"slot": 0}, chunk_id=0, is_done=True, error="stream broke"),
+    DataReadyMessage("r1", "a@r0", "b@r2", {"slot": 0}, replicas={"a": 0, "b": 2}),
     CompleteMessage("r1", "a", True),
     CompleteMessage("r1", "a", True, result={"text": "hello", "usage": {"prompt_tokens": 1}}),
     CompleteMessage("r1", "a", False, error="stage 'a': ValueError: no", error_info=INFO),
@@ -82,6 +84,7 @@ def test_fields_at_their_defaults_stay_at_home() -> None:
         "shm_metadata",
     }
     assert StreamMessage("r", "a", 1).to_dict().keys() == {"type", "request_id", "from_stage", "chunk"}
+    assert SubmitMessage("r", None).to_dict().keys() == {"type", "request_id", "data"}
     assert ProfilerStopMessage().to_dict() == {"type": "profiler_stop"}
     assert "error" not in CompleteMessage("r", "a", True).to_dict()
 
@@ -167,7 +170,16 @@ def test_a_field_of_the_wrong_type_is_named(message: Any, field: str, value: Any
         parse_message(wire)
 
 
-@pytest.mark.parametrize("field", ["chunk_id", "error", "shm_metadata"])
+@pytest.mark.parametrize(
+    "message", [SubmitMessage("r", None), DataReadyMessage("r", "a", "b", None)], ids=lambda m: m.type
+)
+@pytest.mark.parametrize("replicas", [{"b": "1"}, {"b": None}, {"b": True}, {"b": 1.0}, {3: 1}], ids=str)
+def test_replicas_are_numbers_by_stage(message: Any, replicas: Any) -> None:
+    with pytest.raises(ValueError, match=f"{message.type} message: replicas: not a stage and a number: "):
+        parse_message({**message.to_dict(), "replicas": replicas})
+
+
+@pytest.mark.parametrize("field", ["chunk_id", "error", "shm_metadata", "replicas"])
 def test_optional_fields_may_be_none(field: str) -> None:
     wire = {**DataReadyMessage("r", "a", "b", {"x": 1}, chunk_id=1, error="e").to_dict(), field: None}
     assert getattr(parse_message(wire), field) is None

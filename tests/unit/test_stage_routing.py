@@ -11,7 +11,7 @@ from waiting import until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.isolation import has_own_container
-from sglang_omni.proto import CompleteMessage, RequestError, StagePayload
+from sglang_omni.proto import CompleteMessage, Replicas, RequestError, StagePayload
 
 
 class Receiver:
@@ -22,16 +22,30 @@ class Receiver:
         self.payloads: list[Any] = []
         self.stream: list[tuple[Any, ...]] = []
 
-    async def receive_local_payload(self, request_id: str, from_stage: str, one: StagePayload) -> None:
+    async def receive_local_payload(
+        self, request_id: str, from_stage: str, one: StagePayload, replicas: Replicas = None
+    ) -> None:
         self.payloads.append(one)
 
     async def receive_local_stream_chunk(
-        self, request_id: str, from_stage: str, chunk_id: int, data: Any, metadata: Any
+        self,
+        request_id: str,
+        from_stage: str,
+        chunk_id: int,
+        data: Any,
+        metadata: Any,
+        replicas: Replicas = None,
     ) -> None:
         self.stream.append((request_id, from_stage, chunk_id, data, metadata))
 
     async def receive_local_stream_signal(
-        self, request_id: str, from_stage: str, *, is_done: bool = False, error: str | None = None
+        self,
+        request_id: str,
+        from_stage: str,
+        *,
+        is_done: bool = False,
+        error: str | None = None,
+        replicas: Replicas = None,
     ) -> None:
         self.stream.append((request_id, from_stage, "done" if is_done else error))
 

@@ -52,6 +52,12 @@ def instance_name(name: str, replica: int | None) -> str:
     return name if replica is None else f"{name}{_MARK}{replica}"
 
 
+def replica_of(instance: str) -> int | None:
+    """The replica's number in an instance's name; None where its stage is not replicated."""
+    number = instance.partition(_MARK)[2]
+    return int(number) if number else None
+
+
 def stage_of(instance: str) -> str:
     """The stage an instance belongs to."""
     return instance.partition(_MARK)[0]

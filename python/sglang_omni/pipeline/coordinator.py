@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sglang_omni.config.instances import instance_name, stage_of
+from sglang_omni.pipeline.assignment import Assignments
 from sglang_omni.pipeline.control_plane import CoordinatorControlPlane
 from sglang_omni.pipeline.progress import ProgressCounters
 from sglang_omni.pipeline.tracked_request import TrackedRequest
@@ -55,7 +57,8 @@ class Coordinator:
             first result completes the request.
         terminal_stages_resolver: Names the terminal stages of one request, a non-empty subset of
             ``terminal_stages``, or None for all of them.
-        stage_down_timeout: Seconds a new request waits for a stage that is being restarted.
+        stage_down_timeout: Seconds a new request waits for a stage that is being restarted, or for one of
+            its replicas.
     """
 
     def __init__(
@@ -85,14 +88,19 @@ class Coordinator:
         self._reused = 0
         self._timings: OrderedDict[str, dict[str, float]] = OrderedDict()
         self._totals: Counter[str] = Counter()
-        self._down: dict[str, str] = {}
-        self._all_up: asyncio.Future[None] | None = None
+        self._assignments = Assignments()
         self._lost: str | None = None
         self._running = False
 
-    def register_stage(self, name: str, endpoint: str) -> None:
-        """Makes a stage known by the endpoint it receives work on."""
+    def register_stage(self, name: str, endpoint: str, *, process: str | None = None) -> None:
+        """Makes a stage, or a replica of one, known by the endpoint it receives work on.
+
+        Args:
+            process: The process, or replica of one, that it runs in. A request is given one replica of a
+                process for all of its stages.
+        """
         self._endpoints[name] = endpoint
+        self._assignments.add(name, process)
 
     async def start(self) -> None:
         """Binds the endpoints and begins to follow requests."""
@@ -177,12 +185,12 @@ class Coordinator:
         return True
 
     def stage_down(self, stage_names: Iterable[str], reason: str) -> None:
-        """Fails the requests these stages hold, and those handed to them until ``stage_up``.
+        """Fails the requests these instances hold, and those handed to them until ``stage_up``.
 
-        Requests elsewhere go on. New ones wait until every stage is up again.
+        Requests elsewhere go on. New ones go to other replicas, or wait until every stage is up again.
         """
         names = list(stage_names)
-        self._down.update(dict.fromkeys(names, reason))
+        self._assignments.mark_down(names, reason)
         for name in names:
             self._stage_stats.pop(name, None)
         for wire_id in self._counters.held_by(names):
@@ -190,18 +198,14 @@ class Coordinator:
                 self._end(tracked, RequestState.FAILED, error=RuntimeError(reason))
 
     def stage_up(self, stage_names: Iterable[str]) -> None:
-        """These stages take work again."""
-        for name in stage_names:
-            self._down.pop(name, None)
-        if not self._down:
-            self._release_waiting()
+        """These instances take work again."""
+        self._assignments.mark_up(stage_names)
 
     def fail_all(self, reason: str) -> None:
         """The pipeline is lost: fails every request, and every later one at once, with this reason."""
         self._lost = reason
         for tracked in list(self._requests.values()):
             self._end(tracked, RequestState.FAILED, error=RuntimeError(reason))
-        self._release_waiting()
 
     def health(self) -> dict[str, Any]:
         """Whether requests can be served, and what is running."""
@@ -209,7 +213,7 @@ class Coordinator:
             "running": self._running and self._lost is None,
             "error": self._lost,
             "stages": list(self._endpoints),
-            "down_stages": dict(self._down),
+            "down_stages": dict(self._assignments.down),
             "entry_stage": self.entry_stage,
             "total_requests": len(self._requests),
             "pending_completions": len(self._requests),
@@ -222,7 +226,7 @@ class Coordinator:
         return {state.value: states[state.value] or self._totals[state.value] for state in RequestState}
 
     def stage_load(self) -> dict[str, int]:
-        """How many requests each stage answers for now."""
+        """How many requests each stage, or replica of one, answers for now."""
         load = dict.fromkeys(self._endpoints, 0)
         for wire_id in self._by_wire_id:
             for stage in self._counters.holders(wire_id):
@@ -230,7 +234,7 @@ class Coordinator:
         return load
 
     def stage_stats(self) -> dict[str, dict[str, float]]:
-        """By stage, the numbers its scheduler and relay report; absent where there are none.
+        """By stage, or replica of one, the numbers of its scheduler and relay; absent where there are none.
 
         They are behind by at most a twentieth of a second while a stage works.
         """
@@ -259,7 +263,7 @@ class Coordinator:
             raise RuntimeError(self._lost)
         if not self._running:
             raise RuntimeError("the coordinator is not running: await start() first")
-        if self.entry_stage not in self._endpoints:
+        if self.entry_stage not in self._endpoints and not self._assignments.is_replicated(self.entry_stage):
             raise ValueError(f"entry stage {self.entry_stage!r} is not registered")
         wire_id = request_id
         if request_id in self._recent:
@@ -302,39 +306,30 @@ class Coordinator:
         return frozenset(names)
 
     async def _send_in(self, tracked: TrackedRequest, request: OmniRequest | Any) -> None:
-        if self._down:
-            await self._wait_until_up(tracked)
+        if self._assignments.down:
+            await self._wait_until_served(tracked)
         if tracked.outcome.done():
             return
         if not isinstance(request, OmniRequest):
             request = OmniRequest(inputs=request)
         payload = StagePayload(tracked.wire_id, request, {"raw_inputs": request.inputs})
-        self._counters.add(tracked.wire_id, self.entry_stage, 1)
+        replicas = tracked.replicas = self._assignments.assign()
+        entry = self.entry_stage
+        if replicas:
+            entry = instance_name(entry, replicas.get(entry))
+        self._counters.add(tracked.wire_id, entry, 1)
         tracked.state = RequestState.RUNNING
-        await self.control_plane.send_to_stage(
-            self.entry_stage, self._endpoints[self.entry_stage], SubmitMessage(tracked.wire_id, payload)
-        )
+        message = SubmitMessage(tracked.wire_id, payload, replicas)
+        await self.control_plane.send_to_stage(entry, self._endpoints[entry], message)
 
-    async def _wait_until_up(self, tracked: TrackedRequest) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.stage_down_timeout
-        while self._down and not tracked.outcome.done():
-            if (left := deadline - loop.time()) <= 0:
-                stages = ", ".join(repr(name) for name in self._down)
-                reason = next(iter(self._down.values()))
-                message = f"stage {stages} still down after {self.stage_down_timeout:g} s: {reason}"
-                self._end(tracked, RequestState.FAILED, error=RuntimeError(message))
-                return
-            if self._all_up is None:
-                self._all_up = loop.create_future()
-            await asyncio.wait(
-                {self._all_up, tracked.outcome}, timeout=left, return_when=asyncio.FIRST_COMPLETED
-            )
-
-    def _release_waiting(self) -> None:
-        if self._all_up is not None and not self._all_up.done():
-            self._all_up.set_result(None)
-        self._all_up = None
+    async def _wait_until_served(self, tracked: TrackedRequest) -> None:
+        await self._assignments.wait_until_served(self.stage_down_timeout, tracked.outcome)
+        unserved = self._assignments.unserved()
+        if unserved and not tracked.outcome.done():
+            stages = ", ".join(repr(name) for name in unserved)
+            reason = next(iter(unserved.values()))
+            message = f"stage {stages} still down after {self.stage_down_timeout:g} s: {reason}"
+            self._end(tracked, RequestState.FAILED, error=RuntimeError(message))
 
     def _leave(self, tracked: TrackedRequest) -> None:
         """The caller is gone; what it left unfinished is aborted."""
@@ -358,6 +353,8 @@ class Coordinator:
         del self._requests[tracked.request_id]
         del self._by_wire_id[tracked.wire_id]
         self._recent.add(tracked.request_id)
+        if tracked.replicas:
+            self._assignments.release(tracked.replicas)
         if state is RequestState.COMPLETED:
             if self._counters.is_settled(tracked.wire_id):
                 self._counters.forget(tracked.wire_id)
@@ -442,11 +439,12 @@ class Coordinator:
         if not message.success:
             self._end(tracked, RequestState.FAILED, error=_error_of(message))
             return
-        if tracked.terminals and message.from_stage not in tracked.terminals:
+        stage = stage_of(message.from_stage)
+        if tracked.terminals and stage not in tracked.terminals:
             logger.debug("Request %s: no result expected from %s", message.request_id, message.from_stage)
             return
         self._counters.add(tracked.wire_id, message.from_stage, -1)
-        tracked.results[message.from_stage] = message.result
+        tracked.results[stage] = message.result
         self._complete_if_ready(tracked)
 
     def _complete_if_ready(self, tracked: TrackedRequest) -> None:
@@ -465,17 +463,18 @@ class Coordinator:
 
     def _on_progress(self, message: ProgressMessage) -> None:
         self._reporting.add(message.from_stage)
+        down = self._assignments.down
         for wire_id, stage, difference in message.changes:
             total = self._counters.add(wire_id, stage, difference)
-            if total > 0 and stage in self._down and (tracked := self._by_wire_id.get(wire_id)) is not None:
-                self._end(tracked, RequestState.FAILED, error=RuntimeError(self._down[stage]))
+            if total > 0 and stage in down and (tracked := self._by_wire_id.get(wire_id)) is not None:
+                self._end(tracked, RequestState.FAILED, error=RuntimeError(down[stage]))
         for wire_id, seconds in message.spans:
             tracked = self._by_wire_id.get(wire_id)
             if tracked is None:
                 if wire_id not in self._settling:
                     continue
                 tracked = self._settling[wire_id][0]
-            stage = message.from_stage
+            stage = stage_of(message.from_stage)
             tracked.timings[stage] = tracked.timings.get(stage, 0.0) + seconds
             if stage in tracked.streaming:
                 tracked.streaming.discard(stage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from sglang_omni.proto import StagePayload
+from sglang_omni.proto import Replicas, StagePayload
 
 
 class LocalReceiver(Protocol):
@@ -14,22 +14,35 @@ class LocalReceiver(Protocol):
     name: str
 
     async def receive_local_payload(
-        self, request_id: str, from_stage: str, payload: StagePayload
+        self, request_id: str, from_stage: str, payload: StagePayload, replicas: Replicas = None
     ) -> None: ...
 
     async def receive_local_stream_chunk(
-        self, request_id: str, from_stage: str, chunk_id: int, data: Any, metadata: dict[str, Any] | None
+        self,
+        request_id: str,
+        from_stage: str,
+        chunk_id: int,
+        data: Any,
+        metadata: dict[str, Any] | None,
+        replicas: Replicas = None,
     ) -> None: ...
 
     async def receive_local_stream_signal(
-        self, request_id: str, from_stage: str, *, is_done: bool = False, error: str | None = None
+        self,
+        request_id: str,
+        from_stage: str,
+        *,
+        is_done: bool = False,
+        error: str | None = None,
+        replicas: Replicas = None,
     ) -> None: ...
 
 
 class LocalStageDispatcher:
     """Passes payloads and chunks by reference to the stages registered here.
 
-    Receivers treat what they get as read-only, unless the edge projects a payload of their own.
+    Receivers treat what they get as read-only, unless the edge projects a payload of their own. They get
+    ``replicas`` with it, which are the request's as in its SubmitMessage.
     """
 
     def __init__(self) -> None:
@@ -43,9 +56,17 @@ class LocalStageDispatcher:
             self.register(stage)
 
     async def send_payload(
-        self, *, from_stage: str, to_stage: str, request_id: str, payload: StagePayload
+        self,
+        *,
+        from_stage: str,
+        to_stage: str,
+        request_id: str,
+        payload: StagePayload,
+        replicas: Replicas = None,
     ) -> None:
-        await self._target(from_stage, to_stage).receive_local_payload(request_id, from_stage, payload)
+        await self._target(from_stage, to_stage).receive_local_payload(
+            request_id, from_stage, payload, replicas
+        )
 
     async def send_stream_chunk(
         self,
@@ -56,9 +77,10 @@ class LocalStageDispatcher:
         chunk_id: int,
         data: Any,
         metadata: dict[str, Any] | None = None,
+        replicas: Replicas = None,
     ) -> None:
         await self._target(from_stage, to_stage).receive_local_stream_chunk(
-            request_id, from_stage, chunk_id, data, metadata
+            request_id, from_stage, chunk_id, data, metadata, replicas
         )
 
     async def send_stream_signal(
@@ -69,9 +91,10 @@ class LocalStageDispatcher:
         request_id: str,
         is_done: bool = False,
         error: str | None = None,
+        replicas: Replicas = None,
     ) -> None:
         await self._target(from_stage, to_stage).receive_local_stream_signal(
-            request_id, from_stage, is_done=is_done, error=error
+            request_id, from_stage, is_done=is_done, error=error, replicas=replicas
         )
 
     def _target(self, from_stage: str, to_stage: str) -> LocalReceiver:

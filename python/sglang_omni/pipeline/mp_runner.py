@@ -103,13 +103,13 @@ class MultiProcessPipelineRunner:
             specs = plan_workers(self.config, prep)
             await self.launcher.start(specs)
             self._coordinator = build_coordinator(self.config, prep.endpoints)
-            for stage in prep.stages_cfg:
-                self._coordinator.register_stage(stage.name, prep.endpoints[f"stage_{stage.name}"])
             await self._coordinator.start()
             self._failed = asyncio.get_running_loop().create_future()
             self._start_timeout = timeout
             for _, group in groupby(specs, key=lambda spec: spec.stage_names):
-                self._workers.append(WorkerSlot(list(group), self.launcher))
+                slot = WorkerSlot(list(group), self.launcher)
+                self._workers.append(slot)
+                self._register(slot)
             await self._all_ready(timeout)
         except BaseException:
             await self._shut_down(leave_s=0.0)
@@ -147,6 +147,13 @@ class MultiProcessPipelineRunner:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    def _register(self, worker: WorkerSlot) -> None:
+        """Let the coordinator give its stages requests."""
+        assert self._prep is not None
+        for name in worker.stage_names:
+            endpoint = self._prep.endpoints[f"stage_{name}"]
+            self.coordinator.register_stage(name, endpoint, process=worker.specs[0].process_name)
 
     async def _all_ready(self, timeout: float) -> None:
         ready = {process.ready: process for worker in self._workers for process in worker.processes}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_omni._core import PayloadPlan
 from sglang_omni.pipeline.lending import borrow, lend
-from sglang_omni.proto import DataReadyMessage, StagePayload, codec
+from sglang_omni.proto import DataReadyMessage, Replicas, StagePayload, codec
 from sglang_omni.relay.base import Relay, RelayOperation, RelayReadError
 
 if TYPE_CHECKING:
@@ -177,6 +177,7 @@ async def send_stream_chunk(
     metadata: dict[str, Any] | None = None,
     same_gpu_targets: Collection[str] | None = None,
     fan_out: FanOut | None = None,
+    replicas: Replicas = None,
 ) -> None:
     """Send one chunk of a stream and announce it.
 
@@ -195,6 +196,7 @@ async def send_stream_chunk(
         same_gpu_targets: Stages of other processes on this stage's GPU. Tensors on it are lent to them,
             without a copy, where the relay can.
         fan_out: Writes the data where other targets get it as well.
+        replicas: The request's, as in its SubmitMessage.
 
     Raises:
         As ``write_payload``.
@@ -220,7 +222,7 @@ async def send_stream_chunk(
     await control_plane.send_to_stage(
         target_stage,
         target_endpoint,
-        DataReadyMessage(request_id, from_stage, target_stage, wire, chunk_id=chunk_id),
+        DataReadyMessage(request_id, from_stage, target_stage, wire, chunk_id=chunk_id, replicas=replicas),
     )
 
 
@@ -258,9 +260,12 @@ async def send_stream_signal(
     from_stage: str,
     is_done: bool = False,
     error: str | None = None,
+    replicas: Replicas = None,
 ) -> None:
     """Tell a stage that a stream is over, or failed with ``error``."""
-    message = DataReadyMessage(request_id, from_stage, target_stage, None, is_done=is_done, error=error)
+    message = DataReadyMessage(
+        request_id, from_stage, target_stage, None, is_done=is_done, error=error, replicas=replicas
+    )
     await control_plane.send_to_stage(target_stage, target_endpoint, message)
 
 

@@ -17,7 +17,6 @@ from sglang_omni.config import (
     import_callable,
     instance_name,
     stage_instances,
-    stage_of,
 )
 from sglang_omni.config.factory_args import complete_factory_args, merge_factory_args, stage_factory_path
 from sglang_omni.pipeline.control_plane import StageControlPlane
@@ -48,7 +47,8 @@ class StageLaunchConfig:
         relay_configs: Relay backend that its edges use -> the options of ``create_relay``.
         send_over: Target, or replica of one -> the backend that carries what is sent there.
         receive_over: Source, or replica of one -> the backend that carries what comes from there.
-        same_process_targets: Targets in the stage's own process; they get the payload object itself.
+        same_process_targets: Targets, or replicas of them, in the stage's own process; they get the payload
+            object itself.
         same_gpu_targets: Stream targets, or replicas of them, in other processes on the stage's own GPU.
         tp_address: The socket where the stage's ranks meet; None where it is one process.
         nccl_port: The port where their model's collectives begin; another one each time they are started.
@@ -122,9 +122,7 @@ def plan_stage_launch(
         endpoints={it.name: endpoints[f"stage_{it.name}"] for it in stage_instances(config)},
         send_over={edge.target: edge.relay for edge in outgoing if edge.relay is not None},
         receive_over={edge.source: edge.relay for edge in incoming if edge.relay is not None},
-        same_process_targets=frozenset(
-            stage_of(edge.target) for edge in outgoing if edge.transport == LOCAL_OBJECT
-        ),
+        same_process_targets=frozenset(edge.target for edge in outgoing if edge.transport == LOCAL_OBJECT),
         same_gpu_targets=frozenset(edge.target for edge in outgoing if edge.cuda_ipc),
     )
     backends = dict.fromkeys([*launch.send_over.values(), *launch.receive_over.values()])
@@ -146,7 +144,7 @@ def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: L
     # First: the module of its factory may be what registers a relay.
     scheduler = build_scheduler(launch, config)
     return Stage(
-        name=stage.name,
+        name=launch.instance,
         role=launch.role,
         get_next=_routing(stage, load),
         gpu_id=launch.device_index,

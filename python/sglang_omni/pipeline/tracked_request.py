@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_omni.proto import RequestState, StreamMessage
+from sglang_omni.proto import Replicas, RequestState, StreamMessage
 
 
 @dataclass(slots=True, eq=False)
@@ -15,7 +15,8 @@ class TrackedRequest:
 
     ``wire_id`` is what stages know it by: the caller's id, or one derived from it where stages may
     still remember an earlier request of that id as gone. ``streaming`` holds the stages that have
-    streamed to the caller and not yet said that they are done.
+    streamed to the caller and not yet said that they are done. ``replicas`` holds, by stage, the replica
+    that serves it; None where no stage is replicated, or while it has not been sent in.
     """
 
     request_id: str
@@ -27,3 +28,4 @@ class TrackedRequest:
     results: dict[str, Any] = field(default_factory=dict)
     streaming: set[str] = field(default_factory=set)
     timings: dict[str, float] = field(default_factory=dict)
+    replicas: Replicas = None

@@ -16,7 +16,7 @@ from sglang_omni.proto.messages import (
     SubmitMessage,
     parse_message,
 )
-from sglang_omni.proto.request import OmniRequest, RequestState, StagePayload
+from sglang_omni.proto.request import OmniRequest, Replicas, RequestState, StagePayload
 
 __all__ = [
     "AbortMessage",
@@ -28,6 +28,7 @@ __all__ = [
     "ProfilerStartMessage",
     "ProfilerStopMessage",
     "ProgressMessage",
+    "Replicas",
     "RequestError",
     "RequestState",
     "ShutdownMessage",

@@ -86,6 +86,12 @@ def _check(kind: str, name: str, value: Any, types: _Types) -> None:
         raise ValueError(f"{kind} message: {name} must be {expected}, got {_type_name(value)}")
 
 
+def _check_replicas(kind: str, replicas: dict[Any, Any]) -> None:
+    for stage, replica in replicas.items():
+        if type(stage) is not str or type(replica) is not int:
+            raise ValueError(f"{kind} message: replicas: not a stage and a number: {stage!r}: {replica!r}")
+
+
 @dataclass_transform()
 def _message(cls: type[_T]) -> type[_T]:
     """A dataclass that knows what its wire form needs."""
@@ -101,23 +107,32 @@ def _message(cls: type[_T]) -> type[_T]:
 
 @_message
 class SubmitMessage(_Message):
-    """Coordinator -> entry stage: a new request. ``data`` is a StagePayload."""
+    """Coordinator -> entry stage: a new request. ``data`` is a StagePayload.
+
+    ``replicas`` serve the request for its whole life.
+    """
 
     type: ClassVar[str] = "submit"
-    _accepted: ClassVar = {"request_id": (str,), "data": _ANY}
+    _accepted: ClassVar = {"request_id": (str,), "data": _ANY, "replicas": (dict, _NONE)}
 
     request_id: str
     data: Any
+    replicas: dict[str, int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         data = self.data
         if isinstance(data, StagePayload):
             data = {"stage_payload": data.to_dict()}
-        return {"type": self.type, "request_id": self.request_id, "data": data}
+        wire = {"type": self.type, "request_id": self.request_id, "data": data}
+        if self.replicas:
+            wire["replicas"] = self.replicas
+        return wire
 
     @classmethod
     def from_dict(cls, wire: Mapping[str, Any]) -> Self:
         message = super().from_dict(wire)
+        if message.replicas is not None:
+            _check_replicas(cls.type, message.replicas)
         data = message.data
         if isinstance(data, dict) and data.keys() == {"stage_payload"}:
             payload = data["stage_payload"]
@@ -131,7 +146,8 @@ class SubmitMessage(_Message):
 class DataReadyMessage(_Message):
     """Stage -> stage: a payload, a stream chunk (``chunk_id`` set) or a stream's end.
 
-    ``shm_metadata`` is whatever the relay's put returned: all a peer needs to read the data.
+    ``from_stage`` and ``to_stage`` are instances of stages. ``shm_metadata`` is whatever the relay's put
+    returned: all a peer needs to read the data. ``replicas`` are the request's, as in its SubmitMessage.
     """
 
     type: ClassVar[str] = "data_ready"
@@ -143,6 +159,7 @@ class DataReadyMessage(_Message):
         "chunk_id": (int, _NONE),
         "is_done": (bool,),
         "error": (str, _NONE),
+        "replicas": (dict, _NONE),
     }
 
     request_id: str
@@ -152,12 +169,21 @@ class DataReadyMessage(_Message):
     chunk_id: int | None = None
     is_done: bool = False
     error: str | None = None
+    replicas: dict[str, int] | None = None
+
+    @classmethod
+    def from_dict(cls, wire: Mapping[str, Any]) -> Self:
+        message = super().from_dict(wire)
+        if message.replicas is not None:
+            _check_replicas(cls.type, message.replicas)
+        return message
 
 
 @_message
 class CompleteMessage(_Message):
     """Stage -> coordinator: a terminal stage's result, or any stage's failure.
 
+    ``from_stage`` is the instance of the stage.
     ``error_info`` is a RequestError's fields, where the failure is the request's own fault.
     """
 
@@ -203,7 +229,10 @@ class CompleteMessage(_Message):
 
 @_message
 class StreamMessage(_Message):
-    """Stage -> coordinator: one chunk of partial output for the caller."""
+    """Stage -> coordinator: one chunk of partial output for the caller.
+
+    ``from_stage`` is the stage, of whichever replica: that is what the caller is to know.
+    """
 
     type: ClassVar[str] = "stream"
     _accepted: ClassVar = {
@@ -227,7 +256,7 @@ class StreamMessage(_Message):
 
 @_message
 class ProgressMessage(_Message):
-    """Stage -> coordinator: which stages answer for which requests, as differences.
+    """Stage -> coordinator: which instances of stages answer for which requests, as differences.
 
     ``changes`` holds ``[request_id, stage, difference]`` entries, sent in batches. Differences commute,
     so messages of several stages may arrive in any order. When a process dies, the requests whose

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+#: Stage -> the replica of it that serves a request; None where no stage is replicated.
+Replicas = dict[str, int] | None
+
 
 class RequestState(Enum):
     """Where the coordinator sees a request: PENDING -> RUNNING -> COMPLETED | FAILED | ABORTED."""

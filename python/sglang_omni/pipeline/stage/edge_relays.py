@@ -57,8 +57,15 @@ class EdgeRelays:
         return edges
 
     @classmethod
-    def single(cls, stage: str, relay: Relay | None) -> Self:
-        """One relay, or none, for whatever edges there are."""
+    def single(cls, stage: str, relay: Relay | None, config: Mapping[str, Any] | None = None) -> Self:
+        """One relay, or none, for whatever edges there are.
+
+        Args:
+            config: To make it from where it is not given: ``relay_type`` and the options of ``create_relay``.
+        """
+        if relay is None and config is not None:
+            options = {"engine_id": stage, **config}
+            relay = create_relay(options.pop("relay_type", "shm"), **options)
         edges = cls(stage, {} if relay is None else {"": relay}, {}, {})
         edges._is_planned, edges._any = False, relay
         return edges

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
+from sglang_omni.config.instances import instance_name, stage_of
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.fan_out import FanOut
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
@@ -21,6 +22,7 @@ from sglang_omni.proto import (
     DataReadyMessage,
     Message,
     ProgressMessage,
+    Replicas,
     StagePayload,
     StatsMessage,
     StreamMessage,
@@ -54,8 +56,11 @@ class StageLink(Protocol):
 class Outgoing:
     """Routes what the scheduler emits and sends it, in order on each edge.
 
+    Hooks of the configuration speak of stages. Each target is turned at once into the instance of it that
+    serves the request; edges lead to instances.
+
     Args:
-        stage: The sending stage's name.
+        name: The sending instance.
         fail: ``fail(request_id, text)``, called where sending failed.
         on_sent: Called when a message has left that had to wait.
         The others are those of ``Stage``.
@@ -63,7 +68,7 @@ class Outgoing:
 
     def __init__(
         self,
-        stage: str,
+        name: str,
         *,
         control_plane: StageLink,
         relays: EdgeRelays,
@@ -78,7 +83,8 @@ class Outgoing:
         fail: Callable[[str, str], None],
         on_sent: Callable[[], None],
     ) -> None:
-        self._stage = stage
+        self._name = name
+        self._stage = stage_of(name)
         self._control_plane = control_plane
         self._relays = relays
         self._get_next = get_next
@@ -91,13 +97,13 @@ class Outgoing:
         self._dispatcher = local_dispatcher
         self._fail = fail
         self._on_sent = on_sent
-        self._topology = {*endpoints, *same_process_targets}
+        self._topology = {stage_of(target) for target in (*endpoints, *same_process_targets)}
         self._lanes: dict[str, Lane] = {}
-        self._to_coordinator = Lane(f"{stage}->{COORDINATOR}", on_sent)
+        self._to_coordinator = Lane(f"{name}->{COORDINATOR}", on_sent)
         self._puts: set[asyncio.Task[None]] = set()
         self._send_progress = getattr(control_plane, "send_progress", None)
         self._send_stats = getattr(control_plane, "send_stats", None)
-        self.progress = ProgressReporter(stage, self._report)
+        self.progress = ProgressReporter(name, self._report)
         self.requests = RequestTable(self.progress, self._after_sent)
 
     @property
@@ -114,23 +120,24 @@ class Outgoing:
             Exception: What a hook of the stage's configuration raised.
         """
         record = self.requests.active[request_id]
+        replicas = record.replicas
         returned = self._get_next(request_id, output)
-        ended = self._ended_streams(request_id, output)
+        ended = _instances(self._ended_streams(request_id, output), replicas)
         payloads: list[tuple[str, StagePayload, bool]] = []
         if returned is not None:
             targets = checked_targets(returned, self._topology, stage=self._stage, hook="get_next")
-            payloads = self._payloads(output, targets)
+            payloads = self._payloads(output, targets, replicas)
         for target in ended:
             self._open_stream(request_id, record, target)
-            self._lane(target).put(request_id, self._send_done, request_id, target)
+            self._lane(target).put(request_id, self._send_done, request_id, target, replicas)
         shared = self._shared([(target, payload) for target, payload, is_local in payloads if not is_local])
         for target, payload, is_local in payloads:
             self.progress.handed_on(request_id, target)
             if is_local:
-                self._lane(target).put(request_id, self._hand_over, request_id, target, payload)
+                self._lane(target).put(request_id, self._hand_over, request_id, target, payload, replicas)
             else:
                 written = shared.get(target, payload)
-                self._lane(target).put(request_id, self._send_payload, request_id, target, written)
+                self._lane(target).put(request_id, self._send_payload, request_id, target, written, replicas)
         if self.requests.active.get(request_id) is not record:
             return  # A send began at once and failed, which has ended the request.
         if returned is None:
@@ -140,7 +147,7 @@ class Outgoing:
             self.requests.finish(request_id)
         if returned is None:
             result = output.data if isinstance(output, StagePayload) else output
-            self.complete(CompleteMessage(request_id, self._stage, success=True, result=result))
+            self.complete(CompleteMessage(request_id, self._name, success=True, result=result))
 
     def stream(self, request_id: str, out: OutgoingMessage) -> None:
         """Sends a chunk to its target, to all stream targets, or to the caller.
@@ -157,6 +164,8 @@ class Outgoing:
                 f"stream target {out.target!r} is outside the static topology: stream_to is "
                 f"{self._stream_targets}"
             )
+        replicas = record.replicas
+        targets = _instances(targets, replicas)
         remote = [t for t in targets if t != COORDINATOR and t not in self._same_process_targets]
         shared = self._shared([(target, out.data) for target in remote])
         for target in targets:
@@ -169,7 +178,7 @@ class Outgoing:
                 self._open_stream(request_id, record, target)
                 chunk_id = record.chunks_sent[target]
                 record.chunks_sent[target] = chunk_id + 1
-                args = (request_id, target, chunk_id, out.data, out.metadata, shared.get(target))
+                args = (request_id, target, chunk_id, out.data, out.metadata, shared.get(target), replicas)
                 self._lane(target).put(request_id, self._send_chunk, *args)
 
     def stats(self, message: StatsMessage) -> None:
@@ -204,8 +213,10 @@ class Outgoing:
             returned, self._stream_targets, stage=self._stage, hook="stream_done_to_fn", empty_ok=True
         )
 
-    def _payloads(self, output: Any, targets: list[str]) -> list[tuple[str, StagePayload, bool]]:
-        """``(target, payload, whether to hand over the object itself)`` for each target."""
+    def _payloads(
+        self, output: Any, targets: list[str], replicas: Replicas
+    ) -> list[tuple[str, StagePayload, bool]]:
+        """``(instance, payload, whether to hand over the object itself)`` for each target."""
         projected = []
         for target in targets:
             project = self._project_payload.get(target)
@@ -217,11 +228,12 @@ class Outgoing:
                     f"{type(payload).__name__}, expected a StagePayload"
                 )
             projected.append(payload)
+        instances = _instances(targets, replicas)
         if not self._same_process_targets:
-            return [(target, payload, False) for target, payload in zip(targets, projected, strict=True)]
+            return [(target, payload, False) for target, payload in zip(instances, projected, strict=True)]
         return [
             (target, payload, target in self._same_process_targets and self._is_alone(i, projected, output))
-            for i, (target, payload) in enumerate(zip(targets, projected, strict=True))
+            for i, (target, payload) in enumerate(zip(instances, projected, strict=True))
         ]
 
     def _shared(self, sent: Sequence[tuple[str, Any]]) -> dict[str, FanOut]:
@@ -266,23 +278,35 @@ class Outgoing:
     def _lane(self, target: str) -> Lane:
         lane = self._lanes.get(target)
         if lane is None:
-            lane = self._lanes[target] = Lane(f"{self._stage}->{target}", self._on_sent)
+            lane = self._lanes[target] = Lane(f"{self._name}->{target}", self._on_sent)
         return lane
 
     # --- sending, inside the target's lane --------------------------------------------------------
 
-    async def _hand_over(self, request_id: str, target: str, payload: StagePayload) -> None:
+    async def _hand_over(
+        self, request_id: str, target: str, payload: StagePayload, replicas: Replicas
+    ) -> None:
         if self.requests.is_dropped(request_id):
             return
         assert self._dispatcher is not None
         try:
             await self._dispatcher.send_payload(
-                from_stage=self._stage, to_stage=target, request_id=request_id, payload=payload
+                from_stage=self._name,
+                to_stage=target,
+                request_id=request_id,
+                payload=payload,
+                replicas=replicas,
             )
         except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
             self._fail_sending(request_id, target, exc)
 
-    async def _send_payload(self, request_id: str, target: str, payload: StagePayload | FanOut) -> None:
+    async def _send_payload(
+        self,
+        request_id: str,
+        target: str,
+        payload: StagePayload | FanOut,
+        replicas: Replicas,
+    ) -> None:
         if self.requests.is_dropped(request_id):
             return
         try:
@@ -296,7 +320,7 @@ class Outgoing:
             await self._control_plane.send_to_stage(
                 target,
                 self._endpoint(target),
-                DataReadyMessage(request_id, self._stage, target, metadata),
+                DataReadyMessage(request_id, self._name, target, metadata, replicas=replicas),
             )
             self._watch_put(request_id, target, put)
         except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
@@ -310,6 +334,7 @@ class Outgoing:
         data: Any,
         metadata: dict[str, Any] | None,
         fan_out: FanOut | None,
+        replicas: Replicas,
     ) -> None:
         if self.requests.is_dropped(request_id):
             return
@@ -317,12 +342,13 @@ class Outgoing:
             if target in self._same_process_targets:
                 assert self._dispatcher is not None
                 await self._dispatcher.send_stream_chunk(
-                    from_stage=self._stage,
+                    from_stage=self._name,
                     to_stage=target,
                     request_id=request_id,
                     chunk_id=chunk_id,
                     data=data,
                     metadata=metadata,
+                    replicas=replicas,
                 )
                 return
             await relay_io.send_stream_chunk(
@@ -332,23 +358,28 @@ class Outgoing:
                 data=data,
                 target_stage=target,
                 target_endpoint=self._endpoint(target),
-                from_stage=self._stage,
+                from_stage=self._name,
                 chunk_id=chunk_id,
                 metadata=metadata,
                 same_gpu_targets=self._same_gpu_targets,
                 fan_out=fan_out,
+                replicas=replicas,
             )
         except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
             self._fail_sending(request_id, target, exc)
 
-    async def _send_done(self, request_id: str, target: str) -> None:
+    async def _send_done(self, request_id: str, target: str, replicas: Replicas) -> None:
         if self.requests.is_dropped(request_id):
             return
         try:
             if target in self._same_process_targets:
                 assert self._dispatcher is not None
                 await self._dispatcher.send_stream_signal(
-                    from_stage=self._stage, to_stage=target, request_id=request_id, is_done=True
+                    from_stage=self._name,
+                    to_stage=target,
+                    request_id=request_id,
+                    is_done=True,
+                    replicas=replicas,
                 )
                 return
             await relay_io.send_stream_signal(
@@ -356,8 +387,9 @@ class Outgoing:
                 request_id=request_id,
                 target_stage=target,
                 target_endpoint=self._endpoint(target),
-                from_stage=self._stage,
+                from_stage=self._name,
                 is_done=True,
+                replicas=replicas,
             )
         except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
             self._fail_sending(request_id, target, exc)
@@ -416,3 +448,10 @@ class Outgoing:
         except Exception as exc:  # noqa: BLE001  reported as the request's failure
             if not self.requests.is_dropped(request_id):
                 self._fail_sending(request_id, target, exc)
+
+
+def _instances(targets: list[str], replicas: Replicas) -> list[str]:
+    """The instance of each target that serves a request with these replicas."""
+    if not replicas:
+        return targets
+    return [instance_name(target, replicas.get(target)) for target in targets]

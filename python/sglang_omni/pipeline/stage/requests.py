@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sglang_omni.pipeline.progress import ProgressReporter
+from sglang_omni.proto import Replicas
 from sglang_omni.scheduling.messages import IncomingMessage
 from sglang_omni.scheduling.recent_ids import RecentIds
 
@@ -32,6 +33,7 @@ class RequestRecord:
         held: Stream messages that wait until the scheduler has the payload.
         nbytes: What came through a relay for it and the scheduler does not have yet.
         chunks_sent: How many chunks went to each stream target; the coordinator's is None.
+        replicas: Which replica of each replicated stage serves it; None where no stage is replicated.
     """
 
     since: float = field(default_factory=time.monotonic)
@@ -43,6 +45,7 @@ class RequestRecord:
     held: list[IncomingMessage] = field(default_factory=list)
     nbytes: int = 0
     chunks_sent: dict[str | None, int] = field(default_factory=dict)
+    replicas: Replicas = None
 
     def hold(self, message: IncomingMessage) -> None:
         """Keeps a stream message until the scheduler has the payload.
@@ -83,23 +86,25 @@ class RequestTable:
         """Whether the request was aborted, or has failed here."""
         return request_id in self._dropped
 
-    def open(self, request_id: str) -> RequestRecord:
-        """The request's record, a new one where it is new here."""
+    def open(self, request_id: str, replicas: Replicas = None) -> RequestRecord:
+        """The request's record, a new one with these replicas where it is new here."""
         record = self.active.get(request_id)
         if record is None:
-            record = self.active[request_id] = RequestRecord()
+            record = self.active[request_id] = RequestRecord(replicas=replicas)
             self._finished.pop(request_id, None)
         return record
 
-    def receive_payload(self, request_id: str, source: str | None) -> RequestRecord:
+    def receive_payload(
+        self, request_id: str, source: str | None, replicas: Replicas = None
+    ) -> RequestRecord:
         """Counts a payload that came from a stage, or from the coordinator where ``source`` is None."""
-        record = self.open(request_id)
+        record = self.open(request_id, replicas)
         record.times_received += 1
         record.has_payload = True
         self._progress.received(request_id, source)
         return record
 
-    def receive_stream(self, request_id: str, source: str) -> RequestRecord | None:
+    def receive_stream(self, request_id: str, source: str, replicas: Replicas = None) -> RequestRecord | None:
         """Counts the first message of a stream. None where the request is already finished here."""
         if request_id not in self.active and (counted := self._finished.get(request_id)) is not None:
             if source not in counted:
@@ -107,7 +112,7 @@ class RequestTable:
                 self._progress.received(request_id, source)
                 self._progress.finished(request_id, 1)
             return None
-        record = self.open(request_id)
+        record = self.open(request_id, replicas)
         if source not in record.sources:
             record.sources.add(source)
             record.times_received += 1

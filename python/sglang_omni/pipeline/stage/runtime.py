@@ -14,6 +14,7 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
+from sglang_omni.config.instances import stage_of
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.control_plane import ControlPlaneClosed
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
@@ -40,12 +41,13 @@ from sglang_omni.proto import (
     Message,
     ProfilerStartMessage,
     ProfilerStopMessage,
+    Replicas,
     RequestError,
     ShutdownMessage,
     StagePayload,
     SubmitMessage,
 )
-from sglang_omni.relay.base import Relay, create_relay
+from sglang_omni.relay.base import Relay
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage, Scheduler
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
@@ -65,12 +67,13 @@ class Stage:
     A failure of one request, message, payload or route is that request's error; the stage goes on.
 
     Args:
-        name: The stage's name.
+        name: The stage's name, or that of the replica it is: ``talker@r1``. What the scheduler and the input
+            handler are told of other stages goes by the stages' names.
         role: ``single``, or ``leader`` or ``follower`` in a tensor-parallel group. A follower computes
             what its control plane hands it and sends nothing: the leader owns all I/O.
         get_next: ``get_next(request_id, output)`` names the next stage or stages; None completes the request.
         gpu_id: The device the stage computes on, if any.
-        endpoints: ``{stage: endpoint}`` of the stages this one may send to.
+        endpoints: ``{stage: endpoint}`` of the stages this one may send to, and of their replicas.
         control_plane: Sockets, or anything with their methods.
         input_handler: DirectInput unless given.
         relay: Carries payloads to and from other processes; made from ``relay_config`` where that is given
@@ -81,8 +84,9 @@ class Stage:
         stream_targets: Where untargeted stream chunks go; to the caller where there are none.
         get_stream_done_targets: ``f(request_id, output)`` names the stream targets whose stream ends with
             the result, None for none; all of them without it.
-        same_gpu_targets: Stream targets on the same GPU, in other processes.
-        same_process_targets: Targets in this process, reached through ``local_dispatcher``.
+        same_gpu_targets: Stream targets, or replicas of them, on the same GPU, in other processes.
+        same_process_targets: Targets, or replicas of them, in this process, reached through
+            ``local_dispatcher``.
         can_accept_stream_before_payload: Whether chunks may come before the payload of their request.
         is_terminal: Whether the stage completes requests.
     """
@@ -115,9 +119,7 @@ class Stage:
         self.gpu_id = gpu_id
         self.control_plane = control_plane
         self.input_handler = input_handler or DirectInput()
-        self.relays = relays or EdgeRelays.single(
-            name, relay if relay is not None else _make_relay(name, relay_config)
-        )
+        self.relays = relays or EdgeRelays.single(name, relay, relay_config)
         self.scheduler: Scheduler = (
             scheduler if scheduler is not None else SimpleScheduler(lambda payload: payload)
         )
@@ -254,7 +256,7 @@ class Stage:
                     self._receive_lanes[message.from_stage] = lane
                 lane.put(message.request_id, self._receive, message)
             case SubmitMessage():
-                self._accept_payload(message.request_id, None, message.data)
+                self._accept_payload(message.request_id, None, message.data, replicas=message.replicas)
             case FlushCacheMessage():
                 flush = getattr(self.scheduler, "flush_cache", None)
                 if flush is not None:
@@ -279,22 +281,23 @@ class Stage:
 
     async def _receive(self, message: DataReadyMessage) -> None:
         """One message of another stage, in the lane of that stage."""
-        request_id, source = message.request_id, message.from_stage
+        request_id, source, replicas = message.request_id, message.from_stage, message.replicas
         if message.error is not None:
             self._fail(request_id, f"stream from {source!r} failed: {message.error}")
         elif message.is_done:
-            self._accept_stream(request_id, source, IncomingMessage(request_id, "stream_done", source))
+            done = IncomingMessage(request_id, "stream_done", stage_of(source))
+            self._accept_stream(request_id, source, done, replicas=replicas)
         elif message.chunk_id is not None:
             read = await self._read(message, relay_io.read_stream_chunk)
             if read is not None:
                 data, metadata = read
-                item = StreamItem(message.chunk_id, data, source, metadata)
+                item = StreamItem(message.chunk_id, data, stage_of(source), metadata)
                 chunk = IncomingMessage(request_id, "stream_chunk", item)
-                self._accept_stream(request_id, source, chunk, relay_io.relayed_bytes(message))
+                self._accept_stream(request_id, source, chunk, relay_io.relayed_bytes(message), replicas)
         else:
             payload = await self._read(message, relay_io.read_payload)
             if payload is not None:
-                self._accept_payload(request_id, source, payload, relay_io.relayed_bytes(message))
+                self._accept_payload(request_id, source, payload, relay_io.relayed_bytes(message), replicas)
 
     async def _read(self, message: DataReadyMessage, read: Any) -> Any:
         """What ``read`` returns; None where the request is not wanted any more, or could not be read."""
@@ -310,38 +313,56 @@ class Stage:
         # A dropped request's data was read all the same: that is what gives its slot back.
         return None if self._requests.is_dropped(request_id) else value
 
-    async def receive_local_payload(self, request_id: str, from_stage: str, payload: StagePayload) -> None:
+    async def receive_local_payload(
+        self, request_id: str, from_stage: str, payload: StagePayload, replicas: Replicas = None
+    ) -> None:
         """A payload of a stage in this process, as the object itself. Waits while this stage is full."""
         await self._room.wait()
-        self._accept_payload(request_id, from_stage, payload)
+        self._accept_payload(request_id, from_stage, payload, replicas=replicas)
 
     async def receive_local_stream_chunk(
-        self, request_id: str, from_stage: str, chunk_id: int, data: Any, metadata: dict[str, Any] | None
+        self,
+        request_id: str,
+        from_stage: str,
+        chunk_id: int,
+        data: Any,
+        metadata: dict[str, Any] | None,
+        replicas: Replicas = None,
     ) -> None:
         """A stream chunk of a stage in this process, as the object itself. Waits while this stage is full."""
         await self._room.wait()
-        item = StreamItem(chunk_id, data, from_stage, metadata)
-        self._accept_stream(request_id, from_stage, IncomingMessage(request_id, "stream_chunk", item))
+        item = StreamItem(chunk_id, data, stage_of(from_stage), metadata)
+        chunk = IncomingMessage(request_id, "stream_chunk", item)
+        self._accept_stream(request_id, from_stage, chunk, replicas=replicas)
 
     async def receive_local_stream_signal(
-        self, request_id: str, from_stage: str, *, is_done: bool = False, error: str | None = None
+        self,
+        request_id: str,
+        from_stage: str,
+        *,
+        is_done: bool = False,
+        error: str | None = None,
+        replicas: Replicas = None,
     ) -> None:
         """The end of a stream of a stage in this process, or its failure."""
         if error is not None:
             self._fail(request_id, f"stream from {from_stage!r} failed: {error}")
         elif is_done:
-            message = IncomingMessage(request_id, "stream_done", from_stage)
-            self._accept_stream(request_id, from_stage, message)
+            message = IncomingMessage(request_id, "stream_done", stage_of(from_stage))
+            self._accept_stream(request_id, from_stage, message, replicas=replicas)
 
-    def _accept_payload(self, request_id: str, source: str | None, payload: Any, nbytes: int = 0) -> None:
+    def _accept_payload(
+        self, request_id: str, source: str | None, payload: Any, nbytes: int = 0, replicas: Replicas = None
+    ) -> None:
         if self._requests.is_dropped(request_id):
             return
-        record = self._requests.receive_payload(request_id, source)
+        record = self._requests.receive_payload(request_id, source, replicas)
         record.nbytes += nbytes
         try:
             if not isinstance(payload, StagePayload):
                 raise TypeError(f"expected a StagePayload, got a {type(payload).__name__}")
-            merged = self.input_handler.receive(request_id, source or "coordinator", payload)
+            sender = "coordinator" if source is None else stage_of(source)
+            merged = self.input_handler.receive(request_id, sender, payload)
         except Exception as exc:  # noqa: BLE001  a merge function may raise anything
             self._fail_with(request_id, exc)
             return
@@ -355,10 +376,17 @@ class Stage:
         record.held.clear()
         record.nbytes = 0
 
-    def _accept_stream(self, request_id: str, source: str, message: IncomingMessage, nbytes: int = 0) -> None:
+    def _accept_stream(
+        self,
+        request_id: str,
+        source: str,
+        message: IncomingMessage,
+        nbytes: int = 0,
+        replicas: Replicas = None,
+    ) -> None:
         if self._requests.is_dropped(request_id):
             return
-        record = self._requests.receive_stream(request_id, source)
+        record = self._requests.receive_stream(request_id, source, replicas)
         if record is None:
             return
         if record.started or self.can_accept_stream_before_payload:
@@ -463,11 +491,3 @@ class Stage:
 
 def _text(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {exc}" if str(exc) else type(exc).__name__
-
-
-def _make_relay(stage: str, config: Mapping[str, Any] | None) -> Relay | None:
-    if config is None:
-        return None
-    options = dict(config)
-    options.setdefault("engine_id", stage)
-    return create_relay(options.pop("relay_type", "shm"), **options)
