@@ -318,8 +318,8 @@ def test_describe_shows_stages_edges_and_processes() -> None:
         round-trip (PipelineConfig)
         model the/model, relay shm
         stages
-          pre      entry; -> (some of) thinker, text
-          thinker  -> text; streams to text
+          pre      entry; -> (some of) thinker (shm), text (local_object)
+          thinker  -> text (shm); streams to text (shm)
           text     waits for pre, thinker; terminal
         processes
           main (cpu): pre, text
@@ -342,9 +342,32 @@ def test_resolve_shows_what_factories_are_called_with() -> None:
         "depth": 4096,
     }
     assert resolved["processes"] == [
-        {"name": "main", "stages": ["pre", "text"], "gpu": None},
-        {"name": "thinker_tp0", "stages": ["thinker"], "gpu": 0},
-        {"name": "thinker_tp1", "stages": ["thinker"], "gpu": 1},
+        {"name": "main", "stages": ["pre", "text"], "gpu": None, "node": None},
+        {"name": "thinker_tp0", "stages": ["thinker"], "gpu": 0, "node": None},
+        {"name": "thinker_tp1", "stages": ["thinker"], "gpu": 1, "node": None},
+    ]
+    assert resolved["edges"] == [
+        {
+            "source": "pre",
+            "target": "thinker",
+            "kinds": ["payload"],
+            "transport": "shm",
+            "reason": "same host",
+        },
+        {
+            "source": "pre",
+            "target": "text",
+            "kinds": ["payload"],
+            "transport": "local_object",
+            "reason": "same process; shm for what several stages get",
+        },
+        {
+            "source": "thinker",
+            "target": "text",
+            "kinds": ["payload", "stream"],
+            "transport": "shm",
+            "reason": "same host",
+        },
     ]
     assert resolved["gpus"][1] == {
         "stages": ["thinker"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sglang_omni.config.instances import StageInstance, instances_of, stage_instances, stage_of
@@ -41,6 +41,11 @@ class Edge:
     relay: str | None
     cuda_ipc: bool = False
 
+    @property
+    def label(self) -> str:
+        """The transport in short: ``local_object``, ``nixl``, ``shm + cuda_ipc``."""
+        return f"{self.transport} + cuda_ipc" if self.cuda_ipc else self.transport
+
 
 def plan_edges(
     config: PipelineConfig, process_of: Mapping[str, str] | None = None, *, spread: bool = False
@@ -67,6 +72,18 @@ def plan_edges(
         for target_stage in _targets(source.stage, config)
         for target in _reachable(source, target_stage, process_of)
     ]
+
+
+def merge_replicas(edges: list[Edge]) -> list[Edge]:
+    """The edges between stages. Those of replicas are told apart only where they are not all alike."""
+    alike: dict[tuple[str, str], list[Edge]] = {}
+    for edge in edges:
+        alike.setdefault((stage_of(edge.source), stage_of(edge.target)), []).append(edge)
+    merged: list[Edge] = []
+    for (source, target), group in alike.items():
+        kinds = {replace(edge, source=source, target=target) for edge in group}
+        merged += kinds if len(kinds) == 1 else group
+    return merged
 
 
 def check_edges(config: PipelineConfig) -> None:
@@ -116,7 +133,8 @@ def _plan_edge(
     if _share_process(source, target, process_of):
         fans_out = stage.get_next is not None or len(stage.next_stages) > 1
         shared = config.relay_backend if fans_out and "payload" in kinds else None
-        return Edge(source.name, target.name, tuple(kinds), LOCAL_OBJECT, "same process", shared)
+        reason = "same process" + (f"; {shared} for what several stages get" if shared is not None else "")
+        return Edge(source.name, target.name, tuple(kinds), LOCAL_OBJECT, reason, shared)
     on_one_host = source.node == target.node and not (spread and source.node is None)
     backend, reason = _backend(source, target, config, on_one_host, spread)
     is_lent = (

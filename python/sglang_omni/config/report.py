@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from sglang_omni.config.edges import check_edges
+from sglang_omni.config.edges import Edge, check_edges, merge_replicas, plan_edges
 from sglang_omni.config.factory_args import (
     merge_factory_args,
     resolve_stage_factory_args,
     stage_factory_path,
 )
 from sglang_omni.config.imports import Signature, inspect_path
+from sglang_omni.config.instances import stage_instances, stage_of
 from sglang_omni.config.io import ConfigError, config_to_dict
-from sglang_omni.config.placement import build_stage_placement_plan, resolve_stage_gpu_ids
+from sglang_omni.config.placement import build_stage_placement_plan, gpu_label, resolve_stage_gpu_ids
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.strict import did_you_mean
 from sglang_omni.config.topology import ProcessTopologyPlan, build_process_topology_plan
@@ -61,11 +62,21 @@ def resolve_config(config: PipelineConfig) -> dict[str, Any]:
         "entry_stage": config.resolved_entry_stage,
         "terminal_stages": config.terminal_stages,
         "processes": [
-            {"name": name, "stages": stages, "gpu": gpu}
+            {"name": name, "stages": stages, "gpu": gpu, "node": processes.node_of[name]}
             for name, stages, gpu in _processes(config, processes)
         ],
+        "edges": [
+            {
+                "source": edge.source,
+                "target": edge.target,
+                "kinds": list(edge.kinds),
+                "transport": edge.label,
+                "reason": edge.reason,
+            }
+            for edge in merge_replicas(plan_edges(config, processes.stage_to_process))
+        ],
         "gpus": {
-            gpu.gpu_id: {
+            gpu_label(gpu.node, gpu.gpu_id) if gpu.node else gpu.gpu_id: {
                 "stages": list(gpu.stage_names),
                 "total_gpu_memory_fraction": round(gpu.total_gpu_memory_fraction, 6),
                 "missing_fraction": list(gpu.missing_fraction_stage_names),
@@ -84,7 +95,7 @@ def resolve_config(config: PipelineConfig) -> dict[str, Any]:
 
 
 def describe_config(config: PipelineConfig) -> str:
-    """The pipeline at a glance: its stages with their edges, and its processes.
+    """The pipeline at a glance: its stages with what carries their edges, and its processes.
 
     Raises:
         ValueError: no placement or no process topology fits the config.
@@ -96,15 +107,27 @@ def describe_config(config: PipelineConfig) -> str:
     ]
     lines.append("stages")
     width = max(len(stage.name) for stage in config.stages)
-    lines += [f"  {stage.name:<{width}}  {'; '.join(_edges(stage, config))}" for stage in config.stages]
+    edges = plan_edges(config, plan.stage_to_process)
+    lines += [
+        f"  {stage.name:<{width}}  {'; '.join(_edges(stage, config, edges))}" for stage in config.stages
+    ]
     lines.append("processes")
     for name, stages, gpu in _processes(config, plan):
-        where = "cpu" if gpu is None else f"gpu {gpu}"
+        node = plan.node_of[name]
+        where = ("cpu" if gpu is None else f"gpu {gpu}") + (f", node {node}" if node is not None else "")
         lines.append(f"  {name} ({where}): {', '.join(stages)}")
     return "\n".join(lines)
 
 
-def _edges(stage: StageConfig, config: PipelineConfig) -> Iterator[str]:
+def _edges(stage: StageConfig, config: PipelineConfig, edges: Sequence[Edge]) -> Iterator[str]:
+    def over(target: str) -> str:
+        labels = dict.fromkeys(
+            edge.label
+            for edge in edges
+            if (stage_of(edge.source), stage_of(edge.target)) == (stage.name, target)
+        )
+        return f"{target} ({', '.join(labels)})"
+
     if stage.name == config.resolved_entry_stage:
         yield "entry"
     if stage.wait_for:
@@ -117,9 +140,9 @@ def _edges(stage: StageConfig, config: PipelineConfig) -> Iterator[str]:
         yield f"-> {stage.get_next}"
     else:
         chosen = " (some of)" if stage.route_fn is not None else ""
-        yield f"->{chosen} {', '.join(stage.next_stages)}"
+        yield f"->{chosen} {', '.join(map(over, stage.next_stages))}"
     if stage.stream_to:
-        yield f"streams to {', '.join(stage.stream_to)}"
+        yield f"streams to {', '.join(map(over, stage.stream_to))}"
 
 
 def _processes(
@@ -127,10 +150,9 @@ def _processes(
 ) -> Iterator[tuple[str, list[str], int | None]]:
     for group in plan.groups:
         yield group.name, list(group.stage_names), group.gpu_id
-    for stage in config.stages:
-        names = plan.tp_stage_to_processes.get(stage.name, ())
-        for rank, name in enumerate(names):
-            yield name, [stage.name], stage.gpu_ids[rank] if stage.gpu_ids else None
+    for instance in stage_instances(config):
+        for rank, name in enumerate(plan.tp_stage_to_processes.get(instance.name, ())):
+            yield name, [instance.name], instance.gpu_ids[rank] if instance.gpu_ids else None
 
 
 def _path_problems(config: PipelineConfig) -> Iterator[str]:

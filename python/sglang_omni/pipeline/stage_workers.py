@@ -67,17 +67,33 @@ class WorkerSpec:
         return self.stages[0].replica
 
 
-def plan_workers(config: PipelineConfig, prep: PipelineRuntimePrep) -> list[WorkerSpec]:
+def plan_workers(
+    config: PipelineConfig,
+    prep: PipelineRuntimePrep,
+    *,
+    spread: bool = False,
+    host_address: str | None = None,
+) -> list[WorkerSpec]:
     """One spec for each process of the plan, the replicas that are not to start yet included.
 
     The ranks of a stage follow one another, rank 0 first.
+
+    Args:
+        config: The pipeline.
+        prep: What was made of it.
+        spread: Whether processes that name no node may be put on any host, as Ray does.
+        host_address: Where relays of other hosts reach those of this one; None where there are none.
+
+    Raises:
+        ValueError: A relay backend that stays within a host was chosen for an edge between hosts.
     """
     instances = {instance.name: instance for instance in stage_instances(config)}
     wire = partial(
         plan_stage_launch,
         config=config,
         endpoints=prep.endpoints,
-        edges=plan_edges(config, prep.process_plan.stage_to_process),
+        edges=plan_edges(config, prep.process_plan.stage_to_process, spread=spread),
+        host_address=host_address,
     )
     launches = {
         group.name: tuple(wire(instances[name]) for name in group.stage_names)
