@@ -19,6 +19,7 @@ from sglang_omni.pipeline.control_plane import (
     StageControlPlane,
     encode_message,
 )
+from sglang_omni.pipeline.transport.curve import RunKeys, secure_client
 from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,
@@ -45,13 +46,16 @@ class Wires:
 
     def __init__(self, endpoint: dict[str, str]) -> None:
         self.endpoint = endpoint
-        self.coordinator = CoordinatorControlPlane(self.endpoint["completion"], self.endpoint["abort"])
+        self.keys = RunKeys.generate()
+        self.coordinator = CoordinatorControlPlane(
+            self.endpoint["completion"], self.endpoint["abort"], keys=self.keys
+        )
         self.a = self.stage("a")
         self.b = self.stage("b")
 
     def stage(self, name: str) -> StageControlPlane:
         return StageControlPlane(
-            name, self.endpoint[name], self.endpoint["completion"], self.endpoint["abort"]
+            name, self.endpoint[name], self.endpoint["completion"], self.endpoint["abort"], keys=self.keys
         )
 
 
@@ -186,6 +190,8 @@ async def test_a_handler_takes_over_from_recv_in_order_and_pauses(wires: Wires) 
 
 async def test_what_is_not_a_message_is_dropped_and_reading_goes_on(wires: Wires) -> None:
     push = zmq.Context.instance().socket(zmq.PUSH)
+    if wires.endpoint["b"].startswith("tcp://"):
+        secure_client(push, wires.keys)
     push.connect(wires.endpoint["b"])
     for frame in (b"", b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa4type\xa4nope", b"\x81\xa4type\xa5abort"):
         push.send(frame)

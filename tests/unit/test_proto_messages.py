@@ -13,6 +13,7 @@ from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,
     DataReadyMessage,
+    EndpointsMessage,
     FlushCacheMessage,
     Message,
     OmniRequest,
@@ -56,6 +57,7 @@ MESSAGES: list[Any] = [
     AbortMessage("r1"),
     ShutdownMessage(),
     ProfilerStartMessage("run", "/tmp/{run_id}/{stage}.json"),
+    EndpointsMessage({"b@r1": "tcp://10.0.0.2:40000"}),
     FlushCacheMessage(),
     ProfilerStopMessage(),
     ProfilerStopMessage("run"),
@@ -285,3 +287,9 @@ def test_a_request_is_over_in_three_states() -> None:
         RequestState.FAILED,
         RequestState.ABORTED,
     }
+
+
+@pytest.mark.parametrize("endpoints", [{"b": 3}, {3: "tcp://h:1"}, {"b": "ipc:///tmp/x"}, {"b": None}])
+def test_endpoints_that_lead_to_no_other_host_are_refused(endpoints: Any) -> None:
+    with pytest.raises(ValueError, match="not an instance and where on tcp:// it is"):
+        parse_message({"type": "endpoints", "endpoints": endpoints})

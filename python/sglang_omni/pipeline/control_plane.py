@@ -1,8 +1,8 @@
 """The control plane: PUSH/PULL sockets for work and results, PUB/SUB for aborts.
 
 The sockets are those of ``transport``: on ``ipc://`` endpoints work and results go through ones that the
-event loop drives itself (``local_push``, ``local_pull``); other endpoints, and the aborts, are libzmq's
-(``zmq_socket``). All of it belongs to the thread of the running loop.
+event loop drives itself (``local_push``, ``local_pull``); ``tcp://`` endpoints, and the aborts, are libzmq's.
+Who is to be reached from other hosts binds both kinds. All of it belongs to the thread of the running loop.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from typing import TypeVar
 import zmq
 
 from sglang_omni.pipeline.transport.base import ControlPlaneClosed, Deliver, Receiver, Sender
+from sglang_omni.pipeline.transport.curve import RunKeys
 from sglang_omni.pipeline.transport.local_pull import PullSocket
 from sglang_omni.pipeline.transport.local_push import PushSocket
 from sglang_omni.pipeline.transport.local_socket import SCHEME as LOCAL
-from sglang_omni.pipeline.transport.zmq_socket import ZmqReceiver, ZmqSender, state_fd, zmq_socket
+from sglang_omni.pipeline.transport.publisher import Publisher
+from sglang_omni.pipeline.transport.tcp_socket import SCHEME as TCP
+from sglang_omni.pipeline.transport.tcp_socket import bind_tcp, connect_tcp
+from sglang_omni.pipeline.transport.zmq_socket import ZmqReceiver, ZmqSender, zmq_socket
 from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,
@@ -45,10 +49,6 @@ logger = logging.getLogger(__name__)
 
 # Messages read but not yet asked for; beyond it they stay in the sockets' queues, which stops the senders.
 _READ_AHEAD = 2048
-# Aborts on their way to one stage; what does not fit is lost, and the work goes on to its end in vain.
-_QUEUED_ABORTS = 100_000
-# Aborts repeated to a stage that subscribes late, e.g. after a restart.
-_REMEMBERED_ABORTS = 4096
 
 _T = TypeVar("_T")
 
@@ -66,44 +66,75 @@ def decode_message(frame: bytes, *, trusted: bool = False) -> Message:
     return parse_message(codec.unpack(frame, trusted=trusted))
 
 
-def _bind(endpoint: str, deliver: Deliver) -> Receiver:
-    """A PULL socket at ``endpoint``. Raises ValueError, OSError or zmq.ZMQError where that cannot be."""
+def _bind(endpoint: str, keys: RunKeys | None, deliver: Deliver) -> Receiver:
+    """A socket that receives at ``endpoint``. Raises ValueError, OSError or zmq.ZMQError where none can."""
     if endpoint.startswith(LOCAL):
         return PullSocket(endpoint, deliver)
-    pull = zmq_socket(zmq.PULL)
-    pull.bind(endpoint)
-    return ZmqReceiver(pull, deliver)
+    socket = zmq_socket(zmq.PULL)
+    if endpoint.startswith(TCP):
+        bind_tcp(socket, endpoint, keys)
+    else:
+        socket.bind(endpoint)
+    return ZmqReceiver(socket, deliver)
 
 
-def _connect(endpoint: str) -> Sender:
-    """A PUSH socket to ``endpoint``, whether anybody is there yet or not."""
-    return PushSocket(endpoint) if endpoint.startswith(LOCAL) else ZmqSender(endpoint)
+def _connect(endpoint: str, keys: RunKeys | None) -> Sender:
+    """A socket that sends to ``endpoint``, whether anybody is there yet or not."""
+    return PushSocket(endpoint) if endpoint.startswith(LOCAL) else ZmqSender(endpoint, keys)
+
+
+def _subscribe(endpoint: str, keys: RunKeys | None, deliver: Deliver) -> Receiver:
+    socket = zmq_socket(zmq.SUB)
+    socket.subscribe(b"")
+    if endpoint.startswith(TCP):
+        connect_tcp(socket, endpoint, keys)
+    else:
+        socket.connect(endpoint)
+    return ZmqReceiver(socket, deliver)
+
+
+def _tcp_wildcard(host: str) -> str:
+    return f"{TCP}[{host}]:*" if ":" in host else f"{TCP}{host}:*"
 
 
 class _Inbox:
-    """Decodes what a socket receives.
+    """Decodes what its sockets receive: those of ``tcp://`` endpoints are not trusted.
 
     Messages go to the handler of ``deliver_to`` as they come, or wait for ``recv``, of which one may be
-    pending at a time.
+    pending at a time. All sockets are paused while either has taken enough.
 
     Args:
-        endpoint: Whose peers are trusted, unless they may be on other hosts.
-        open_socket: Makes the socket, which is to call the function it is given with each message.
+        endpoints: Where it receives.
+        open_socket: Makes the socket of an endpoint, which is to call the function it is given with each
+            message.
     """
 
-    def __init__(self, endpoint: str, open_socket: Callable[[Deliver], Receiver]) -> None:
-        self._trusted = not endpoint.startswith("tcp://")
+    def __init__(self, endpoints: list[str], open_socket: Callable[[str, Deliver], Receiver]) -> None:
         self._messages: deque[Message] = deque()
         self._handler: Callable[[Message], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._socket = open_socket(self._take)
+        self._paused = False
+        self._closed = False
+        self._sockets: deque[Receiver] = deque()
+        try:
+            for endpoint in endpoints:
+                trusted = not endpoint.startswith(TCP)
+                self._sockets.append(open_socket(endpoint, partial(self._take, trusted)))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where its sockets are, each with its port."""
+        return [socket.endpoint for socket in self._sockets]
 
     async def recv(self) -> Message:
         while not self._messages:
-            if self._socket.closed:
+            if self._closed:
                 raise ControlPlaneClosed
-            if self._socket.paused:
-                self._socket.resume()
+            if self._paused:
+                self._go_on()
                 continue
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -121,29 +152,69 @@ class _Inbox:
         if self._handler is not None:
             while self._messages:
                 if not self._handler(self._messages.popleft()):
-                    self._socket.pause()
+                    self._pause()
                     return
-        self._socket.resume()
+        self._go_on()
 
     def close(self) -> None:
-        self._socket.close()
+        self._closed = True
+        for socket in self._sockets:
+            socket.close()
         self._wake()
 
-    def _take(self, frame: bytes) -> bool:
+    def _go_on(self) -> None:
+        self._paused = False
+        # Whoever goes first may take all the room there is.
+        self._sockets.rotate()
+        for socket in tuple(self._sockets):
+            if not self._paused:
+                socket.resume()
+
+    def _pause(self) -> None:
+        self._paused = True
+        for socket in self._sockets:
+            socket.pause()
+
+    def _take(self, trusted: bool, frame: bytes) -> bool:
         try:
-            message = decode_message(frame, trusted=self._trusted)
+            message = decode_message(frame, trusted=trusted)
         except ValueError as exc:  # One malformed message does not stop a stage.
             logger.warning("Dropped a malformed message of %d bytes: %s", len(frame), exc)
             return True
         if self._handler is not None:
-            return self._handler(message)
-        self._messages.append(message)
-        self._wake()
-        return len(self._messages) < _READ_AHEAD
+            goes_on = self._handler(message)
+        else:
+            self._messages.append(message)
+            self._wake()
+            goes_on = len(self._messages) < _READ_AHEAD
+        if not goes_on:
+            self._pause()
+        return goes_on
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class _Outbox:
+    """A sender for each stage that is sent to."""
+
+    def __init__(self, keys: RunKeys | None) -> None:
+        self._keys = keys
+        self._senders: dict[str, tuple[str, Sender]] = {}
+
+    async def send(self, target: str, endpoint: str, message: Message) -> None:
+        known, sender = self._senders.get(target, (None, None))
+        if sender is None or endpoint != known:
+            if sender is not None:
+                sender.close()
+            sender = _connect(endpoint, self._keys)
+            self._senders[target] = endpoint, sender
+        await sender.send(encode_message(message))
+
+    def close(self) -> None:
+        for _, sender in self._senders.values():
+            sender.close()
 
 
 class StageControlPlane:
@@ -154,27 +225,47 @@ class StageControlPlane:
         recv_endpoint: Where this stage receives work; it binds it.
         coordinator_endpoint: Where the coordinator receives results.
         abort_endpoint: Where the coordinator publishes aborts.
+        host_address: The address of this host at which it is to be reached from others too.
+        keys: What ``tcp://`` sockets talk with; needed where there are any.
     """
 
-    def __init__(self, name: str, recv_endpoint: str, coordinator_endpoint: str, abort_endpoint: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        recv_endpoint: str,
+        coordinator_endpoint: str,
+        abort_endpoint: str,
+        *,
+        host_address: str | None = None,
+        keys: RunKeys | None = None,
+    ) -> None:
         self.name = name
         self.recv_endpoint = recv_endpoint
         self.coordinator_endpoint = coordinator_endpoint
         self.abort_endpoint = abort_endpoint
+        self.host_address = host_address
+        self._keys = keys
         self._work: _Inbox | None = None
         self._aborts: _Inbox | None = None
-        self._senders: dict[str, Sender] = {}
+        self._coordinator: Sender | None = None
+        self._others = _Outbox(keys)
+
+    @property
+    def tcp_endpoint(self) -> str | None:
+        """Where other hosts reach it; None before ``start``, and where they cannot."""
+        bound = self._work.endpoints if self._work is not None else []
+        return next((endpoint for endpoint in bound if endpoint.startswith(TCP)), None)
 
     async def start(self) -> None:
         """Binds and connects. Raises ValueError, OSError or zmq.ZMQError where an endpoint cannot be used."""
         if self._work is not None:
             return
-        self._work = _Inbox(self.recv_endpoint, partial(_bind, self.recv_endpoint))
-        sub = zmq_socket(zmq.SUB)
-        sub.subscribe(b"")
-        sub.connect(self.abort_endpoint)
-        self._aborts = _Inbox(self.abort_endpoint, partial(ZmqReceiver, sub))
-        self._senders[self.coordinator_endpoint] = _connect(self.coordinator_endpoint)
+        endpoints = [self.recv_endpoint, *([_tcp_wildcard(self.host_address)] if self.host_address else [])]
+        self._work = _Inbox(endpoints, lambda endpoint, deliver: _bind(endpoint, self._keys, deliver))
+        self._aborts = _Inbox(
+            [self.abort_endpoint], lambda endpoint, deliver: _subscribe(endpoint, self._keys, deliver)
+        )
+        self._coordinator = _connect(self.coordinator_endpoint, self._keys)
 
     async def recv(self) -> Message:
         """The next message for this stage. Raises ControlPlaneClosed after ``close``."""
@@ -200,11 +291,8 @@ class StageControlPlane:
             logger.warning("Stage %s: dropped a %s message among aborts", self.name, message.type)
 
     async def send_to_stage(self, target: str, endpoint: str, message: Message) -> None:
-        sender = self._senders.get(endpoint)
-        if sender is None:
-            self._started(self._work)
-            sender = self._senders[endpoint] = _connect(endpoint)
-        await sender.send(encode_message(message))
+        self._started(self._work)
+        await self._others.send(target, endpoint, message)
 
     async def send_complete(self, message: CompleteMessage) -> None:
         await self._to_coordinator().send(encode_message(message))
@@ -222,11 +310,12 @@ class StageControlPlane:
         for reader in (self._work, self._aborts):
             if reader is not None:
                 reader.close()
-        for sender in self._senders.values():
-            sender.close()
+        if self._coordinator is not None:
+            self._coordinator.close()
+        self._others.close()
 
     def _to_coordinator(self) -> Sender:
-        return self._started(self._senders.get(self.coordinator_endpoint))
+        return self._started(self._coordinator)
 
     def _started(self, part: _T | None) -> _T:
         if part is None:
@@ -240,30 +329,48 @@ class CoordinatorControlPlane:
     Args:
         completion_endpoint: Where stages send results, stream chunks and progress; bound here.
         abort_endpoint: Where aborts are published; bound here.
+        host_address: The address of this host at which both are to be reached from others too.
+        keys: What ``tcp://`` sockets talk with; needed where there are any.
     """
 
-    def __init__(self, completion_endpoint: str, abort_endpoint: str) -> None:
+    def __init__(
+        self,
+        completion_endpoint: str,
+        abort_endpoint: str,
+        *,
+        host_address: str | None = None,
+        keys: RunKeys | None = None,
+    ) -> None:
         self.completion_endpoint = completion_endpoint
         self.abort_endpoint = abort_endpoint
+        self.host_address = host_address
+        self._keys = keys
         self._results: _Inbox | None = None
-        self._publisher: zmq.Socket[bytes] | None = None
-        self._publisher_fd = -1
-        self._recent_aborts: deque[bytes] = deque(maxlen=_REMEMBERED_ABORTS)
-        self._senders: dict[str, Sender] = {}
+        self._publishers: list[Publisher] = []
+        self._stages = _Outbox(keys)
+
+    @property
+    def tcp_endpoints(self) -> dict[str, str]:
+        """``"completion"`` and ``"abort"`` -> where other hosts reach it; empty where they cannot."""
+        if self._results is None:
+            return {}
+        bound = {
+            "completion": self._results.endpoints,
+            "abort": [publisher.endpoint for publisher in self._publishers],
+        }
+        return {key: it for key, endpoints in bound.items() for it in endpoints if it.startswith(TCP)}
 
     async def start(self) -> None:
         """Binds. Raises ValueError, OSError or zmq.ZMQError where an endpoint cannot be used."""
         if self._results is not None:
             return
-        self._results = _Inbox(self.completion_endpoint, partial(_bind, self.completion_endpoint))
-        # XPUB is PUB that also reports subscriptions, all of them in verbose mode.
-        self._publisher = zmq_socket(zmq.XPUB)
-        self._publisher.setsockopt(zmq.XPUB_VERBOSE, 1)
-        self._publisher.setsockopt(zmq.SNDHWM, _QUEUED_ABORTS)
-        self._publisher.bind(self.abort_endpoint)
-        self._publisher_fd = state_fd(self._publisher)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._publisher_fd, self._greet_subscribers)
+        also = [_tcp_wildcard(self.host_address)] if self.host_address else []
+        self._results = _Inbox(
+            [self.completion_endpoint, *also],
+            lambda endpoint, deliver: _bind(endpoint, self._keys, deliver),
+        )
+        for endpoint in (self.abort_endpoint, *also):
+            self._publishers.append(Publisher(endpoint, self._keys))
 
     async def recv(self) -> Message:
         """The next message of a stage. Raises ControlPlaneClosed after ``close``."""
@@ -278,42 +385,20 @@ class CoordinatorControlPlane:
         self._results.deliver_to(handler)
 
     async def send_to_stage(self, target: str, endpoint: str, message: Message) -> None:
-        sender = self._senders.get(endpoint)
-        if sender is None:
-            sender = self._senders[endpoint] = _connect(endpoint)
-        await sender.send(encode_message(message))
+        await self._stages.send(target, endpoint, message)
 
     async def send_shutdown(self, target: str, endpoint: str) -> None:
         await self.send_to_stage(target, endpoint, ShutdownMessage())
 
     def broadcast_abort(self, message: AbortMessage) -> None:
         """Tells every stage, and repeats it to those that connect later; never blocks."""
-        if self._publisher is None or self._publisher.closed:
-            return
         frame = encode_message(message)
-        self._recent_aborts.append(frame)
-        self._publisher.send(frame, zmq.NOBLOCK)
-        self._greet_subscribers()
-
-    def _greet_subscribers(self) -> None:
-        if self._publisher is None or self._publisher.closed:
-            return
-        newcomers = False
-        while True:
-            try:
-                newcomers |= self._publisher.recv(zmq.NOBLOCK).startswith(b"\x01")
-            except zmq.Again:
-                break
-        if newcomers:
-            # Published before their subscription arrived, these never reached them. Aborts are idempotent.
-            for frame in self._recent_aborts:
-                self._publisher.send(frame, zmq.NOBLOCK)
+        for publisher in self._publishers:
+            publisher.send(frame)
 
     def close(self) -> None:
         if self._results is not None:
             self._results.close()
-        if self._publisher is not None and not self._publisher.closed:
-            self._loop.remove_reader(self._publisher_fd)
-            self._publisher.close()
-        for sender in self._senders.values():
-            sender.close()
+        for publisher in self._publishers:
+            publisher.close()
+        self._stages.close()

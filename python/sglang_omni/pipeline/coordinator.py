@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sglang_omni.config.instances import instance_name, stage_of
 from sglang_omni.pipeline.assignment import Assignments
-from sglang_omni.pipeline.control_plane import CoordinatorControlPlane
+from sglang_omni.pipeline.control_plane import ControlPlaneClosed, CoordinatorControlPlane
 from sglang_omni.pipeline.progress import ProgressCounters
 from sglang_omni.pipeline.tracked_request import TrackedRequest
+from sglang_omni.pipeline.transport.curve import RunKeys
 from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,
+    EndpointsMessage,
     FlushCacheMessage,
     Message,
     OmniRequest,
@@ -59,6 +61,8 @@ class Coordinator:
             ``terminal_stages``, or None for all of them.
         stage_down_timeout: Seconds a new request waits for a stage that is being restarted, or for one of
             its replicas.
+        keys: What ``tcp://`` sockets talk with; needed where there are any.
+        host_address: Where stages on other hosts are to reach it as well.
     """
 
     def __init__(
@@ -70,13 +74,19 @@ class Coordinator:
         terminal_stages_resolver: TerminalStagesResolver | None = None,
         *,
         stage_down_timeout: float = 60.0,
+        keys: RunKeys | None = None,
+        host_address: str | None = None,
     ) -> None:
         self.entry_stage = entry_stage
         self.terminal_stages = frozenset(terminal_stages or ())
         self.terminal_stages_resolver = terminal_stages_resolver
         self.stage_down_timeout = stage_down_timeout
-        self.control_plane = CoordinatorControlPlane(completion_endpoint, abort_endpoint)
+        self.control_plane = CoordinatorControlPlane(
+            completion_endpoint, abort_endpoint, keys=keys, host_address=host_address
+        )
         self._endpoints: dict[str, str] = {}
+        self._tcp_endpoints: dict[str, str] = {}
+        self._telling: set[asyncio.Task[None]] = set()
         self._requests: dict[str, TrackedRequest] = {}
         self._by_wire_id: dict[str, TrackedRequest] = {}
         self._counters = ProgressCounters()
@@ -95,12 +105,50 @@ class Coordinator:
     def register_stage(self, name: str, endpoint: str, *, process: str | None = None) -> None:
         """Makes a stage, or a replica of one, known by the endpoint it receives work on.
 
+        The endpoint is empty where ``set_endpoints`` is to tell it, once the stage is up.
+
         Args:
             process: The process, or replica of one, that it runs in. A request is given one replica of a
                 process for all of its stages.
         """
         self._endpoints[name] = endpoint
         self._assignments.add(name, process)
+
+    @property
+    def tcp_endpoints(self) -> dict[str, str]:
+        """``"completion"`` and ``"abort"`` -> where other hosts reach it; empty where they cannot."""
+        return self.control_plane.tcp_endpoints
+
+    def set_endpoints(self, endpoints: Mapping[str, str]) -> None:
+        """Takes where instances of stages on other hosts receive now, and tells every stage all of these.
+
+        An instance that is registered with an ``ipc://`` endpoint keeps it. To be called whenever processes
+        have become ready, and before requests may reach them: who was restarted has to be told too.
+        """
+        self._tcp_endpoints.update(endpoints)
+        for instance, endpoint in endpoints.items():
+            if not self._endpoints.get(instance, "").startswith("ipc://"):
+                self._endpoints[instance] = endpoint
+        if self._tcp_endpoints:
+            message = EndpointsMessage(dict(self._tcp_endpoints))
+            # Apart from each other: one whose queue is full holds up nobody else.
+            for instance, endpoint in self._reachable():
+                telling = asyncio.get_running_loop().create_task(
+                    self.control_plane.send_to_stage(instance, endpoint, message),
+                    name=f"tell {instance} endpoints",
+                )
+                self._telling.add(telling)
+                telling.add_done_callback(self._told)
+
+    def _reachable(self) -> list[tuple[str, str]]:
+        """Instances with their endpoints, but for those whose endpoint is not known yet."""
+        return [(instance, endpoint) for instance, endpoint in self._endpoints.items() if endpoint]
+
+    def _told(self, telling: asyncio.Task[None]) -> None:
+        self._telling.discard(telling)
+        error = None if telling.cancelled() else telling.exception()
+        if error is not None and not isinstance(error, ControlPlaneClosed):
+            logger.error("Could not %s", telling.get_name(), exc_info=error)
 
     async def start(self) -> None:
         """Binds the endpoints and begins to follow requests."""
@@ -118,7 +166,7 @@ class Coordinator:
 
     async def shutdown_stages(self) -> None:
         """Asks every registered stage to finish and leave."""
-        for name, endpoint in self._endpoints.items():
+        for name, endpoint in self._reachable():
             await self.control_plane.send_shutdown(name, endpoint)
 
     async def start_profile(self, run_id: str, trace_path_template: str) -> None:
@@ -134,7 +182,7 @@ class Coordinator:
         await self._tell_stages(FlushCacheMessage())
 
     async def _tell_stages(self, message: Message) -> None:
-        for name, endpoint in self._endpoints.items():
+        for name, endpoint in self._reachable():
             await self.control_plane.send_to_stage(name, endpoint, message)
 
     async def submit(self, request_id: str, request: OmniRequest | Any) -> Any:

@@ -98,12 +98,14 @@ class MultiProcessPipelineRunner:
             raise RuntimeError("the pipeline is running already")
         refuse_inside_worker()
         validate_config(self.config)
-        prep = self._prep = prepare_pipeline_runtime(self.config)
+        prep = self._prep = prepare_pipeline_runtime(self.config, host_address=self.launcher.host_address)
         try:
-            specs = plan_workers(self.config, prep)
-            await self.launcher.start(specs)
-            self._coordinator = build_coordinator(self.config, prep.endpoints)
+            self._coordinator = build_coordinator(
+                self.config, prep.endpoints, keys=prep.keys, host_address=prep.host_address
+            )
             await self._coordinator.start()
+            specs = plan_workers(self.config, prep, coordinator_tcp=self._coordinator.tcp_endpoints)
+            await self.launcher.start(specs)
             self._failed = asyncio.get_running_loop().create_future()
             self._start_timeout = timeout
             for _, group in groupby(specs, key=lambda spec: spec.stage_names):
@@ -111,6 +113,9 @@ class MultiProcessPipelineRunner:
                 self._workers.append(slot)
                 self._register(slot)
             await self._all_ready(timeout)
+            self._coordinator.set_endpoints(
+                {key: endpoint for worker in self._workers for key, endpoint in worker.endpoints.items()}
+            )
         except BaseException:
             await self._shut_down(leave_s=0.0)
             raise
@@ -199,6 +204,7 @@ class MultiProcessPipelineRunner:
                 logger.error("Process %s was not ready after %g s", worker.name, self._start_timeout)
                 worker.kill()
                 continue
+            self.coordinator.set_endpoints(worker.endpoints)
             self.coordinator.stage_up(worker.stage_names)
             logger.info("Process %s is up again", worker.name)
 

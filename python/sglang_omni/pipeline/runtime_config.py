@@ -10,7 +10,7 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,13 @@ from sglang_omni.config import (
     build_process_topology_plan,
     build_stage_placement_plan,
     import_callable,
+    stage_instances,
 )
 from sglang_omni.config.instances import instances_of
 from sglang_omni.config.placement import StagePlacementPlan
 from sglang_omni.config.topology import ProcessTopologyPlan
 from sglang_omni.pipeline.coordinator import Coordinator
+from sglang_omni.pipeline.transport.curve import RunKeys
 from sglang_omni.pipeline.transport.local_socket import LONGEST_PATH
 
 logger = logging.getLogger(__name__)
@@ -191,10 +193,13 @@ class PipelineRuntimePrep:
         stages_cfg: The stages, in config order.
         name_map: Stage of the config -> the stage that runs it. Fusing is colocation, so each runs itself.
         entry_stage: Where requests enter.
-        endpoints: ``"completion"``, ``"abort"`` and ``"stage_{instance}"`` -> endpoint of the socket.
+        endpoints: ``"completion"``, ``"abort"`` and ``"stage_{instance}"`` -> endpoint of the socket; empty
+            for stages on other hosts, which tell theirs when they are up.
         placement_plan: Which stage is on which GPUs.
         process_plan: Which stage is in which process.
         runtime_dir: The folder of the run's sockets; whoever asked for the preparation closes it.
+        keys: What the run's ``tcp://`` sockets talk with.
+        host_address: Where other hosts reach this one; None where there are none.
     """
 
     stages_cfg: list[StageConfig]
@@ -204,16 +209,28 @@ class PipelineRuntimePrep:
     placement_plan: StagePlacementPlan
     process_plan: ProcessTopologyPlan
     runtime_dir: IpcRuntimeDir
+    keys: RunKeys
+    host_address: str | None = None
 
 
 def prepare_pipeline_runtime(
-    config: PipelineConfig, *, ipc_runtime_dir: IpcRuntimeDir | None = None
+    config: PipelineConfig,
+    *,
+    ipc_runtime_dir: IpcRuntimeDir | None = None,
+    node: str | None = None,
+    host_address: str | None = None,
+    keys: RunKeys | None = None,
+    coordinator_endpoints: Mapping[str, str] | None = None,
 ) -> PipelineRuntimePrep:
     """Resolve plans and endpoints of a run. Imports no factory and starts nothing.
 
     Args:
         config: The pipeline.
         ipc_runtime_dir: An existing folder for the sockets; a new one is created when None.
+        node: The host to prepare for: it has sockets of its own stages only. None: the coordinator's.
+        host_address: The address at which the other hosts reach this one; None where all is on one host.
+        keys: The run's keys, on a host that joins a run; new ones when None.
+        coordinator_endpoints: ``"completion"`` and ``"abort"``, on a host that joins a run.
 
     Raises:
         ValueError: The plans break one of the config's rules, or a socket's path would be too long.
@@ -228,6 +245,8 @@ def prepare_pipeline_runtime(
             endpoints = _allocate_tcp_endpoints(stages, config.endpoints)
         else:
             endpoints = allocate_endpoints(stages=stages, ipc_base_dir=runtime_dir.path)
+        elsewhere = [f"stage_{it.name}" for it in stage_instances(config) if it.node != node]
+        endpoints |= dict.fromkeys(elsewhere, "") | dict(coordinator_endpoints or {})
     except BaseException:
         if ipc_runtime_dir is None:
             runtime_dir.close()
@@ -240,11 +259,19 @@ def prepare_pipeline_runtime(
         placement_plan=placement_plan,
         process_plan=process_plan,
         runtime_dir=runtime_dir,
+        keys=keys or RunKeys.generate(),
+        host_address=host_address,
     )
 
 
-def build_coordinator(config: PipelineConfig, endpoints: dict[str, str]) -> Coordinator:
-    """The pipeline's coordinator, which knows no stage yet.
+def build_coordinator(
+    config: PipelineConfig,
+    endpoints: dict[str, str],
+    *,
+    keys: RunKeys | None = None,
+    host_address: str | None = None,
+) -> Coordinator:
+    """The pipeline's coordinator, which knows no stage yet. The others are as in ``PipelineRuntimePrep``.
 
     Raises:
         ImportError: ``terminal_stages_fn`` cannot be imported.
@@ -258,6 +285,8 @@ def build_coordinator(config: PipelineConfig, endpoints: dict[str, str]) -> Coor
         terminal_stages_resolver=import_callable(resolver, stage=None, field="terminal_stages_fn")
         if resolver
         else None,
+        keys=keys,
+        host_address=host_address,
     )
 
 

@@ -26,6 +26,7 @@ from sglang_omni.pipeline.stage.edge_relays import EdgeRelays
 from sglang_omni.pipeline.stage.input import AggregatedInput, DirectInput
 from sglang_omni.pipeline.stage.routes import checked_targets
 from sglang_omni.pipeline.stage.runtime import Stage
+from sglang_omni.pipeline.transport.curve import RunKeys
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import RankedScheduler, Scheduler
 from sglang_omni.scheduling.ranks import RankGroup
@@ -43,7 +44,9 @@ class StageLaunchConfig:
         replica: Which replica of the stage it is; None where the stage is not replicated.
         gpu_id: The rank's GPU, None on the CPU.
         factory_args: What the config gives the factory; the rest depends on its signature.
-        endpoints: Stage, or replica of one -> where it receives.
+        endpoints: Stage, or replica of one -> where it receives; empty where an EndpointsMessage tells it.
+        host_address: Where other hosts are to reach its sockets and relays; None where none does.
+        keys: What its ``tcp://`` sockets talk with.
         relay_configs: Relay backend that its edges use -> the options of ``create_relay``.
         send_over: Target, or replica of one -> the backend that carries what is sent there.
         receive_over: Source, or replica of one -> the backend that carries what comes from there.
@@ -65,6 +68,8 @@ class StageLaunchConfig:
     coordinator_endpoint: str = ""
     abort_endpoint: str = ""
     endpoints: dict[str, str] = field(default_factory=dict)
+    host_address: str | None = None
+    keys: RunKeys | None = None
     relay_configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     send_over: dict[str, str] = field(default_factory=dict)
     receive_over: dict[str, str] = field(default_factory=dict)
@@ -93,13 +98,14 @@ def plan_stage_launch(
     tp_rank: int = 0,
     tp_address: str | None = None,
     host_address: str | None = None,
+    keys: RunKeys | None = None,
 ) -> StageLaunchConfig:
     """Wire one stage, or one rank of it: who is in its process, what carries its edges, where all receive.
 
     Args:
         endpoints: ``"completion"``, ``"abort"`` and ``"stage_{instance}"`` -> endpoint of the socket.
         edges: All edges of the pipeline; see ``plan_edges``.
-        host_address: Where peers of other hosts reach this one's relays; None where there are none.
+        The others are as in StageLaunchConfig.
     """
     stage = instance.stage
     gpu_id = instance.gpu_ids[tp_rank] if instance.gpu_ids else None
@@ -120,6 +126,8 @@ def plan_stage_launch(
         coordinator_endpoint=endpoints["completion"],
         abort_endpoint=endpoints["abort"],
         endpoints={it.name: endpoints[f"stage_{it.name}"] for it in stage_instances(config)},
+        host_address=host_address,
+        keys=keys,
         send_over={edge.target: edge.relay for edge in outgoing if edge.relay is not None},
         receive_over={edge.source: edge.relay for edge in incoming if edge.relay is not None},
         same_process_targets=frozenset(edge.target for edge in outgoing if edge.transport == LOCAL_OBJECT),
@@ -154,6 +162,8 @@ def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: L
             launch.endpoints[launch.instance],
             launch.coordinator_endpoint,
             launch.abort_endpoint,
+            host_address=launch.host_address,
+            keys=launch.keys,
         ),
         input_handler=_input_handler(stage, load),
         relays=EdgeRelays.open(launch.instance, launch.relay_configs, launch.send_over, launch.receive_over),

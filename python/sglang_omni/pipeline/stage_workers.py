@@ -15,7 +15,7 @@ import socket
 import sys
 import traceback
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import spawn
 from types import FrameType
@@ -47,6 +47,8 @@ class WorkerSpec:
         config: The whole pipeline, for what factories are given of it.
         stages: Its stages, in config order.
         node: The host it runs on; None for the coordinator's.
+        coordinator_tcp: ``"completion"`` and ``"abort"`` -> where other hosts reach the coordinator; empty
+            where all is on one host.
     """
 
     process_name: str
@@ -55,6 +57,7 @@ class WorkerSpec:
     config: PipelineConfig
     stages: tuple[StageLaunchConfig, ...]
     node: str | None = None
+    coordinator_tcp: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stage_names(self) -> list[str]:
@@ -72,17 +75,18 @@ def plan_workers(
     prep: PipelineRuntimePrep,
     *,
     spread: bool = False,
-    host_address: str | None = None,
+    coordinator_tcp: Mapping[str, str] | None = None,
 ) -> list[WorkerSpec]:
     """One spec for each process of the plan, the replicas that are not to start yet included.
 
-    The ranks of a stage follow one another, rank 0 first.
+    The ranks of a stage follow one another, rank 0 first. Stages are wired for the host of ``prep``: the host
+    that a process with another ``node`` runs on plans that one itself.
 
     Args:
         config: The pipeline.
         prep: What was made of it.
         spread: Whether processes that name no node may be put on any host, as Ray does.
-        host_address: Where relays of other hosts reach those of this one; None where there are none.
+        coordinator_tcp: As in WorkerSpec.
 
     Raises:
         ValueError: A relay backend that stays within a host was chosen for an edge between hosts.
@@ -93,7 +97,8 @@ def plan_workers(
         config=config,
         endpoints=prep.endpoints,
         edges=plan_edges(config, prep.process_plan.stage_to_process, spread=spread),
-        host_address=host_address,
+        host_address=prep.host_address,
+        keys=prep.keys,
     )
     launches = {
         group.name: tuple(wire(instances[name]) for name in group.stage_names)
@@ -111,6 +116,7 @@ def plan_workers(
             config=config,
             stages=of_process,
             node=prep.process_plan.node_of[process],
+            coordinator_tcp=dict(coordinator_tcp or {}),
         )
         for process, of_process in launches.items()
     ]
@@ -165,7 +171,7 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
     Args:
         source: Yields pickles of what ``multiprocessing.spawn.prepare`` needs for ``__main__``, and of a
             ``WorkerSpec``.
-        report_fd: Takes JSON lines: ``{"ready": true}`` and ``{"failure": traceback}``.
+        report_fd: Takes JSON lines: what ``run_stages`` yields, and ``{"failure": traceback}``.
     """
     # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group, while it is the
     # parent that decides when to end: it lets requests finish first. Handlers, unlike SIG_IGN, are not
@@ -210,7 +216,8 @@ async def _run_and_report(spec: WorkerSpec, report_fd: int) -> None:
 async def run_stages(spec: WorkerSpec) -> AsyncIterator[dict[str, object]]:
     """Build and run the stages until each has been told to leave, or one fails.
 
-    Yields what their parent is told once they are up, ``{"ready": True}``.
+    Yields what their parent is told once they are up: ``{"ready": True}``, and as ``"endpoints"`` where other
+    hosts reach which instance.
 
     Raises:
         Exception: Whatever a factory or a stage raises.
@@ -230,7 +237,13 @@ async def run_stages(spec: WorkerSpec) -> AsyncIterator[dict[str, object]]:
     for stage in stages:
         await stage.start()
     _freeze()
-    yield {"ready": True}
+    instances = zip(spec.stage_names, stages, strict=True)
+    yield {
+        "ready": True,
+        "endpoints": {
+            instance: stage.tcp_endpoint for instance, stage in instances if stage.tcp_endpoint is not None
+        },
+    }
     running = [asyncio.create_task(stage.run(), name=f"stage {stage.name}") for stage in stages]
     # Stages of one process share its fate: the first failure ends all of them.
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)

@@ -36,6 +36,11 @@ class WorkerSlot:
     def name(self) -> str:
         return ", ".join(repr(spec.process_name) for spec in self.specs)
 
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """Where other hosts reach its instances, by instance; there when it is ready."""
+        return {key: endpoint for process in self.processes for key, endpoint in process.endpoints.items()}
+
     def restart(self) -> None:
         """Fill it anew, after ``ended``. Raises OSError where that cannot be."""
         self.processes = self._launcher.launch(self.specs)

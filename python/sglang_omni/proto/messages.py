@@ -18,6 +18,7 @@ __all__ = [
     "AbortMessage",
     "CompleteMessage",
     "DataReadyMessage",
+    "EndpointsMessage",
     "Message",
     "OmniRequest",
     "ProfilerStartMessage",
@@ -327,6 +328,29 @@ class ShutdownMessage(_Message):
 
 
 @_message
+class EndpointsMessage(_Message):
+    """Coordinator -> stage: where instances of stages on other hosts receive now, all that are known."""
+
+    type: ClassVar[str] = "endpoints"
+    _accepted: ClassVar = {"endpoints": (dict,)}
+
+    endpoints: dict[str, str]
+
+    @classmethod
+    def from_dict(cls, wire: Mapping[str, Any]) -> Self:
+        message = super().from_dict(wire)
+        for instance, endpoint in message.endpoints.items():
+            match instance, endpoint:
+                case str(), str() if endpoint.startswith("tcp://"):
+                    continue
+            raise ValueError(
+                f"endpoints message: endpoints: not an instance and where on tcp:// it is: "
+                f"{instance!r}: {endpoint!r:.80}"
+            )
+        return message
+
+
+@_message
 class FlushCacheMessage(_Message):
     """Coordinator -> stage: forget what is cached and in no request's use."""
 
@@ -364,6 +388,7 @@ Message = (
     | StatsMessage
     | AbortMessage
     | ShutdownMessage
+    | EndpointsMessage
     | FlushCacheMessage
     | ProfilerStartMessage
     | ProfilerStopMessage
@@ -380,6 +405,7 @@ _BY_TYPE: dict[str, Any] = {
         StatsMessage,
         AbortMessage,
         ShutdownMessage,
+        EndpointsMessage,
         FlushCacheMessage,
         ProfilerStartMessage,
         ProfilerStopMessage,

@@ -44,7 +44,15 @@ class LaunchedProcess(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts processes. All methods belong to the thread of the runner's event loop."""
+    """Starts processes. All methods belong to the thread of the runner's event loop.
+
+    Attributes:
+        host_address: The address of this host at which the processes on other hosts reach the run's sockets;
+            None where all processes are on this one.
+    """
+
+    @property
+    def host_address(self) -> str | None: ...
 
     async def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Get ready to start these: wait for their hosts, reserve what they need.

@@ -13,6 +13,8 @@ from sglang_omni.pipeline.worker_process import WorkerProcess
 class LocalLauncher:
     """Starts processes as children of this one."""
 
+    host_address = None
+
     async def start(self, specs: Sequence[WorkerSpec]) -> None:
         """There is nothing to get ready.
 

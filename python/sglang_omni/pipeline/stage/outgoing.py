@@ -13,6 +13,7 @@ from sglang_omni.pipeline.fan_out import FanOut
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.progress import ProgressReporter
 from sglang_omni.pipeline.stage.edge_relays import EdgeRelays
+from sglang_omni.pipeline.stage.endpoints import TargetEndpoints
 from sglang_omni.pipeline.stage.isolation import has_own_container
 from sglang_omni.pipeline.stage.lane import Lane
 from sglang_omni.pipeline.stage.requests import RequestRecord, RequestTable
@@ -39,7 +40,8 @@ COORDINATOR = "coordinator"
 class StageLink(Protocol):
     """What a stage needs of its control plane.
 
-    ``send_progress`` where liveness is to be tracked, ``send_stats`` where numbers are to be shown.
+    ``tcp_endpoint`` where other hosts can reach it, ``send_progress``
+    where liveness is to be tracked, ``send_stats`` where numbers are to be shown.
     """
 
     recv_endpoint: str
@@ -88,7 +90,7 @@ class Outgoing:
         self._control_plane = control_plane
         self._relays = relays
         self._get_next = get_next
-        self._endpoints = endpoints
+        self.endpoints = TargetEndpoints(endpoints)
         self._project_payload = project_payload
         self._stream_targets = list(stream_targets)
         self._get_stream_done_targets = get_stream_done_targets
@@ -319,7 +321,7 @@ class Outgoing:
             # The message leaves before the put is waited for: reading is what completes it.
             await self._control_plane.send_to_stage(
                 target,
-                self._endpoint(target),
+                await self.endpoints.of(target),
                 DataReadyMessage(request_id, self._name, target, metadata, replicas=replicas),
             )
             self._watch_put(request_id, target, put)
@@ -357,7 +359,7 @@ class Outgoing:
                 request_id=request_id,
                 data=data,
                 target_stage=target,
-                target_endpoint=self._endpoint(target),
+                target_endpoint=await self.endpoints.of(target),
                 from_stage=self._name,
                 chunk_id=chunk_id,
                 metadata=metadata,
@@ -386,7 +388,7 @@ class Outgoing:
                 self._control_plane,
                 request_id=request_id,
                 target_stage=target,
-                target_endpoint=self._endpoint(target),
+                target_endpoint=await self.endpoints.of(target),
                 from_stage=self._name,
                 is_done=True,
                 replicas=replicas,
@@ -424,12 +426,6 @@ class Outgoing:
 
     def _fail_sending(self, request_id: str, target: str, exc: Exception) -> None:
         self._fail(request_id, f"sending to {target!r} failed: {type(exc).__name__}: {exc}")
-
-    def _endpoint(self, target: str) -> str:
-        try:
-            return self._endpoints[target]
-        except KeyError:
-            raise RuntimeError(f"no endpoint is known for stage {target!r}") from None
 
     def _watch_put(self, request_id: str, target: str, put: Any) -> None:
         """Waits for a put beside the lane, so that one unread payload does not hold up the next.

@@ -37,6 +37,7 @@ from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import (
     CompleteMessage,
     DataReadyMessage,
+    EndpointsMessage,
     FlushCacheMessage,
     Message,
     ProfilerStartMessage,
@@ -73,7 +74,8 @@ class Stage:
             what its control plane hands it and sends nothing: the leader owns all I/O.
         get_next: ``get_next(request_id, output)`` names the next stage or stages; None completes the request.
         gpu_id: The device the stage computes on, if any.
-        endpoints: ``{stage: endpoint}`` of the stages this one may send to, and of their replicas.
+        endpoints: ``{stage: endpoint}`` of the stages this one may send to, and of their replicas; empty
+            where an EndpointsMessage is to tell it.
         control_plane: Sockets, or anything with their methods.
         input_handler: DirectInput unless given.
         relay: Carries payloads to and from other processes; made from ``relay_config`` where that is given
@@ -152,6 +154,11 @@ class Stage:
         self._outbox = self._threads.outbox
         self._outbox_waits = False
         self._shutdown: asyncio.Future[None] | None = None
+
+    @property
+    def tcp_endpoint(self) -> str | None:
+        """Where stages on other hosts reach it, once it has started; None where none is to."""
+        return getattr(self.control_plane, "tcp_endpoint", None)
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -257,6 +264,8 @@ class Stage:
                 lane.put(message.request_id, self._receive, message)
             case SubmitMessage():
                 self._accept_payload(message.request_id, None, message.data, replicas=message.replicas)
+            case EndpointsMessage():
+                self._outgoing.endpoints.update(message.endpoints)
             case FlushCacheMessage():
                 flush = getattr(self.scheduler, "flush_cache", None)
                 if flush is not None:

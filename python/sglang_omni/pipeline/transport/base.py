@@ -37,10 +37,9 @@ class Receiver(Protocol):
     """
 
     @property
-    def closed(self) -> bool: ...
-
-    @property
-    def paused(self) -> bool: ...
+    def endpoint(self) -> str:
+        """Where it is bound or connected."""
+        ...
 
     def pause(self) -> None: ...
 

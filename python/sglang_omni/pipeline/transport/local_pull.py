@@ -48,6 +48,7 @@ class PullSocket:
     """
 
     def __init__(self, endpoint: str, deliver: Deliver) -> None:
+        self.endpoint = endpoint
         self._deliver = deliver
         self._path = socket_path(endpoint)
         self._loop = asyncio.get_running_loop()
@@ -66,14 +67,6 @@ class PullSocket:
             self._listener.close()
             raise
         self._loop.add_reader(self._listener, self._accept)
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
-    def paused(self) -> bool:
-        return self._paused
 
     def pause(self) -> None:
         self._paused = True

@@ -19,6 +19,8 @@ from sglang_omni.pipeline.transport.base import (
     ControlPlaneClosed,
     Deliver,
 )
+from sglang_omni.pipeline.transport.curve import RunKeys
+from sglang_omni.pipeline.transport.tcp_socket import SCHEME, connect_tcp
 
 
 def zmq_socket(kind: int) -> zmq.Socket[bytes]:
@@ -39,6 +41,7 @@ class ZmqReceiver:
     """Reads a PULL or SUB socket that is bound or connected already, and closes it."""
 
     def __init__(self, socket: zmq.Socket[bytes], deliver: Deliver) -> None:
+        self.endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._socket = socket
         self._deliver = deliver
         self._paused = False
@@ -47,14 +50,6 @@ class ZmqReceiver:
         self._loop.add_reader(self._fd, self._fill)
         # The descriptor signals edges: what arrived before it was watched must be asked for.
         self._loop.call_soon(self._fill)
-
-    @property
-    def closed(self) -> bool:
-        return bool(self._socket.closed)
-
-    @property
-    def paused(self) -> bool:
-        return self._paused
 
     def pause(self) -> None:
         self._paused = True
@@ -86,10 +81,13 @@ class ZmqReceiver:
 class ZmqSender:
     """A PUSH socket to one peer."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, keys: RunKeys | None = None) -> None:
         self._socket = zmq_socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
-        self._socket.connect(endpoint)
+        if endpoint.startswith(SCHEME):
+            connect_tcp(self._socket, endpoint, keys)
+        else:
+            self._socket.connect(endpoint)
         self._loop = asyncio.get_running_loop()
         self._fd = state_fd(self._socket)
         self._full = asyncio.Lock()

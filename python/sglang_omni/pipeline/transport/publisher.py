@@ -1,0 +1,73 @@
+"""PUB for aborts: never blocks, and repeats what was published lately to those who subscribe later."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import zmq
+
+from sglang_omni.pipeline.transport.curve import RunKeys
+from sglang_omni.pipeline.transport.tcp_socket import SCHEME, bind_tcp
+from sglang_omni.pipeline.transport.zmq_socket import state_fd, zmq_socket
+
+# Messages on their way to one subscriber; what does not fit is lost.
+_QUEUED = 100_000
+# Messages repeated to one that subscribes late, e.g. after a restart.
+_REMEMBERED = 4096
+
+
+class Publisher:
+    """Binds ``endpoint``, and tells all who subscribe there.
+
+    Attributes:
+        endpoint: Where it is bound.
+
+    Raises:
+        ValueError: The endpoint is ``tcp://`` and there are no keys.
+        zmq.ZMQError: It cannot be bound.
+    """
+
+    def __init__(self, endpoint: str, keys: RunKeys | None) -> None:
+        self._recent: deque[bytes] = deque(maxlen=_REMEMBERED)
+        # XPUB is PUB that also reports subscriptions, all of them in verbose mode.
+        self._socket = zmq_socket(zmq.XPUB)
+        self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
+        self._socket.setsockopt(zmq.SNDHWM, _QUEUED)
+        self.endpoint = endpoint
+        try:
+            if endpoint.startswith(SCHEME):
+                self.endpoint = bind_tcp(self._socket, endpoint, keys)
+            else:
+                self._socket.bind(endpoint)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._fd = state_fd(self._socket)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._fd, self._greet)
+
+    def send(self, message: bytes) -> None:
+        """Tells every subscriber, and those that come later. Nothing happens after ``close``."""
+        if self._socket.closed:
+            return
+        self._recent.append(message)
+        self._socket.send(message, zmq.NOBLOCK)
+        self._greet()
+
+    def close(self) -> None:
+        if not self._socket.closed:
+            self._loop.remove_reader(self._fd)
+            self._socket.close()
+
+    def _greet(self) -> None:
+        newcomers = False
+        while not self._socket.closed:
+            try:
+                newcomers |= self._socket.recv(zmq.NOBLOCK).startswith(b"\x01")
+            except zmq.Again:
+                break
+        if newcomers:
+            # Published before their subscription arrived, these never reached them. Aborts are idempotent.
+            for message in self._recent:
+                self._socket.send(message, zmq.NOBLOCK)
