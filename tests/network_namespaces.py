@@ -33,7 +33,7 @@ class Network:
         return self._addresses[host]
 
     def popen(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a program in a host. It is the process itself that is returned, and ended with the network."""
+        """Start a program in a host: the process itself, which ends with the network."""
         process = subprocess.Popen(["ip", "netns", "exec", _namespace(host), *command], **options)
         self._processes.append(process)
         return process

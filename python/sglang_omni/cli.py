@@ -1,4 +1,4 @@
-"""``sgl-omni serve | config {view,resolve,validate} | route [top] | make-tiny-checkpoint``."""
+"""``sgl-omni serve | host | config {view,resolve,validate} | route [top] | make-tiny-checkpoint``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from sglang_omni.launch_server import main as serve
 
         return serve(args[1:], prog="sgl-omni serve")
+    if args[:1] == ["host"]:
+        from sglang_omni.launch_host import main as host
+
+        return host(args[1:], prog="sgl-omni host")
     if args[:2] == ["route", "top"]:
         from sglang_omni.router.top import main as top
 
@@ -37,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser(
         "serve", help="serve a model; sgl-omni serve --help lists its options", add_help=False
+    )
+    commands.add_parser(
+        "host", help="join a coordinator on another machine, and run its stages here", add_help=False
     )
     commands.add_parser(
         "route",

@@ -95,14 +95,12 @@ class Harness:
         self.control_plane = RecordedControlPlane()
         self.scheduler = options.pop("scheduler", None) or HandScheduler()
         self.dispatcher = options.pop("local_dispatcher", None) or LocalStageDispatcher()
-        self.relay = options.pop("relay", None)
-        if self.relay is None and "relays" not in options:
-            self.relay = create_relay("shm", engine_id="s")
+        self.relay = options.pop("relay", None) or create_relay("shm", engine_id="s")
         options.setdefault("get_next", lambda request_id, output: None)
         self.stage = Stage(
             name="s",
             control_plane=self.control_plane,
-            endpoints=options.pop("endpoints", None) or {name: f"test://{name}" for name in "tuv"},
+            endpoints={name: f"test://{name}" for name in "tuv"},
             relay=self.relay,
             scheduler=self.scheduler,
             local_dispatcher=self.dispatcher,

@@ -20,6 +20,7 @@ from sglang_omni.config import (
     build_stage_placement_plan,
 )
 from sglang_omni.config.io import config_to_dict
+from sglang_omni.pipeline.launchers.base import Launcher
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 from sglang_omni.serve.app import create_app
 from sglang_omni.serve.processes import bind, exit_after
@@ -41,6 +42,7 @@ class ReplicaOptions:
     Attributes:
         port: 0 picks a free one.
         start_timeout: Seconds for the pipeline's processes to come up.
+        launcher: Starts them; as children of this process where it is None.
     """
 
     host: str = "127.0.0.1"
@@ -48,6 +50,7 @@ class ReplicaOptions:
     model_name: str | None = None
     max_body_size: int = 64 * 2**20
     start_timeout: float = 600.0
+    launcher: Launcher | None = None
 
 
 class _Server(uvicorn.Server):
@@ -66,7 +69,7 @@ async def run_replica(config: PipelineConfig, options: ReplicaOptions) -> int:
         loop.add_signal_handler(number, stop.set)
     # Bound before anything is loaded, so that a port in use is known at once; listened on when all is up.
     with bind(options.host, options.port) as listener:
-        runner = MultiProcessPipelineRunner(config)
+        runner = MultiProcessPipelineRunner(config, launcher=options.launcher)
         stopped = asyncio.ensure_future(stop.wait())
         try:
             if not await _start(runner, options, stopped):

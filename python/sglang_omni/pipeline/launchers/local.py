@@ -25,7 +25,7 @@ class LocalLauncher:
         if elsewhere is not None:
             raise RuntimeError(
                 f"process {elsewhere.process_name!r} belongs on node {elsewhere.node!r}, but no host joins "
-                "this run; leave `node` out, or use a launcher of several hosts"
+                "this run; leave `node` out, or let hosts join (--join-port)"
             )
 
     async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:

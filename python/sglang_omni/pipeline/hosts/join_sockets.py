@@ -1,0 +1,190 @@
+"""The encrypted connection between a coordinator and its hosts: a ROUTER here, a DEALER in each host.
+
+Both ends have the same CURVE key, the join key, and let in nobody with another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from sglang_omni.pipeline.hosts import messages
+from sglang_omni.pipeline.hosts.messages import FromCoordinator, FromHost
+from sglang_omni.pipeline.transport.curve import RunKeys, secure_client, secure_server
+
+logger = logging.getLogger(__name__)
+
+# A host that hears nothing for so long connects anew: TCP would try again long after the link is back.
+_PING_MS = 500
+_SILENT_MS = 2000
+_CONNECT_MS = 1000
+_RECONNECT_MS = 100
+_LONGEST_RECONNECT_MS = 500
+_LINGER_MS = 500
+# Strangers at the port are worth a line in the log, but not each of them.
+_COMPLAIN_EVERY_S = 10.0
+# How often the other end must hang up on a key before it is the key that is wrong.
+_REFUSALS = 3
+
+_HANDSHAKE_FAILED = {
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+}
+# Of libzmq: what a peer sent could not be decrypted.
+_CRYPTOGRAPHIC = 0x11000001
+
+
+class JoinRefused(RuntimeError):
+    """Why a host cannot join, which trying again would not change."""
+
+
+class RouterSocket:
+    """The coordinator's end.
+
+    Args:
+        endpoint: Where to listen: ``tcp://10.0.0.1:7000``.
+        key: The join key.
+        on_disconnect: Called when some host's connection has ended.
+
+    Raises zmq.ZMQError where it cannot listen there. Belongs to the running loop.
+    """
+
+    def __init__(self, endpoint: str, key: RunKeys, on_disconnect: Callable[[], None]) -> None:
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+        secure_server(socket, key)
+        # A host that connects anew is the same host; and nothing is queued for one that is gone.
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket, self._monitor = _asynchronous(socket, endpoint)
+        try:
+            self._socket.bind(endpoint)
+        except BaseException:
+            self.close()
+            raise
+        self.endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._on_disconnect = on_disconnect
+        self._watching = asyncio.create_task(self._watch(), name="join port")
+
+    async def receive(self) -> tuple[bytes, FromHost]:
+        """A host's session, and what it says."""
+        while True:
+            frames = await self._socket.recv_multipart()
+            try:
+                session, frame = frames
+                return session, messages.parse_from_host(frame)
+            except ValueError as exc:
+                logger.warning("Dropped a malformed message of a host: %s", exc)
+
+    def send(self, session: bytes, message: FromCoordinator) -> bool:
+        """Never blocks. False where the host of this session is not connected."""
+        return _sent(self._socket.send_multipart([session, messages.encode(message)], flags=zmq.NOBLOCK))
+
+    def close(self) -> None:
+        if not self._socket.closed:
+            if hasattr(self, "_watching"):
+                self._watching.cancel()
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close()
+
+    async def _watch(self) -> None:
+        quiet_until = 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())
+            if event["event"] == zmq.EVENT_DISCONNECTED:
+                self._on_disconnect()
+            elif event["event"] in _HANDSHAKE_FAILED and loop.time() >= quiet_until:
+                quiet_until = loop.time() + _COMPLAIN_EVERY_S
+                if event["value"] == _CRYPTOGRAPHIC:
+                    logger.warning("A host tried to join %s with another key than this one's", self.endpoint)
+                else:
+                    logger.warning(
+                        "Something that is no host connected to %s, and was cut off", self.endpoint
+                    )
+
+
+class DealerSocket:
+    """A host's end. Each has a session of its own, by which the coordinator knows it when it connects anew.
+
+    Args:
+        coordinator: Its endpoint: ``tcp://10.0.0.1:7000``.
+        key: The join key.
+    """
+
+    def __init__(self, coordinator: str, key: RunKeys) -> None:
+        self._coordinator = coordinator
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        secure_client(socket, key)
+        socket.setsockopt(zmq.ROUTING_ID, uuid.uuid4().bytes)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MS)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _LONGEST_RECONNECT_MS)
+        self._socket, self._monitor = _asynchronous(socket, coordinator)
+        self._socket.connect(coordinator)
+
+    async def connected(self) -> None:
+        """Return once the coordinator has accepted the key.
+
+        Raises:
+            JoinRefused: It has not.
+        """
+        refusals = 0
+        complained = False
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                return
+            if event in _HANDSHAKE_FAILED | {zmq.EVENT_DISCONNECTED}:
+                refusals += 1
+                if refusals == _REFUSALS:
+                    raise JoinRefused(
+                        f"the coordinator at {self._coordinator} has another join key: copy its key file to "
+                        "this host"
+                    )
+            elif event == zmq.EVENT_CONNECT_RETRIED and not (complained or refusals):
+                complained = True
+                logger.info("Nobody answers at %s yet; trying on", self._coordinator)
+
+    async def receive(self) -> FromCoordinator:
+        while True:
+            frames = await self._socket.recv_multipart()
+            try:
+                (frame,) = frames
+                return messages.parse_from_coordinator(frame)
+            except ValueError as exc:
+                logger.warning("Dropped a malformed message of the coordinator: %s", exc)
+
+    def send(self, message: FromHost) -> None:
+        """Never blocks; what the connection has no room for is lost."""
+        _sent(self._socket.send(messages.encode(message), flags=zmq.NOBLOCK))
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+
+
+def _sent(sending: Any) -> bool:
+    """Whether what was sent with NOBLOCK, which is done by now, was."""
+    future: asyncio.Future[object] = sending
+    return future.exception() is None
+
+
+def _asynchronous(socket: zmq.Socket[bytes], endpoint: str) -> tuple[zmq.asyncio.Socket, zmq.asyncio.Socket]:
+    """The socket, and the one that tells of its connections, for the running loop."""
+    socket.setsockopt(zmq.LINGER, _LINGER_MS)
+    socket.setsockopt(zmq.MAXMSGSIZE, messages.LONGEST_MESSAGE)
+    socket.setsockopt(zmq.IPV6, "[" in endpoint)
+    monitor = socket.get_monitor_socket()
+    return zmq.asyncio.Socket.from_socket(socket), zmq.asyncio.Socket.from_socket(monitor)

@@ -1,0 +1,118 @@
+"""Stages that run on several hosts. Imported by their processes, so it imports little."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.messages import OutgoingMessage
+
+
+def network() -> str:
+    """What tells this host of a test's network from the others."""
+    return os.readlink("/proc/self/ns/net")
+
+
+def noise() -> Callable[[StagePayload], dict[str, Any]]:
+    """As many MiB of noise as the request asks for."""
+
+    def run(payload: StagePayload) -> dict[str, Any]:
+        inputs = payload.request.inputs
+        numbers = np.random.default_rng(inputs["seed"]).integers(0, 256, inputs["mib"] << 20, dtype=np.uint8)
+        return {"noise": numbers}
+
+    return run
+
+
+def invert(folder: str) -> Callable[[StagePayload], dict[str, Any]]:
+    """The noise with every bit turned; a request with ``hold`` waits for ``folder/go``."""
+
+    def run(payload: StagePayload) -> dict[str, Any]:
+        if payload.request.inputs.get("hold"):
+            Path(folder, "held").touch()
+            while not Path(folder, "go").exists():
+                time.sleep(0.01)
+        if payload.request.inputs.get("exit"):
+            os._exit(7)
+        return {
+            "noise": ~payload.data["noise"],
+            "where": network(),
+            "pid": os.getpid(),
+            "setting": os.environ.get("TEST_OF_HOSTS"),
+        }
+
+    return run
+
+
+class Chunks:
+    """Streams the noise to the next stage in pieces of 100 KB, and sends on the rest of its payload."""
+
+    def __init__(self) -> None:
+        self.inbox: Queue[Any] = Queue()
+        self.outbox: Queue[Any] = Queue()
+
+    def start(self) -> None:
+        while (message := self.inbox.get()) is not None:
+            data = dict(message.data.data)
+            noise = data.pop("noise")
+            for start in range(0, len(noise), 100_000):
+                self.outbox.put(
+                    OutgoingMessage(
+                        message.request_id, "stream", noise[start : start + 100_000], target="digest"
+                    )
+                )
+            result = StagePayload(message.request_id, message.data.request, data)
+            self.outbox.put(OutgoingMessage(message.request_id, "result", result))
+
+    def stop(self) -> None:
+        self.inbox.put(None)
+
+    def abort(self, request_id: str) -> None:
+        pass
+
+
+def chunks() -> Chunks:
+    return Chunks()
+
+
+class Digest(Chunks):
+    """The digest of what was streamed, beside the payload."""
+
+    def start(self) -> None:
+        digests: dict[str, Any] = {}
+        payloads: dict[str, StagePayload] = {}
+        ended: set[str] = set()
+        while (message := self.inbox.get()) is not None:
+            request_id = message.request_id
+            if message.type == "stream_chunk":
+                digests.setdefault(request_id, hashlib.sha256()).update(np.asarray(message.data.data).data)
+            elif message.type == "stream_done":
+                ended.add(request_id)
+            else:
+                payloads[request_id] = message.data
+            if request_id in ended and request_id in payloads:
+                payload = payloads.pop(request_id)
+                payload.data = {**payload.data, "sha256": digests.pop(request_id).hexdigest()}
+                self.outbox.put(OutgoingMessage(request_id, "result", payload))
+
+
+def digest() -> Digest:
+    return Digest()
+
+
+def broken() -> None:
+    raise FileNotFoundError("no weights on this host")
+
+
+def expected_digest(seed: int, mib: int) -> str:
+    """What ``digest`` gives in the end."""
+    numbers = np.random.default_rng(seed).integers(0, 256, mib << 20, dtype=np.uint8)
+    return hashlib.sha256((~numbers).data).hexdigest()
