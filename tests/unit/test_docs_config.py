@@ -53,6 +53,13 @@ def test_the_split_stage_is_one() -> None:
     assert StageConfig(**fields).tp_size == len(fields["gpu"]) == 2
 
 
+def test_the_edges_are_those_shown(folder: Path) -> None:
+    (folder / "nodes.yaml").write_text(block("yaml", 2))
+    done = run(folder, "-m", "sglang_omni.cli", "config", "resolve", "nodes.yaml")
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout)["edges"] == yaml.safe_load(block("yaml", 3))["edges"]
+
+
 def test_the_errors_read_as_shown(folder: Path) -> None:
     source = (folder / "my_pipeline.py").read_text()
     source = source.replace('"my_pipeline.route"', '"my_pipeline.rout"')
@@ -65,7 +72,7 @@ def test_the_errors_read_as_shown(folder: Path) -> None:
 
 
 def test_the_earlier_form_is_accepted() -> None:
-    config = PipelineConfig.from_dict(yaml.safe_load(block("yaml", 2)))
+    config = PipelineConfig.from_dict(yaml.safe_load(block("yaml", 4)))
     assert config.is_earlier_form
 
 
