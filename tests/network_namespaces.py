@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 _PREFIX = "sgl-omni-test"
 _SWITCH = "switch"
+_numbers = itertools.count()
 # Bounds a command of `ip`, which answers at once or hangs in the kernel.
 _PATIENCE_S = 60
 
@@ -27,6 +29,7 @@ class Network:
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._addresses = {name: f"10.83.0.{number}" for number, name in enumerate(hosts, start=1)}
+        self._number = next(_numbers)
         self._processes: list[subprocess.Popen[Any]] = []
 
     def address(self, host: str) -> str:
@@ -34,35 +37,38 @@ class Network:
 
     def popen(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a program in a host: the process itself, which ends with the network."""
-        process = subprocess.Popen(["ip", "netns", "exec", _namespace(host), *command], **options)
+        process = subprocess.Popen(["ip", "netns", "exec", self._namespace(host), *command], **options)
         self._processes.append(process)
         return process
 
     def unplug(self, host: str) -> None:
         """Cut its cable at the switch: what it sends and what is sent to it is gone, and nobody is told."""
-        _ip("-n", _namespace(_SWITCH), "link", "set", _port(host), "nomaster")
+        _ip("-n", self._namespace(_SWITCH), "link", "set", _port(host), "nomaster")
 
     def plug(self, host: str) -> None:
         """Make good ``unplug``."""
-        _ip("-n", _namespace(_SWITCH), "link", "set", _port(host), "master", "br0")
+        _ip("-n", self._namespace(_SWITCH), "link", "set", _port(host), "master", "br0")
 
     def link_down(self, host: str) -> None:
         """Take down its interface: it knows at once that it reaches nobody."""
-        _ip("-n", _namespace(host), "link", "set", "eth0", "down")
+        _ip("-n", self._namespace(host), "link", "set", "eth0", "down")
 
     def link_up(self, host: str) -> None:
         """Make good ``link_down``."""
-        _ip("-n", _namespace(host), "link", "set", "eth0", "up")
+        _ip("-n", self._namespace(host), "link", "set", "eth0", "up")
+
+    def _namespace(self, host: str) -> str:
+        return f"{_PREFIX}-{os.getpid()}-{self._number}-{host}"
 
     def _create(self) -> None:
         for name in (_SWITCH, *self._addresses):
-            _ip("netns", "add", _namespace(name))
-            _ip("-n", _namespace(name), "link", "set", "lo", "up")
-        switch = _namespace(_SWITCH)
+            _ip("netns", "add", self._namespace(name))
+            _ip("-n", self._namespace(name), "link", "set", "lo", "up")
+        switch = self._namespace(_SWITCH)
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")
         _ip("-n", switch, "link", "set", "br0", "up")
         for name, address in self._addresses.items():
-            host, port = _namespace(name), _port(name)
+            host, port = self._namespace(name), _port(name)
             _ip("-n", host, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", switch)
             _ip("-n", switch, "link", "set", port, "master", "br0", "up")
             _ip("-n", host, "address", "add", f"{address}/24", "dev", "eth0")
@@ -73,7 +79,7 @@ class Network:
             process.kill()
             process.wait()
         for name in (_SWITCH, *self._addresses):
-            namespace = _namespace(name)
+            namespace = self._namespace(name)
             listed = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True)
             for pid in listed.stdout.split():
                 with contextlib.suppress(ProcessLookupError):
@@ -122,10 +128,6 @@ def _remove_leftovers() -> None:
         pid = name.removeprefix(_PREFIX).split("-")[1]
         if not os.path.exists(f"/proc/{pid}"):
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-
-
-def _namespace(host: str) -> str:
-    return f"{_PREFIX}-{os.getpid()}-{host}"
 
 
 def _port(host: str) -> str:

@@ -21,10 +21,20 @@ def network() -> str:
     return os.readlink("/proc/self/ns/net")
 
 
-def noise() -> Callable[[StagePayload], dict[str, Any]]:
+def hold(payload: StagePayload, stage: str, folder: str) -> None:
+    """A request with ``hold`` and a name waits in that stage until there is ``folder/name``."""
+    inputs = payload.request.inputs
+    if inputs.get("hold") == stage:
+        Path(folder, f"{inputs['name']}.held").touch()
+        while not Path(folder, inputs["name"]).exists():
+            time.sleep(0.01)
+
+
+def noise(folder: str) -> Callable[[StagePayload], dict[str, Any]]:
     """As many MiB of noise as the request asks for."""
 
     def run(payload: StagePayload) -> dict[str, Any]:
+        hold(payload, "noise", folder)
         inputs = payload.request.inputs
         numbers = np.random.default_rng(inputs["seed"]).integers(0, 256, inputs["mib"] << 20, dtype=np.uint8)
         return {"noise": numbers}
@@ -33,13 +43,10 @@ def noise() -> Callable[[StagePayload], dict[str, Any]]:
 
 
 def invert(folder: str) -> Callable[[StagePayload], dict[str, Any]]:
-    """The noise with every bit turned; a request with ``hold`` waits for ``folder/go``."""
+    """The noise with every bit turned, and what tells where that was done."""
 
     def run(payload: StagePayload) -> dict[str, Any]:
-        if payload.request.inputs.get("hold"):
-            Path(folder, "held").touch()
-            while not Path(folder, "go").exists():
-                time.sleep(0.01)
+        hold(payload, "invert", folder)
         if payload.request.inputs.get("exit"):
             os._exit(7)
         return {

@@ -1,202 +1,168 @@
-"""Pipelines over two hosts, which are network namespaces: requests, broken links, and hosts that end."""
+"""A pipeline over two hosts, which are network namespaces: requests, broken links, and hosts that end."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import queue
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from host_processes import HOST_TIMEOUT, PATIENCE, Coordinator, Lines, host, two_hosts
 from host_stages import expected_digest
-from network_namespaces import Network, network, require_namespaces
+from network_namespaces import Network, require_namespaces
+from processes import is_alive
 from relay_peers import require
 
-from sglang_omni.config import PipelineConfig, StageConfig
-from sglang_omni.config.io import config_to_dict
 
-HERE = Path(__file__).parent
-# Bounds a wait for what must happen; what is tested is that it happens.
-PATIENCE = 120.0
-# The shortest there may be.
-HOST_TIMEOUT = 4.0
-PORT = 7000
+class Run:
+    """A run that tests share; each leaves it as it found it, up on both hosts."""
 
+    def __init__(self, folder: Path, net: Network, coordinator: Coordinator, there: Lines) -> None:
+        self.folder = folder
+        self.net = net
+        self.coordinator = coordinator
+        self.there = there
+        self._held = 0
 
-class Lines:
-    """What a program says, line by line, as it comes."""
+    def hold(self, stage: str) -> tuple[str, Path]:
+        """A request that is in this stage now, and the file that lets it go on."""
+        self._held += 1
+        go = self.folder / f"request{self._held}"
+        name = self.coordinator.send({"seed": 1, "mib": 1, "hold": stage, "name": go.name})
+        deadline = time.monotonic() + PATIENCE
+        while not go.with_suffix(".held").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return name, go
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.seen: list[str] = []
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def until(self, condition: Callable[[str], bool]) -> str:
-        """The next line for which it holds. Fails where the program ends or says nothing for two minutes."""
-        while (line := self._lines.get(timeout=PATIENCE)) is not None:
-            if condition(line):
-                return line
-        raise AssertionError(f"it ended before that with {self.process.wait()}:\n{''.join(self.seen)}")
-
-    def says(self, text: str) -> str:
-        return self.until(lambda line: text in line)
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.seen.append(line)
-            self._lines.put(line)
-        self._lines.put(None)
+    def served(self) -> dict[str, Any]:
+        """The answer to a request that crosses to host b and back."""
+        result = self.coordinator.result(seed=3, mib=2)
+        assert result["sha256"] == expected_digest(3, 2)
+        assert result["where"] == os.readlink(f"/proc/{self.there.process.pid}/ns/net")
+        return result
 
 
-class Coordinator:
-    """The coordinator on host a, and what it answers."""
-
-    def __init__(self, net: Network, folder: Path, config: PipelineConfig) -> None:
-        options = {
-            "config": config_to_dict(config),
-            "address": net.address("a"),
-            "port": PORT,
-            "key": str(folder / "join.key"),
-            "host_timeout": HOST_TIMEOUT,
-        }
-        log = (folder / "coordinator.log").open("a")
-        self.process = net.popen(
-            "a",
-            [sys.executable, str(HERE / "host_coordinator.py"), json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment(),
-            text=True,
-        )
-        self._lines = Lines(self.process)
-        self._answers: dict[str, dict[str, Any]] = {}
-        self._number = 0
-
-    def send(self, ask: Any) -> str:
-        """Ask for something; ``answer`` has it later."""
-        self._number += 1
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"id": str(self._number), "ask": ask}) + "\n")
-        self.process.stdin.flush()
-        return str(self._number)
-
-    def answer(self, name: str) -> dict[str, Any]:
-        """``{"result": ...}`` or ``{"error": ...}``."""
-        while name not in self._answers:
-            line = json.loads(self._lines.until(lambda _: True))
-            self._answers[line.pop("id")] = line
-        return self._answers.pop(name)
-
-    def ask(self, **inputs: Any) -> dict[str, Any]:
-        return self.answer(self.send(inputs))
-
-    def result(self, **inputs: Any) -> Any:
-        answer = self.ask(**inputs)
-        assert "result" in answer, answer
-        return answer["result"]
-
-    def health(self) -> dict[str, Any]:
-        return self.answer(self.send("health"))["result"]
-
-    def stop(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        assert self.process.wait(PATIENCE) == 0
-
-
-def environment(**more: str) -> dict[str, str]:
-    # Relays of this process have kept UCX to the loopback device.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
-    paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
-    return {**inherited, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **more}
-
-
-def host(net: Network, folder: Path, *, name: str = "b", key: Path | None = None, **env: str) -> Lines:
-    """``sgl-omni host`` on host b."""
-    command = [sys.executable, "-m", "sglang_omni.cli", "host", "--name", name]
-    command += [
-        "--coordinator",
-        f"tcp://{net.address('a')}:{PORT}",
-        "--join-key",
-        str(key or folder / "join.key"),
-    ]
-    return Lines(
-        net.popen(
-            "b",
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment(**env),
-            text=True,
-        )
-    )
-
-
-def pipeline(folder: Path, **fields: Any) -> PipelineConfig:
-    """Noise is made on host a, inverted on b, and streamed back to a, which says what it got."""
-
-    def stage(name: str, factory: str, **fields: Any) -> StageConfig:
-        return StageConfig(name=name, factory=f"host_stages.{factory}", process=name, **fields)
-
-    return PipelineConfig(
-        model_path="m",
-        stages=[
-            stage("noise", "noise", next="invert"),
-            stage("invert", "invert", next="chunks", node="b", factory_args={"folder": str(folder)}),
-            stage("chunks", "chunks", next="digest", stream_to=["digest"], node="b"),
-            stage("digest", "digest", terminal=True, can_accept_stream_before_payload=True),
-        ],
-        env_defaults={"TEST_OF_HOSTS": "from the config"},
-        **fields,
-    )
-
-
-@contextlib.contextmanager
-def two_hosts(folder: Path, **fields: Any) -> Iterator[tuple[Network, Coordinator, Lines]]:
-    """The pipeline, up, with its network, its coordinator, and the program on host b."""
-    with network("a", "b") as net:
-        coordinator = Coordinator(net, folder, pipeline(folder, **fields))
-        while not (folder / "join.key").exists():
-            assert coordinator.process.poll() is None
-            time.sleep(0.02)
-        there = host(net, folder)
-        try:
-            assert coordinator.answer("start") == {"result": None}
-            yield net, coordinator, there
-        except BaseException:
-            print((folder / "coordinator.log").read_text(), "".join(there.seen), sep="\n----\n")
-            raise
-
-
-@pytest.fixture(autouse=True)
-def _needs_namespaces() -> None:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     require_namespaces()
+    require("nixl")
+    folder = tmp_path_factory.mktemp("hosts")
+    with two_hosts(folder) as (net, coordinator, there):
+        yield Run(folder, net, coordinator, there)
 
 
-@pytest.mark.parametrize("backend", ["nixl", "mooncake"])
-def test_requests_cross_both_ways_and_the_hosts_part_in_order(tmp_path: Path, backend: str) -> None:
-    require(backend)
-    with two_hosts(tmp_path, network_relay_backend=backend) as (_, coordinator, there):
-        asked = [coordinator.send({"seed": seed, "mib": 1 + seed}) for seed in range(4)]
-        for seed, name in enumerate(asked):
-            result = coordinator.answer(name)["result"]
-            assert result["sha256"] == expected_digest(seed, 1 + seed)
-            assert result["where"] == os.readlink(f"/proc/{there.process.pid}/ns/net")
-            assert result["setting"] == "from the config"
-        coordinator.stop()
-        there.says("joining again")
-        there.process.send_signal(signal.SIGINT)
-        assert there.process.wait(PATIENCE) == 0
-        assert not psutil.pid_exists(result["pid"])
+def ended(pid: int) -> None:
+    """Return when this process has."""
+    deadline = time.monotonic() + PATIENCE
+    while psutil.pid_exists(pid) and is_alive(psutil.Process(pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_payloads_and_streams_cross_both_ways(run: Run) -> None:
+    asked = [run.coordinator.send({"seed": seed, "mib": 1 + seed}) for seed in range(4)]
+    for seed, name in enumerate(asked):
+        result = run.coordinator.answer(name)["result"]
+        assert result["sha256"] == expected_digest(seed, 1 + seed)
+        assert result["where"] == os.readlink(f"/proc/{run.there.process.pid}/ns/net")
+        assert result["setting"] == "from the config"
+
+
+@pytest.mark.parametrize(("cut", "mend"), [("unplug", "plug"), ("link_down", "link_up")])
+def test_a_link_that_is_back_in_time_costs_nobody_a_process(run: Run, cut: str, mend: str) -> None:
+    before = run.served()["pid"]
+    held, go = run.hold("invert")
+    getattr(run.net, cut)("b")
+    under_way = run.coordinator.send({"seed": 5, "mib": 1})
+    go.touch()
+    # What is tested is a cut of that length.
+    time.sleep(HOST_TIMEOUT / 2)
+    getattr(run.net, mend)("b")
+    for name, seed in ((held, 1), (under_way, 5)):
+        answer = run.coordinator.answer(name)
+        assert "error" in answer or answer["result"]["sha256"] == expected_digest(seed, 1)
+    assert run.served()["pid"] == before
+
+
+def test_a_host_that_is_silent_for_too_long_is_lost_and_back_when_it_is_heard_of_again(run: Run) -> None:
+    before = run.served()["pid"]
+    held, _ = run.hold("invert")
+    run.net.unplug("b")
+    why = f"host 'b' was not heard of for {HOST_TIMEOUT:g} s"
+    assert why in run.coordinator.answer(held)["error"]
+    down = run.coordinator.health()["down_stages"]
+    assert down.keys() == {"invert", "chunks"}
+    assert all(why in reason for reason in down.values())
+    # It ends them by itself: nobody can tell it to.
+    ended(before)
+    waiting = run.coordinator.send({"seed": 5, "mib": 1})
+    run.net.plug("b")
+    assert run.coordinator.answer(waiting)["result"]["sha256"] == expected_digest(5, 1)
+    assert run.served()["pid"] != before
+
+
+def test_a_host_that_is_killed_takes_its_own_requests_along_and_no_others(run: Run) -> None:
+    before = run.served()["pid"]
+    there, _ = run.hold("invert")
+    here, go = run.hold("noise")
+    run.there.process.kill()
+    assert "host 'b' has closed its connection" in run.coordinator.answer(there)["error"]
+    ended(before)
+    run.there = host(run.net, run.folder)
+    run.coordinator.until_all_up()
+    go.touch()
+    assert run.coordinator.answer(here)["result"]["sha256"] == expected_digest(1, 1)
+    assert run.served()["pid"] != before
+
+
+def test_a_process_that_dies_on_another_host_is_restarted_there(run: Run) -> None:
+    before = run.served()["pid"]
+    error = run.coordinator.ask(seed=1, mib=1, exit=True)["error"]
+    assert "process 'invert' on host 'b' exited with status 7" in error
+    run.coordinator.until_all_up()
+    assert run.served()["pid"] != before
+
+
+def test_a_second_host_of_the_same_name_is_refused_and_the_first_goes_on(run: Run) -> None:
+    before = run.served()["pid"]
+    second = host(run.net, run.folder)
+    second.says("a host 'b' has joined already, from 10.83.0.2")
+    assert second.process.wait(PATIENCE) == 1
+    assert run.served()["pid"] == before
+
+
+def test_a_host_that_is_stopped_leaves_at_once_and_ends_what_ran_there(run: Run) -> None:
+    before = run.served()["pid"]
+    held, _ = run.hold("invert")
+    run.there.process.send_signal(signal.SIGINT)
+    assert "host 'b' has left: it was stopped" in run.coordinator.answer(held)["error"]
+    assert run.there.process.wait(PATIENCE) == 0
+    ended(before)
+    run.there = host(run.net, run.folder)
+    run.coordinator.until_all_up()
+    run.served()
+
+
+def test_a_stopped_coordinator_is_waited_for(run: Run) -> None:
+    before = run.served()["pid"]
+    run.coordinator.stop()
+    run.there.says("joining again")
+    ended(before)
+    run.coordinator = Coordinator(run.net, run.folder, run.coordinator.config)
+    assert run.coordinator.answer("start") == {"result": None}
+    run.served()
+
+
+def test_over_mooncake_as_well(tmp_path: Path) -> None:
+    require_namespaces()
+    require("mooncake")
+    with two_hosts(tmp_path, network_relay_backend="mooncake") as (net, coordinator, there):
+        run = Run(tmp_path, net, coordinator, there)
+        test_payloads_and_streams_cross_both_ways(run)
+        test_a_link_that_is_back_in_time_costs_nobody_a_process(run, "unplug", "plug")
+        test_a_host_that_is_killed_takes_its_own_requests_along_and_no_others(run)

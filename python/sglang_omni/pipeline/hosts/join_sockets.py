@@ -58,18 +58,18 @@ class RouterSocket:
     """
 
     def __init__(self, endpoint: str, key: RunKeys, on_disconnect: Callable[[], None]) -> None:
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-        secure_server(socket, key)
+        self._socket = _socket(zmq.ROUTER, endpoint)
+        secure_server(self._socket, key)
         # A host that connects anew is the same host; and nothing is queued for one that is gone.
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket, self._monitor = _asynchronous(socket, endpoint)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._monitor = self._socket.get_monitor_socket()
         try:
             self._socket.bind(endpoint)
         except BaseException:
             self.close()
             raise
-        self.endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._on_disconnect = on_disconnect
         self._watching = asyncio.create_task(self._watch(), name="join port")
 
@@ -122,15 +122,15 @@ class DealerSocket:
 
     def __init__(self, coordinator: str, key: RunKeys) -> None:
         self._coordinator = coordinator
-        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-        secure_client(socket, key)
-        socket.setsockopt(zmq.ROUTING_ID, uuid.uuid4().bytes)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MS)
-        socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _LONGEST_RECONNECT_MS)
-        self._socket, self._monitor = _asynchronous(socket, coordinator)
+        self._socket = _socket(zmq.DEALER, coordinator)
+        secure_client(self._socket, key)
+        self._socket.setsockopt(zmq.ROUTING_ID, uuid.uuid4().bytes)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, _PING_MS)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MS)
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _LONGEST_RECONNECT_MS)
+        self._monitor = self._socket.get_monitor_socket()
         self._socket.connect(coordinator)
 
     async def connected(self) -> None:
@@ -181,10 +181,11 @@ def _sent(sending: Any) -> bool:
     return future.exception() is None
 
 
-def _asynchronous(socket: zmq.Socket[bytes], endpoint: str) -> tuple[zmq.asyncio.Socket, zmq.asyncio.Socket]:
-    """The socket, and the one that tells of its connections, for the running loop."""
+def _socket(kind: int, endpoint: str) -> zmq.asyncio.Socket:
+    """A socket for this endpoint, of this process's context and for the running loop."""
+    context = zmq.asyncio.Context.shadow(zmq.Context.instance().underlying)
+    socket: zmq.asyncio.Socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, messages.LONGEST_MESSAGE)
     socket.setsockopt(zmq.IPV6, "[" in endpoint)
-    monitor = socket.get_monitor_socket()
-    return zmq.asyncio.Socket.from_socket(socket), zmq.asyncio.Socket.from_socket(monitor)
+    return socket

@@ -11,13 +11,14 @@ from __future__ import annotations
 import atexit
 import threading
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 _start_lock = threading.Lock()
-_authenticators: dict[zmq.Context[zmq.Socket[bytes]], ThreadAuthenticator] = {}
+# By the libzmq context: that of one process may have several objects in front of it.
+_authenticators: dict[int, ThreadAuthenticator] = {}
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class _OnlyItsOwn:
         return key == domain.encode()
 
 
-def secure_server(socket: zmq.Socket[bytes], keys: RunKeys) -> None:
+def secure_server(socket: zmq.Socket[Any], keys: RunKeys) -> None:
     """Have a socket that is to bind refuse everybody without ``keys``."""
     _authenticator(socket.context).configure_curve_callback(keys.public, _OnlyItsOwn)
     socket.setsockopt(zmq.ZAP_DOMAIN, keys.public.encode())
@@ -59,23 +60,24 @@ def secure_server(socket: zmq.Socket[bytes], keys: RunKeys) -> None:
     _set_pair(socket, keys)
 
 
-def secure_client(socket: zmq.Socket[bytes], keys: RunKeys) -> None:
+def secure_client(socket: zmq.Socket[Any], keys: RunKeys) -> None:
     """Have a socket that is to connect talk to a server with ``keys`` only."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.public.encode())
     _set_pair(socket, keys)
 
 
-def _set_pair(socket: zmq.Socket[bytes], keys: RunKeys) -> None:
+def _set_pair(socket: zmq.Socket[Any], keys: RunKeys) -> None:
     socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
 
 
-def _authenticator(context: zmq.Context[zmq.Socket[bytes]]) -> ThreadAuthenticator:
+def _authenticator(context: zmq.Context[Any]) -> ThreadAuthenticator:
     """The one of this context, which has a thread of its own: loops come and go."""
     with _start_lock:
-        if (running := _authenticators.get(context)) is not None:
+        if (running := _authenticators.get(context.underlying)) is not None:
             return running
-        authenticator = _authenticators[context] = ThreadAuthenticator(context)
+        plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
+        authenticator = _authenticators[context.underlying] = ThreadAuthenticator(plain)
         authenticator.start()
         # Once modules are taken apart it is too late to join its thread.
         atexit.register(authenticator.stop)

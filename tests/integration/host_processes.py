@@ -1,0 +1,191 @@
+"""A pipeline over two hosts, which are network namespaces: its coordinator, and the program on the other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from network_namespaces import Network, network
+
+from sglang_omni.config import PipelineConfig, StageConfig
+from sglang_omni.config.io import config_to_dict
+
+HERE = Path(__file__).parent
+# Bounds a wait for what must happen; what is tested is that it happens.
+PATIENCE = 120.0
+# The shortest there may be.
+HOST_TIMEOUT = 4.0
+PORT = 7000
+
+
+class Lines:
+    """What a program says, line by line, as it comes."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.seen: list[str] = []
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def until(self, condition: Callable[[str], bool]) -> str:
+        """The next line for which it holds. Fails where the program ends or says nothing for two minutes."""
+        while (line := self._lines.get(timeout=PATIENCE)) is not None:
+            if condition(line):
+                return line
+        raise AssertionError(f"it ended before that with {self.process.wait()}:\n{''.join(self.seen)}")
+
+    def says(self, text: str) -> str:
+        return self.until(lambda line: text in line)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.seen.append(line)
+            self._lines.put(line)
+        self._lines.put(None)
+
+
+class Coordinator:
+    """The coordinator on host a, and what it answers."""
+
+    def __init__(self, net: Network, folder: Path, config: PipelineConfig) -> None:
+        self.config = config
+        options = {
+            "config": config_to_dict(config),
+            "address": net.address("a"),
+            "port": PORT,
+            "key": str(folder / "join.key"),
+            "host_timeout": HOST_TIMEOUT,
+        }
+        log = (folder / "coordinator.log").open("a")
+        self.process = net.popen(
+            "a",
+            [sys.executable, str(HERE / "host_coordinator.py"), json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment(),
+            text=True,
+        )
+        self._lines = Lines(self.process)
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._number = 0
+
+    def send(self, ask: Any) -> str:
+        """Ask for something; ``answer`` has it later."""
+        self._number += 1
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"id": str(self._number), "ask": ask}) + "\n")
+        self.process.stdin.flush()
+        return str(self._number)
+
+    def answer(self, name: str) -> dict[str, Any]:
+        """``{"result": ...}`` or ``{"error": ...}``."""
+        while name not in self._answers:
+            line = json.loads(self._lines.until(lambda _: True))
+            self._answers[line.pop("id")] = line
+        return self._answers.pop(name)
+
+    def ask(self, **inputs: Any) -> dict[str, Any]:
+        return self.answer(self.send(inputs))
+
+    def result(self, **inputs: Any) -> Any:
+        answer = self.ask(**inputs)
+        assert "result" in answer, answer
+        return answer["result"]
+
+    def health(self) -> dict[str, Any]:
+        return self.answer(self.send("health"))["result"]
+
+    def until_all_up(self) -> None:
+        """Return when no stage is down."""
+        self._until(lambda down: not down)
+
+    def until_down(self, reason: str) -> None:
+        """Return when some stage is down for a reason that contains this."""
+        self._until(lambda down: any(reason in text for text in down.values()))
+
+    def _until(self, condition: Callable[[dict[str, str]], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition(down := self.health()["down_stages"]):
+            assert time.monotonic() < deadline, down
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        assert self.process.wait(PATIENCE) == 0
+
+
+def environment(**more: str) -> dict[str, str]:
+    # Relays of this process have kept UCX to the loopback device.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
+    paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
+    return {**inherited, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **more}
+
+
+def host(net: Network, folder: Path, *, name: str = "b", key: Path | None = None, **env: str) -> Lines:
+    """``sgl-omni host`` on host b."""
+    command = [sys.executable, "-m", "sglang_omni.cli", "host", "--name", name]
+    command += [
+        "--coordinator",
+        f"tcp://{net.address('a')}:{PORT}",
+        "--join-key",
+        str(key or folder / "join.key"),
+    ]
+    return Lines(
+        net.popen(
+            "b",
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment(**env),
+            text=True,
+        )
+    )
+
+
+def pipeline(folder: Path, **fields: Any) -> PipelineConfig:
+    """Noise is made on host a, inverted on b, and streamed back to a, which says what it got."""
+
+    def stage(name: str, factory: str, **fields: Any) -> StageConfig:
+        return StageConfig(name=name, factory=f"host_stages.{factory}", process=name, **fields)
+
+    folders = {"folder": str(folder)}
+    return PipelineConfig(
+        model_path="m",
+        stages=[
+            stage("noise", "noise", next="invert", factory_args=folders),
+            stage("invert", "invert", next="chunks", node="b", factory_args=folders),
+            stage("chunks", "chunks", next="digest", stream_to=["digest"], node="b"),
+            stage("digest", "digest", terminal=True, can_accept_stream_before_payload=True),
+        ],
+        env_defaults={"TEST_OF_HOSTS": "from the config"},
+        **fields,
+    )
+
+
+@contextlib.contextmanager
+def two_hosts(folder: Path, **fields: Any) -> Iterator[tuple[Network, Coordinator, Lines]]:
+    """The pipeline, up, with its network, its coordinator, and the program on host b."""
+    with network("a", "b") as net:
+        coordinator = Coordinator(net, folder, pipeline(folder, **fields))
+        while not (folder / "join.key").exists():
+            assert coordinator.process.poll() is None
+            time.sleep(0.02)
+        there = host(net, folder)
+        try:
+            assert coordinator.answer("start") == {"result": None}
+            yield net, coordinator, there
+        finally:
+            # Shown where a test has failed.
+            print((folder / "coordinator.log").read_text(), "".join(there.seen), sep="\n----\n")
