@@ -82,6 +82,11 @@ class HostsLauncher:
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
+    def is_listening(self) -> bool:
+        """Whether hosts can join."""
+        return self._socket is not None
+
+    @property
     def endpoint(self) -> str:
         """Where hosts join: ``tcp://10.0.0.1:7000``. There once it listens."""
         if self._socket is None:

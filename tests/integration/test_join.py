@@ -1,0 +1,206 @@
+"""Who may join a coordinator, and what everybody else is told, on both sides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from host_processes import PATIENCE, pipeline
+from waiting import until
+
+from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
+from sglang_omni.pipeline.hosts import agent as agent_module
+from sglang_omni.pipeline.hosts.agent import HostAgent
+from sglang_omni.pipeline.hosts.join_sockets import JoinRefused
+from sglang_omni.pipeline.launchers.hosts import HostsLauncher
+from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.transport.curve import RunKeys, secure_client
+
+KEY = RunKeys.generate()
+ADDRESS = "127.0.0.1"
+
+
+@pytest.fixture(autouse=True)
+def _all_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def one_stage(folder: Path, factory: str, **fields: Any) -> PipelineConfig:
+    stage = StageConfig(name="there", factory=factory, process="there", node="b", terminal=True)
+    options = {"model_path": "m", "endpoints": EndpointsConfig(base_path=str(folder / "run"))}
+    return PipelineConfig(stages=[stage], **{**options, **fields})
+
+
+@asynccontextmanager
+async def starting(
+    config: PipelineConfig, **options: Any
+) -> AsyncIterator[tuple[asyncio.Task[None], HostsLauncher]]:
+    """The start of a pipeline, which waits for its hosts."""
+    launcher = HostsLauncher(ADDRESS, 0, KEY, **options)
+    runner = MultiProcessPipelineRunner(config, launcher=launcher)
+    start = asyncio.create_task(runner.start(PATIENCE))
+    try:
+        await until(lambda: launcher.is_listening or start.done())
+        yield start, launcher
+    finally:
+        start.cancel()
+        with suppress(BaseException):
+            await start
+        await runner.stop()
+
+
+def host(launcher: HostsLauncher, name: str = "b", key: RunKeys = KEY) -> HostAgent:
+    return HostAgent(launcher.endpoint, name, key)
+
+
+async def refusal(launcher: HostsLauncher, name: str = "b", key: RunKeys = KEY) -> str:
+    """Why a host may not join."""
+    with pytest.raises(JoinRefused) as refused:
+        await asyncio.wait_for(host(launcher, name, key).run(), PATIENCE)
+    return str(refused.value)
+
+
+async def test_a_name_that_no_stage_has_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with starting(pipeline(tmp_path)) as (start, launcher):
+        expected = "no stage of the coordinator's config has node 'c'; valid names: 'b'"
+        assert await refusal(launcher, "c") == expected
+        assert f"Host 'c' (127.0.0.1) may not join: {expected}" in caplog.text
+        assert not start.done()
+
+
+async def test_another_key_is_refused_and_both_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with starting(pipeline(tmp_path)) as (start, launcher):
+        assert "has another join key: copy its key file" in await refusal(launcher, key=RunKeys.generate())
+        await until(lambda: "tried to join" in caplog.text)
+        assert "with another key than this one's" in caplog.text
+        assert not start.done()
+
+
+async def test_another_version_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_module, "__version__", "0.0.1")
+    async with starting(pipeline(tmp_path)) as (start, launcher):
+        why = await refusal(launcher)
+        assert "it has sglang-omni 0.0.1, and the coordinator has" in why
+        assert "install the same on both" in why
+        assert why in caplog.text
+        assert not start.done()
+
+
+async def test_a_host_without_the_models_files_cannot_take_part(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    async with starting(one_stage(tmp_path, "process_factories.collect", model_path=str(model))) as (
+        start,
+        launcher,
+    ):
+        # Of the two, only the coordinator has looked.
+        model.rmdir()
+        why = await refusal(launcher)
+        assert f"{model}: not on this host, but on the coordinator's" in why
+        await until(lambda: f"Host 'b' has left: {why}" in caplog.text)
+        assert not start.done()
+
+
+async def test_a_host_that_cannot_read_the_config_says_why(tmp_path: Path) -> None:
+    config = one_stage(tmp_path, "process_factories.collect")
+    config.config_cls = "nowhere.Pipeline"
+    async with starting(config) as (start, launcher):
+        assert "nowhere" in await refusal(launcher)
+        assert not start.done()
+
+
+async def test_a_factory_that_fails_on_a_host_ends_the_start_with_its_traceback(tmp_path: Path) -> None:
+    async with starting(one_stage(tmp_path, "process_factories.broken")) as (start, launcher):
+        joined = asyncio.create_task(host(launcher).run())
+        with pytest.raises(RuntimeError) as error:
+            await start
+        assert "Host 'b': Process 'there' exited with status 1" in str(error.value)
+        assert "FileNotFoundError: no weights in /nowhere" in str(error.value)
+        assert "process_factories.py" in str(error.value)
+        joined.cancel()
+
+
+async def test_who_does_not_join_in_time_is_named(tmp_path: Path) -> None:
+    async with starting(pipeline(tmp_path), join_timeout=0.2) as (start, _):
+        with pytest.raises(TimeoutError, match=r"host 'b' has not joined within 0\.2 s"):
+            await start
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),
+        b"\xff" * 100_000,
+        b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00NULL" + bytes(48) + b"\x04\x19\x05READY",
+        b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00CURVE" + bytes(47) + b"\x06" + b"\xff" * 200,
+        b"",
+    ],
+)
+async def test_garbage_at_the_port_is_cut_off_and_hosts_still_join(
+    tmp_path: Path, garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with starting(one_stage(tmp_path, "process_factories.collect")) as (_, launcher):
+        port = int(launcher.endpoint.rpartition(":")[2])
+        for _ in range(20):
+            with socket.create_connection((ADDRESS, port)) as connection:
+                connection.sendall(garbage)
+        joined = asyncio.create_task(host(launcher).run())
+        await until(lambda: "has joined from" in caplog.text)
+        joined.cancel()
+
+
+async def test_a_host_that_talks_nonsense_is_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with starting(one_stage(tmp_path, "process_factories.collect")) as (_, launcher):
+        with zmq.Context.instance().socket(zmq.DEALER) as dealer:
+            secure_client(dealer, KEY)
+            dealer.connect(launcher.endpoint)
+            frames = (b"", b"\xff", b"{}", b'{"type": "join"}', b'{"type": "report", "processes": 3}')
+            for frame in frames:
+                dealer.send(frame)
+            dealer.send_multipart([b"", b"{}"])
+            await until(lambda: caplog.text.count("Dropped a malformed message of a host") == len(frames) + 1)
+        joined = asyncio.create_task(host(launcher).run())
+        await until(lambda: "has joined from" in caplog.text)
+        joined.cancel()
+
+
+def test_an_address_must_be_this_machines() -> None:
+    text = r"'192\.0\.2\.7' is not an address of this machine"
+    with pytest.raises(ValueError, match=text):
+        HostsLauncher("192.0.2.7", 0, KEY)
+    with pytest.raises(ValueError, match=text):
+        HostAgent("tcp://127.0.0.1:7000", "b", KEY, "192.0.2.7")
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["10.0.0.1:7000", "http://a:1", "tcp://a", "tcp://a:x", "tcp://a:1/b", ""]
+)
+def test_an_endpoint_must_be_one(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="tcp://ADDRESS:PORT is"):
+        HostAgent(endpoint, "b", KEY)
+
+
+async def test_a_port_in_use_is_said_so(tmp_path: Path) -> None:
+    with socket.create_server((ADDRESS, 0)) as taken:
+        port = taken.getsockname()[1]
+        runner = MultiProcessPipelineRunner(pipeline(tmp_path), launcher=HostsLauncher(ADDRESS, port, KEY))
+        with pytest.raises(
+            RuntimeError, match=rf"cannot listen for hosts at {ADDRESS}:{port}: Address already"
+        ):
+            await runner.start()
