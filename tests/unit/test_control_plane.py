@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zmq
 
 from sglang_omni.pipeline.control_plane import (
     ControlPlaneClosed,
@@ -19,7 +18,9 @@ from sglang_omni.pipeline.control_plane import (
     StageControlPlane,
     encode_message,
 )
-from sglang_omni.pipeline.transport.curve import RunKeys, secure_client
+from sglang_omni.pipeline.transport.curve import RunKeys
+from sglang_omni.pipeline.transport.local_push import PushSocket
+from sglang_omni.pipeline.transport.tcp_push import TcpPushSocket
 from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,
@@ -189,13 +190,11 @@ async def test_a_handler_takes_over_from_recv_in_order_and_pauses(wires: Wires) 
 
 
 async def test_what_is_not_a_message_is_dropped_and_reading_goes_on(wires: Wires) -> None:
-    push = zmq.Context.instance().socket(zmq.PUSH)
-    if wires.endpoint["b"].startswith("tcp://"):
-        secure_client(push, wires.keys)
-    push.connect(wires.endpoint["b"])
+    endpoint = wires.endpoint["b"]
+    push = TcpPushSocket(endpoint, wires.keys) if endpoint.startswith("tcp") else PushSocket(endpoint)
     for frame in (b"", b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa4type\xa4nope", b"\x81\xa4type\xa5abort"):
-        push.send(frame)
-    push.send(encode_message(ShutdownMessage()))
+        await push.send(frame)
+    await push.send(encode_message(ShutdownMessage()))
     assert await soon(wires.b.recv()) == ShutdownMessage()
     push.close()
 

@@ -22,8 +22,10 @@ from sglang_omni.pipeline.transport.local_pull import PullSocket
 from sglang_omni.pipeline.transport.local_push import PushSocket
 from sglang_omni.pipeline.transport.local_socket import SCHEME as LOCAL
 from sglang_omni.pipeline.transport.publisher import Publisher
+from sglang_omni.pipeline.transport.tcp_pull import TcpPullSocket
+from sglang_omni.pipeline.transport.tcp_push import OnLost, TcpPushSocket
 from sglang_omni.pipeline.transport.tcp_socket import SCHEME as TCP
-from sglang_omni.pipeline.transport.tcp_socket import bind_tcp, connect_tcp
+from sglang_omni.pipeline.transport.tcp_socket import connect_tcp
 from sglang_omni.pipeline.transport.zmq_socket import ZmqReceiver, ZmqSender, zmq_socket
 from sglang_omni.proto import (
     AbortMessage,
@@ -52,6 +54,10 @@ _READ_AHEAD = 2048
 
 _T = TypeVar("_T")
 
+# Called with the stage a message was for, the message, which may not have arrived there, and why. Must not
+# raise.
+Lost = Callable[[str, Message, str], None]
+
 
 def encode_message(message: Message) -> bytes:
     """Raises TypeError or ValueError, naming the path, where the message holds what cannot be encoded."""
@@ -70,17 +76,18 @@ def _bind(endpoint: str, keys: RunKeys | None, deliver: Deliver) -> Receiver:
     """A socket that receives at ``endpoint``. Raises ValueError, OSError or zmq.ZMQError where none can."""
     if endpoint.startswith(LOCAL):
         return PullSocket(endpoint, deliver)
-    socket = zmq_socket(zmq.PULL)
     if endpoint.startswith(TCP):
-        bind_tcp(socket, endpoint, keys)
-    else:
-        socket.bind(endpoint)
+        return TcpPullSocket(endpoint, keys, deliver)
+    socket = zmq_socket(zmq.PULL)
+    socket.bind(endpoint)
     return ZmqReceiver(socket, deliver)
 
 
-def _connect(endpoint: str, keys: RunKeys | None) -> Sender:
+def _connect(endpoint: str, keys: RunKeys | None, on_lost: OnLost | None) -> Sender:
     """A socket that sends to ``endpoint``, whether anybody is there yet or not."""
-    return PushSocket(endpoint) if endpoint.startswith(LOCAL) else ZmqSender(endpoint, keys)
+    if endpoint.startswith(LOCAL):
+        return PushSocket(endpoint)
+    return TcpPushSocket(endpoint, keys, on_lost) if endpoint.startswith(TCP) else ZmqSender(endpoint)
 
 
 def _subscribe(endpoint: str, keys: RunKeys | None, deliver: Deliver) -> Receiver:
@@ -201,19 +208,28 @@ class _Outbox:
 
     def __init__(self, keys: RunKeys | None) -> None:
         self._keys = keys
-        self._senders: dict[str, tuple[str, Sender]] = {}
+        self._senders: dict[str, Sender] = {}
+        self.on_lost: Lost | None = None
 
     async def send(self, target: str, endpoint: str, message: Message) -> None:
-        known, sender = self._senders.get(target, (None, None))
-        if sender is None or endpoint != known:
-            if sender is not None:
-                sender.close()
-            sender = _connect(endpoint, self._keys)
-            self._senders[target] = endpoint, sender
+        sender = self._senders.get(target)
+        if sender is None:
+            sender = _connect(endpoint, self._keys, partial(self._lose, target))
+            self._senders[target] = sender
         await sender.send(encode_message(message))
 
+    def move(self, target: str, endpoint: str) -> None:
+        sender = self._senders.get(target)
+        if isinstance(sender, TcpPushSocket) and endpoint != sender.endpoint:
+            sender.redirect(endpoint)
+
+    def _lose(self, target: str, frames: list[bytes], reason: str) -> None:
+        if self.on_lost is not None:
+            for frame in frames:
+                self.on_lost(target, decode_message(frame, trusted=True), reason)
+
     def close(self) -> None:
-        for _, sender in self._senders.values():
+        for sender in self._senders.values():
             sender.close()
 
 
@@ -265,7 +281,7 @@ class StageControlPlane:
         self._aborts = _Inbox(
             [self.abort_endpoint], lambda endpoint, deliver: _subscribe(endpoint, self._keys, deliver)
         )
-        self._coordinator = _connect(self.coordinator_endpoint, self._keys)
+        self._coordinator = _connect(self.coordinator_endpoint, self._keys, None)
 
     async def recv(self) -> Message:
         """The next message for this stage. Raises ControlPlaneClosed after ``close``."""
@@ -282,6 +298,10 @@ class StageControlPlane:
         """Goes on delivering after the handler of ``deliver_to`` returned False."""
         self._started(self._work).resume()
 
+    def on_lost(self, lost: Lost) -> None:
+        """Has messages to other stages that may not have arrived reported; see ``transport.tcp_link``."""
+        self._others.on_lost = lost
+
     async def recv_abort(self) -> AbortMessage:
         """The next abort. Raises ControlPlaneClosed after ``close``."""
         while True:
@@ -291,8 +311,13 @@ class StageControlPlane:
             logger.warning("Stage %s: dropped a %s message among aborts", self.name, message.type)
 
     async def send_to_stage(self, target: str, endpoint: str, message: Message) -> None:
+        """Sends to a stage; ``endpoint`` says where it is until ``move`` says otherwise."""
         self._started(self._work)
         await self._others.send(target, endpoint, message)
+
+    def move(self, target: str, endpoint: str) -> None:
+        """What is sent to this stage over ``tcp://`` goes to another endpoint from now on."""
+        self._others.move(target, endpoint)
 
     async def send_complete(self, message: CompleteMessage) -> None:
         await self._to_coordinator().send(encode_message(message))
@@ -384,8 +409,17 @@ class CoordinatorControlPlane:
             raise RuntimeError("the coordinator's control plane is not started")
         self._results.deliver_to(handler)
 
+    def on_lost(self, lost: Lost) -> None:
+        """As ``StageControlPlane.on_lost``."""
+        self._stages.on_lost = lost
+
     async def send_to_stage(self, target: str, endpoint: str, message: Message) -> None:
+        """As ``StageControlPlane.send_to_stage``."""
         await self._stages.send(target, endpoint, message)
+
+    def move(self, target: str, endpoint: str) -> None:
+        """As ``StageControlPlane.move``."""
+        self._stages.move(target, endpoint)
 
     async def send_shutdown(self, target: str, endpoint: str) -> None:
         await self.send_to_stage(target, endpoint, ShutdownMessage())

@@ -129,6 +129,7 @@ class Coordinator:
         for instance, endpoint in endpoints.items():
             if not self._endpoints.get(instance, "").startswith("ipc://"):
                 self._endpoints[instance] = endpoint
+                self.control_plane.move(instance, endpoint)
         if self._tcp_endpoints:
             message = EndpointsMessage(dict(self._tcp_endpoints))
             # Apart from each other: one whose queue is full holds up nobody else.
@@ -157,6 +158,7 @@ class Coordinator:
         await self.control_plane.start()
         self._running = True
         self.control_plane.deliver_to(self._receive)
+        self.control_plane.on_lost(self._lose)
 
     async def stop(self) -> None:
         """Fails what is still running and closes the endpoints. Stages are left to their owner."""
@@ -443,6 +445,11 @@ class Coordinator:
             if any(stage in self._reporting for stage in holders):
                 logger.debug("Request %s is finished, but %s still hold it", wire_id, holders)
                 self.control_plane.broadcast_abort(AbortMessage(wire_id))
+
+    def _lose(self, stage: str, message: Message, reason: str) -> None:
+        if isinstance(message, SubmitMessage) and (tracked := self._by_wire_id.get(message.request_id)):
+            error = RuntimeError(f"sending to {stage!r} failed: {reason}")
+            self._end(tracked, RequestState.FAILED, error=error)
 
     # --- messages of stages -----------------------------------------------------------------------
 

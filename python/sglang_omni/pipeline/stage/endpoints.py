@@ -17,13 +17,20 @@ class TargetEndpoints:
         self._endpoints = dict(endpoints)
         self._changed = asyncio.Event()
 
-    def update(self, endpoints: Mapping[str, str]) -> None:
-        """Takes what is known of other hosts; who is on this one keeps its ``ipc://`` endpoint."""
+    def update(self, endpoints: Mapping[str, str]) -> dict[str, str]:
+        """Takes what is known of other hosts, and returns what is new of it.
+
+        Who is on this host keeps its ``ipc://`` endpoint.
+        """
+        moved = {}
         for instance, endpoint in endpoints.items():
-            if not self._endpoints.get(instance, "tcp://").startswith("ipc://"):
-                self._endpoints[instance] = endpoint
+            known = self._endpoints.get(instance, "")
+            if known != endpoint and not known.startswith("ipc://"):
+                moved[instance] = endpoint
+        self._endpoints |= moved
         self._changed.set()
         self._changed = asyncio.Event()
+        return moved
 
     async def of(self, target: str) -> str:
         """The target's endpoint. Raises RuntimeError where none has become known in time."""

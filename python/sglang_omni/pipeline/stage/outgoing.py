@@ -40,8 +40,8 @@ COORDINATOR = "coordinator"
 class StageLink(Protocol):
     """What a stage needs of its control plane.
 
-    ``tcp_endpoint`` where other hosts can reach it, ``send_progress``
-    where liveness is to be tracked, ``send_stats`` where numbers are to be shown.
+    ``tcp_endpoint``, ``move`` and ``on_lost`` where other hosts can be reached, ``send_progress`` where
+    liveness is to be tracked, ``send_stats`` where numbers are to be shown.
     """
 
     recv_endpoint: str
@@ -90,7 +90,7 @@ class Outgoing:
         self._control_plane = control_plane
         self._relays = relays
         self._get_next = get_next
-        self.endpoints = TargetEndpoints(endpoints)
+        self._endpoints = TargetEndpoints(endpoints)
         self._project_payload = project_payload
         self._stream_targets = list(stream_targets)
         self._get_stream_done_targets = get_stream_done_targets
@@ -105,6 +105,7 @@ class Outgoing:
         self._puts: set[asyncio.Task[None]] = set()
         self._send_progress = getattr(control_plane, "send_progress", None)
         self._send_stats = getattr(control_plane, "send_stats", None)
+        self._move = getattr(control_plane, "move", None)
         self.progress = ProgressReporter(name, self._report)
         self.requests = RequestTable(self.progress, self._after_sent)
 
@@ -190,6 +191,12 @@ class Outgoing:
 
     def complete(self, message: CompleteMessage) -> None:
         self._to_coordinator.put(message.request_id, self._send_complete, message)
+
+    def move(self, endpoints: Mapping[str, str]) -> None:
+        """Sends to where instances of stages on other hosts receive now."""
+        for target, endpoint in self._endpoints.update(endpoints).items():
+            if self._move is not None:
+                self._move(target, endpoint)
 
     async def drain(self) -> None:
         """Returns once all that was routed is sent."""
@@ -321,7 +328,7 @@ class Outgoing:
             # The message leaves before the put is waited for: reading is what completes it.
             await self._control_plane.send_to_stage(
                 target,
-                await self.endpoints.of(target),
+                await self._endpoints.of(target),
                 DataReadyMessage(request_id, self._name, target, metadata, replicas=replicas),
             )
             self._watch_put(request_id, target, put)
@@ -359,7 +366,7 @@ class Outgoing:
                 request_id=request_id,
                 data=data,
                 target_stage=target,
-                target_endpoint=await self.endpoints.of(target),
+                target_endpoint=await self._endpoints.of(target),
                 from_stage=self._name,
                 chunk_id=chunk_id,
                 metadata=metadata,
@@ -388,7 +395,7 @@ class Outgoing:
                 self._control_plane,
                 request_id=request_id,
                 target_stage=target,
-                target_endpoint=await self.endpoints.of(target),
+                target_endpoint=await self._endpoints.of(target),
                 from_stage=self._name,
                 is_done=True,
                 replicas=replicas,

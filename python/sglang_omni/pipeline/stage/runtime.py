@@ -169,6 +169,8 @@ class Stage:
         await self.control_plane.start()
         self._loop = asyncio.get_running_loop()
         self._shutdown = self._loop.create_future()
+        if (on_lost := getattr(self.control_plane, "on_lost", None)) is not None:
+            on_lost(self._lose)
         self._outbox.listen(self._call_take_outbox)
         self._threads.start()
 
@@ -265,7 +267,7 @@ class Stage:
             case SubmitMessage():
                 self._accept_payload(message.request_id, None, message.data, replicas=message.replicas)
             case EndpointsMessage():
-                self._outgoing.endpoints.update(message.endpoints)
+                self._outgoing.move(message.endpoints)
             case FlushCacheMessage():
                 flush = getattr(self.scheduler, "flush_cache", None)
                 if flush is not None:
@@ -476,6 +478,10 @@ class Stage:
             self.scheduler.abort(request_id)
         except Exception:
             logger.exception("Stage %s: aborting request %s failed", self.name, request_id)
+
+    def _lose(self, target: str, message: Message, reason: str) -> None:
+        if isinstance(message, DataReadyMessage):
+            self._fail(message.request_id, f"sending to {target!r} failed: {reason}")
 
     def _fail_all(self, error: str) -> None:
         for request_id in list(self._requests.active):

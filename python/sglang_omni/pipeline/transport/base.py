@@ -1,7 +1,8 @@
 """What the control plane needs of a socket: PUSH to one peer, PULL from many, whole messages in order.
 
-Two kinds of sockets do that: ``local_push`` and ``local_pull`` on ``ipc://`` endpoints, and ``zmq_socket``.
-Both speak ZMTP, so either end may be either kind. All of it belongs to the thread of the running loop.
+Three kinds of sockets do that: ``local_push`` and ``local_pull`` on ``ipc://`` endpoints, ``tcp_push`` and
+``tcp_pull`` on ``tcp://``, and ``zmq_socket`` within a process. All of it belongs to the thread of the
+running loop.
 """
 
 from __future__ import annotations

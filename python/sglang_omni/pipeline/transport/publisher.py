@@ -8,6 +8,7 @@ from collections import deque
 import zmq
 
 from sglang_omni.pipeline.transport.curve import RunKeys
+from sglang_omni.pipeline.transport.monitor import RefusalLog
 from sglang_omni.pipeline.transport.tcp_socket import SCHEME, bind_tcp
 from sglang_omni.pipeline.transport.zmq_socket import state_fd, zmq_socket
 
@@ -35,9 +36,11 @@ class Publisher:
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         self._socket.setsockopt(zmq.SNDHWM, _QUEUED)
         self.endpoint = endpoint
+        self._refusals: RefusalLog | None = None
         try:
             if endpoint.startswith(SCHEME):
                 self.endpoint = bind_tcp(self._socket, endpoint, keys)
+                self._refusals = RefusalLog(self._socket, self.endpoint)
             else:
                 self._socket.bind(endpoint)
         except BaseException:
@@ -57,6 +60,8 @@ class Publisher:
 
     def close(self) -> None:
         if not self._socket.closed:
+            if self._refusals is not None:
+                self._refusals.close()
             self._loop.remove_reader(self._fd)
             self._socket.close()
 

@@ -1,7 +1,7 @@
 """libzmq sockets on ``tcp://``: CURVE, limits on what a stranger may cost, and broken links noticed.
 
-Who binds sends heartbeats and who connects waits for them, never the other way round: a receiver that is
-paused reads nothing, no answer to a heartbeat either, and must not take that for a broken link.
+Both ends send heartbeats, and who connects takes a link for broken on which it hears none. Who binds does
+not: a receiver that is paused reads nothing, no heartbeat either, and still sends its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_MESSAGE = 256 << 20
 _OVERHEAD = 1024
 # A stranger has so long to prove to be none; a connection that does not is closed.
 _HANDSHAKE_MS = 10_000
-_HEARTBEAT_MS = 2_000
+HEARTBEAT_MS = 2_000
 # A link is taken for broken when nothing was heard for so long, and what was on it is sent again on the
 # next. TCP itself makes good what is lost in shorter cuts: after 10 s it has another try within 3 s.
 BROKEN_MS = 15_000
@@ -31,12 +31,9 @@ def bind_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> 
         zmq.ZMQError: It cannot be bound.
     """
     secure_server(socket, _needed(keys, endpoint))
-    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    # No answer is waited for: one that is paused does not read it.
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 0)
-    # The peer hears in each heartbeat after how long without another it is to give up.
-    socket.setsockopt(zmq.HEARTBEAT_TTL, BROKEN_MS)
-    # Heartbeats that nobody acknowledges end the connection here: a dead peer's does not stay for ever.
+    # Heartbeats that nobody's kernel acknowledges end the connection: a dead host's does not stay for ever.
     socket.setsockopt(zmq.TCP_MAXRT, BROKEN_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE + _OVERHEAD)
@@ -48,6 +45,8 @@ def bind_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> 
 def connect_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> None:
     """Connect, whether anybody is there yet or not. Raises ValueError where there are no keys."""
     secure_client(socket, _needed(keys, endpoint))
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, BROKEN_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE + _OVERHEAD)
     socket.setsockopt(zmq.IPV6, "[" in endpoint)

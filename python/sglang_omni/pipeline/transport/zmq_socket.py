@@ -1,4 +1,4 @@
-"""Sockets driven by libzmq, in threads of its own: for endpoints other than ``ipc://``, and for aborts.
+"""Sockets driven by libzmq, in threads of its own: for ``inproc://``, and for aborts.
 
 One readiness event drains a batch of messages, and a send that does not block costs no task and no
 future. Its threads make each hop some 70 us longer than one between ``local_push`` and ``local_pull``.
@@ -19,8 +19,6 @@ from sglang_omni.pipeline.transport.base import (
     ControlPlaneClosed,
     Deliver,
 )
-from sglang_omni.pipeline.transport.curve import RunKeys
-from sglang_omni.pipeline.transport.tcp_socket import SCHEME, connect_tcp
 
 
 def zmq_socket(kind: int) -> zmq.Socket[bytes]:
@@ -81,13 +79,10 @@ class ZmqReceiver:
 class ZmqSender:
     """A PUSH socket to one peer."""
 
-    def __init__(self, endpoint: str, keys: RunKeys | None = None) -> None:
+    def __init__(self, endpoint: str) -> None:
         self._socket = zmq_socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, QUEUED_MESSAGES)
-        if endpoint.startswith(SCHEME):
-            connect_tcp(self._socket, endpoint, keys)
-        else:
-            self._socket.connect(endpoint)
+        self._socket.connect(endpoint)
         self._loop = asyncio.get_running_loop()
         self._fd = state_fd(self._socket)
         self._full = asyncio.Lock()

@@ -1,0 +1,158 @@
+"""The receiving end of ``tcp://``: see ``tcp_link``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+import zmq
+
+from sglang_omni.pipeline.transport.base import BATCH, QUEUED_MESSAGES, Deliver
+from sglang_omni.pipeline.transport.curve import RunKeys
+from sglang_omni.pipeline.transport.monitor import RefusalLog
+from sglang_omni.pipeline.transport.tcp_link import CONFIRM_EVERY, CONFIRM_S, EXPECTS, HELLO, HELLO_MAGIC
+from sglang_omni.pipeline.transport.tcp_socket import bind_tcp
+from sglang_omni.pipeline.transport.zmq_socket import state_fd, zmq_socket
+
+logger = logging.getLogger(__name__)
+
+
+class _Source:
+    """Somebody who sends here, over one connection after the other."""
+
+    __slots__ = ("connections", "expected", "unconfirmed")
+
+    def __init__(self, expected: int) -> None:
+        # The number of the next message to deliver.
+        self.expected = expected
+        self.unconfirmed = 0
+        # Its connections, the newest last. The one before it may still have something to say.
+        self.connections: list[bytes] = []
+
+
+class _Connection:
+    """``number`` is that of the message that comes next on it."""
+
+    __slots__ = ("number", "source")
+
+    def __init__(self, source: _Source) -> None:
+        self.source = source
+        self.number = source.expected
+
+
+class TcpPullSocket:
+    """Binds ``endpoint``, which may end in ``:*``, and delivers what its peers send; a ``Receiver``.
+
+    Raises:
+        ValueError: There are no keys.
+        zmq.ZMQError: The endpoint cannot be bound.
+    """
+
+    def __init__(self, endpoint: str, keys: RunKeys | None, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._name = secrets.token_bytes(16)
+        self._paused = False
+        # By the name of the sender, and by the name libzmq gives to a connection.
+        self._sources: dict[bytes, _Source] = {}
+        self._connections: dict[bytes, _Connection] = {}
+        # Those that have something to be confirmed.
+        self._unconfirmed: set[_Source] = set()
+        self._confirming: asyncio.TimerHandle | None = None
+        self._socket = zmq_socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
+        try:
+            self.endpoint = bind_tcp(self._socket, endpoint, keys)
+        except BaseException:
+            self._socket.close()
+            raise
+        self._refusals = RefusalLog(self._socket, self.endpoint)
+        self._loop = asyncio.get_running_loop()
+        self._fd = state_fd(self._socket)
+        self._loop.add_reader(self._fd, self._fill)
+        self._loop.call_soon(self._fill)
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+        self._fill()
+
+    def close(self) -> None:
+        if self._socket.closed:
+            return
+        self._confirm()
+        self._refusals.close()
+        self._loop.remove_reader(self._fd)
+        self._socket.close()
+
+    def _fill(self) -> None:
+        """Takes what has arrived, a batch at most."""
+        for _ in range(BATCH):
+            if self._socket.closed or self._paused:
+                return
+            try:
+                connection, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._take(connection, frames)
+        # The descriptor signals edges, and none comes for what is still queued in the socket.
+        self._loop.call_soon(self._fill)
+
+    def _take(self, name: bytes, frames: list[bytes]) -> None:
+        connection = self._connections.get(name)
+        if connection is None:
+            self._greet(name, frames)
+            return
+        number, source = connection.number, connection.source
+        connection.number += 1
+        if number != source.expected:
+            return  # It has come over an earlier connection.
+        source.expected += 1
+        if len(frames) != 1:
+            logger.warning("Dropped a message of %d parts: every message is one part", len(frames))
+        elif not self._deliver(frames[0]):
+            self._paused = True
+        source.unconfirmed += 1
+        self._unconfirmed.add(source)
+        if source.unconfirmed >= CONFIRM_EVERY:
+            self._confirm()
+        elif self._confirming is None:
+            self._confirming = self._loop.call_later(CONFIRM_S, self._confirm)
+
+    def _greet(self, name: bytes, frames: list[bytes]) -> None:
+        if len(frames) != 1 or len(frames[0]) != HELLO.size or not frames[0].startswith(HELLO_MAGIC):
+            # It has the run's keys, but is none of its senders.
+            logger.warning("Dropped a message to %s from a peer that did not say who it is", self.endpoint)
+            return
+        _, sender, first, first_unsent = HELLO.unpack(frames[0])
+        source = self._sources.get(sender)
+        if source is None:
+            # What was sent before went to another process.
+            source = self._sources[sender] = _Source(first_unsent)
+        # What the sender has given up does not come any more.
+        source.expected = max(source.expected, first)
+        self._connections[name] = _Connection(source)
+        source.connections.append(name)
+        for earlier in source.connections[:-2]:
+            del self._connections[earlier]
+        del source.connections[:-2]
+        self._send(name, source)
+
+    def _confirm(self) -> None:
+        if self._confirming is not None:
+            self._confirming.cancel()
+            self._confirming = None
+        if self._socket.closed:
+            return
+        for source in self._unconfirmed:
+            source.unconfirmed = 0
+            self._send(source.connections[-1], source)
+        self._unconfirmed.clear()
+        # Sending may have taken the edge that tells of messages.
+        self._loop.call_soon(self._fill)
+
+    def _send(self, connection: bytes, source: _Source) -> None:
+        # To nobody where the connection is gone.
+        self._socket.send_multipart([connection, EXPECTS.pack(self._name, source.expected)], zmq.NOBLOCK)
