@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import ipaddress
 import socket
 import struct
 from pathlib import Path
 
 _IPv4OrIPv6 = ipaddress.IPv4Address | ipaddress.IPv6Address
+_IFREQ_BYTES = 40
 
 
 def is_loopback(host: str) -> bool:
@@ -35,28 +38,41 @@ def check_address(kind: str, host: str, allow_public: bool) -> None:
         )
 
 
+def device_of(host: str) -> str:
+    """The name of the network device that has the address ``host``.
+
+    Raises:
+        ValueError: None has it.
+    """
+    address = _resolve(host)
+    for own, device in _devices():
+        if own == address:
+            return device
+    there_are = ", ".join(f"{own} ({device})" for own, device in _devices())
+    raise ValueError(f"{host!r} is the address of no network device here; there are {there_are}")
+
+
 def own_addresses() -> list[_IPv4OrIPv6]:
     """All addresses of this host's devices."""
-    found: list[_IPv4OrIPv6] = [
-        ipaddress.IPv6Address(bytes.fromhex(line.split()[0])) for line in _lines("/proc/net/if_inet6")
-    ]
+    return [address for address, _ in _devices()]
+
+
+def _devices() -> list[tuple[_IPv4OrIPv6, str]]:
+    found: list[tuple[_IPv4OrIPv6, str]] = []
+    for line in _lines("/proc/net/if_inet6"):
+        digits, *_, device = line.split()
+        found.append((ipaddress.IPv6Address(bytes.fromhex(digits)), device))
+    # Each is a device's name in 16 bytes and a socket address; see netdevice(7).
+    entries, siocgifconf = ctypes.create_string_buffer(1024 * _IFREQ_BYTES), 0x8912
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, device in socket.if_nameindex():
-            address = _address_of(probe, device)
-            if address is not None:
-                found.append(address)
+        where = struct.pack("iP", len(entries), ctypes.addressof(entries))
+        filled, _ = struct.unpack("iP", fcntl.ioctl(probe.fileno(), siocgifconf, where))
+    for start in range(0, filled, _IFREQ_BYTES):
+        entry = entries.raw[start : start + _IFREQ_BYTES]
+        # A second address of a device may have a label after a colon.
+        device = entry[:16].split(b"\0")[0].split(b":")[0].decode()
+        found.append((ipaddress.IPv4Address(entry[20:24]), device))
     return found
-
-
-def _address_of(probe: socket.socket, device: str) -> ipaddress.IPv4Address | None:
-    import fcntl
-
-    siocgifaddr = 0x8915
-    try:
-        reply = fcntl.ioctl(probe.fileno(), siocgifaddr, struct.pack("256s", device[:15].encode()))
-    except OSError:  # It has no IPv4 address.
-        return None
-    return ipaddress.IPv4Address(reply[20:24])
 
 
 def _lines(path: str) -> list[str]:

@@ -6,9 +6,7 @@ known to ``torch.distributed``'s own registry: a process can have its world besi
 
 from __future__ import annotations
 
-import os
 import socket
-import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -16,10 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sglang_omni.relay.settings import setting
+
 SENDER, RECEIVER = 0, 1
 
 _POLL_SECONDS = 50e-6
-_making = threading.Lock()
 
 
 def gpu_of(device: str) -> bytes:
@@ -84,28 +83,36 @@ class PairGroup:
         else:
             self._group = _nccl_group(shared, rank, self.device, timeout)
 
-    def send(self, tensor: torch.Tensor, timeout: float) -> None:
-        """Send to the receiver.
+    def begin_send(self, tensor: torch.Tensor) -> list[Any]:
+        """Begin to send to the receiver; what is returned must be kept until the receiver has it.
+
+        Raises:
+            RuntimeError: The receiver is gone. The group is of no use any more.
+        """
+        return [self._group.send([part], RECEIVER, 0) for part in self._parts(tensor)]
+
+    def receive(self, tensor: torch.Tensor, timeout: float) -> None:
+        """Receive from the sender.
 
         Raises:
             RuntimeError: That failed or took too long. The group is of no use any more.
         """
-        self._wait(self._group.send([tensor], RECEIVER, 0), timeout)
-
-    def receive(self, tensor: torch.Tensor, timeout: float) -> None:
-        """Receive from the sender. As ``send``."""
-        self._wait(self._group.recv([tensor], SENDER, 0), timeout)
-
-    def _wait(self, work: Any, timeout: float) -> None:
+        works = [self._group.recv([part], SENDER, 0) for part in self._parts(tensor)]
         if self.device.type == "cpu":
-            work.wait(timedelta(seconds=max(timeout, 1e-3)))
+            for work in reversed(works):
+                work.wait(timedelta(seconds=max(timeout, 1e-3)))
             return
         # NCCL's own wait only orders streams, and its watchdog would end the process.
         deadline = time.monotonic() + timeout
-        while not work.is_completed():
+        while not works[0].is_completed():
             if time.monotonic() >= deadline:
                 raise RuntimeError(f"NCCL did not finish within {timeout:g} s")
             time.sleep(_POLL_SECONDS)
+
+    def _parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        # What gloo is in the middle of when a peer dies never ends; what was to come after it fails at once.
+        # So a byte comes after, and is waited for first.
+        return [tensor, torch.zeros(1, dtype=torch.uint8)] if self.device.type == "cpu" else [tensor]
 
     def close(self) -> None:
         """Tear the group down, whatever is under way."""
@@ -115,17 +122,8 @@ class PairGroup:
 
 def _nccl_group(store: dist.Store, rank: int, device: torch.device, timeout: float) -> Any:
     torch.cuda.set_device(device)
-    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    with _making:
-        before = os.environ.get(name)
-        # By default a transfer that fails takes the whole process with it. Read when a group is made.
-        os.environ[name] = "0"
-        try:
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timedelta(seconds=timeout)
-            return dist.ProcessGroupNCCL(store, rank, 2, options)
-        finally:
-            if before is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = before
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout)
+    # By default a transfer that fails takes the whole process with it.
+    with setting("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"):
+        return dist.ProcessGroupNCCL(store, rank, 2, options)

@@ -191,10 +191,10 @@ class Server:
             connection.sendall(_REFUSED)
             return
         connection.sendall(_GRANTED)
-        if nbytes:
-            group.send(packed.to(group.device), self._endpoint.timeout)
+        sending = group.begin_send(packed.to(group.device)) if nbytes else None
         if _receive(connection, 1) != _DONE:
             raise ConnectionError("it did not acknowledge a payload")
+        del sending
         self._outbox.finish(number)
 
 

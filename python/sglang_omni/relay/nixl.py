@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sglang_omni.relay.base import RelayReadError, register_relay
-from sglang_omni.relay.exposure import check_address, is_loopback
+from sglang_omni.relay.exposure import check_address, device_of, is_loopback
 from sglang_omni.relay.one_sided import OneSidedRelay, Source
 from sglang_omni.relay.outbox import KEEP_SECONDS
+from sglang_omni.relay.settings import setting
 from sglang_omni.relay.slots import HEADER_BYTES, Segment, Slots
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ INSTALL = "pip install 'sglang-omni[nixl]'"
 _MODULES = ("nixl_cu13._api", "nixl_cu12._api")
 # A peer has one pool, and memory of its own for payloads that do not fit.
 _PREPARED_SEGMENTS = 8
+_RDMA = Path("/sys/class/infiniband")
 
 
 @register_relay("nixl")
@@ -42,13 +44,13 @@ class NixlRelay(OneSidedRelay):
 
     Args:
         engine_id, slot_size_mb, credits, timeout_s, keep_s: See ``OneSidedRelay``.
-        host: Where peers are: on a loopback address UCX is kept to the loopback device, unless
-            ``UCX_NET_DEVICES`` says otherwise.
+        host: The address by which peers reach this host. UCX is kept to the device that has it, and to RDMA
+            devices if it is not the loopback one, unless ``UCX_NET_DEVICES`` says otherwise.
         allow_public: Start though ``host`` is a public address.
 
     Raises:
         ImportError: NIXL is not installed; the text is what to run.
-        ValueError: ``host`` is public and ``allow_public`` is not set.
+        ValueError: ``host`` is no address of this host, or public and ``allow_public`` is not set.
     """
 
     def __init__(
@@ -62,14 +64,11 @@ class NixlRelay(OneSidedRelay):
         keep_s: float = KEEP_SECONDS,
     ) -> None:
         check_address("nixl", host, allow_public)
-        if not is_loopback(host) and "UCX_NET_DEVICES" not in os.environ:
-            # UCX listens on all of them.
-            check_address("nixl", "0.0.0.0", allow_public)
-        self._host = host
+        self._devices = os.environ.get("UCX_NET_DEVICES") or _devices(host)
         super().__init__("nixl", engine_id, slot_size_mb, credits, timeout_s, keep_s)
 
     def _make_engine(self) -> NixlEngine:
-        return NixlEngine(self.engine_id, self._host)
+        return NixlEngine(self.engine_id, self._devices)
 
 
 class _Prepared(NamedTuple):
@@ -90,8 +89,8 @@ class _Remote:
 class NixlEngine:
     """One NIXL agent. See ``one_sided.Engine``."""
 
-    def __init__(self, name: str, host: str) -> None:
-        api = _import_nixl(host)
+    def __init__(self, name: str, devices: str) -> None:
+        api = _import_nixl()
         # The binding's errors have no class in common.
         self._errors = tuple(
             value
@@ -105,7 +104,8 @@ class NixlEngine:
             backends=["UCX"],
             sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
         )
-        self._agent = api.nixl_agent(self._name, config)
+        with setting("UCX_NET_DEVICES", devices):
+            self._agent = api.nixl_agent(self._name, config)
         self._registered: dict[int, tuple[Any, _Prepared]] = {}
         self._remotes: dict[str, _Remote] = {}
         self._unfinished: set[Any] = set()
@@ -270,15 +270,29 @@ class NixlTransfer:
         return True
 
 
-def _import_nixl(host: str) -> Any:
-    """NIXL's module; UCX reads its settings when that is first imported."""
+def _import_nixl() -> Any:
+    """NIXL's module, which reads these settings when it is first imported."""
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
-    if is_loopback(host):
-        os.environ.setdefault("UCX_NET_DEVICES", "lo")
-    if not any(Path("/sys/class/infiniband").glob("*")):
+    if not _rdma_ports():
         # Without RDMA its modules find nothing, and one of them brings a library that crashes at exit.
         os.environ.setdefault("UCX_MODULES", "^ib")
     for name in _MODULES:
         with contextlib.suppress(ModuleNotFoundError):
             return importlib.import_module(name)
     raise ImportError(f"the nixl relay needs NIXL: {INSTALL}")
+
+
+def _devices(host: str) -> str:
+    """What UCX is to use, and so listens on; by itself that is every device."""
+    try:
+        return device_of("127.0.0.1") if is_loopback(host) else ",".join([device_of(host), *_rdma_ports()])
+    except ValueError as error:
+        raise ValueError(
+            f"the nixl relay cannot tell which device peers reach it by: {error}. Name an address of this "
+            "host, or set UCX_NET_DEVICES"
+        ) from error
+
+
+def _rdma_ports() -> list[str]:
+    """All RDMA devices' ports by UCX's names, as "mlx5_0:1"."""
+    return sorted(f"{port.parent.parent.name}:{port.name}" for port in _RDMA.glob("*/ports/*"))
