@@ -97,10 +97,10 @@ class Harness:
         self.dispatcher = options.pop("local_dispatcher", None) or LocalStageDispatcher()
         self.relay = options.pop("relay", None) or create_relay("shm", engine_id="s")
         options.setdefault("get_next", lambda request_id, output: None)
+        options.setdefault("endpoints", {name: f"test://{name}" for name in "tuv"})
         self.stage = Stage(
             name="s",
             control_plane=self.control_plane,
-            endpoints={name: f"test://{name}" for name in "tuv"},
             relay=self.relay,
             scheduler=self.scheduler,
             local_dispatcher=self.dispatcher,
