@@ -95,7 +95,9 @@ class Harness:
         self.control_plane = RecordedControlPlane()
         self.scheduler = options.pop("scheduler", None) or HandScheduler()
         self.dispatcher = options.pop("local_dispatcher", None) or LocalStageDispatcher()
-        self.relay = options.pop("relay", None) or create_relay("shm", engine_id="s")
+        self.relay = options.pop("relay", None)
+        if self.relay is None and "relays" not in options:
+            self.relay = create_relay("shm", engine_id="s")
         options.setdefault("get_next", lambda request_id, output: None)
         options.setdefault("endpoints", {name: f"test://{name}" for name in "tuv"})
         self.stage = Stage(

@@ -16,6 +16,7 @@ from sglang_omni.pipeline.control_plane import (
     ControlPlaneClosed,
     CoordinatorControlPlane,
     StageControlPlane,
+    decode_message,
     encode_message,
 )
 from sglang_omni.pipeline.transport.curve import RunKeys
@@ -112,6 +113,14 @@ async def test_messages_to_a_stage_arrive_as_they_were(wires: Wires, message: An
     await wires.coordinator.send_to_stage("a", wires.endpoint["a"], message)
     assert await soon(wires.b.recv()) == message
     assert await soon(wires.a.recv()) == message
+
+
+async def test_what_comes_over_a_network_is_marked(wires: Wires) -> None:
+    message = DataReadyMessage("r", "a", "b", None)
+    await wires.a.send_to_stage("b", wires.endpoint["b"], message)
+    assert (await soon(wires.b.recv())).trusted is not wires.endpoint["b"].startswith("tcp")
+    # Which is the receiver's to say: nothing of it is read from the wire.
+    assert decode_message(encode_message(DataReadyMessage("r", "a", "b", None, trusted=False))).trusted
 
 
 @pytest.mark.parametrize("message", TO_COORDINATOR, ids=lambda m: m.type)

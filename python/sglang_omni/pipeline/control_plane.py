@@ -30,6 +30,7 @@ from sglang_omni.pipeline.transport.zmq_socket import ZmqReceiver, ZmqSender, zm
 from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,
+    DataReadyMessage,
     Message,
     ProgressMessage,
     ShutdownMessage,
@@ -188,6 +189,8 @@ class _Inbox:
         except ValueError as exc:  # One malformed message does not stop a stage.
             logger.warning("Dropped a malformed message of %d bytes: %s", len(frame), exc)
             return True
+        if not trusted and isinstance(message, DataReadyMessage):
+            message.trusted = False
         if self._handler is not None:
             goes_on = self._handler(message)
         else:

@@ -66,14 +66,23 @@ async def write_payload(
     return await _write(relay, request_id, payload, target)
 
 
-async def read_payload(relay: Relay, request_id: str, metadata: Mapping[str, Any]) -> StagePayload:
+async def read_payload(
+    relay: Relay, request_id: str, metadata: Mapping[str, Any], *, trusted: bool = True
+) -> StagePayload:
     """The payload that ``write_payload`` sent.
+
+    Args:
+        relay: What carries it.
+        request_id: Its request.
+        metadata: What ``write_payload`` returned.
+        trusted: Whether the metadata came from a process of this host and user. Where it did not, or the
+            relay is not trusted, the payload may name no class that is not registered.
 
     Raises:
         RelayReadError: The relay does not have it (any more).
         ValueError: The bytes are malformed.
     """
-    payload = await _read(relay, request_id, metadata)
+    payload = await _read(relay, request_id, metadata, trusted)
     if not isinstance(payload, StagePayload):
         raise ValueError(f"expected a StagePayload, got {type(payload).__name__}")
     return payload
@@ -88,7 +97,7 @@ async def write_blob(
 
 async def read_blob(relay: Relay, key: str, metadata: Mapping[str, Any]) -> Any:
     """What ``write_blob`` sent. As ``read_payload``."""
-    return await _read(relay, key, metadata)
+    return await _read(relay, key, metadata, trusted=True)
 
 
 async def _write(
@@ -122,7 +131,7 @@ async def write_plan(
     return {"relay_info": put.metadata, "nbytes": nbytes}, put
 
 
-async def _read(relay: Relay, key: str, metadata: Mapping[str, Any]) -> Any:
+async def _read(relay: Relay, key: str, metadata: Mapping[str, Any], trusted: bool) -> Any:
     buffer: Any
     match metadata:
         case {"inline": bytes(packed)}:
@@ -135,7 +144,7 @@ async def _read(relay: Relay, key: str, metadata: Mapping[str, Any]) -> Any:
                 buffer = await _receive(relay, key, relay_info, nbytes)
         case _:
             raise RelayReadError(f"metadata that no write returns: {metadata!r:.200}")
-    return codec.unpack_payload(buffer, trusted=getattr(relay, "trusted", False))
+    return codec.unpack_payload(buffer, trusted=trusted and getattr(relay, "trusted", False))
 
 
 def relayed_bytes(message: DataReadyMessage) -> int:
@@ -227,13 +236,9 @@ async def send_stream_chunk(
 
 
 async def read_stream_chunk(
-    relay: Relay, request_id: str, metadata: Mapping[str, Any]
+    relay: Relay, request_id: str, metadata: Mapping[str, Any], *, trusted: bool = True
 ) -> tuple[Any, dict[str, Any] | None]:
-    """Data and metadata of a chunk, from the ``shm_metadata`` of its message.
-
-    Raises:
-        As ``read_payload``.
-    """
+    """Data and metadata of a chunk, from the ``shm_metadata`` of its message. As ``read_payload``."""
     match metadata:
         case {
             "relay_info": dict(info),
@@ -243,9 +248,10 @@ async def read_stream_chunk(
             pass
         case _:
             raise RelayReadError(f"not the metadata of a stream chunk: {metadata!r:.200}")
-    data = await _read(relay, request_id, info)
+    data = await _read(relay, request_id, info, trusted)
     if tensors:
-        plain = {**(plain or {}), **{name: await _read(relay, request_id, i) for name, i in tensors.items()}}
+        read = {name: await _read(relay, request_id, tensor, trusted) for name, tensor in tensors.items()}
+        plain = {**(plain or {}), **read}
     if metadata.get("loan") is not None:
         data, plain = borrow(relay, (data, plain), metadata["loan"])
     return data, plain

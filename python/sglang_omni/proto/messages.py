@@ -149,6 +149,8 @@ class DataReadyMessage(_Message):
 
     ``from_stage`` and ``to_stage`` are instances of stages. ``shm_metadata`` is whatever the relay's put
     returned: all a peer needs to read the data. ``replicas`` are the request's, as in its SubmitMessage.
+    ``trusted`` is the receiver's own: False where the message came over a network, so that what it announces
+    may name no class that is not registered.
     """
 
     type: ClassVar[str] = "data_ready"
@@ -171,6 +173,7 @@ class DataReadyMessage(_Message):
     is_done: bool = False
     error: str | None = None
     replicas: dict[str, int] | None = None
+    trusted: bool = field(default=True, compare=False)
 
     @classmethod
     def from_dict(cls, wire: Mapping[str, Any]) -> Self:

@@ -316,7 +316,7 @@ class Stage:
         await self._room.wait()
         try:
             relay = self.relays.from_(message.from_stage)
-            value = await read(relay, request_id, message.shm_metadata)
+            value = await read(relay, request_id, message.shm_metadata, trusted=message.trusted)
         except Exception as exc:  # noqa: BLE001  whatever the bytes hold, it is that request's failure
             self.relays.cleanup(request_id)
             self._fail(request_id, f"relay read failed: {_text(exc)}")
