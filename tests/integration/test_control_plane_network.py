@@ -1,0 +1,226 @@
+"""Pipelines whose control plane is tcp://, in real processes: strangers at its ports, processes that move."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import zmq
+from test_mp_runner import chain, running
+from waiting import until
+
+from sglang_omni.config import EndpointsConfig
+from sglang_omni.pipeline.launchers.base import LaunchedProcess
+from sglang_omni.pipeline.launchers.local import LocalLauncher
+from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.stage_workers import WorkerSpec
+from sglang_omni.pipeline.transport.curve import RunKeys, secure_client
+from sglang_omni.pipeline.transport.tcp_push import TcpPushSocket
+from sglang_omni.pipeline.transport.zmtp import opening
+from sglang_omni.proto import OmniRequest, StagePayload, SubmitMessage, codec
+
+
+class Traffic:
+    """Requests without a pause, of which none may fail."""
+
+    def __init__(self, runner: MultiProcessPipelineRunner) -> None:
+        self.served = 0
+        self._coordinator = runner.coordinator
+        self._expected = runner.process_ids
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            result = await self._coordinator.submit(f"request {self.served}", {})
+            assert result["seen"] == self._expected
+            self.served += 1
+
+    async def goes_on(self) -> None:
+        served = self.served
+        await until(lambda: self.served > served + 20 or self._task.done())
+        if self._task.done():
+            self._task.result()
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+
+def plain(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=60)
+
+
+def peer(endpoint: str, keys: RunKeys | None, server_key: str = "") -> zmq.Socket[bytes]:
+    client = zmq.Context.instance().socket(zmq.DEALER)
+    client.linger = 0
+    if keys is not None:
+        secure_client(client, keys)
+        if server_key:
+            client.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
+    client.connect(endpoint)
+    return client
+
+
+async def test_strangers_at_the_ports_stop_no_request(tmp_path: Path) -> None:
+    config = chain(tmp_path, "a", "b")
+    config.endpoints = EndpointsConfig(scheme="tcp", base_path=str(tmp_path / "run"))
+    async with running(config) as runner:
+        prep = runner._prep
+        assert prep is not None
+        assert set(prep.endpoints) == {"completion", "abort", "stage_a", "stage_b"}
+        traffic = Traffic(runner)
+        await traffic.goes_on()
+        forged = codec.pack(SubmitMessage("forged", StagePayload("forged", OmniRequest({}), {})).to_dict())
+        for endpoint in prep.endpoints.values():
+            port = int(endpoint.rpartition(":")[2])
+            with ExitStack() as open_ones:
+                for said in (
+                    os.urandom(100_000),
+                    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+                    b"\xff" + bytes(8) + b"\x7f\x03",
+                    opening("PUSH") + b"\x04\x00\x00\x00\x00\x00\x00\x00\xff" + forged,
+                ):
+                    stranger = open_ones.enter_context(plain(port))
+                    try:
+                        stranger.sendall(said)
+                    except (ConnectionResetError, BrokenPipeError):
+                        pass  # it was shown the door before it had said all
+                slow = [open_ones.enter_context(plain(port)) for _ in range(250)]
+                for byte in b"\xff\x00\x00":
+                    for stranger in slow:
+                        stranger.send(bytes([byte]))
+                    await traffic.goes_on()
+                others = RunKeys.generate()
+                for keys, server_key in ((None, ""), (others, ""), (others, prep.keys.public)):
+                    client = open_ones.enter_context(peer(endpoint, keys, server_key))
+                    client.send(forged)
+                await traffic.goes_on()
+        await traffic.stop()
+        assert runner.coordinator.health()["down_stages"] == {}
+
+
+MODULE = """
+import dataclasses, pathlib
+pathlib.Path({marker!r}).touch()
+@dataclasses.dataclass
+class Trojan:
+    x: int = 0
+"""
+
+
+async def test_a_peer_with_the_keys_gets_nothing_run_or_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    marker = tmp_path / "imported"
+    (tmp_path / "trojan_of_a_test.py").write_text(MODULE.format(marker=str(marker)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from trojan_of_a_test import Trojan
+
+    class Pickled:
+        def __reduce__(self) -> tuple:
+            return Path(marker).touch, ()
+
+    payload = StagePayload("forged", OmniRequest({"x": Trojan()}), {})
+    forged = codec.pack(SubmitMessage("forged", payload).to_dict())
+    marker.unlink()
+    config = chain(tmp_path, "a", "b")
+    config.endpoints = EndpointsConfig(scheme="tcp", base_path=str(tmp_path / "run"))
+    async with running(config) as runner:
+        prep = runner._prep
+        assert prep is not None
+        traffic = Traffic(runner)
+        endpoint = prep.endpoints["stage_a"]
+        push = TcpPushSocket(endpoint, prep.keys)
+        for frame in (forged, pickle.dumps(Pickled()), codec.pack(pickle.dumps(Pickled())), b"", b"\xc1"):
+            await push.send(frame)
+        await until(lambda: not push._kept)  # all were taken
+        await traffic.goes_on()
+        assert not marker.exists()
+        assert "trojan_of_a_test:Trojan' is not registered" in capfd.readouterr().err
+        push.close()
+        await traffic.stop()
+
+
+@dataclass
+class Apart(LocalLauncher):
+    """Has the processes of this host meet as if each were on a host of its own: over tcp:// alone."""
+
+    host_address: str | None = "127.0.0.1"
+
+    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+        return super().launch([self._apart(spec) for spec in ranks])
+
+    def _apart(self, spec: WorkerSpec) -> WorkerSpec:
+        (launch,) = spec.stages
+        return replace(
+            spec,
+            stages=(
+                replace(
+                    launch,
+                    endpoints={**dict.fromkeys(launch.endpoints, ""), launch.instance: "tcp://127.0.0.1:*"},
+                    host_address=None,
+                    coordinator_endpoint=spec.coordinator_tcp["completion"],
+                    abort_endpoint=spec.coordinator_tcp["abort"],
+                ),
+            ),
+        )
+
+
+@asynccontextmanager
+async def apart(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> AsyncIterator[SimpleNamespace]:
+    """A chain of stages whose endpoints are known to nobody before they are up."""
+    register = MultiProcessPipelineRunner._register
+
+    def forget(self: MultiProcessPipelineRunner, worker) -> None:
+        register(self, worker)
+        for name in worker.stage_names:
+            self.coordinator._endpoints[name] = ""
+
+    monkeypatch.setattr(MultiProcessPipelineRunner, "_register", forget)
+    async with running(chain(folder, *names), launcher=Apart()) as runner:
+        yield SimpleNamespace(runner=runner, coordinator=runner.coordinator)
+
+
+async def test_a_process_that_comes_back_on_another_port_is_found_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with apart(tmp_path, monkeypatch, "a", "b", "c") as it:
+        before = it.runner.process_ids
+        assert (await it.coordinator.submit("first", {}))["seen"] == before
+        endpoint = it.coordinator._endpoints["b"]
+        assert endpoint.startswith("tcp://127.0.0.1:")
+        held = asyncio.create_task(it.coordinator.submit("held", {"hold": "b"}))
+        await until((tmp_path / "b.held").exists)
+        waiting = [asyncio.create_task(it.coordinator.submit(f"waits {i}", {})) for i in range(10)]
+        # The entry stage has handed them to b, which works on the first one.
+        await until(lambda: it.coordinator.stage_load()["b"] == 11)
+        os.kill(before["b"], 9)
+        for request in (held, *waiting):
+            with pytest.raises(RuntimeError, match="stage 'b': process 'b' was killed by SIGKILL"):
+                await asyncio.wait_for(request, 60)
+        (tmp_path / "b.go").touch()
+        results = [await asyncio.wait_for(it.coordinator.submit(f"later {i}", {}), 60) for i in range(20)]
+        after = it.runner.process_ids
+        assert all(result["seen"] == after for result in results)
+        assert after["b"] != before["b"]
+        assert {**after, "b": 0} == {**before, "b": 0}
+        assert it.coordinator._endpoints["b"] != endpoint
+
+
+async def test_an_entry_stage_that_comes_back_elsewhere_is_found_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with apart(tmp_path, monkeypatch, "a", "b") as it:
+        before = it.runner.process_ids
+        os.kill(before["a"], 9)
+        await until(lambda: "a" in it.coordinator.health()["down_stages"])
+        result = await asyncio.wait_for(it.coordinator.submit("waits for it", {}), 60)
+        assert result["seen"] == it.runner.process_ids != before
