@@ -170,7 +170,7 @@ async def test_every_stage_is_told_all_endpoints_and_who_moves_is_followed(hosts
     assert (await soon(hosts.here.recv())).type == "flush_cache"
     far = hosts.far.tcp_endpoint
     assert far is not None
-    coordinator.set_endpoints({"far": far, "here": hosts.here.tcp_endpoint or ""})
+    coordinator.stages.move({"far": far, "here": hosts.here.tcp_endpoint or ""})
     told = EndpointsMessage({"far": far, "here": hosts.here.tcp_endpoint or ""})
     assert await soon(hosts.far.recv()) == told
     assert await soon(hosts.here.recv()) == told
@@ -180,7 +180,7 @@ async def test_every_stage_is_told_all_endpoints_and_who_moves_is_followed(hosts
     hosts.far.close()
     await moved.start()
     assert moved.tcp_endpoint is not None
-    coordinator.set_endpoints({"far": moved.tcp_endpoint})
+    coordinator.stages.move({"far": moved.tcp_endpoint})
     # To the new one, over the sender that led to the other; and the one that keeps its ipc:// too.
     received = await soon(moved.recv())
     assert received.endpoints["far"] == moved.tcp_endpoint

@@ -76,13 +76,24 @@ class Assignments:
             group.replicas.pop(replica, None)
 
     def retire(self, instances: Iterable[str]) -> None:
-        """These replicas get no more requests."""
+        """These replicas get no more requests, until ``readmit``."""
         for replica in self._replicas(instances):
             replica.is_leaving = True
 
-    def requests_of(self, instances: Iterable[str]) -> int:
-        """How many requests these replicas of one process serve."""
-        return max((replica.requests for replica in self._replicas(instances)), default=0)
+    def readmit(self, instances: Iterable[str]) -> None:
+        """These replicas get requests again."""
+        for replica in self._replicas(instances):
+            replica.is_leaving = False
+        self._release_if_served()
+
+    def have_requests(self, instances: Iterable[str]) -> bool:
+        """Whether a request that has not ended was given one of these replicas."""
+        return any(replica.requests for replica in self._replicas(instances))
+
+    def are_up(self, instances: Iterable[str]) -> bool:
+        """Whether these are replicas that are known and up."""
+        replicas = self._replicas(instances)
+        return bool(replicas) and all(replica.is_up for replica in replicas)
 
     def mark_down(self, instances: Iterable[str], reason: str) -> None:
         """These take no requests until ``mark_up``."""

@@ -33,7 +33,6 @@ from sglang_omni.proto import (
     DataReadyMessage,
     Message,
     ProgressMessage,
-    ShutdownMessage,
     StatsMessage,
     StreamMessage,
     codec,
@@ -423,9 +422,6 @@ class CoordinatorControlPlane:
     def move(self, target: str, endpoint: str) -> None:
         """As ``StageControlPlane.move``."""
         self._stages.move(target, endpoint)
-
-    async def send_shutdown(self, target: str, endpoint: str) -> None:
-        await self.send_to_stage(target, endpoint, ShutdownMessage())
 
     def broadcast_abort(self, message: AbortMessage) -> None:
         """Tells every stage, and repeats it to those that connect later; never blocks."""

@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sglang_omni.config.instances import instance_name, stage_of
 from sglang_omni.pipeline.assignment import Assignments
-from sglang_omni.pipeline.control_plane import ControlPlaneClosed, CoordinatorControlPlane
+from sglang_omni.pipeline.control_plane import CoordinatorControlPlane
 from sglang_omni.pipeline.progress import ProgressCounters
+from sglang_omni.pipeline.stage_directory import StageDirectory
+from sglang_omni.pipeline.terminals import TerminalStagesResolver, terminals_of
 from sglang_omni.pipeline.tracked_request import TrackedRequest
 from sglang_omni.pipeline.transport.curve import RunKeys
 from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,
-    EndpointsMessage,
     FlushCacheMessage,
     Message,
     OmniRequest,
@@ -27,6 +28,7 @@ from sglang_omni.proto import (
     ProgressMessage,
     RequestError,
     RequestState,
+    ShutdownMessage,
     StagePayload,
     StatsMessage,
     StreamMessage,
@@ -43,13 +45,12 @@ _REMEMBERED_TIMINGS = 1024
 _SETTLE_S = 1.0
 _MAX_STREAM_BACKLOG = 10_000
 
-TerminalStagesResolver = Callable[[OmniRequest], Sequence[str] | None]
-
 
 class Coordinator:
     """Submits requests to the entry stage and resolves them from what the terminal stages send.
 
-    All methods belong to the thread of one event loop.
+    All methods belong to the thread of one event loop. ``stages`` knows where each instance
+    is reached, ``assignments`` which replica serves a request.
 
     Args:
         completion_endpoint: Where stages send results; bound by ``start``.
@@ -84,9 +85,7 @@ class Coordinator:
         self.control_plane = CoordinatorControlPlane(
             completion_endpoint, abort_endpoint, keys=keys, host_address=host_address
         )
-        self._endpoints: dict[str, str] = {}
-        self._tcp_endpoints: dict[str, str] = {}
-        self._telling: set[asyncio.Task[None]] = set()
+        self.stages = StageDirectory(self.control_plane)
         self._requests: dict[str, TrackedRequest] = {}
         self._by_wire_id: dict[str, TrackedRequest] = {}
         self._counters = ProgressCounters()
@@ -98,58 +97,27 @@ class Coordinator:
         self._reused = 0
         self._timings: OrderedDict[str, dict[str, float]] = OrderedDict()
         self._totals: Counter[str] = Counter()
-        self._assignments = Assignments()
+        self.assignments = Assignments()
         self._lost: str | None = None
         self._running = False
 
     def register_stage(self, name: str, endpoint: str, *, process: str | None = None) -> None:
         """Makes a stage, or a replica of one, known by the endpoint it receives work on.
 
-        The endpoint is empty where ``set_endpoints`` is to tell it, once the stage is up.
+        The endpoint is empty where ``stages.move`` is to tell it, once the stage is up.
 
         Args:
             process: The process, or replica of one, that it runs in. A request is given one replica of a
                 process for all of its stages.
         """
-        self._endpoints[name] = endpoint
-        self._assignments.add(name, process)
+        self.stages.add(name, endpoint)
+        self.assignments.add(name, process)
 
-    @property
-    def tcp_endpoints(self) -> dict[str, str]:
-        """``"completion"`` and ``"abort"`` -> where other hosts reach it; empty where they cannot."""
-        return self.control_plane.tcp_endpoints
-
-    def set_endpoints(self, endpoints: Mapping[str, str]) -> None:
-        """Takes where instances of stages on other hosts receive now, and tells every stage all of these.
-
-        An instance that is registered with an ``ipc://`` endpoint keeps it. To be called whenever processes
-        have become ready, and before requests may reach them: who was restarted has to be told too.
-        """
-        self._tcp_endpoints.update(endpoints)
-        for instance, endpoint in endpoints.items():
-            if not self._endpoints.get(instance, "").startswith("ipc://"):
-                self._endpoints[instance] = endpoint
-                self.control_plane.move(instance, endpoint)
-        if self._tcp_endpoints:
-            message = EndpointsMessage(dict(self._tcp_endpoints))
-            # Apart from each other: one whose queue is full holds up nobody else.
-            for instance, endpoint in self._reachable():
-                telling = asyncio.get_running_loop().create_task(
-                    self.control_plane.send_to_stage(instance, endpoint, message),
-                    name=f"tell {instance} endpoints",
-                )
-                self._telling.add(telling)
-                telling.add_done_callback(self._told)
-
-    def _reachable(self) -> list[tuple[str, str]]:
-        """Instances with their endpoints, but for those whose endpoint is not known yet."""
-        return [(instance, endpoint) for instance, endpoint in self._endpoints.items() if endpoint]
-
-    def _told(self, telling: asyncio.Task[None]) -> None:
-        self._telling.discard(telling)
-        error = None if telling.cancelled() else telling.exception()
-        if error is not None and not isinstance(error, ControlPlaneClosed):
-            logger.error("Could not %s", telling.get_name(), exc_info=error)
+    def unregister_stage(self, name: str) -> None:
+        """Forgets a replica that has left. Its stage has others."""
+        self.stages.remove(name)
+        self._stage_stats.pop(name, None)
+        self.assignments.remove(name)
 
     async def start(self) -> None:
         """Binds the endpoints and begins to follow requests."""
@@ -166,26 +134,21 @@ class Coordinator:
         self._running = False
         self.control_plane.close()
 
-    async def shutdown_stages(self) -> None:
-        """Asks every registered stage to finish and leave."""
-        for name, endpoint in self._reachable():
-            await self.control_plane.send_shutdown(name, endpoint)
+    async def shutdown_stages(self, names: Collection[str] | None = None) -> None:
+        """Asks these instances, or all that are registered, to finish and leave."""
+        await self.stages.tell(ShutdownMessage(), names)
 
     async def start_profile(self, run_id: str, trace_path_template: str) -> None:
         """Asks every stage for a torch profile; ``{run_id}`` and ``{stage}`` are filled in its path."""
-        await self._tell_stages(ProfilerStartMessage(run_id, trace_path_template))
+        await self.stages.tell(ProfilerStartMessage(run_id, trace_path_template))
 
     async def stop_profile(self, run_id: str | None = None) -> None:
         """Has the stages write the traces of this profile, or of whichever runs."""
-        await self._tell_stages(ProfilerStopMessage(run_id))
+        await self.stages.tell(ProfilerStopMessage(run_id))
 
     async def flush_cache(self) -> None:
         """Has every stage forget what it has cached and no running request uses."""
-        await self._tell_stages(FlushCacheMessage())
-
-    async def _tell_stages(self, message: Message) -> None:
-        for name, endpoint in self._reachable():
-            await self.control_plane.send_to_stage(name, endpoint, message)
+        await self.stages.tell(FlushCacheMessage())
 
     async def submit(self, request_id: str, request: OmniRequest | Any) -> Any:
         """Runs a request and returns its result: the one terminal stage's, or ``{stage: result}`` of several.
@@ -240,7 +203,7 @@ class Coordinator:
         Requests elsewhere go on. New ones go to other replicas, or wait until every stage is up again.
         """
         names = list(stage_names)
-        self._assignments.mark_down(names, reason)
+        self.assignments.mark_down(names, reason)
         for name in names:
             self._stage_stats.pop(name, None)
         for wire_id in self._counters.held_by(names):
@@ -249,7 +212,7 @@ class Coordinator:
 
     def stage_up(self, stage_names: Iterable[str]) -> None:
         """These instances take work again."""
-        self._assignments.mark_up(stage_names)
+        self.assignments.mark_up(stage_names)
 
     def fail_all(self, reason: str) -> None:
         """The pipeline is lost: fails every request, and every later one at once, with this reason."""
@@ -262,8 +225,8 @@ class Coordinator:
         return {
             "running": self._running and self._lost is None,
             "error": self._lost,
-            "stages": list(self._endpoints),
-            "down_stages": dict(self._assignments.down),
+            "stages": list(self.stages),
+            "down_stages": dict(self.assignments.down),
             "entry_stage": self.entry_stage,
             "total_requests": len(self._requests),
             "pending_completions": len(self._requests),
@@ -277,11 +240,20 @@ class Coordinator:
 
     def stage_load(self) -> dict[str, int]:
         """How many requests each stage, or replica of one, answers for now."""
-        load = dict.fromkeys(self._endpoints, 0)
+        load = dict.fromkeys(self.stages, 0)
         for wire_id in self._by_wire_id:
             for stage in self._counters.holders(wire_id):
                 load[stage] = load.get(stage, 0) + 1
         return load
+
+    def ongoing_requests(self, instances: Iterable[str]) -> int:
+        """How many requests at least one of these instances holds, running or waiting."""
+        return len(self._counters.held_by(instances))
+
+    def is_drained(self, instances: Iterable[str]) -> bool:
+        """Whether no request needs these replicas any more."""
+        names = list(instances)
+        return not self.assignments.have_requests(names) and not self._counters.held_by(names)
 
     def stage_stats(self) -> dict[str, dict[str, float]]:
         """By stage, or replica of one, the numbers of its scheduler and relay; absent where there are none.
@@ -313,7 +285,7 @@ class Coordinator:
             raise RuntimeError(self._lost)
         if not self._running:
             raise RuntimeError("the coordinator is not running: await start() first")
-        if self.entry_stage not in self._endpoints and not self._assignments.is_replicated(self.entry_stage):
+        if self.entry_stage not in self.stages and not self.assignments.is_replicated(self.entry_stage):
             raise ValueError(f"entry stage {self.entry_stage!r} is not registered")
         wire_id = request_id
         if request_id in self._recent:
@@ -322,7 +294,7 @@ class Coordinator:
         tracked = TrackedRequest(
             request_id=request_id,
             wire_id=wire_id,
-            terminals=self._terminals_of(request),
+            terminals=terminals_of(request, self.terminal_stages, self.terminal_stages_resolver),
             outcome=asyncio.get_running_loop().create_future(),
             chunks=chunks,
         )
@@ -334,47 +306,25 @@ class Coordinator:
             self._timings.popitem(last=False)
         return tracked
 
-    def _terminals_of(self, request: OmniRequest | Any) -> frozenset[str]:
-        if self.terminal_stages_resolver is None:
-            return self.terminal_stages
-        if not isinstance(request, OmniRequest):
-            request = OmniRequest(inputs=request)
-        names = self.terminal_stages_resolver(request)
-        if names is None:
-            return self.terminal_stages
-        if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
-            raise ValueError(
-                f"terminal_stages_resolver must return a non-empty sequence of terminal stage names, or None "
-                f"for all of them; got {names!r}"
-            )
-        unknown = sorted(set(names) - self.terminal_stages)
-        if unknown:
-            raise ValueError(
-                f"terminal_stages_resolver returned stages outside the static terminal stages: {unknown}; "
-                f"allowed: {sorted(self.terminal_stages)}"
-            )
-        return frozenset(names)
-
     async def _send_in(self, tracked: TrackedRequest, request: OmniRequest | Any) -> None:
-        if self._assignments.down:
+        if self.assignments.down:
             await self._wait_until_served(tracked)
         if tracked.outcome.done():
             return
         if not isinstance(request, OmniRequest):
             request = OmniRequest(inputs=request)
         payload = StagePayload(tracked.wire_id, request, {"raw_inputs": request.inputs})
-        replicas = tracked.replicas = self._assignments.assign()
+        replicas = tracked.replicas = self.assignments.assign()
         entry = self.entry_stage
         if replicas:
             entry = instance_name(entry, replicas.get(entry))
         self._counters.add(tracked.wire_id, entry, 1)
         tracked.state = RequestState.RUNNING
-        message = SubmitMessage(tracked.wire_id, payload, replicas)
-        await self.control_plane.send_to_stage(entry, self._endpoints[entry], message)
+        await self.stages.send(entry, SubmitMessage(tracked.wire_id, payload, replicas))
 
     async def _wait_until_served(self, tracked: TrackedRequest) -> None:
-        await self._assignments.wait_until_served(self.stage_down_timeout, tracked.outcome)
-        unserved = self._assignments.unserved()
+        await self.assignments.wait_until_served(self.stage_down_timeout, tracked.outcome)
+        unserved = self.assignments.unserved()
         if unserved and not tracked.outcome.done():
             stages = ", ".join(repr(name) for name in unserved)
             reason = next(iter(unserved.values()))
@@ -404,7 +354,7 @@ class Coordinator:
         del self._by_wire_id[tracked.wire_id]
         self._recent.add(tracked.request_id)
         if tracked.replicas:
-            self._assignments.release(tracked.replicas)
+            self.assignments.release(tracked.replicas)
         if state is RequestState.COMPLETED:
             if self._counters.is_settled(tracked.wire_id):
                 self._counters.forget(tracked.wire_id)
@@ -518,7 +468,7 @@ class Coordinator:
 
     def _on_progress(self, message: ProgressMessage) -> None:
         self._reporting.add(message.from_stage)
-        down = self._assignments.down
+        down = self.assignments.down
         for wire_id, stage, difference in message.changes:
             total = self._counters.add(wire_id, stage, difference)
             if total > 0 and stage in down and (tracked := self._by_wire_id.get(wire_id)) is not None:

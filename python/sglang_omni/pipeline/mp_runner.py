@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from types import TracebackType
 from typing import Self
 
 from sglang_omni.config import PipelineConfig, validate_config
+from sglang_omni.pipeline.autoscaler import Autoscaler
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.launchers.base import LaunchedProcess, Launcher
 from sglang_omni.pipeline.launchers.local import LocalLauncher
@@ -18,7 +19,7 @@ from sglang_omni.pipeline.runtime_config import (
     build_coordinator,
     prepare_pipeline_runtime,
 )
-from sglang_omni.pipeline.stage_workers import plan_workers
+from sglang_omni.pipeline.stage_workers import WorkerSpec, plan_workers
 from sglang_omni.pipeline.worker_process import WorkerFailure, refuse_inside_worker
 from sglang_omni.pipeline.worker_slot import WorkerSlot
 
@@ -37,7 +38,10 @@ class MultiProcessPipelineRunner:
     When a process dies, the requests its stages hold fail at once with the stage's name and how the
     process ended, the others go on, and a new process takes its place. The ranks of a tensor-parallel stage
     end and start together. A process that dies more than ``max_restarts`` times within ``restart_window``
-    seconds is not started again: the pipeline is lost, every request fails, and ``wait_failed`` returns.
+    seconds is not started again: the pipeline is lost, every request fails, and ``wait_failed`` returns. Of a
+    replicated process the last replica must have gone that way; until then the others go on.
+
+    A process with autoscaling begins with its fewest replicas, and gets and loses others with its load.
     A process that ends with its host does not count as dead: it starts again when the host is back.
 
     The processes end with this one, also when it is killed, or with the thread whose event loop
@@ -65,7 +69,8 @@ class MultiProcessPipelineRunner:
         self._prep: PipelineRuntimePrep | None = None
         self._coordinator: Coordinator | None = None
         self._workers: list[WorkerSlot] = []
-        self._supervision: list[asyncio.Task[None]] = []
+        self._supervision: dict[WorkerSlot, asyncio.Task[None]] = {}
+        self._scaling: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[str] | None = None
         self._start_timeout = 0.0
         self._stopping: asyncio.Task[None] | None = None
@@ -104,26 +109,28 @@ class MultiProcessPipelineRunner:
                 self.config, prep.endpoints, keys=prep.keys, host_address=prep.host_address
             )
             await self._coordinator.start()
-            specs = plan_workers(self.config, prep, coordinator_tcp=self._coordinator.tcp_endpoints)
+            reached_at = self._coordinator.control_plane.tcp_endpoints
+            specs = plan_workers(self.config, prep, coordinator_tcp=reached_at)
             await self.launcher.start(specs)
             self._failed = asyncio.get_running_loop().create_future()
             self._start_timeout = timeout
-            for _, group in groupby(specs, key=lambda spec: spec.stage_names):
-                slot = WorkerSlot(list(group), self.launcher)
-                self._workers.append(slot)
-                self._register(slot)
+            planned = [list(ranks) for _, ranks in groupby(specs, key=lambda spec: spec.stage_names)]
+            for ranks in planned:
+                if ranks[0].starts_at_once:
+                    self._workers.append(WorkerSlot(ranks, self.launcher))
             await self._all_ready(timeout)
-            self._coordinator.set_endpoints(
+            for worker in self._workers:
+                self._register(worker)
+            self._coordinator.stages.move(
                 {key: endpoint for worker in self._workers for key, endpoint in worker.endpoints.items()}
             )
         except BaseException:
             await self._shut_down(leave_s=0.0)
             raise
-        self._supervision = [
-            asyncio.create_task(self._supervise(worker), name=f"supervise {worker.name}")
-            for worker in self._workers
-        ]
-        logger.info("%d stages are up in %d processes", len(prep.stages_cfg), len(specs))
+        for worker in self._workers:
+            self._watch(worker, is_up=True)
+        self._scaling = [asyncio.create_task(scaler.run()) for scaler in self._autoscalers(planned)]
+        logger.info("%d stages are up in %d processes", len(prep.stages_cfg), len(self.process_ids))
 
     async def stop(self) -> None:
         """Have every stage leave, and see to it that every process is gone. Takes less than five seconds."""
@@ -154,11 +161,49 @@ class MultiProcessPipelineRunner:
         await self.stop()
 
     def _register(self, worker: WorkerSlot) -> None:
-        """Let the coordinator give its stages requests."""
+        """It is up: have the coordinator know its stages."""
         assert self._prep is not None
         for name in worker.stage_names:
             endpoint = self._prep.endpoints[f"stage_{name}"]
             self.coordinator.register_stage(name, endpoint, process=worker.specs[0].process_name)
+
+    def _watch(self, worker: WorkerSlot, *, is_up: bool) -> None:
+        task = asyncio.create_task(self._supervise(worker, is_up), name=f"supervise {worker.name}")
+        self._supervision[worker] = task
+
+    def _autoscalers(self, planned: Sequence[Sequence[WorkerSpec]]) -> Iterator[Autoscaler]:
+        for stages, of_group in groupby(planned, key=lambda ranks: ranks[0].group):
+            replicas = list(of_group)
+            config = self.config.stage(stages[0]).autoscaling
+            if config is not None and config.max_replicas > config.min_replicas:
+                workers = {w.specs[0].replica or 0: w for w in self._workers if w.group == stages}
+                yield Autoscaler(config, replicas, self.coordinator, workers, self._add, self._remove)
+
+    def _add(self, ranks: Sequence[WorkerSpec]) -> WorkerSlot:
+        """Start one more replica; it takes requests once it is up."""
+        worker = WorkerSlot(ranks, self.launcher)
+        self._workers.append(worker)
+        self._watch(worker, is_up=False)
+        return worker
+
+    async def _remove(self, worker: WorkerSlot) -> None:
+        """Have a replica leave that no request needs."""
+        supervision = self._supervision.pop(worker)
+        supervision.cancel()
+        await asyncio.wait({supervision})
+        if self.coordinator.assignments.are_up(worker.stage_names):
+            try:
+                async with asyncio.timeout(_LEAVE_S):
+                    await self.coordinator.shutdown_stages(worker.stage_names)
+                    await _ended(worker.processes, _LEAVE_S)
+            except TimeoutError:
+                logger.warning("Process %s did not leave in time and is killed", worker.name)
+        worker.kill()
+        await _ended(worker.processes, _KILLED_S)
+        for name in worker.stage_names:
+            self.coordinator.unregister_stage(name)
+        self._workers.remove(worker)
+        logger.info("Process %s has left", worker.name)
 
     async def _all_ready(self, timeout: float) -> None:
         ready = {process.ready: process for worker in self._workers for process in worker.processes}
@@ -173,12 +218,18 @@ class MultiProcessPipelineRunner:
                 + ", ".join(f"process {name!r} (stages {stages[name]})" for name in late)
             )
 
-    async def _supervise(self, worker: WorkerSlot) -> None:
+    async def _supervise(self, worker: WorkerSlot, is_up: bool) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            if not is_up:
+                await self._come_up(worker)
+            is_up = False
             reason = await worker.ended()
             self.coordinator.stage_down(worker.stage_names, reason)
             await _ended(worker.processes, _KILLED_S)
+            if worker.is_leaving:
+                logger.warning("%s, before it was to leave", reason)
+                return
             if worker.host_lost:
                 logger.error("%s; it is started again when its host is back", reason)
             else:
@@ -186,7 +237,10 @@ class MultiProcessPipelineRunner:
                 while worker.deaths[0] < loop.time() - self.restart_window:
                     worker.deaths.popleft()
                 if len(worker.deaths) > self.max_restarts:
-                    self._lose(f"{reason}; it has died {len(worker.deaths)} times and is not restarted again")
+                    self._give_up(
+                        worker,
+                        f"{reason}; it has died {len(worker.deaths)} times and is not restarted again",
+                    )
                     return
                 logger.error("%s; restarting it in %g s", reason, worker.backoff())
                 await asyncio.sleep(worker.backoff())
@@ -194,19 +248,30 @@ class MultiProcessPipelineRunner:
             try:
                 worker.restart()
             except OSError as exc:
-                self._lose(f"{reason}; it could not be started again: {exc}")
+                self._give_up(worker, f"{reason}; it could not be started again: {exc}")
                 return
-            try:
-                await asyncio.wait_for(worker.ready(), self._start_timeout)
-            except WorkerFailure:
-                continue
-            except TimeoutError:
-                logger.error("Process %s was not ready after %g s", worker.name, self._start_timeout)
-                worker.kill()
-                continue
-            self.coordinator.set_endpoints(worker.endpoints)
-            self.coordinator.stage_up(worker.stage_names)
-            logger.info("Process %s is up again", worker.name)
+
+    async def _come_up(self, worker: WorkerSlot) -> None:
+        """Wait until it is up, or about to end."""
+        try:
+            await asyncio.wait_for(worker.ready(), self._start_timeout)
+        except WorkerFailure:
+            return
+        except TimeoutError:
+            logger.error("Process %s was not ready after %g s", worker.name, self._start_timeout)
+            worker.kill()
+            return
+        self._register(worker)
+        self.coordinator.stages.move(worker.endpoints)
+        self.coordinator.stage_up(worker.stage_names)
+        logger.info("Process %s is up", worker.name)
+
+    def _give_up(self, worker: WorkerSlot, reason: str) -> None:
+        worker.is_given_up = True
+        if all(other.is_given_up for other in self._workers if other.group == worker.group):
+            self._lose(reason)
+        else:
+            logger.critical("%s; its other replicas go on", reason)
 
     def _lose(self, reason: str) -> None:
         logger.critical("The pipeline is lost: %s", reason)
@@ -215,10 +280,12 @@ class MultiProcessPipelineRunner:
             self._failed.set_result(reason)
 
     async def _shut_down(self, leave_s: float) -> None:
-        for task in self._supervision:
-            task.cancel()
-        if self._supervision:
-            await asyncio.wait(self._supervision)
+        # The scaling first: it begins and ends supervisions.
+        for tasks in (self._scaling, self._supervision.values()):
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
         processes = [process for worker in self._workers for process in worker.processes]
         try:
             if self._coordinator is not None and leave_s > 0:
@@ -250,7 +317,7 @@ class MultiProcessPipelineRunner:
                 if self._failed is not None:
                     self._failed.cancel()
                 self._prep = self._coordinator = self._failed = None
-                self._workers, self._supervision = [], []
+                self._workers, self._supervision, self._scaling = [], {}, []
 
 
 async def _ended(processes: Iterable[LaunchedProcess], timeout: float) -> None:

@@ -69,6 +69,17 @@ class WorkerSpec:
         """Which replica of its stages it is; None where they are not replicated."""
         return self.stages[0].replica
 
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Its stages by their own names: the same for every replica."""
+        return tuple(stage.stage_name for stage in self.stages)
+
+    @property
+    def starts_at_once(self) -> bool:
+        """Whether it starts with the pipeline, and not only when the load calls for it."""
+        stage = self.stages[0].stage
+        return self.replica is None or stage is None or self.replica < stage.min_replicas
+
 
 def plan_workers(
     config: PipelineConfig,

@@ -18,6 +18,10 @@ class WorkerSlot:
     """One process of the plan, or all ranks of a tensor-parallel stage. It is filled when created.
 
     Raises OSError where its processes cannot be started.
+
+    Attributes:
+        is_leaving: Whether it is a replica that is not needed any more: it is not filled again.
+        is_given_up: Whether it has died too often to be filled again.
     """
 
     def __init__(self, specs: Sequence[WorkerSpec], launcher: Launcher) -> None:
@@ -26,11 +30,18 @@ class WorkerSlot:
         self.processes: list[LaunchedProcess] = launcher.launch(specs)
         # Times of those deaths that count against the budget.
         self.deaths: deque[float] = deque()
+        self.is_leaving = False
+        self.is_given_up = False
 
     @property
     def stage_names(self) -> list[str]:
         """The instances of stages that run here."""
         return self.specs[0].stage_names
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Its stages by their own names: the same for every replica."""
+        return self.specs[0].group
 
     @property
     def name(self) -> str:

@@ -57,6 +57,8 @@ class Launcher(Protocol):
     async def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Get ready to start these: wait for their hosts, reserve what they need.
 
+        Those without ``starts_at_once`` are replicas that the load may call for later.
+
         Raises:
             RuntimeError: There is no room for them; the text says for which and what to do.
             TimeoutError: A host did not join in time; the text names it.
