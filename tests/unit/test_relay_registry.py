@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from typing import Any
 
 import pytest
 
+from sglang_omni.config.relay_backends import BUILT_IN, network_backends, relay_backend
 from sglang_omni.relay import create_relay, register_relay
 
 
@@ -25,6 +27,30 @@ def test_options_a_backend_does_not_take_are_dropped() -> None:
     options = {"engine_id": "e", "slot_size_mb": 1, "credits": 2, "device": "cpu", "rank": 0}
     assert create_relay("test-narrow", **options).engine_id == "e"
     assert create_relay("test-wide", **options).options == options
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_plans_know_of_a_backend_what_its_class_says(name: str) -> None:
+    module = import_module(f"sglang_omni.relay.{name}")
+    (cls,) = [
+        it for it in vars(module).values() if isinstance(it, type) and it.__name__.lower() == f"{name}relay"
+    ]
+    assert BUILT_IN[name] == relay_backend(name) == (cls.crosses_hosts, cls.lends_tensors)
+
+
+def test_plans_know_what_a_registered_relay_says() -> None:
+    @register_relay("test-near")
+    class Near:
+        crosses_hosts = False
+
+    @register_relay("test-plain")
+    class Plain: ...
+
+    assert relay_backend("test-near") == (False, False)
+    assert relay_backend("test-plain") == (True, False)
+    assert relay_backend("test-nobody-knows") == (True, True)
+    assert {"test-plain", "nixl"} <= set(network_backends())
+    assert not {"test-near", "shm"} & set(network_backends())
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:

@@ -18,12 +18,14 @@ class RelayBackend(NamedTuple):
     lends_tensors: bool = True
 
 
-_backends = {
+#: Backends of this package, as their classes say.
+BUILT_IN = {
     "shm": RelayBackend(crosses_hosts=False, lends_tensors=True),
     "nixl": RelayBackend(lends_tensors=False),
     "mooncake": RelayBackend(lends_tensors=False),
     "nccl": RelayBackend(lends_tensors=False),
 }
+_backends = dict(BUILT_IN)
 
 
 def declare_backend(name: str, backend: RelayBackend) -> None:
