@@ -35,6 +35,10 @@ class Network:
     def address(self, host: str) -> str:
         return self._addresses[host]
 
+    def namespace(self, host: str) -> str:
+        """The file by which a process enters it: see setns(2)."""
+        return f"/run/netns/{self._namespace(host)}"
+
     def popen(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a program in a host: the process itself, which ends with the network."""
         process = subprocess.Popen(["ip", "netns", "exec", self._namespace(host), *command], **options)

@@ -99,10 +99,8 @@ class Coordinator:
 
 
 def environment(**more: str) -> dict[str, str]:
-    # Relays of this process have kept UCX to the loopback device.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
     paths = [str(HERE), os.environ.get("PYTHONPATH", "")]
-    return {**inherited, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **more}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", **more}
 
 
 def host(net: Network, folder: Path, *, name: str = "b", key: Path | None = None, **env: str) -> Lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import multiprocessing
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     import pytest
 
 BACKENDS = ("shm", "nixl", "mooncake", "nccl")
+# Where reading from a peer that is gone or stopped fails. Through shared memory nothing could: what is mapped
+# stays readable.
+NETWORKED = BACKENDS[1:]
 # Bounds a wait for what must happen; what is tested is that it happens.
 PATIENCE = 120.0
 # An edge's credit: SLOT_MB * CREDITS.
@@ -124,8 +128,17 @@ class _Servant:
         sys.exit(0)
 
 
-def _serve(connection: Connection, backend: str, options: dict[str, Any]) -> None:
+def _enter(namespace: str) -> None:
+    libc, clone_newnet = ctypes.CDLL(None, use_errno=True), 0x40000000
+    with open(namespace) as file:
+        if libc.setns(file.fileno(), clone_newnet) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
+
+
+def _serve(connection: Connection, backend: str, options: dict[str, Any], namespace: str | None) -> None:
     logging.basicConfig(level=logging.WARNING)
+    if namespace is not None:
+        _enter(namespace)
     servant = _Servant(backend, options)
 
     async def serve() -> None:
@@ -154,12 +167,17 @@ class PeerError(Exception):
 
 
 class Peer:
-    """Another process with a relay, and the orders of ``_Servant`` as ``await peer("order", ...)``."""
+    """Another process with a relay, and the orders of ``_Servant`` as ``await peer("order", ...)``.
 
-    def __init__(self, backend: str, **options: Any) -> None:
+    Args:
+        namespace: The file of the network namespace it is to be in.
+        options: Its relay's.
+    """
+
+    def __init__(self, backend: str, *, namespace: str | None = None, **options: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self._here, there = context.Pipe()
-        self.process = context.Process(target=_serve, args=(there, backend, options), daemon=True)
+        self.process = context.Process(target=_serve, args=(there, backend, options, namespace), daemon=True)
         self.process.start()
         there.close()
 

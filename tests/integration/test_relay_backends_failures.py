@@ -10,7 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from relay_peers import BACKENDS, MIB, PATIENCE, Peer, block, deadlines, make_relay, pattern, require
+from relay_peers import (
+    BACKENDS,
+    MIB,
+    NETWORKED,
+    PATIENCE,
+    Peer,
+    block,
+    deadlines,
+    make_relay,
+    pattern,
+    require,
+)
 from waiting import until
 
 from sglang_omni.pipeline import relay_io
@@ -18,9 +29,6 @@ from sglang_omni.relay import RelayError, RelayReadError, RelayTimeout
 
 # Takes long enough to be in the middle of.
 LARGE = 96 * MIB
-# What reads from a peer that is gone or stopped raises. Through shared memory there is nothing that could
-# fail: what is mapped stays readable.
-NETWORKED = tuple(name for name in BACKENDS if name != "shm")
 
 
 @pytest.fixture

@@ -46,6 +46,21 @@ BROKEN: dict[str, tuple[list[StageConfig], dict[str, Any], str]] = {
         "stage 'a' must set exactly one of",
     ),
     "empty next": ([stage("a", next=[]), stage("b", **END)], {}, "stage 'a': next is empty"),
+    "an option of no relay": (
+        [stage("a", relay={"backend_options": {"hst": "10.0.0.1"}}, **END)],
+        {},
+        "stage 'a': relay.backend_options: none of .*, nixl, shm, takes 'hst'; did you mean 'host'",
+    ),
+    "an option of another relay": (
+        [stage("a", next="b", relay={"backend_options": {"protocol": "rdma"}}), stage("b", **END)],
+        {"relay_backend": "nccl"},
+        "stage 'a': .*, nccl, nixl, takes 'protocol'; mooncake would",
+    ),
+    "a relay's field among its options": (
+        [stage("a", relay={"backend_options": {"credits": 9}}, **END)],
+        {},
+        "none of .* takes 'credits'; valid names: 'allow_public'",
+    ),
     "nothing terminal": ([stage("a", next="b"), stage("b", next="a")], {}, "none is terminal"),
     "next": (
         [stage("a", next="thinkr"), stage("thinker", **END)],

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sglang_omni.config import PipelineConfig, RelayConfig, StageConfig, validate_pipeline
 from sglang_omni.config.relay_backends import BUILT_IN, network_backends, relay_backend
 from sglang_omni.relay import create_relay, register_relay
 
@@ -31,11 +32,8 @@ def test_options_a_backend_does_not_take_are_dropped() -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_plans_know_of_a_backend_what_its_class_says(name: str) -> None:
-    module = import_module(f"sglang_omni.relay.{name}")
-    (cls,) = [
-        it for it in vars(module).values() if isinstance(it, type) and it.__name__.lower() == f"{name}relay"
-    ]
-    assert BUILT_IN[name] == relay_backend(name) == (cls.crosses_hosts, cls.lends_tensors)
+    import_module(f"sglang_omni.relay.{name}")
+    assert relay_backend(name) == BUILT_IN[name]
 
 
 def test_plans_know_what_a_registered_relay_says() -> None:
@@ -43,12 +41,15 @@ def test_plans_know_what_a_registered_relay_says() -> None:
     class Near:
         crosses_hosts = False
 
-    @register_relay("test-plain")
-    class Plain: ...
+        def __init__(self, engine_id: str, colour: str, rank: int) -> None: ...
 
-    assert relay_backend("test-near") == (False, False)
-    assert relay_backend("test-plain") == (True, False)
-    assert relay_backend("test-nobody-knows") == (True, True)
+    @register_relay("test-plain")
+    class Plain:
+        def __init__(self, **options: Any) -> None: ...
+
+    assert relay_backend("test-near") == (False, False, {"colour"})
+    assert relay_backend("test-plain") == (True, False, None)
+    assert relay_backend("test-nobody-knows") == (True, True, None)
     assert {"test-plain", "nixl"} <= set(network_backends())
     assert not {"test-near", "shm"} & set(network_backends())
 
@@ -64,6 +65,17 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 def test_shm_refuses_what_it_cannot_be(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         create_relay("shm", engine_id="e", **options)
+
+
+def test_an_option_is_good_where_one_of_the_stages_relays_takes_it() -> None:
+    options = {"host": "10.0.0.1", "protocol": "tcp"}
+    sender = StageConfig(name="a", factory="p.f", process="a", next="b", edge_relays={"b": "mooncake"})
+    reader = StageConfig(name="b", factory="p.f", process="b", terminal=True)
+    reader.relay = RelayConfig(backend_options=options)
+    validate_pipeline(PipelineConfig(model_path="m", stages=[sender, reader]))
+    # What a relay of one's own takes nobody knows before it is made.
+    reader.relay = RelayConfig(backend_options={"colour": "red"})
+    validate_pipeline(PipelineConfig(model_path="m", stages=[sender, reader], relay_backend="custom"))
 
 
 def test_relays_are_imported_without_torch() -> None:

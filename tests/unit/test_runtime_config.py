@@ -197,6 +197,6 @@ def test_relay_device_follows_the_placement_unless_the_stage_says(
 
 def test_a_backends_own_options_come_from_the_stage() -> None:
     config = pipeline(relay_backend="mooncake")
-    config.stages[1].relay = RelayConfig(credits=3, backend_options={"protocol": "rdma", "credits": 9})
+    config.stages[1].relay = RelayConfig(credits=3, backend_options={"protocol": "rdma"})
     options = build_relay_configs(config, config.stages[1], ["mooncake"], None)["mooncake"]
     assert (options["protocol"], options["credits"]) == ("rdma", 3)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from sglang_omni.config.strict import did_you_mean
 
 
 class RelayBackend(NamedTuple):
@@ -12,19 +15,24 @@ class RelayBackend(NamedTuple):
     Attributes:
         crosses_hosts: It reaches processes of other hosts.
         lends_tensors: Processes on one GPU can share tensors over it without a copy.
+        options: What its constructor takes beside the fields of RelayConfig; None where that is not known.
     """
 
     crosses_hosts: bool = True
     lends_tensors: bool = True
+    options: frozenset[str] | None = None
 
 
-#: Backends of this package, as their classes say.
+_NETWORK_OPTIONS = frozenset({"host", "allow_public", "timeout_s", "keep_s"})
+
+#: The relays of this package, which are imported when they are first created.
 BUILT_IN = {
-    "shm": RelayBackend(crosses_hosts=False, lends_tensors=True),
-    "nixl": RelayBackend(lends_tensors=False),
-    "mooncake": RelayBackend(lends_tensors=False),
-    "nccl": RelayBackend(lends_tensors=False),
+    "shm": RelayBackend(crosses_hosts=False, options=frozenset()),
+    "nixl": RelayBackend(lends_tensors=False, options=_NETWORK_OPTIONS),
+    "mooncake": RelayBackend(lends_tensors=False, options=_NETWORK_OPTIONS | {"protocol", "rdma_devices"}),
+    "nccl": RelayBackend(lends_tensors=False, options=_NETWORK_OPTIONS),
 }
+
 _backends = dict(BUILT_IN)
 
 
@@ -41,6 +49,22 @@ def relay_backend(name: str) -> RelayBackend:
 def network_backends() -> list[str]:
     """Names of the known backends that reach other hosts."""
     return sorted(name for name, backend in _backends.items() if backend.crosses_hosts)
+
+
+def refuse_unknown_options(where: str, given: Iterable[str], backends: Iterable[str]) -> None:
+    """Raise ValueError where none of the backends that a stage may use takes an option of this name."""
+    options = {name: relay_backend(name).options for name in sorted(set(backends))}
+    taken = [names for names in options.values() if names is not None]
+    if len(taken) < len(options):
+        return
+    for option in given:
+        if any(option in names for names in taken):
+            continue
+        others = [name for name, known in _backends.items() if known.options and option in known.options]
+        hint = (
+            f"; {' and '.join(others)} would" if others else did_you_mean(option, frozenset().union(*taken))
+        )
+        raise ValueError(f"{where}: none of the stage's relays, {', '.join(options)}, takes {option!r}{hint}")
 
 
 def refuse_misspelt_backend(where: str, name: str) -> None:

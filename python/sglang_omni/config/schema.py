@@ -49,10 +49,12 @@ class RelayConfig(StrictModel):
         slot_size_mb: The size of a slot in MiB. Through shared memory each edge may have ``slot_size_mb`` x
             ``credits`` under way, in payloads of any size.
         credits: How many slots may be in flight at once.
-        rank: This stage's rank in a collective relay; assigned by the runtime when None.
-        world_size: The number of ranks in a collective relay; assigned by the runtime when None.
+        rank: This stage's rank, for a relay of your own that has ranks; its position when None. No relay of
+            this package has: nccl's groups are pairs, made as they are needed.
+        world_size: The number of ranks, likewise; the number of stages when None.
         device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-        backend_options: What the backend's constructor takes beside these, as ``host`` or ``protocol``.
+        backend_options: What the backend's constructor takes beside these, as ``host`` or ``protocol``. A
+            name that none of the stage's backends takes is an error.
     """
 
     slot_size_mb: int = Field(default=512, gt=0)

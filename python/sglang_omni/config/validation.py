@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from sglang_omni.config.relay_backends import refuse_misspelt_backend
+from sglang_omni.config.relay_backends import refuse_misspelt_backend, refuse_unknown_options
 from sglang_omni.config.strict import did_you_mean
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def validate_pipeline(config: PipelineConfig) -> None:
         _check_parallelism(stage)
         _check_references(stage, names)
         _check_edge_relays(stage)
+        _check_relay_options(stage, config)
         _check_runtime(stage)
     if not any(stage.terminal or stage.get_next is not None for stage in config.stages):
         raise ValueError("stages: none is terminal, so no request would ever be answered")
@@ -159,6 +160,16 @@ def _check_edge_relays(stage: StageConfig) -> None:
                 f"{did_you_mean(target, targets)}"
             )
         refuse_misspelt_backend(f"stage {stage.name!r}: edge_relays[{target!r}]", backend)
+
+
+def _check_relay_options(stage: StageConfig, config: PipelineConfig) -> None:
+    if stage.relay is None:
+        return
+    chosen = [other.edge_relays.get(stage.name) for other in config.stages]
+    backends = {config.relay_backend, config.network_relay_backend, *stage.edge_relays.values()}
+    backends |= {backend for backend in chosen if backend is not None}
+    where = f"stage {stage.name!r}: relay.backend_options"
+    refuse_unknown_options(where, stage.relay.backend_options, backends)
 
 
 def _check_runtime(stage: StageConfig) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from sglang_omni.config.relay_backends import RelayBackend, declare_backend
+from sglang_omni.config.relay_backends import BUILT_IN, RelayBackend, declare_backend
 
 if TYPE_CHECKING:
     import torch
@@ -146,7 +146,9 @@ _RelayClass = TypeVar("_RelayClass", bound=type)
 
 _registry: dict[str, type] = {}
 # Backends of this package, imported when first asked for: each may need a library of its own.
-_BUILT_IN = {name: f"sglang_omni.relay.{name}" for name in ("shm", "nixl", "mooncake", "nccl")}
+_BUILT_IN = {name: f"sglang_omni.relay.{name}" for name in BUILT_IN}
+# What every relay is told and may take.
+_COMMON_OPTIONS = {"engine_id", "slot_size_mb", "credits", "rank", "world_size", "device"}
 
 
 def register_relay(name: str) -> Callable[[_RelayClass], _RelayClass]:
@@ -154,8 +156,15 @@ def register_relay(name: str) -> Callable[[_RelayClass], _RelayClass]:
 
     def register(cls: _RelayClass) -> _RelayClass:
         _registry[name] = cls
-        crosses_hosts = getattr(cls, "crosses_hosts", True)
-        declare_backend(name, RelayBackend(crosses_hosts, getattr(cls, "lends_tensors", False)))
+        parameters = _parameters(cls)
+        declare_backend(
+            name,
+            RelayBackend(
+                crosses_hosts=getattr(cls, "crosses_hosts", True),
+                lends_tensors=getattr(cls, "lends_tensors", False),
+                options=None if parameters is None else frozenset(parameters) - _COMMON_OPTIONS,
+            ),
+        )
         return cls
 
     return register
@@ -178,8 +187,15 @@ def create_relay(name: str, **options: Any) -> Any:
     if cls is None:
         known = ", ".join(sorted({*_registry, *_BUILT_IN}))
         raise ValueError(f"unknown relay {name!r}; available: {known}")
-    parameters = inspect.signature(cls).parameters.values()
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        accepted = {parameter.name for parameter in parameters}
-        options = {key: value for key, value in options.items() if key in accepted}
+    parameters = _parameters(cls)
+    if parameters is not None:
+        options = {key: value for key, value in options.items() if key in parameters}
     return cls(**options)
+
+
+def _parameters(cls: type) -> set[str] | None:
+    """What the constructor takes; None where it takes anything."""
+    parameters = inspect.signature(cls).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return {parameter.name for parameter in parameters}
