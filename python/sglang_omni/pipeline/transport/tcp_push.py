@@ -136,7 +136,7 @@ class TcpPushSocket:
             return
         self._left.set_result(None)
         if self._kept:
-            logger.warning("%d messages to %s may not have arrived", len(self._kept), self.endpoint)
+            logger.info("%d messages to %s may not have arrived", len(self._kept), self.endpoint)
             self._kept.clear()
         self._disconnect()
 
@@ -188,7 +188,7 @@ class TcpPushSocket:
                 self._say_hello()
             case zmq.Event.DISCONNECTED:
                 if self._welcome:
-                    logger.warning("Lost the connection to %s, and connects anew", self.endpoint)
+                    logger.info("Lost the connection to %s, and connects anew", self.endpoint)
                 self._reconnect(self._retry_s)
                 self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
             case _ if not self._complained:

@@ -17,6 +17,8 @@ MAX_MESSAGE = 256 << 20
 _OVERHEAD = 1024
 # A stranger has so long to prove to be none; a connection that does not is closed.
 _HANDSHAKE_MS = 10_000
+# Connections that wait to be accepted: a burst of strangers' leaves room for ours.
+_BACKLOG = 1024
 HEARTBEAT_MS = 2_000
 # A link is taken for broken when nothing was heard for so long, and what was on it is sent again on the
 # next. TCP itself makes good what is lost in shorter cuts: after 10 s it has another try within 3 s.
@@ -36,6 +38,7 @@ def bind_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> 
     # Heartbeats that nobody's kernel acknowledges end the connection: a dead host's does not stay for ever.
     socket.setsockopt(zmq.TCP_MAXRT, BROKEN_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    socket.setsockopt(zmq.BACKLOG, _BACKLOG)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE + _OVERHEAD)
     socket.setsockopt(zmq.IPV6, "[" in endpoint)
     socket.bind(endpoint)
