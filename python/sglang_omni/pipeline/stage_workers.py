@@ -14,17 +14,18 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import spawn
 from types import FrameType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from sglang_omni.config import PipelineConfig, plan_edges, stage_instances
 from sglang_omni.pipeline import worker_process
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.runtime_config import PipelineRuntimePrep
+from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.pipeline.stage_builder import (
     StageLaunchConfig,
     build_scheduler,
@@ -34,7 +35,7 @@ from sglang_omni.pipeline.stage_builder import (
 
 _PR_SET_PDEATHSIG = 1
 # The end of a traceback is what says why; a report must fit into the pipe whoever reads it.
-_LONGEST_TRACEBACK = 32_000
+LONGEST_TRACEBACK = 32_000
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
     except BaseException:  # noqa: BLE001  whatever it is, sys.exit() included, the parent is told
         text = traceback.format_exc()
         logging.getLogger(__name__).error("The process ends with an error\n%s", text)
-        _report(report_fd, failure=text[-_LONGEST_TRACEBACK:])
+        _report(report_fd, failure=text[-LONGEST_TRACEBACK:])
     finally:
         # Ending here and now: a thread that a stage left behind must not hold up a shutdown, and taking
         # a loaded model apart object by object takes seconds that the kernel does not need.
@@ -224,11 +225,16 @@ async def _run_and_report(spec: WorkerSpec, report_fd: int) -> None:
         _report(report_fd, **report)
 
 
-async def run_stages(spec: WorkerSpec) -> AsyncIterator[dict[str, object]]:
+async def run_stages(
+    spec: WorkerSpec, beside: Callable[[str, Sequence[Stage]], Coroutine[Any, Any, None]] | None = None
+) -> AsyncIterator[dict[str, object]]:
     """Build and run the stages until each has been told to leave, or one fails.
 
     Yields what their parent is told once they are up: ``{"ready": True}``, and as ``"endpoints"`` where other
     hosts reach which instance.
+
+    Args:
+        beside: Called with the process's name and its stages; what it returns runs as long as they do.
 
     Raises:
         Exception: Whatever a factory or a stage raises.
@@ -256,8 +262,11 @@ async def run_stages(spec: WorkerSpec) -> AsyncIterator[dict[str, object]]:
         },
     }
     running = [asyncio.create_task(stage.run(), name=f"stage {stage.name}") for stage in stages]
+    companion = asyncio.create_task(beside(spec.process_name, stages)) if beside is not None else None
     # Stages of one process share its fate: the first failure ends all of them.
     done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+    if companion is not None:
+        companion.cancel()
     for task in done:
         task.result()
 

@@ -8,33 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sglang_omni.client import UsageInfo
+from sglang_omni.pipeline.stage.stats import DESCRIPTIONS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-
-# What a stage counts -> its help text. What ends in _total is a counter, all else a gauge.
-_STAGE = {
-    "num_running_reqs": "Requests in the running batch.",
-    "num_queue_reqs": "Requests that wait for a place in it.",
-    "kv_used_tokens": "Tokens of the key-value cache that requests hold.",
-    "kv_evictable_tokens": "Tokens of the key-value cache that are kept for later requests.",
-    "max_total_num_tokens": "Tokens the key-value cache has room for.",
-    "prompt_tokens_total": "Tokens of prompts.",
-    "cached_tokens_total": "Tokens of prompts that were found in the cache.",
-    "generation_tokens_total": "Tokens that were generated.",
-    "num_retracted_requests_total": "Times a request gave its memory back to be computed again.",
-    "num_items_total": "Images, clips and videos that were encoded.",
-    "num_steps_total": "Steps that were run.",
-    "max_batch_size": "The most requests that one step has run.",
-    "cache_hits_total": "Items whose encoding was found in the cache.",
-    "cache_misses_total": "Items whose encoding was not.",
-    "cache_used_bytes": "Memory of the encodings in the cache.",
-    "cache_max_bytes": "Memory the cache may take.",
-    "relay_held_bytes": "Shared memory of payloads that are under way or in their readers' use.",
-    "relay_held_slots": "Payloads that are under way or in their readers' use.",
-    "relay_written_bytes_total": "Bytes of payloads that were copied into shared memory.",
-    "relay_waits_total": "Times a payload had to wait for room.",
-}
 
 Labels = tuple[tuple[str, str], ...]
 # Metrics by name: help text, and values by label.
@@ -143,10 +120,10 @@ def stage_families(stats: Mapping[str, Mapping[str, float]]) -> Families:
     for stage, numbers in stats.items():
         labels: Labels = (("stage", stage),)
         for name, value in numbers.items():
-            text = _STAGE.get(name, "Reported by the stage.")
+            text = DESCRIPTIONS.get(name, "Reported by the stage.")
             families.setdefault(f"stage_{name}", (text, {}))[1][labels] = value
         if "generation_tokens_total" in numbers and "max_batch_size" in numbers:
-            name, text = "decode_batch_size_max", _STAGE["max_batch_size"]
+            name, text = "decode_batch_size_max", DESCRIPTIONS["max_batch_size"]
             families.setdefault(name, (text, {}))[1][labels] = numbers["max_batch_size"]
     return families
 

@@ -222,6 +222,10 @@ class Stage:
         self.control_plane.close()
         self.relays.close()
 
+    def stats(self) -> dict[str, float]:
+        """What its scheduler and relay count, as ``/metrics`` shows it."""
+        return self._stats.read()
+
     # --- receiving --------------------------------------------------------------------------------
 
     async def _receive_work(self) -> None:

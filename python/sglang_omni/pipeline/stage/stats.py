@@ -8,6 +8,30 @@ from typing import Any
 
 from sglang_omni.proto import StatsMessage
 
+# What a stage counts -> its help text. What ends in _total is a counter, all else a gauge.
+DESCRIPTIONS = {
+    "num_running_reqs": "Requests in the running batch.",
+    "num_queue_reqs": "Requests that wait for a place in it.",
+    "kv_used_tokens": "Tokens of the key-value cache that requests hold.",
+    "kv_evictable_tokens": "Tokens of the key-value cache that are kept for later requests.",
+    "max_total_num_tokens": "Tokens the key-value cache has room for.",
+    "prompt_tokens_total": "Tokens of prompts.",
+    "cached_tokens_total": "Tokens of prompts that were found in the cache.",
+    "generation_tokens_total": "Tokens that were generated.",
+    "num_retracted_requests_total": "Times a request gave its memory back to be computed again.",
+    "num_items_total": "Images, clips and videos that were encoded.",
+    "num_steps_total": "Steps that were run.",
+    "max_batch_size": "The most requests that one step has run.",
+    "cache_hits_total": "Items whose encoding was found in the cache.",
+    "cache_misses_total": "Items whose encoding was not.",
+    "cache_used_bytes": "Memory of the encodings in the cache.",
+    "cache_max_bytes": "Memory the cache may take.",
+    "relay_held_bytes": "Shared memory of payloads that are under way or in their readers' use.",
+    "relay_held_slots": "Payloads that are under way or in their readers' use.",
+    "relay_written_bytes_total": "Bytes of payloads that were copied into shared memory.",
+    "relay_waits_total": "Times a payload had to wait for room.",
+}
+
 # How far the coordinator is behind, at most, while a stage works.
 _INTERVAL_S = 0.05
 # Looks at numbers without a change after which it is over: the scheduler's thread may be late.
@@ -51,6 +75,14 @@ class StatsReporter:
         if self._timer is None and self._sources:
             self._timer = asyncio.get_running_loop().call_later(_INTERVAL_S, self._look)
 
+    def read(self) -> dict[str, float]:
+        """The numbers as they are now."""
+        stats: dict[str, float] = {}
+        for read in self._sources:
+            for name, value in read().items():
+                stats[name] = stats.get(name, 0) + value
+        return stats
+
     def close(self) -> None:
         """Looks no more."""
         self._sources = []
@@ -58,10 +90,7 @@ class StatsReporter:
             self._timer.cancel()
 
     def _look(self) -> None:
-        stats: dict[str, float] = {}
-        for read in self._sources:
-            for name, value in read().items():
-                stats[name] = stats.get(name, 0) + value
+        stats = self.read()
         if stats != self._sent:
             self._sent = stats
             self._quiet = 0

@@ -1,0 +1,388 @@
+"""A pipeline's processes as Ray actors, each in a process that Ray starts on some node of its cluster.
+
+Who restarts what: an actor's process that ends, alone or with its node, is started again by Ray
+(``max_restarts=-1``), on another node where its own is gone; its id, name and resources stay. What Ray
+starts is an empty process, though. The runner, which has failed the requests of the one before it, fills
+its slot again as on any host, and ``launch`` then waits for the actor's next process and tells it what to
+run. So the budget of restarts is the runner's. An actor whose stages left as they were told to, and every
+actor on ``close``, is ended for good.
+
+What is placed is a bundle of a placement group. All ranks of a stage are one bundle, and so are all
+processes that name the same ``node``, since they are to be together. ``node`` is a custom resource, as in
+``ray start --resources='{"gpu-box": 1}'``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayActorError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from sglang_omni.pipeline.launchers.base import LaunchedProcess
+from sglang_omni.pipeline.launchers.ray_actor import Arrival, StageActor
+from sglang_omni.pipeline.launchers.ray_room import Bundle, demand_of, describe_shortage
+from sglang_omni.pipeline.stage_builder import StageLaunchConfig
+from sglang_omni.pipeline.stage_workers import WorkerSpec
+from sglang_omni.pipeline.worker_process import WorkerFailure
+
+logger = logging.getLogger(__name__)
+
+# How often the log says what is waited for.
+_PROGRESS_S = 10.0
+# A process that is to be replaced is asked again after this long whether it has been.
+_RETRY_S = 0.05
+_KILLED = -signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A bundle that is reserved."""
+
+    group: PlacementGroup
+    index: int
+
+
+class RayLauncher:
+    """Starts processes as actors of a Ray cluster.
+
+    Args:
+        address: The cluster's ``HOST:PORT``, or ``"auto"`` for the one this host belongs to. None: the one
+            ``RAY_ADDRESS`` names, else the one this host belongs to, else one is started on this host. Where
+            this process is connected to a cluster already, it is that one.
+        placement_timeout: Seconds to wait for room in the cluster, e.g. for an autoscaler's new node.
+    """
+
+    def __init__(self, address: str | None = None, *, placement_timeout: float = 120.0) -> None:
+        if address is not None and address.startswith("ray://"):
+            raise ValueError(
+                f"{address} is an address of Ray Client, through which the processes of a pipeline cannot be "
+                "reached; start the server on a node of the cluster, with the address 'auto'"
+            )
+        self.address = address
+        self.placement_timeout = placement_timeout
+        self.name = ""
+        self._connected = False
+        self._groups: list[PlacementGroup] = []
+        self._places: dict[str, _Place] = {}
+        self._actors: dict[str, Any] = {}
+        self._last_tokens: dict[str, str] = {}
+        self._lives: set[asyncio.Task[None]] = set()
+
+    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Connect to the cluster and reserve what the processes ask for.
+
+        Those of replicas that may be added later reserve theirs when they are, except where they name a
+        ``node``: what is to be together there is reserved together.
+
+        Raises:
+            RuntimeError: The cluster had no room in time; the text says for what.
+            ConnectionError: There is no cluster at the address.
+        """
+        self.name = f"sglang_omni:{specs[0].config.name}-{secrets.token_hex(3)}"
+        self._connect()
+        bundles: dict[str, Bundle] = {}
+        for spec in specs:
+            stage = spec.stages[0].stage
+            if spec.node is not None or stage is None or (spec.replica or 0) < stage.min_replicas:
+                bundle = bundles.setdefault(_place_of(spec), Bundle(spec.node))
+                bundle.processes[spec.process_name] = demand_of(spec)
+        await self._reserve(bundles)
+
+    async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
+        """Ray finds a node by itself, and ``launch`` waits for the actor's process there."""
+
+    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+        """See ``Launcher``. Waits for nothing: where Ray has no process for it, it is not ready."""
+        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        processes: list[LaunchedProcess] = []
+        for spec in ranks:
+            process = RayProcess(spec.process_name)
+            process.life = asyncio.create_task(self._live(process, spec, ranks, port), name=spec.process_name)
+            self._lives.add(process.life)
+            process.life.add_done_callback(self._lives.discard)
+            processes.append(process)
+        return processes
+
+    async def close(self) -> None:
+        """End every actor, and give back what was reserved and the connection. Idempotent."""
+        for life in self._lives:
+            life.cancel()
+        if self._lives:
+            await asyncio.wait(self._lives)
+        handles = list(self._actors.values())
+        self._actors.clear()
+        for handle in handles:
+            ray.kill(handle, no_restart=True)
+        await asyncio.gather(*map(_gone, handles))
+        for group in self._groups:
+            remove_placement_group(group)
+        self._groups.clear()
+        self._places.clear()
+        if self._connected:
+            self._connected = False
+            ray.shutdown()
+
+    def _connect(self) -> None:
+        if ray.is_initialized():
+            return
+        # A cluster that is started here is not to report its use to Ray's makers, unless it is told to.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        with _signal_handlers_kept():
+            ray.init(address=self.address, logging_level=logging.WARNING)
+        self._connected = True
+
+    async def _reserve(self, bundles: Mapping[str, Bundle]) -> None:
+        """Reserve all of these, or none. Raises RuntimeError where there is no room in time."""
+        resources = [bundle.resources() for bundle in bundles.values()]
+        group = placement_group(resources, strategy="PACK", name=self.name)
+        self._groups.append(group)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.placement_timeout
+        while (left := deadline - loop.time()) > 0:
+            if await asyncio.to_thread(group.wait, min(left, _PROGRESS_S)):
+                self._places |= {key: _Place(group, index) for index, key in enumerate(bundles)}
+                return
+            logger.info("Waiting for room in the Ray cluster: %s", describe_shortage(bundles.values()))
+        shortage = describe_shortage(bundles.values())
+        self._groups.remove(group)
+        remove_placement_group(group)
+        raise RuntimeError(
+            f"no room in the Ray cluster after {self.placement_timeout:g} s: {shortage}. Add nodes, or ask "
+            "for less with runtime.resources of the stages"
+        )
+
+    async def _live(
+        self, process: RayProcess, spec: WorkerSpec, ranks: Sequence[WorkerSpec], port: asyncio.Future[int]
+    ) -> None:
+        """From a process's launch to its end. Rank 0 sets ``port`` for all ranks of its stage."""
+        try:
+            if (place := self._places.get(_place_of(spec))) is None:
+                demands = {rank.process_name: demand_of(rank) for rank in ranks}
+                await self._reserve({_place_of(spec): Bundle(None, demands)})
+                place = self._places[_place_of(spec)]
+            handle = self._actor(spec, place)
+            arrival = await self._next_process(handle, spec.process_name)
+            process.begins(handle, arrival)
+            if spec is ranks[0]:
+                port.set_result(arrival.free_port)
+            async for report in handle.run.remote(_settled(spec, arrival, await port)):
+                process.take(await report)
+            if process.failure is None:
+                await self._end(spec)
+                process.ends(0)
+            else:
+                ray.kill(handle, no_restart=False)
+                process.ends(1)
+        except asyncio.CancelledError:  # by kill() or close(), which wait for no more than this
+            process.lost = "was given up"
+            process.ends(_KILLED)
+        except RayActorError as exc:
+            process.lost_by_ray(exc)
+            process.ends(_KILLED)
+        except Exception:  # noqa: BLE001  no room, or Ray could not do it: whoever waits for the process is told
+            process.failure = traceback.format_exc()
+            process.ends(1)
+
+    def _actor(self, spec: WorkerSpec, place: _Place) -> Any:
+        """The process's actor; made where there is none."""
+        if (handle := self._actors.get(spec.process_name)) is None:
+            demand = demand_of(spec)
+            handle = self._actors[spec.process_name] = (
+                ray.remote(StageActor)
+                .options(
+                    name=f"{self.name}:{spec.process_name}",
+                    max_restarts=-1,
+                    num_cpus=demand.num_cpus,
+                    num_gpus=demand.num_gpus,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, place.index),
+                    runtime_env={"env_vars": _environment(spec)},
+                )
+                .remote(spec.process_name)
+            )
+        return handle
+
+    async def _next_process(self, handle: Any, name: str) -> Arrival:
+        """The process that Ray has started for the actor, and that has not run anything."""
+        while True:
+            answer = asyncio.ensure_future(_awaited(handle.enter.remote(sys.path)))
+            while not (await asyncio.wait([answer], timeout=_PROGRESS_S))[0]:
+                logger.info("Process %r waits for Ray to start its actor", name)
+            arrival = answer.result()
+            if arrival.token != self._last_tokens.get(name):
+                self._last_tokens[name] = arrival.token
+                return arrival
+            await asyncio.sleep(_RETRY_S)  # it has been told to end, and has not yet
+
+    async def _end(self, spec: WorkerSpec) -> None:
+        """End an actor for good, whose stages have left."""
+        handle = self._actors.pop(spec.process_name)
+        ray.kill(handle, no_restart=True)
+        await _gone(handle)
+
+
+class RayProcess:
+    """An actor's process. See ``LaunchedProcess``.
+
+    Attributes:
+        life: Ends with the process.
+        failure: The traceback with which it ended, or None.
+        lost: How Ray lost it, where it did.
+    """
+
+    life: asyncio.Task[None]
+
+    def __init__(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.name = name
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.exited: asyncio.Future[int] = loop.create_future()
+        self.failure: str | None = None
+        self.lost = ""
+        self._handle: Any = None
+        self._arrival: Arrival | None = None
+        self._endpoints: dict[str, str] = {}
+        self._node_lost = False
+
+    @property
+    def pid(self) -> int:
+        return self._arrival.pid if self._arrival is not None else 0
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        return self._endpoints
+
+    @property
+    def host_lost(self) -> bool:
+        return self._node_lost
+
+    def kill(self) -> None:
+        """End it now. Ray starts another for the actor."""
+        if self.exited.done():
+            return
+        if self._handle is None:
+            self.life.cancel()
+        else:
+            ray.kill(self._handle, no_restart=False)
+
+    def describe_exit(self) -> str:
+        status = self.exited.result()
+        if status < 0:
+            return self.lost
+        cause = f": {self.failure.strip().splitlines()[-1]}" if self.failure else ""
+        return f"exited with status {status}{cause}"
+
+    def begins(self, handle: Any, arrival: Arrival) -> None:
+        """Ray has started a process for it."""
+        self._handle = handle
+        self._arrival = arrival
+        logger.info("Process %r is %d on Ray node %s", self.name, arrival.pid, arrival.address)
+
+    def take(self, report: dict[str, Any]) -> None:
+        """Handle a report of ``run_stages``, or the failure with which it ended."""
+        self.failure = report.get("failure", self.failure)
+        self._endpoints = report.get("endpoints", self._endpoints)
+        if report.get("ready") and not self.ready.done():
+            self.ready.set_result(None)
+
+    def lost_by_ray(self, cause: RayActorError) -> None:
+        """Its process is gone, or cannot be reached."""
+        if self._arrival is None:
+            self.lost = f"was lost by Ray before it began: {cause}"
+            return
+        arrival = self._arrival
+        self._node_lost = not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == arrival.node_id)
+        what = "its node is gone" if self._node_lost else "its process was killed or crashed"
+        self.lost = f"was lost by Ray: {what} (pid {arrival.pid} on {arrival.address}): {_plain(cause)}"
+
+    def ends(self, status: int) -> None:
+        """It has ended."""
+        self.exited.set_result(status)
+        if not self.ready.done():
+            traceback = f"\n{self.failure.rstrip()}" if self.failure else ""
+            self.ready.set_exception(
+                WorkerFailure(f"Process {self.name!r} {self.describe_exit()} before it was ready{traceback}")
+            )
+            self.ready.exception()  # counts as retrieved: the exit is acted on even where nobody awaits this
+
+
+def _place_of(spec: WorkerSpec) -> str:
+    """Processes with the same one are on one node: those that name it, or the ranks of a stage."""
+    return f"node {spec.node}" if spec.node is not None else f"process {spec.stages[0].instance}"
+
+
+def _environment(spec: WorkerSpec) -> dict[str, str]:
+    """What is set in the actor's process: of the pipeline's defaults, those that this process has otherwise
+    are passed on as they are here."""
+    environment = {name: os.environ.get(name, value) for name, value in spec.config.env_defaults.items()}
+    if spec.stages[0].tp_size > 1:
+        environment["SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS"] = "true"
+    return environment
+
+
+def _settled(spec: WorkerSpec, arrival: Arrival, port: int) -> WorkerSpec:
+    """The spec where Ray has put its process: its relays' address, and the one GPU that Ray lets it see."""
+
+    def settle(launch: StageLaunchConfig) -> StageLaunchConfig:
+        relays = {
+            backend: {"host": arrival.address, **options} for backend, options in launch.relay_configs.items()
+        }
+        if launch.gpu_id is None:
+            return replace(launch, relay_configs=relays, nccl_port=port)
+        for options in relays.values():
+            if str(options["device"]).startswith("cuda"):
+                options["device"] = "cuda:0"
+        # Another process's share of a GPU may be of another one.
+        nowhere: frozenset[str] = frozenset()
+        return replace(launch, relay_configs=relays, nccl_port=port, gpu_id=0, same_gpu_targets=nowhere)
+
+    return replace(spec, stages=tuple(map(settle, spec.stages)))
+
+
+async def _gone(handle: Any) -> None:
+    """Return once an actor that was killed for good is dead."""
+    while True:
+        try:
+            await handle.enter.options(max_task_retries=0).remote([])
+        except ActorDiedError:
+            return
+        except RayActorError:
+            pass  # on its way
+        await asyncio.sleep(_RETRY_S)
+
+
+async def _awaited(ref: Any) -> Any:
+    return await ref
+
+
+def _plain(cause: RayActorError) -> str:
+    """Ray's words in one line, without its advice."""
+    return " ".join(str(cause).split()).removesuffix(
+        " The task may or may not have been executed on the actor."
+    )
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Ray ends the process on SIGTERM, where a server's own handler would let requests finish."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)

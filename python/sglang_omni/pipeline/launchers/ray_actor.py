@@ -1,0 +1,107 @@
+"""What runs in a Ray actor: one process of a pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import socket
+import sys
+import traceback
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+
+import ray
+from ray.util.metrics import Gauge
+
+from sglang_omni.pipeline import worker_process
+from sglang_omni.pipeline.stage.runtime import Stage
+from sglang_omni.pipeline.stage.stats import DESCRIPTIONS
+from sglang_omni.pipeline.stage_workers import (
+    LONGEST_TRACEBACK,
+    WorkerSpec,
+    configure_logging,
+    run_stages,
+)
+
+# Ray's own default interval of export is 10 s; what is newer than that is not seen by anybody.
+_METRICS_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A process that Ray has started for an actor, and where.
+
+    Attributes:
+        token: Another one for each process; a process id may come back.
+        address: Its node's, as Ray's other nodes reach it.
+        free_port: A port that is free on its node now.
+    """
+
+    token: str
+    pid: int
+    node_id: str
+    address: str
+    free_port: int
+
+
+class StageActor:
+    """Runs the stages of one process, once. Ray starts another process for the next time.
+
+    Its methods run in the process's main thread, one after the other, as in a worker process of this host.
+    """
+
+    def __init__(self, process_name: str) -> None:
+        self._name = process_name
+        self._token = uuid.uuid4().hex
+        worker_process.inside_worker = True
+
+    def __repr__(self) -> str:
+        return self._name  # what Ray puts before each of its lines at the driver
+
+    @ray.method(max_task_retries=-1)  # answered by the process that Ray is about to start
+    def enter(self, python_path: Sequence[str]) -> Arrival:
+        """Get ready to run: modules of the driver can be imported then, where this node has them."""
+        sys.path += [folder for folder in python_path if folder not in sys.path and os.path.isdir(folder)]
+        address = ray.util.get_node_ip_address()
+        with socket.create_server((address, 0)) as server:
+            port = server.getsockname()[1]
+        node_id = ray.get_runtime_context().get_node_id()
+        return Arrival(self._token, os.getpid(), node_id, address, port)
+
+    @ray.method(max_task_retries=0)  # a second process would not know what the first one's requests were
+    def run(self, spec: WorkerSpec) -> Iterator[dict[str, object]]:
+        """Run the stages until they have been told to leave. Yields reports as a worker process writes."""
+        multiprocessing.current_process().name = spec.process_name
+        configure_logging(spec)
+        try:
+            with asyncio.Runner() as runner:
+                reports = run_stages(spec, beside=_export_metrics)
+                while (report := runner.run(_next(reports))) is not None:
+                    yield report
+        except BaseException:  # noqa: BLE001  whatever it is, sys.exit() included, the driver is told
+            text = traceback.format_exc()
+            logging.getLogger(__name__).error("The process ends with an error\n%s", text)
+            yield {"failure": text[-LONGEST_TRACEBACK:]}
+
+
+async def _next(reports: AsyncIterator[dict[str, object]]) -> dict[str, object] | None:
+    return await anext(reports, None)
+
+
+async def _export_metrics(process: str, stages: Sequence[Stage]) -> None:
+    """Have Ray export the stages' numbers on this node's metrics port, under the names of ``/metrics``."""
+    gauges: dict[str, Gauge] = {}
+    while True:
+        for stage in stages:
+            for name, value in stage.stats().items():
+                if name not in gauges:
+                    gauges[name] = Gauge(
+                        f"sglang_omni_stage_{name}",
+                        description=DESCRIPTIONS.get(name, "Reported by the stage."),
+                        tag_keys=("stage", "process"),
+                    )
+                gauges[name].set(value, {"stage": stage.name, "process": process})
+        await asyncio.sleep(_METRICS_INTERVAL_S)

@@ -1,0 +1,118 @@
+"""Stages for the tests of Ray, which tell where they run. The same in processes of this host."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+
+from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.messages import OutgoingMessage
+
+logger = logging.getLogger(__name__)
+
+CHUNKS = 5
+
+
+def here() -> dict[str, Any]:
+    """The process this is, and under Ray its node and its actor."""
+    place: dict[str, Any] = {"pid": os.getpid()}
+    if "ray" in sys.modules:
+        context = sys.modules["ray"].get_runtime_context()
+        place |= {"node": context.get_node_id(), "actor": context.get_actor_id()}
+    return place
+
+
+def visit(name: str, folder: str = "") -> Callable[[StagePayload], dict[str, Any]]:
+    """Says where ``name`` runs, and doubles the numbers that came, if any.
+
+    A request ``{"hold": name}`` makes the stage create ``folder/name.held`` and wait for ``folder/name.go``.
+    """
+
+    def run(payload: StagePayload) -> dict[str, Any]:
+        inputs = payload.request.inputs
+        if inputs.get("hold") == name:
+            Path(folder, f"{name}.held").touch()
+            while not Path(folder, f"{name}.go").exists():
+                time.sleep(0.01)
+        if "log" in inputs:
+            logger.warning("stage %s says %s", name, inputs["log"])
+        data = {"seen": {**payload.data.get("seen", {}), name: here()}}
+        if "numbers" in payload.data:
+            data["numbers"] = payload.data["numbers"] * 2
+        return data
+
+    return run
+
+
+class Speaker:
+    """A scheduler that gives a request's numbers, and streams as many bytes of them in chunks."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.inbox: Queue = Queue()
+        self.outbox: Queue = Queue()
+
+    def start(self) -> None:
+        while (message := self.inbox.get()) is not None:
+            payload = message.data
+            numbers = np.random.default_rng(7).random(payload.request.inputs["count"])
+            for chunk in np.array_split(numbers, CHUNKS):
+                self.outbox.put(OutgoingMessage(message.request_id, "stream", chunk))
+            payload.data = {"seen": {self.name: here()}, "numbers": numbers}
+            self.outbox.put(OutgoingMessage(message.request_id, "result", payload))
+
+    def stop(self) -> None:
+        self.inbox.put(None)
+
+    def abort(self, request_id: str) -> None:
+        pass
+
+
+class Listener(Speaker):
+    """A scheduler that hashes the numbers that came in a payload and in a stream, when both are there."""
+
+    def start(self) -> None:
+        chunks: dict[str, list[np.ndarray]] = {}
+        payloads: dict[str, StagePayload] = {}
+        ended: set[str] = set()
+        while (message := self.inbox.get()) is not None:
+            request_id = message.request_id
+            if message.type == "stream_chunk":
+                chunks.setdefault(request_id, []).append(np.asarray(message.data.data))
+            elif message.type == "stream_done":
+                ended.add(request_id)
+            else:
+                payloads[request_id] = message.data
+            if request_id in ended and request_id in payloads:
+                payload, streamed = payloads.pop(request_id), chunks.pop(request_id)
+                payload.data = {
+                    "seen": {**payload.data["seen"], self.name: here()},
+                    "payload": digest(payload.data["numbers"]),
+                    "stream": [digest(chunk) for chunk in streamed],
+                }
+                self.outbox.put(OutgoingMessage(request_id, "result", payload))
+
+
+def digest(numbers: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(numbers).tobytes()).hexdigest()
+
+
+def speaker(name: str) -> Speaker:
+    return Speaker(name)
+
+
+def listener(name: str) -> Listener:
+    return Listener(name)
+
+
+def broken() -> None:
+    raise FileNotFoundError("no weights in /nowhere")

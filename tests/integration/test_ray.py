@@ -1,0 +1,246 @@
+"""A pipeline's processes as actors of a Ray cluster of three nodes: placed, restarted, moved, and gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from processes import is_alive
+from ray.cluster_utils import Cluster
+from ray.util import list_named_actors, placement_group_table
+from waiting import until
+
+from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
+from sglang_omni.pipeline.launchers.ray import RayLauncher
+from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+
+PATIENCE = 60
+# Enough for what goes through no relay: Ray's own objects are of no use to a pipeline.
+STORE = 80 * 2**20
+
+
+@dataclass
+class Nodes:
+    """A cluster on this machine. Nodes ``left`` and ``right`` have a resource of that name, and ``either``."""
+
+    cluster: Cluster
+    nodes: dict[str, Any]
+    metrics_ports: list[int]
+
+    def name_of(self, node_id: str) -> str:
+        return next(name for name, node in self.nodes.items() if node.node_id == node_id)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        environment.setenv("RAY_metrics_report_interval_ms", "500")
+        environment.setenv("RAY_DEDUP_LOGS", "0")
+        ports = [free_port() for _ in range(3)]
+        common = {"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False}
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={**common, "resources": {"head": 1}, "metrics_export_port": ports[0]},
+        )
+        try:
+            started = {"head": cluster.head_node}
+            for name, port in zip(("left", "right"), ports[1:], strict=True):
+                started[name] = cluster.add_node(
+                    **common, resources={name: 1, "either": 1}, metrics_export_port=port
+                )
+            ray.init(address=cluster.address, logging_level="warning")
+            yield Nodes(cluster, started, ports)
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+    left_behind = set(psutil.Process().children(recursive=True)) - before
+    _, alive = psutil.wait_procs(left_behind, timeout=30)
+    assert not [process for process in alive if is_alive(process)]
+
+
+@pytest.fixture(autouse=True)
+async def nothing_is_left(nodes: Nodes) -> AsyncIterator[None]:
+    """Every test leaves the cluster without actors and placement groups."""
+    yield
+    await until(lambda: not list_named_actors(all_namespaces=True))
+    await until(lambda: all(group["state"] == "REMOVED" for group in placement_group_table().values()))
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def stage(name: str, factory: str = "visit", **fields: Any) -> StageConfig:
+    fields = {"process": name, "factory_args": {"name": name}, **fields}
+    return StageConfig(name=name, factory=f"ray_factories.{factory}", **fields)
+
+
+def pipeline(folder: Path, *stages: StageConfig) -> PipelineConfig:
+    return PipelineConfig(
+        model_path="m", stages=list(stages), endpoints=EndpointsConfig(base_path=str(folder / "run"))
+    )
+
+
+def pair(folder: Path, **fields: Any) -> PipelineConfig:
+    """Two stages, each in a process of its own."""
+    arguments = {name: {"name": name, "folder": str(folder)} for name in "ab"}
+    return pipeline(
+        folder,
+        stage("a", factory_args=arguments["a"], next="b", **fields),
+        stage("b", factory_args=arguments["b"], terminal=True, **fields),
+    )
+
+
+def spoken(folder: Path, **node_of: str) -> PipelineConfig:
+    """Three stages with MBs of numbers in payloads, and a stream past the second."""
+    return pipeline(
+        folder,
+        stage("speak", "speaker", next="double", stream_to=["listen"], node=node_of.get("speak")),
+        stage("double", next="listen", node=node_of.get("double")),
+        stage(
+            "listen",
+            "listener",
+            terminal=True,
+            can_accept_stream_before_payload=True,
+            node=node_of.get("listen"),
+        ),
+    )
+
+
+@asynccontextmanager
+async def running(config: PipelineConfig, **options: Any) -> AsyncIterator[MultiProcessPipelineRunner]:
+    runner = MultiProcessPipelineRunner(config, **options)
+    await runner.start(timeout=PATIENCE)
+    try:
+        yield runner
+    finally:
+        await runner.stop()
+
+
+@asynccontextmanager
+async def on_ray(config: PipelineConfig) -> AsyncIterator[MultiProcessPipelineRunner]:
+    """Runs it on the cluster, and sees to it that its processes are gone afterwards."""
+    pids: list[int] = []
+    async with running(config, launcher=RayLauncher()) as runner:
+        yield runner
+        pids += runner.process_ids.values()
+    await until(lambda: not any(psutil.pid_exists(pid) and is_alive(psutil.Process(pid)) for pid in pids))
+
+
+async def ask(runner: MultiProcessPipelineRunner, request_id: str, **inputs: Any) -> dict[str, Any]:
+    async with asyncio.timeout(PATIENCE):
+        return await runner.coordinator.submit(request_id, inputs)
+
+
+async def held(runner: MultiProcessPipelineRunner, folder: Path, name: str) -> asyncio.Task[Any]:
+    """A request that the stage ``name`` works on now."""
+    request = asyncio.create_task(ask(runner, f"held by {name}", hold=name))
+    await until(lambda: Path(folder, f"{name}.held").exists())
+    return request
+
+
+async def test_stages_on_three_nodes_answer_as_on_this_host(nodes: Nodes, tmp_path: Path) -> None:
+    where = {"speak": "head", "double": "left", "listen": "right"}
+    async with on_ray(spoken(tmp_path, **where)) as runner:
+        answer = await ask(runner, "r", count=400_000)
+        actors = {actor["name"].rpartition(":")[2] for actor in list_named_actors(all_namespaces=True)}
+    assert {name: nodes.name_of(seen["node"]) for name, seen in answer["seen"].items()} == where
+    assert actors == set(where)
+    async with running(spoken(tmp_path)) as runner:
+        expected = await ask(runner, "r", count=400_000)
+    for part in ("payload", "stream"):
+        assert answer[part] == expected[part]
+
+
+async def test_a_killed_actors_requests_fail_and_ray_starts_it_again(nodes: Nodes, tmp_path: Path) -> None:
+    async with on_ray(pair(tmp_path)) as runner:
+        before = (await ask(runner, "before"))["seen"]
+        request = await held(runner, tmp_path, "b")
+        os.kill(before["b"]["pid"], signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=rf"stage 'b'.*lost by Ray.*pid {before['b']['pid']}"):
+            await request
+        after = (await ask(runner, "after"))["seen"]
+    assert after["b"]["actor"] == before["b"]["actor"]
+    assert after["b"]["pid"] != before["b"]["pid"]
+    assert after["a"] == before["a"]
+
+
+async def test_no_room_says_who_asked_for_what(nodes: Nodes, tmp_path: Path) -> None:
+    config = pair(tmp_path)
+    config.stages[1].runtime.resources.num_cpus = 64
+    config.stages[1].node = "nowhere"
+    launcher = RayLauncher(placement_timeout=1.0)
+    with pytest.raises(RuntimeError) as caught:
+        await MultiProcessPipelineRunner(config, launcher=launcher).start()
+    text = str(caught.value)
+    assert "process 'b' (CPU 64 on a node with the resource 'nowhere') fit on no node" in text
+    assert "CPU 2, either 1, left 1" in text
+    assert "'a'" not in text
+
+
+async def test_what_a_factory_raises_reaches_the_caller(nodes: Nodes, tmp_path: Path) -> None:
+    broken = pipeline(tmp_path, stage("a", "broken", factory_args={}, terminal=True))
+    with pytest.raises(
+        RuntimeError, match="Process 'a' exited with status 1: .*no weights in /nowhere"
+    ) as caught:
+        await MultiProcessPipelineRunner(broken, launcher=RayLauncher()).start(timeout=PATIENCE)
+    assert 'ray_factories.py", line' in str(caught.value)
+
+
+async def test_logs_and_metrics_are_where_ray_has_them(nodes: Nodes, tmp_path: Path) -> None:
+    async with on_ray(pair(tmp_path)) as runner:
+        seen = (await ask(runner, "r", log="a line to be found"))["seen"]
+        logs = Path(nodes.cluster.head_node.get_logs_dir_path())
+        for name in "ab":
+            (log,) = logs.glob(f"worker-*-{seen[name]['pid']}.err")
+            assert f"WARNING [{name}] ray_factories: stage {name} says a line to be found" in log.read_text()
+        wanted = [f'process="{name}",stage="{name}"' for name in "ab"]
+
+        def exported() -> bool:
+            lines = [line for port in nodes.metrics_ports for line in metrics(port)]
+            return all(
+                any(line.startswith("ray_sglang_omni_stage_relay_") and tags in line for line in lines)
+                for tags in wanted
+            )
+
+        await until(exported)
+
+
+def metrics(port: int) -> list[str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return answer.read().decode().splitlines()
+    except OSError:
+        return []  # its agent is on its way up
+
+
+async def test_processes_of_one_node_are_together_and_move_together(nodes: Nodes, tmp_path: Path) -> None:
+    """The last test: it takes a node from the cluster."""
+    async with on_ray(pair(tmp_path, node="either")) as runner:
+        before = (await ask(runner, "before"))["seen"]
+        assert before["a"]["node"] == before["b"]["node"]
+        request = await held(runner, tmp_path, "b")
+        name = nodes.name_of(before["a"]["node"])
+        nodes.cluster.remove_node(nodes.nodes[name], allow_graceful=False)
+        with pytest.raises(RuntimeError, match="stage '[ab]'.*lost by Ray"):
+            await request
+        after = (await ask(runner, "after"))["seen"]
+    assert {nodes.name_of(seen["node"]) for seen in after.values()} == {"left", "right"} - {name}
+    assert {name: seen["actor"] for name, seen in after.items()} == {
+        name: seen["actor"] for name, seen in before.items()
+    }
