@@ -31,11 +31,11 @@ STORE = 80 * 2**20
 
 @dataclass
 class Nodes:
-    """A cluster on this machine. Nodes ``left`` and ``right`` have a resource of that name, and ``either``."""
+    """A cluster on this machine. ``left`` and ``right`` have a resource of that name each, and ``either``."""
 
     cluster: Cluster
     nodes: dict[str, Any]
-    metrics_ports: list[int]
+    metrics_ports: dict[str, int]
 
     def name_of(self, node_id: str) -> str:
         return next(name for name, node in self.nodes.items() if node.node_id == node_id)
@@ -47,18 +47,28 @@ def nodes() -> Iterator[Nodes]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
         environment.setenv("RAY_metrics_report_interval_ms", "500")
-        environment.setenv("RAY_DEDUP_LOGS", "0")
-        ports = [free_port() for _ in range(3)]
+        ports = {name: free_port() for name in ("head", "left", "right")}
         common = {"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False}
         cluster = Cluster(
             initialize_head=True,
-            head_node_args={**common, "resources": {"head": 1}, "metrics_export_port": ports[0]},
+            head_node_args={
+                **common,
+                "resources": {"head": 1},
+                "metrics_export_port": ports["head"],
+                # A node that is gone is noticed within seconds.
+                "_system_config": {
+                    "health_check_initial_delay_ms": 1000,
+                    "health_check_period_ms": 1000,
+                    "health_check_timeout_ms": 3000,
+                    "health_check_failure_threshold": 3,
+                },
+            },
         )
         try:
             started = {"head": cluster.head_node}
-            for name, port in zip(("left", "right"), ports[1:], strict=True):
+            for name in ("left", "right"):
                 started[name] = cluster.add_node(
-                    **common, resources={name: 1, "either": 1}, metrics_export_port=port
+                    **common, resources={name: 1, "either": 1}, metrics_export_port=ports[name]
                 )
             ray.init(address=cluster.address, logging_level="warning")
             yield Nodes(cluster, started, ports)
@@ -196,29 +206,29 @@ async def test_no_room_says_who_asked_for_what(nodes: Nodes, tmp_path: Path) -> 
 async def test_what_a_factory_raises_reaches_the_caller(nodes: Nodes, tmp_path: Path) -> None:
     broken = pipeline(tmp_path, stage("a", "broken", factory_args={}, terminal=True))
     with pytest.raises(
-        RuntimeError, match="Process 'a' exited with status 1: .*no weights in /nowhere"
+        RuntimeError, match=r"Process 'a' exited with status 1: .*no weights in /nowhere"
     ) as caught:
         await MultiProcessPipelineRunner(broken, launcher=RayLauncher()).start(timeout=PATIENCE)
     assert 'ray_factories.py", line' in str(caught.value)
 
 
 async def test_logs_and_metrics_are_where_ray_has_them(nodes: Nodes, tmp_path: Path) -> None:
-    async with on_ray(pair(tmp_path)) as runner:
-        seen = (await ask(runner, "r", log="a line to be found"))["seen"]
+    where = {"speak": "left", "double": "left", "listen": "right"}
+    async with on_ray(spoken(tmp_path, **where)) as runner:
+        seen = (await ask(runner, "r", count=200_000, log="a line to be found"))["seen"]
         logs = Path(nodes.cluster.head_node.get_logs_dir_path())
-        for name in "ab":
-            (log,) = logs.glob(f"worker-*-{seen[name]['pid']}.err")
-            assert f"WARNING [{name}] ray_factories: stage {name} says a line to be found" in log.read_text()
-        wanted = [f'process="{name}",stage="{name}"' for name in "ab"]
+        (log,) = logs.glob(f"worker-*-{seen['double']['pid']}.err")
+        assert "WARNING [double] ray_factories: stage double says a line to be found" in log.read_text()
 
-        def exported() -> bool:
-            lines = [line for port in nodes.metrics_ports for line in metrics(port)]
-            return all(
-                any(line.startswith("ray_sglang_omni_stage_relay_") and tags in line for line in lines)
-                for tags in wanted
+        def exported(stage: str) -> bool:
+            tags = f'process="{stage}",stage="{stage}"'
+            return any(
+                line.startswith("ray_sglang_omni_stage_relay_held_bytes{") and tags in line
+                for line in metrics(nodes.metrics_ports[where[stage]])
             )
 
-        await until(exported)
+        for stage in ("speak", "double"):
+            await until(lambda stage=stage: exported(stage))
 
 
 def metrics(port: int) -> list[str]:
@@ -237,7 +247,7 @@ async def test_processes_of_one_node_are_together_and_move_together(nodes: Nodes
         request = await held(runner, tmp_path, "b")
         name = nodes.name_of(before["a"]["node"])
         nodes.cluster.remove_node(nodes.nodes[name], allow_graceful=False)
-        with pytest.raises(RuntimeError, match="stage '[ab]'.*lost by Ray"):
+        with pytest.raises(RuntimeError, match=r"stage '[ab]'.*lost by Ray"):
             await request
         after = (await ask(runner, "after"))["seen"]
     assert {nodes.name_of(seen["node"]) for seen in after.values()} == {"left", "right"} - {name}

@@ -103,14 +103,15 @@ class MultiProcessPipelineRunner:
             raise RuntimeError("the pipeline is running already")
         refuse_inside_worker()
         validate_config(self.config)
-        prep = self._prep = prepare_pipeline_runtime(self.config, host_address=self.launcher.host_address)
         try:
+            config = self.launcher.place(self.config)
+            prep = self._prep = prepare_pipeline_runtime(config, host_address=self.launcher.host_address)
             self._coordinator = build_coordinator(
-                self.config, prep.endpoints, keys=prep.keys, host_address=prep.host_address
+                config, prep.endpoints, keys=prep.keys, host_address=prep.host_address
             )
             await self._coordinator.start()
             reached_at = self._coordinator.control_plane.tcp_endpoints
-            specs = plan_workers(self.config, prep, coordinator_tcp=reached_at)
+            specs = plan_workers(config, prep, coordinator_tcp=reached_at)
             await self.launcher.start(specs)
             self._failed = asyncio.get_running_loop().create_future()
             self._start_timeout = timeout

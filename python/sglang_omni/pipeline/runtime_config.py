@@ -46,11 +46,17 @@ class IpcRuntimeDir:
     by the next run under the same ``base_path``.
     """
 
-    def __init__(self, path: Path, *, lock_fd: int | None = None, remove_parent: bool = False) -> None:
-        """Take over ``path``, with the descriptor of its locked file where there is one."""
+    def __init__(
+        self, path: Path, *, lock_fd: int | None = None, remove_parent: bool = False, shared: bool = False
+    ) -> None:
+        """Take over ``path``, with the descriptor of its locked file where there is one.
+
+        A folder that is ``shared`` is removed by the last process that has such a descriptor.
+        """
         self.path = path
         self._lock_fd = lock_fd
         self._remove_parent = remove_parent
+        self._shared = shared
         self._closed = False
 
     def close(self) -> None:
@@ -58,6 +64,12 @@ class IpcRuntimeDir:
         if self._closed:
             return
         self._closed = True
+        if self._shared and self._lock_fd is not None:
+            try:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._lock_fd)
+                return
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock_fd is not None:
             os.close(self._lock_fd)
@@ -108,6 +120,41 @@ def create_ipc_runtime_dir(config: PipelineConfig) -> IpcRuntimeDir:
         runtime_dir.close()
         raise
     return runtime_dir
+
+
+def join_ipc_runtime_dir(config: PipelineConfig, name: str) -> IpcRuntimeDir:
+    """The folder of a run's processes on this host that have no parent here to create it; the first one does.
+
+    Args:
+        config: The pipeline. Where it does not say where sockets are to be, it is where this host has them.
+        name: The run's.
+
+    Raises:
+        PermissionError: The default base folder belongs to another user.
+    """
+    ours = "base_path" not in config.endpoints.model_fields_set
+    base = Path((EndpointsConfig() if ours else config.endpoints).base_path)
+    path = base / name
+    while True:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if ours:
+            _require_private(base)
+        try:
+            fd = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except FileNotFoundError:
+            continue  # the last process before this one has just removed it
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if _is_file(fd, path / _LOCK):
+            return IpcRuntimeDir(path, lock_fd=fd, remove_parent=ours, shared=True)
+        os.close(fd)
+
+
+def _is_file(fd: int, path: Path) -> bool:
+    """Whether what is open is still what has this path."""
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock(path: Path) -> int:

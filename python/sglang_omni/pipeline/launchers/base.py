@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
+from sglang_omni.config import PipelineConfig
 from sglang_omni.pipeline.stage_workers import WorkerSpec
 
 
@@ -53,6 +54,14 @@ class Launcher(Protocol):
 
     @property
     def host_address(self) -> str | None: ...
+
+    def place(self, config: PipelineConfig) -> PipelineConfig:
+        """The config with a ``node`` for every stage that is not to run on this host. It is called first.
+
+        Raises:
+            OSError: Whoever decides about that cannot be reached.
+        """
+        ...
 
     async def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Get ready to start these: wait for their hosts, reserve what they need.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from sglang_omni.config import PipelineConfig
 from sglang_omni.pipeline.launchers.base import LaunchedProcess
 from sglang_omni.pipeline.stage_workers import WorkerSpec, with_port, worker_environment
 from sglang_omni.pipeline.worker_process import WorkerProcess
@@ -14,6 +15,10 @@ class LocalLauncher:
     """Starts processes as children of this one."""
 
     host_address = None
+
+    def place(self, config: PipelineConfig) -> PipelineConfig:
+        """All stages run here that do not say otherwise."""
+        return config
 
     async def start(self, specs: Sequence[WorkerSpec]) -> None:
         """There is nothing to get ready.

@@ -24,22 +24,29 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import ActorDiedError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from sglang_omni.config import PipelineConfig
 from sglang_omni.pipeline.launchers.base import LaunchedProcess
 from sglang_omni.pipeline.launchers.ray_actor import Arrival, StageActor
-from sglang_omni.pipeline.launchers.ray_room import Bundle, demand_of, describe_shortage
-from sglang_omni.pipeline.stage_builder import StageLaunchConfig
+from sglang_omni.pipeline.launchers.ray_room import (
+    Bundle,
+    demand_of,
+    describe_shortage,
+    is_anywhere,
+    spread_out,
+)
 from sglang_omni.pipeline.stage_workers import WorkerSpec
 from sglang_omni.pipeline.worker_process import WorkerFailure
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 # How often the log says what is waited for.
 _PROGRESS_S = 10.0
@@ -73,6 +80,7 @@ class RayLauncher:
                 "reached; start the server on a node of the cluster, with the address 'auto'"
             )
         self.address = address
+        self.host_address: str | None = None
         self.placement_timeout = placement_timeout
         self.name = ""
         self._connected = False
@@ -80,49 +88,57 @@ class RayLauncher:
         self._places: dict[str, _Place] = {}
         self._actors: dict[str, Any] = {}
         self._last_tokens: dict[str, str] = {}
-        self._lives: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def place(self, config: PipelineConfig) -> PipelineConfig:
+        """Connect to the cluster. A process that names no node has one of its own.
+
+        Raises:
+            ConnectionError: There is no cluster at the address.
+        """
+        self._connect()
+        self.host_address = ray.util.get_node_ip_address()
+        return spread_out(config)
 
     async def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """Connect to the cluster and reserve what the processes ask for.
+        """Reserve what the processes ask for.
 
         Those of replicas that may be added later reserve theirs when they are, except where they name a
         ``node``: what is to be together there is reserved together.
 
         Raises:
             RuntimeError: The cluster had no room in time; the text says for what.
-            ConnectionError: There is no cluster at the address.
         """
         self.name = f"sglang_omni:{specs[0].config.name}-{secrets.token_hex(3)}"
-        self._connect()
         bundles: dict[str, Bundle] = {}
         for spec in specs:
-            stage = spec.stages[0].stage
-            if spec.node is not None or stage is None or (spec.replica or 0) < stage.min_replicas:
-                bundle = bundles.setdefault(_place_of(spec), Bundle(spec.node))
-                bundle.processes[spec.process_name] = demand_of(spec)
-        await self._reserve(bundles)
+            bundle = bundles.setdefault(_node_of(spec), Bundle(_node_of(spec)))
+            bundle.processes[spec.process_name] = demand_of(spec)
+        later = {_node_of(spec) for spec in specs if not _starts_at_once(spec)}
+        await self._reserve(
+            {node: it for node, it in bundles.items() if not is_anywhere(node) or node not in later}
+        )
 
     async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
         """Ray finds a node by itself, and ``launch`` waits for the actor's process there."""
 
     def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
         """See ``Launcher``. Waits for nothing: where Ray has no process for it, it is not ready."""
+        room = self._track(asyncio.create_task(self._room(ranks)))
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         processes: list[LaunchedProcess] = []
         for spec in ranks:
             process = RayProcess(spec.process_name)
-            process.life = asyncio.create_task(self._live(process, spec, ranks, port), name=spec.process_name)
-            self._lives.add(process.life)
-            process.life.add_done_callback(self._lives.discard)
+            process.life = self._track(asyncio.create_task(self._live(process, spec, ranks, room, port)))
             processes.append(process)
         return processes
 
     async def close(self) -> None:
         """End every actor, and give back what was reserved and the connection. Idempotent."""
-        for life in self._lives:
-            life.cancel()
-        if self._lives:
-            await asyncio.wait(self._lives)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         handles = list(self._actors.values())
         self._actors.clear()
         for handle in handles:
@@ -165,30 +181,39 @@ class RayLauncher:
             "for less with runtime.resources of the stages"
         )
 
+    async def _room(self, ranks: Sequence[WorkerSpec]) -> _Place:
+        """The place of a process or of the ranks of a stage; reserved now where none is."""
+        node = _node_of(ranks[0])
+        if node not in self._places:
+            demands = {rank.process_name: demand_of(rank) for rank in ranks}
+            await self._reserve({node: Bundle(node, demands)})
+        return self._places[node]
+
     async def _live(
-        self, process: RayProcess, spec: WorkerSpec, ranks: Sequence[WorkerSpec], port: asyncio.Future[int]
+        self,
+        process: RayProcess,
+        spec: WorkerSpec,
+        ranks: Sequence[WorkerSpec],
+        room: asyncio.Task[_Place],
+        port: asyncio.Future[int],
     ) -> None:
-        """From a process's launch to its end. Rank 0 sets ``port`` for all ranks of its stage."""
+        """From a process's launch to its end. Rank 0 sets the ``port`` for all ranks of its stage."""
         try:
-            if (place := self._places.get(_place_of(spec))) is None:
-                demands = {rank.process_name: demand_of(rank) for rank in ranks}
-                await self._reserve({_place_of(spec): Bundle(None, demands)})
-                place = self._places[_place_of(spec)]
-            handle = self._actor(spec, place)
+            handle = self._actor(spec, await asyncio.shield(room))
             arrival = await self._next_process(handle, spec.process_name)
             process.begins(handle, arrival)
             if spec is ranks[0]:
                 port.set_result(arrival.free_port)
-            async for report in handle.run.remote(_settled(spec, arrival, await port)):
+            async for report in handle.run.remote(spec, await port):
                 process.take(await report)
             if process.failure is None:
-                await self._end(spec)
+                await self._end(spec, ranks)
                 process.ends(0)
             else:
                 ray.kill(handle, no_restart=False)
                 process.ends(1)
         except asyncio.CancelledError:  # by kill() or close(), which wait for no more than this
-            process.lost = "was given up"
+            process.lost = "was given up before it began"
             process.ends(_KILLED)
         except RayActorError as exc:
             process.lost_by_ray(exc)
@@ -227,11 +252,23 @@ class RayLauncher:
                 return arrival
             await asyncio.sleep(_RETRY_S)  # it has been told to end, and has not yet
 
-    async def _end(self, spec: WorkerSpec) -> None:
-        """End an actor for good, whose stages have left."""
+    async def _end(self, spec: WorkerSpec, ranks: Sequence[WorkerSpec]) -> None:
+        """End an actor for good, whose stages have left, and with the last of them what it had to itself."""
         handle = self._actors.pop(spec.process_name)
         ray.kill(handle, no_restart=True)
         await _gone(handle)
+        group = self._places[_node_of(spec)].group
+        used = any(rank.process_name in self._actors for rank in ranks)
+        if group.bundle_count == 1 and is_anywhere(_node_of(spec)) and not used:
+            del self._places[_node_of(spec)]
+            self._groups.remove(group)
+            remove_placement_group(group)
+
+    def _track(self, task: asyncio.Task[_T]) -> asyncio.Task[_T]:
+        """Have ``close`` end it."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
 
 class RayProcess:
@@ -319,9 +356,15 @@ class RayProcess:
             self.ready.exception()  # counts as retrieved: the exit is acted on even where nobody awaits this
 
 
-def _place_of(spec: WorkerSpec) -> str:
-    """Processes with the same one are on one node: those that name it, or the ranks of a stage."""
-    return f"node {spec.node}" if spec.node is not None else f"process {spec.stages[0].instance}"
+def _node_of(spec: WorkerSpec) -> str:
+    assert spec.node is not None  # since spread_out()
+    return spec.node
+
+
+def _starts_at_once(spec: WorkerSpec) -> bool:
+    """Whether it is not one of those replicas that are added when they are needed."""
+    stage = spec.stages[0].stage
+    return stage is None or (spec.replica or 0) < stage.min_replicas
 
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:
@@ -331,25 +374,6 @@ def _environment(spec: WorkerSpec) -> dict[str, str]:
     if spec.stages[0].tp_size > 1:
         environment["SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS"] = "true"
     return environment
-
-
-def _settled(spec: WorkerSpec, arrival: Arrival, port: int) -> WorkerSpec:
-    """The spec where Ray has put its process: its relays' address, and the one GPU that Ray lets it see."""
-
-    def settle(launch: StageLaunchConfig) -> StageLaunchConfig:
-        relays = {
-            backend: {"host": arrival.address, **options} for backend, options in launch.relay_configs.items()
-        }
-        if launch.gpu_id is None:
-            return replace(launch, relay_configs=relays, nccl_port=port)
-        for options in relays.values():
-            if str(options["device"]).startswith("cuda"):
-                options["device"] = "cuda:0"
-        # Another process's share of a GPU may be of another one.
-        nowhere: frozenset[str] = frozenset()
-        return replace(launch, relay_configs=relays, nccl_port=port, gpu_id=0, same_gpu_targets=nowhere)
-
-    return replace(spec, stages=tuple(map(settle, spec.stages)))
 
 
 async def _gone(handle: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import multiprocessing
 import os
@@ -11,23 +12,33 @@ import sys
 import traceback
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ray
 from ray.util.metrics import Gauge
 
 from sglang_omni.pipeline import worker_process
+from sglang_omni.pipeline.runtime_config import (
+    IpcRuntimeDir,
+    join_ipc_runtime_dir,
+    prepare_pipeline_runtime,
+)
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.pipeline.stage.stats import DESCRIPTIONS
+from sglang_omni.pipeline.stage_builder import StageLaunchConfig
 from sglang_omni.pipeline.stage_workers import (
     LONGEST_TRACEBACK,
     WorkerSpec,
     configure_logging,
+    plan_workers,
     run_stages,
 )
+from sglang_omni.pipeline.transport.curve import RunKeys
 
 # Ray's own default interval of export is 10 s; what is newer than that is not seen by anybody.
 _METRICS_INTERVAL_S = 1.0
+# Characters of the name of a run's folder, which is part of its sockets' paths.
+_RUN_NAME = 12
 
 
 @dataclass(frozen=True)
@@ -72,19 +83,57 @@ class StageActor:
         return Arrival(self._token, os.getpid(), node_id, address, port)
 
     @ray.method(max_task_retries=0)  # a second process would not know what the first one's requests were
-    def run(self, spec: WorkerSpec) -> Iterator[dict[str, object]]:
-        """Run the stages until they have been told to leave. Yields reports as a worker process writes."""
+    def run(self, spec: WorkerSpec, port: int) -> Iterator[dict[str, object]]:
+        """Run the stages until they have been told to leave. Yields reports as a worker process writes.
+
+        Args:
+            spec: The process. How its stages are wired follows from its config, here as on any host.
+            port: Where the collectives of a stage's ranks begin.
+        """
         multiprocessing.current_process().name = spec.process_name
         configure_logging(spec)
         try:
-            with asyncio.Runner() as runner:
-                reports = run_stages(spec, beside=_export_metrics)
+            name = hashlib.sha256(_keys(spec).public.encode()).hexdigest()[:_RUN_NAME]
+            with join_ipc_runtime_dir(spec.config, name) as folder, asyncio.Runner() as runner:
+                reports = run_stages(_planned_here(spec, folder, port), beside=_export_metrics)
                 while (report := runner.run(_next(reports))) is not None:
                     yield report
         except BaseException:  # noqa: BLE001  whatever it is, sys.exit() included, the driver is told
             text = traceback.format_exc()
             logging.getLogger(__name__).error("The process ends with an error\n%s", text)
             yield {"failure": text[-LONGEST_TRACEBACK:]}
+
+
+def _planned_here(spec: WorkerSpec, folder: IpcRuntimeDir, port: int) -> WorkerSpec:
+    """The process with what it has on this node: sockets, addresses, and the one GPU that Ray lets it see."""
+    prep = prepare_pipeline_runtime(
+        spec.config,
+        ipc_runtime_dir=folder,
+        node=spec.node,
+        host_address=ray.util.get_node_ip_address(),
+        keys=_keys(spec),
+        coordinator_endpoints=spec.coordinator_tcp,
+    )
+    planned = plan_workers(spec.config, prep, coordinator_tcp=spec.coordinator_tcp)
+    (own,) = (it for it in planned if it.process_name == spec.process_name)
+    return replace(own, log_level=spec.log_level, stages=tuple(_on_first_gpu(it, port) for it in own.stages))
+
+
+def _on_first_gpu(launch: StageLaunchConfig, port: int) -> StageLaunchConfig:
+    if launch.gpu_id is None:
+        return replace(launch, nccl_port=port)
+    relays = {
+        backend: options | ({"device": "cuda:0"} if str(options["device"]).startswith("cuda") else {})
+        for backend, options in launch.relay_configs.items()
+    }
+    # The share of a GPU that another process has may be of another GPU.
+    return replace(launch, gpu_id=0, nccl_port=port, relay_configs=relays, same_gpu_targets=frozenset())
+
+
+def _keys(spec: WorkerSpec) -> RunKeys:
+    keys = spec.stages[0].keys
+    assert keys is not None
+    return keys
 
 
 async def _next(reports: AsyncIterator[dict[str, object]]) -> dict[str, object] | None:

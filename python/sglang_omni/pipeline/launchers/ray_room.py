@@ -9,12 +9,36 @@ from typing import Any
 
 import ray
 
+from sglang_omni.config import PipelineConfig, build_process_topology_plan, build_stage_placement_plan
+from sglang_omni.config.instances import instances_of
 from sglang_omni.pipeline.stage_workers import WorkerSpec
 
 # How much of a node's custom resource is taken: it says where, not how much.
 _LABEL = 0.001
 # Ray refuses a bundle without anything in it.
 _SOME_CPU = 0.001
+
+
+# A node that is only a name: that of the place of one process, wherever Ray puts it.
+_ANYWHERE = "process "
+
+
+def spread_out(config: PipelineConfig) -> PipelineConfig:
+    """The config with a node of its own for each process that names none: Ray may put it on any."""
+    plan = build_process_topology_plan(config, build_stage_placement_plan(config))
+    spread = config.model_copy(deep=True)
+    for stage in spread.stages:
+        nodes = [
+            it.node or f"{_ANYWHERE}{plan.stage_to_process.get(it.name, it.name)}"
+            for it in instances_of(stage)
+        ]
+        stage.node = nodes if stage.is_replicated else nodes[0]
+    return spread
+
+
+def is_anywhere(node: str) -> bool:
+    """Whether ``node`` is that of one process, on any of Ray's nodes, and no custom resource."""
+    return node.startswith(_ANYWHERE)
 
 
 @dataclass(frozen=True)
@@ -51,7 +75,7 @@ def demand_of(spec: WorkerSpec) -> Demand:
 class Bundle:
     """Processes that are to be on one node, and what they ask for together."""
 
-    node: str | None
+    node: str
     processes: dict[str, Demand] = field(default_factory=dict)
 
     def resources(self) -> dict[str, float]:
@@ -62,14 +86,14 @@ class Bundle:
         if gpus:
             # Of more than one GPU Ray gives whole ones only.
             asked["GPU"] = math.ceil(gpus) if gpus > 1 else gpus
-        if self.node is not None:
+        if not is_anywhere(self.node):
             asked[self.node] = _LABEL
         return asked
 
     def __str__(self) -> str:
         names = ", ".join(map(repr, self.processes))
         asked = {name: amount for name, amount in self.resources().items() if name != self.node}
-        where = f" on a node with the resource {self.node!r}" if self.node is not None else ""
+        where = f" on a node with the resource {self.node!r}" if not is_anywhere(self.node) else ""
         return f"process{'es' * (len(self.processes) > 1)} {names} ({_text(asked)}{where})"
 
 
@@ -81,7 +105,7 @@ def describe_shortage(bundles: Iterable[Bundle]) -> str:
     there = "; ".join(f"{node['NodeManagerAddress']}: {_text(_plain(node['Resources']))}" for node in nodes)
     return (
         f"{', '.join(map(str, impossible or bundles))} "
-        f"{'fit on no node' if impossible else 'do not fit beside what runs'}. "
+        f"{'fit on no node' if impossible else 'do not fit together beside what runs'}. "
         f"The cluster has {there}; free of it: {_text(_plain(ray.available_resources())) or 'nothing'}"
     )
 
