@@ -16,9 +16,11 @@ from sglang_omni._core import check_router_config
 from sglang_omni.router.flags import add_flags
 from sglang_omni.serve.host_flags import add_host_flags, check_host_flags, hosts_launcher
 from sglang_omni.serve.model_flags import add_model_flags, apply_model_flags, model_arguments
+from sglang_omni.serve.ray_flags import add_ray_flags, check_ray_flags, ray_launcher
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
+    from sglang_omni.pipeline.launchers.base import Launcher
 
 DEFAULT_MODEL = "speech-chat"
 _SPEECH_CHAT = "sglang_omni.models.speech_chat.config.SpeechChatPipelineConfig"
@@ -86,6 +88,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
         help="short for --router-policy",
     )
     add_host_flags(parser)
+    add_ray_flags(parser)
     add_model_flags(parser)
     # Workers and addresses are the fleet's business, and so is when its members leave.
     add_flags(parser, prefix="router-", without=("worker_urls", "host", "port", "drain_timeout"))
@@ -98,6 +101,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
     if args.dp_size < 1:
         parser.error("--dp-size must be at least 1")
     check_host_flags(parser, args)
+    check_ray_flags(parser, args)
     if args.max_body_size < 1:
         parser.error("--max-body-size must be at least 1")
     if args.dp_size == 1 and (fields := router_fields(args)):
@@ -155,9 +159,15 @@ async def _replica(config: PipelineConfig, args: argparse.Namespace) -> int:
             model_name=args.served_model_name,
             max_body_size=args.max_body_size,
             start_timeout=args.start_timeout,
-            launcher=hosts_launcher(args) if args.join_port is not None else None,
+            launcher=_launcher(args),
         ),
     )
+
+
+def _launcher(args: argparse.Namespace) -> Launcher | None:
+    if args.launcher == "ray":
+        return ray_launcher(args)
+    return hosts_launcher(args) if args.join_port is not None else None
 
 
 async def _fleet(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import zmq
 
 from sglang_omni import __version__
+from sglang_omni.config import PipelineConfig
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.config.strict import did_you_mean
 from sglang_omni.pipeline.hosts.agent import HEARTBEATS, require_own_address
@@ -97,6 +98,10 @@ class HostsLauncher:
     def missing_hosts(self) -> list[str]:
         """The nodes for which no host is in."""
         return [member.name for member in self._members.values() if not member.joined.is_set()]
+
+    def place(self, config: PipelineConfig) -> PipelineConfig:
+        """Stages run here that do not name a node."""
+        return config
 
     async def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Listen, and wait for all hosts. See ``Launcher``.
