@@ -201,6 +201,7 @@ class MultiProcessPipelineRunner:
                 logger.warning("Process %s did not leave in time and is killed", worker.name)
         worker.kill()
         await _ended(worker.processes, _KILLED_S)
+        self.launcher.release(worker.specs)
         for name in worker.stage_names:
             self.coordinator.unregister_stage(name)
         self._workers.remove(worker)
@@ -269,6 +270,7 @@ class MultiProcessPipelineRunner:
 
     def _give_up(self, worker: WorkerSlot, reason: str) -> None:
         worker.is_given_up = True
+        self.launcher.release(worker.specs)
         if all(other.is_given_up for other in self._workers if other.group == worker.group):
             self._lose(reason)
         else:

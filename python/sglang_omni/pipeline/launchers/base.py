@@ -86,6 +86,10 @@ class Launcher(Protocol):
         """
         ...
 
+    def release(self, ranks: Sequence[WorkerSpec]) -> None:
+        """Give back what these hold: they have ended, and are not started again, or not soon."""
+        ...
+
     async def close(self) -> None:
         """Give back what ``start`` took. Every process has ended by then. Idempotent."""
         ...

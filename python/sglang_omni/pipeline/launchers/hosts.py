@@ -156,6 +156,9 @@ class HostsLauncher:
         self._tell(member)
         return list(processes)
 
+    def release(self, ranks: Sequence[WorkerSpec]) -> None:
+        """They hold nothing once they have ended."""
+
     async def close(self) -> None:
         """See ``Launcher``. The hosts stay, and join the next run."""
         for task in self._tasks:

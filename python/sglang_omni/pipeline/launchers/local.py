@@ -50,5 +50,8 @@ class LocalLauncher:
             raise
         return processes
 
+    def release(self, ranks: Sequence[WorkerSpec]) -> None:
+        """They hold nothing once they have ended."""
+
     async def close(self) -> None:
         """There is nothing to give back."""

@@ -114,7 +114,7 @@ class RayLauncher:
         for spec in specs:
             bundle = bundles.setdefault(_node_of(spec), Bundle(_node_of(spec)))
             bundle.processes[spec.process_name] = demand_of(spec)
-        later = {_node_of(spec) for spec in specs if not _starts_at_once(spec)}
+        later = {_node_of(spec) for spec in specs if not spec.starts_at_once}
         await self._reserve(
             {node: it for node, it in bundles.items() if not is_anywhere(node) or node not in later}
         )
@@ -132,6 +132,13 @@ class RayLauncher:
             process.life = self._track(asyncio.create_task(self._live(process, spec, ranks, room, port)))
             processes.append(process)
         return processes
+
+    def release(self, ranks: Sequence[WorkerSpec]) -> None:
+        """End their actors for good, which Ray would start again."""
+        for rank in ranks:
+            if (handle := self._actors.pop(rank.process_name, None)) is not None:
+                ray.kill(handle, no_restart=True)
+        self._leave_place(ranks)
 
     async def close(self) -> None:
         """End every actor, and give back what was reserved and the connection. Idempotent."""
@@ -253,16 +260,20 @@ class RayLauncher:
             await asyncio.sleep(_RETRY_S)  # it has been told to end, and has not yet
 
     async def _end(self, spec: WorkerSpec, ranks: Sequence[WorkerSpec]) -> None:
-        """End an actor for good, whose stages have left, and with the last of them what it had to itself."""
+        """End an actor for good, whose stages have left."""
         handle = self._actors.pop(spec.process_name)
         ray.kill(handle, no_restart=True)
         await _gone(handle)
-        group = self._places[_node_of(spec)].group
+        self._leave_place(ranks)
+
+    def _leave_place(self, ranks: Sequence[WorkerSpec]) -> None:
+        """Give back the place of these, if they were the last there, and had it to themselves."""
+        place = self._places.get(node := _node_of(ranks[0]))
         used = any(rank.process_name in self._actors for rank in ranks)
-        if group.bundle_count == 1 and is_anywhere(_node_of(spec)) and not used:
-            del self._places[_node_of(spec)]
-            self._groups.remove(group)
-            remove_placement_group(group)
+        if place is not None and place.group.bundle_count == 1 and is_anywhere(node) and not used:
+            del self._places[node]
+            self._groups.remove(place.group)
+            remove_placement_group(place.group)
 
     def _track(self, task: asyncio.Task[_T]) -> asyncio.Task[_T]:
         """Have ``close`` end it."""
@@ -359,12 +370,6 @@ class RayProcess:
 def _node_of(spec: WorkerSpec) -> str:
     assert spec.node is not None  # since spread_out()
     return spec.node
-
-
-def _starts_at_once(spec: WorkerSpec) -> bool:
-    """Whether it is not one of those replicas that are added when they are needed."""
-    stage = spec.stages[0].stage
-    return stage is None or (spec.replica or 0) < stage.min_replicas
 
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:
