@@ -81,8 +81,14 @@ bench: build ## every case against memcpy, and against sglang-omni 0.1.9 where i
 	cd benches && ../$(BIN)/python stalled.py
 	cd benches && ../$(BIN)/python relays.py
 	cd benches && ../$(BIN)/python plot.py
+	$(MAKE) bench-replicas
 	cd benches && ../$(BIN)/python report.py
 	$(MAKE) bench-rust
+
+.PHONY: bench-replicas
+bench-replicas: build ## requests a second of one, two and three replicas of a stage, and autoscaling; a minute
+	cd benches && ../$(BIN)/python replicas.py
+	cd benches && ../$(BIN)/python plot_replicas.py
 
 .PHONY: bench-omni
 bench-omni: build ## Qwen3-Omni's pipeline on a tiny model: first sound, and eight requests beside one; both engines

@@ -10,7 +10,12 @@ from typing import Any
 
 from measure import RESULTS, Result, table
 
-PARTS = {"data_plane": "Data plane", "pipeline": "Pipeline", "stalled": "Stalled edge"}
+PARTS = {
+    "data_plane": "Data plane",
+    "pipeline": "Pipeline",
+    "stalled": "Stalled edge",
+    "replicas": "Replicas",
+}
 
 
 def main() -> None:

@@ -143,6 +143,9 @@ def _edges(stage: StageConfig, config: PipelineConfig, edges: Sequence[Edge]) ->
         yield f"->{chosen} {', '.join(map(over, stage.next_stages))}"
     if stage.stream_to:
         yield f"streams to {', '.join(map(over, stage.stream_to))}"
+    if stage.is_replicated:
+        least, most = stage.min_replicas, stage.max_replicas
+        yield f"{most} replicas" if least == most else f"{least} to {most} replicas"
 
 
 def _processes(
