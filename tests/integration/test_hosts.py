@@ -165,4 +165,3 @@ def test_over_mooncake_as_well(tmp_path: Path) -> None:
         run = Run(tmp_path, net, coordinator, there)
         test_payloads_and_streams_cross_both_ways(run)
         test_a_link_that_is_back_in_time_costs_nobody_a_process(run, "unplug", "plug")
-        test_a_host_that_is_killed_takes_its_own_requests_along_and_no_others(run)

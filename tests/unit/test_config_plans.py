@@ -300,3 +300,29 @@ def test_stages_of_the_earlier_form_have_processes_of_their_own_names() -> None:
         ]
     )
     assert processes(config).stage_to_process == {"a": "a", "b": "b"}
+
+
+def test_memory_budgets_are_of_each_hosts_own_gpus() -> None:
+    big = {"gpu": 0, "fraction": 0.7}
+    apart = build_stage_placement_plan(
+        chain(
+            big | {"process": "p"},
+            big | {"process": "q", "node": "x"},
+            {"gpu": [0, 0], "fraction": 0.7, "process": "r", "num_replicas": 2, "node": ["y", "z"]},
+        )
+    )
+    assert {key: gpu.total_gpu_memory_fraction for key, gpu in apart.gpus.items()} == {
+        0: 0.7,
+        ("x", 0): 0.7,
+        ("y", 0): 0.7,
+        ("z", 0): 0.7,
+    }
+    together = chain(big | {"process": "p", "node": "x"}, big | {"process": "q", "node": "x"})
+    with pytest.raises(
+        ValueError, match=r"GPU 0 of node 'x': .*\['a', 'b'\] adds up to 1\.400, which exceeds"
+    ):
+        build_stage_placement_plan(together)
+    undeclared = chain({"gpu": 0, "process": "p", "node": "x"}, {"gpu": 0, "process": "q", "node": "x"})
+    with pytest.raises(ValueError, match="GPU 0 of node 'x' is shared by multiple process groups"):
+        processes(undeclared)
+    processes(chain({"gpu": 0, "process": "p", "node": "x"}, {"gpu": 0, "process": "q", "node": "y"}))
