@@ -109,6 +109,9 @@ async def test_a_full_stage_stops_both_and_then_serves_both(hosts: Hosts) -> Non
         for message in numbered(source, count):
             await planes[source].send_to_stage("here", endpoint_of[source] or "", message)
 
+    for source in planes:  # Both are connected when it begins.
+        await planes[source].send_to_stage("here", endpoint_of[source] or "", numbered(source, 1)[0])
+        await soon(hosts.here.recv())
     taken: list[Message] = []
 
     def take_one(message: Message) -> bool:

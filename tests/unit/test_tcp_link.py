@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -304,3 +305,30 @@ def test_a_secret_is_not_shown_and_gives_the_pair() -> None:
     assert RunKeys.from_secret(KEYS.secret) == KEYS
     with pytest.raises(ValueError, match="40 characters of Z85"):
         RunKeys.from_secret("short")
+
+
+async def test_an_endpoint_that_cannot_be_is_like_one_where_nobody_is(
+    pull: Pull, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_push, "UNREACHABLE_S", 0.05)
+    lost: list[bytes] = []
+    push = TcpPushSocket("tcp://nowhere:port", KEYS, lambda frames, reason: lost.extend(frames))
+    await push.send(b"0")
+    await until(lambda: lost == [b"0"])
+    push.redirect(pull.endpoint)
+    await send_until_one_arrives(push, b"1", pull)
+    push.close()
+
+
+async def test_connections_that_come_and_go_leave_nothing_open(pull: Pull, link: Link) -> None:
+    push = TcpPushSocket(await link.open(), KEYS)
+    await push.send(b"0")
+    await pull.until(1)
+    before = len(os.listdir("/proc/self/fd"))
+    for i in range(1, 51):
+        push.redirect(push.endpoint)
+        await push.send(b"%d" % i)
+        await pull.until(i + 1)
+    # libzmq closes in a thread of its own.
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= before + 5)
+    push.close()

@@ -272,7 +272,7 @@ class StageControlPlane:
     def tcp_endpoint(self) -> str | None:
         """Where other hosts reach it; None before ``start``, and where they cannot."""
         bound = self._work.endpoints if self._work is not None else []
-        return next((endpoint for endpoint in bound if endpoint.startswith(TCP)), None)
+        return next((endpoint for endpoint in reversed(bound) if endpoint.startswith(TCP)), None)
 
     async def start(self) -> None:
         """Binds and connects. Raises ValueError, OSError or zmq.ZMQError where an endpoint cannot be used."""

@@ -21,7 +21,7 @@ from sglang_omni.pipeline.transport.base import (
 from sglang_omni.pipeline.transport.curve import RunKeys
 from sglang_omni.pipeline.transport.monitor import SocketMonitor
 from sglang_omni.pipeline.transport.tcp_link import EXPECTS, HELLO, HELLO_MAGIC, UNREACHABLE_S
-from sglang_omni.pipeline.transport.tcp_socket import MAX_MESSAGE, connect_tcp
+from sglang_omni.pipeline.transport.tcp_socket import MAX_MESSAGE, connect_tcp, required
 from sglang_omni.pipeline.transport.zmq_socket import state_fd, zmq_socket
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class TcpPushSocket:
 
     def __init__(self, endpoint: str, keys: RunKeys | None, on_lost: OnLost | None = None) -> None:
         self.endpoint = endpoint
-        self._keys = keys
+        self._keys = required(keys, endpoint)
         self._on_lost = on_lost
         self._name = secrets.token_bytes(16)
         # The process that the messages were sent to.
@@ -155,7 +155,11 @@ class TcpPushSocket:
         self._monitor = SocketMonitor(self._socket, _EVENTS, self._on_event)
         self._fd = state_fd(self._socket)
         self._loop.add_reader(self._fd, self._read)
-        connect_tcp(self._socket, self.endpoint, self._keys)
+        try:
+            connect_tcp(self._socket, self.endpoint, self._keys)
+        except zmq.ZMQError as exc:
+            # As if nobody were there, until there is another endpoint.
+            logger.error("Cannot send to %s: %s", self.endpoint, exc)
 
     def _disconnect(self) -> None:
         for timer in (self._retry, self._unreachable):

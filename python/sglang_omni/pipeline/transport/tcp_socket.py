@@ -32,7 +32,7 @@ def bind_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> 
         ValueError: There are no keys.
         zmq.ZMQError: It cannot be bound.
     """
-    secure_server(socket, _needed(keys, endpoint))
+    secure_server(socket, required(keys, endpoint))
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 0)
     # Heartbeats that nobody's kernel acknowledges end the connection: a dead host's does not stay for ever.
@@ -47,7 +47,7 @@ def bind_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> 
 
 def connect_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> None:
     """Connect, whether anybody is there yet or not. Raises ValueError where there are no keys."""
-    secure_client(socket, _needed(keys, endpoint))
+    secure_client(socket, required(keys, endpoint))
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, BROKEN_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
@@ -56,7 +56,8 @@ def connect_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) 
     socket.connect(endpoint)
 
 
-def _needed(keys: RunKeys | None, endpoint: str) -> RunKeys:
+def required(keys: RunKeys | None, endpoint: str) -> RunKeys:
+    """``keys``. Raises ValueError where there are none."""
     if keys is None:
         raise ValueError(f"{endpoint}: sockets on tcp:// are encrypted and need the run's keys: pass `keys`")
     return keys
