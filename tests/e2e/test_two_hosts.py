@@ -17,9 +17,6 @@ import pytest
 from network_namespaces import Network, network, require_namespaces
 from program_lines import Lines
 
-from sglang_omni.config import save_config
-from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
-
 QUESTION = {
     "model": "speech-chat",
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -53,19 +50,9 @@ def net() -> Iterator[Network]:
 def test_the_command_that_the_server_shows_brings_it_up_and_answers_are_those_of_one_host(
     net: Network, tmp_path: Path, api: httpx.Client
 ) -> None:
-    config = SpeechChatPipelineConfig()
-    for name in ("thinker", "speak"):
-        config.stage(name).node = "b"
-    save_config(config, tmp_path / "two-hosts.yaml")
-    command = ["sgl-omni", "serve", "--config", str(tmp_path / "two-hosts.yaml")]
-    command += [
-        "--join-port",
-        "7000",
-        "--host-address",
-        net.address("a"),
-        "--join-key",
-        str(tmp_path / "key"),
-    ]
+    command = ["sgl-omni", "serve", "--stage", "thinker.node=b", "--stage", "speak.node=b"]
+    command += ["--join-port", "7000", "--host-address", net.address("a")]
+    command += ["--join-key", str(tmp_path / "key")]
     server = program(net, "a", command)
     shown = shlex.split(server.says("sgl-omni host --coordinator"))
     host = program(net, "b", shown)
