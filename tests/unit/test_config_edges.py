@@ -116,14 +116,6 @@ def test_an_edges_own_relay_counts_for_that_edge_alone() -> None:
     assert only(pipeline(stage("a", "b", edge_relays={"b": "nixl"}), stage("b"))).transport == "nixl"
 
 
-def test_processes_that_may_be_anywhere_use_the_network() -> None:
-    config = pipeline(stage("a", "b"), stage("b"))
-    edge = only(config, spread=True)
-    assert (edge.transport, edge.reason) == ("nixl", "from any host to any host, which shm does not reach")
-    pinned = pipeline(stage("a", "b", node="x"), stage("b", node="x"))
-    assert only(pinned, spread=True).transport == "shm"
-
-
 def test_any_stage_may_be_the_target_of_get_next() -> None:
     earlier = [
         StageConfig(name=name, executor=ExecutorConfig(factory=f"{HERE}.make"), get_next=f"{HERE}.make")
@@ -337,12 +329,12 @@ def pipelines(draw: st.DrawFn) -> PipelineConfig:
     )
 
 
-@given(pipelines(), st.booleans())
+@given(pipelines())
 @settings(max_examples=200, deadline=None)
-def test_both_ends_of_every_edge_agree_on_what_carries_it(config: PipelineConfig, spread: bool) -> None:
+def test_both_ends_of_every_edge_agree_on_what_carries_it(config: PipelineConfig) -> None:
     processes = build_process_topology_plan(config, build_stage_placement_plan(config))
     instances = {instance.name: instance for instance in stage_instances(config)}
-    edges = planned(config, spread=spread)
+    edges = planned(config)
     endpoints = dict.fromkeys(["completion", "abort", *(f"stage_{name}" for name in instances)], "")
     launches = {
         name: plan_stage_launch(instance, config, endpoints, list(edges.values()))
@@ -356,8 +348,7 @@ def test_both_ends_of_every_edge_agree_on_what_carries_it(config: PipelineConfig
             assert target in one.same_process_targets
         else:
             assert edge.transport == edge.relay == one.send_over[target] == other.receive_over[source]
-            nodes = {instances[source].node, instances[target].node}
-            if len(nodes) > 1 or (spread and nodes == {None}):
+            if instances[source].node != instances[target].node:
                 assert relay_backend(edge.transport).crosses_hosts
         if edge.relay is not None:
             assert edge.relay in one.relay_configs

@@ -47,9 +47,7 @@ class Edge:
         return f"{self.transport} + cuda_ipc" if self.cuda_ipc else self.transport
 
 
-def plan_edges(
-    config: PipelineConfig, process_of: Mapping[str, str] | None = None, *, spread: bool = False
-) -> list[Edge]:
+def plan_edges(config: PipelineConfig, process_of: Mapping[str, str] | None = None) -> list[Edge]:
     """Every edge that there may come to be, in the order of the stages.
 
     Both ends of an edge take from here what they send and read with. With ``get_next``, of the earlier form,
@@ -59,7 +57,6 @@ def plan_edges(
         config: The pipeline.
         process_of: Stage, or replica of one -> the process it runs in, without TP stages, which nobody can
             reach in-process; as the config says when None.
-        spread: Whether processes that name no node may be put on any host, as Ray does.
 
     Raises:
         ValueError: A backend that stays within a host was chosen for an edge between hosts.
@@ -67,7 +64,7 @@ def plan_edges(
     if process_of is None:
         process_of = build_process_topology_plan(config, build_stage_placement_plan(config)).stage_to_process
     return [
-        _plan_edge(source, target, config, process_of, spread)
+        _plan_edge(source, target, config, process_of)
         for source in stage_instances(config)
         for target_stage in _targets(source.stage, config)
         for target in _reachable(source, target_stage, process_of)
@@ -118,11 +115,7 @@ def _share_process(source: StageInstance, target: StageInstance, process_of: Map
 
 
 def _plan_edge(
-    source: StageInstance,
-    target: StageInstance,
-    config: PipelineConfig,
-    process_of: Mapping[str, str],
-    spread: bool,
+    source: StageInstance, target: StageInstance, config: PipelineConfig, process_of: Mapping[str, str]
 ) -> Edge:
     stage, to = source.stage, target.stage.name
     kinds: list[Kind] = []
@@ -135,11 +128,10 @@ def _plan_edge(
         shared = config.relay_backend if fans_out and "payload" in kinds else None
         reason = "same process" + (f"; {shared} for what several stages get" if shared is not None else "")
         return Edge(source.name, target.name, tuple(kinds), LOCAL_OBJECT, reason, shared)
-    on_one_host = source.node == target.node and not (spread and source.node is None)
-    backend, reason = _backend(source, target, config, on_one_host, spread)
+    backend, reason = _backend(source, target, config)
     is_lent = (
         "stream" in kinds
-        and on_one_host
+        and source.node == target.node
         and stage.tp_size == 1
         and bool(source.gpu_ids)
         and source.gpu_ids == target.gpu_ids
@@ -148,21 +140,20 @@ def _plan_edge(
     return Edge(source.name, target.name, tuple(kinds), backend, reason, backend, is_lent)
 
 
-def _backend(
-    source: StageInstance, target: StageInstance, config: PipelineConfig, on_one_host: bool, spread: bool
-) -> tuple[str, str]:
+def _backend(source: StageInstance, target: StageInstance, config: PipelineConfig) -> tuple[str, str]:
     """The backend of an edge between processes, and why that one."""
     chosen = source.stage.edge_relays.get(target.stage.name)
-    if on_one_host:
+    if source.node == target.node:
         where = "same host" if source.node is None else f"both on node {source.node!r}"
         return (chosen, "edge_relays") if chosen is not None else (config.relay_backend, where)
-    where = f"from {_host(source, spread)} to {_host(target, spread)}"
-    field, backend, reason = "edge_relays", chosen, "edge_relays"
-    if backend is None:
-        field, backend, reason = "relay_backend", config.relay_backend, where
-        if not relay_backend(backend).crosses_hosts:
-            field, backend = "network_relay_backend", config.network_relay_backend
-            reason = f"{where}, which {config.relay_backend} does not reach"
+    where = f"from {_host(source)} to {_host(target)}"
+    if chosen is not None:
+        field, backend, reason = "edge_relays", chosen, "edge_relays"
+    elif relay_backend(config.relay_backend).crosses_hosts:
+        return config.relay_backend, where
+    else:
+        field, backend = "network_relay_backend", config.network_relay_backend
+        reason = f"{where}, which {config.relay_backend} does not reach"
     if not relay_backend(backend).crosses_hosts:
         raise ValueError(
             f"stage {source.stage.name!r} sends to {target.stage.name!r} {where}, but {backend!r}, of "
@@ -172,7 +163,5 @@ def _backend(
     return backend, reason
 
 
-def _host(instance: StageInstance, spread: bool) -> str:
-    if instance.node is not None:
-        return f"node {instance.node!r}"
-    return "any host" if spread else "the coordinator's host"
+def _host(instance: StageInstance) -> str:
+    return "the coordinator's host" if instance.node is None else f"node {instance.node!r}"

@@ -86,7 +86,6 @@ def plan_workers(
     config: PipelineConfig,
     prep: PipelineRuntimePrep,
     *,
-    spread: bool = False,
     coordinator_tcp: Mapping[str, str] | None = None,
 ) -> list[WorkerSpec]:
     """One spec for each process of the plan, the replicas that are not to start yet included.
@@ -97,7 +96,6 @@ def plan_workers(
     Args:
         config: The pipeline.
         prep: What was made of it.
-        spread: Whether processes that name no node may be put on any host, as Ray does.
         coordinator_tcp: As in WorkerSpec.
 
     Raises:
@@ -108,7 +106,7 @@ def plan_workers(
         plan_stage_launch,
         config=config,
         endpoints=prep.endpoints,
-        edges=plan_edges(config, prep.process_plan.stage_to_process, spread=spread),
+        edges=plan_edges(config, prep.process_plan.stage_to_process),
         host_address=prep.host_address,
         keys=prep.keys,
     )
