@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -21,6 +23,7 @@ from ray.util import list_named_actors, placement_group_table
 from waiting import until
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
+from sglang_omni.config.io import save_config
 from sglang_omni.pipeline.launchers.ray import RayLauncher
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 
@@ -46,9 +49,15 @@ def nodes() -> Iterator[Nodes]:
     before = set(psutil.Process().children(recursive=True))
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Ray has read by now whether there is a token in this user's home.
+        environment.setenv("RAY_AUTH_MODE", "disabled")
         environment.setenv("RAY_metrics_report_interval_ms", "500")
         ports = {name: free_port() for name in ("head", "left", "right")}
-        common = {"num_cpus": 2, "object_store_memory": STORE, "include_dashboard": False}
+        common = {
+            "num_cpus": 2,
+            "object_store_memory": STORE,
+            "include_dashboard": False,
+        }
         cluster = Cluster(
             initialize_head=True,
             head_node_args={
@@ -89,8 +98,6 @@ async def nothing_is_left(nodes: Nodes) -> AsyncIterator[None]:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 
@@ -143,10 +150,10 @@ async def running(config: PipelineConfig, **options: Any) -> AsyncIterator[Multi
 
 
 @asynccontextmanager
-async def on_ray(config: PipelineConfig) -> AsyncIterator[MultiProcessPipelineRunner]:
+async def on_ray(config: PipelineConfig, **options: Any) -> AsyncIterator[MultiProcessPipelineRunner]:
     """Runs it on the cluster, and sees to it that its processes are gone afterwards."""
     pids: list[int] = []
-    async with running(config, launcher=RayLauncher()) as runner:
+    async with running(config, launcher=RayLauncher(), **options) as runner:
         yield runner
         pids += runner.process_ids.values()
     await until(lambda: not any(psutil.pid_exists(pid) and is_alive(psutil.Process(pid)) for pid in pids))
@@ -168,7 +175,7 @@ async def test_stages_on_three_nodes_answer_as_on_this_host(nodes: Nodes, tmp_pa
     where = {"speak": "head", "double": "left", "listen": "right"}
     async with on_ray(spoken(tmp_path, **where)) as runner:
         answer = await ask(runner, "r", count=400_000)
-        actors = {actor["name"].rpartition(":")[2] for actor in list_named_actors(all_namespaces=True)}
+        actors = actors_of_processes()
     assert {name: nodes.name_of(seen["node"]) for name, seen in answer["seen"].items()} == where
     assert actors == set(where)
     async with running(spoken(tmp_path)) as runner:
@@ -237,6 +244,56 @@ def metrics(port: int) -> list[str]:
             return answer.read().decode().splitlines()
     except OSError:
         return []  # its agent is on its way up
+
+
+async def test_replicas_are_actors_of_their_own(nodes: Nodes, tmp_path: Path) -> None:
+    config = pair(tmp_path)
+    config.stages[0].num_replicas = 2
+    async with on_ray(config, max_restarts=0) as runner:
+        stays = await held(runner, tmp_path, "a")
+        goes = (await ask(runner, "another"))["seen"]["a"]
+        os.kill(goes["pid"], signal.SIGKILL)
+        # Its budget is spent: Ray is not to start it again.
+        await until(lambda: len(actors_of_processes()) == 2)
+        Path(tmp_path, "a.go").touch()
+        stayed = (await stays)["seen"]["a"]
+        assert stayed["actor"] != goes["actor"]
+        after = [(await ask(runner, f"after {number}"))["seen"]["a"] for number in range(2)]
+        assert after == [stayed, stayed]
+        assert actors_of_processes() in ({"a@r0", "b"}, {"a@r1", "b"})
+
+
+def actors_of_processes() -> set[str]:
+    return {actor["name"].rpartition(":")[2] for actor in list_named_actors(all_namespaces=True)}
+
+
+async def test_a_server_on_ray_ends_on_sigterm(nodes: Nodes, tmp_path: Path) -> None:
+    """Ray's driver ends the process at once on SIGTERM, where nobody keeps it from that."""
+    config = pipeline(tmp_path, stage("a", terminal=True))
+    save_config(config, tmp_path / "pipeline.yaml")
+    port = free_port()
+    command = f"serve --launcher ray --ray-address {nodes.cluster.address} --port {port} --config"
+    server = await asyncio.create_subprocess_exec(
+        *[sys.executable, "-m", "sglang_omni.cli", *command.split(), str(tmp_path / "pipeline.yaml")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        await until(lambda: server.returncode is not None or answers(f"http://127.0.0.1:{port}/health"))
+        assert actors_of_processes() == {"a"}
+        server.terminate()
+        assert await asyncio.wait_for(server.wait(), PATIENCE) == 0
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except OSError:
+        return False
 
 
 async def test_processes_of_one_node_are_together_and_move_together(nodes: Nodes, tmp_path: Path) -> None:

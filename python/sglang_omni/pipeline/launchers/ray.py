@@ -40,6 +40,7 @@ from sglang_omni.pipeline.launchers.ray_room import (
     demand_of,
     describe_shortage,
     is_anywhere,
+    most_cpus,
     spread_out,
 )
 from sglang_omni.pipeline.stage_workers import WorkerSpec
@@ -96,7 +97,7 @@ class RayLauncher:
         Raises:
             ConnectionError: There is no cluster at the address.
         """
-        self._connect()
+        self._connect(config)
         self.host_address = ray.util.get_node_ip_address()
         return spread_out(config)
 
@@ -159,13 +160,21 @@ class RayLauncher:
             self._connected = False
             ray.shutdown()
 
-    def _connect(self) -> None:
+    def _connect(self, config: PipelineConfig) -> None:
         if ray.is_initialized():
             return
         # A cluster that is started here is not to report its use to Ray's makers, unless it is told to.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        with _signal_handlers_kept():
-            ray.init(address=self.address, logging_level=logging.WARNING)
+        with _signal_handler_kept():
+            try:
+                ray.init(self.address or "auto", logging_level=logging.WARNING)
+            except ConnectionError:
+                if self.address is not None or "RAY_ADDRESS" in os.environ:
+                    raise
+                # It is there for this pipeline alone, which is to fit in, whatever the number of cores.
+                num_cpus = max(os.cpu_count() or 1, most_cpus(config))
+                ray.init("local", num_cpus=num_cpus, logging_level=logging.WARNING)
+                logger.info("Started a Ray cluster on this host, since there was none")
         self._connected = True
 
     async def _reserve(self, bundles: Mapping[str, Bundle]) -> None:
@@ -405,7 +414,7 @@ def _plain(cause: RayActorError) -> str:
 
 
 @contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
+def _signal_handler_kept() -> Iterator[None]:
     """Ray ends the process on SIGTERM, where a server's own handler would let requests finish."""
     if threading.current_thread() is not threading.main_thread():
         yield

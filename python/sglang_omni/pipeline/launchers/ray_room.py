@@ -10,9 +10,11 @@ from typing import Any
 import ray
 
 from sglang_omni.config import PipelineConfig, build_process_topology_plan, build_stage_placement_plan
-from sglang_omni.config.instances import instances_of
+from sglang_omni.config.instances import instances_of, stage_instances
 from sglang_omni.pipeline.stage_workers import WorkerSpec
 
+# What a process asks for, of which no stage says it. With none, Ray would put any number on one core.
+_DEFAULT_CPUS = 1.0
 # How much of a node's custom resource is taken: it says where, not how much.
 _LABEL = 0.001
 # Ray refuses a bundle without anything in it.
@@ -66,9 +68,18 @@ def demand_of(spec: WorkerSpec) -> Demand:
     declared = [fraction for fraction in fractions if fraction is not None]
     whole = len(declared) < len(fractions) or spec.stages[0].tp_size > 1
     return Demand(
-        num_cpus=sum(cpus) if cpus else 1.0,
+        num_cpus=sum(cpus) if cpus else _DEFAULT_CPUS,
         num_gpus=0.0 if not on_gpu else 1.0 if whole else min(sum(declared), 1.0),
     )
+
+
+def most_cpus(config: PipelineConfig) -> int:
+    """No fewer than all of its processes ask for, every replica included."""
+    asked = (
+        max(it.stage.runtime.resources.num_cpus or 0, _DEFAULT_CPUS) * it.stage.tp_size
+        for it in stage_instances(config)
+    )
+    return math.ceil(sum(asked))
 
 
 @dataclass
