@@ -26,10 +26,11 @@ DESCRIPTIONS = {
     "cache_misses_total": "Items whose encoding was not.",
     "cache_used_bytes": "Memory of the encodings in the cache.",
     "cache_max_bytes": "Memory the cache may take.",
-    "relay_held_bytes": "Shared memory of payloads that are under way or in their readers' use.",
-    "relay_held_slots": "Payloads that are under way or in their readers' use.",
+    "relay_held_bytes": "Memory of payloads that are under way or, if shared, in their readers' use.",
+    "relay_held_slots": "Payloads that are under way or, if in shared memory, in their readers' use.",
     "relay_written_bytes_total": "Bytes of payloads that were copied into shared memory.",
     "relay_waits_total": "Times a payload had to wait for room.",
+    "relay_quarantined_reads": "Reads that were given up and whose bytes may still arrive.",
 }
 
 # How far the coordinator is behind, at most, while a stage works.
