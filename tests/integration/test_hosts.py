@@ -148,14 +148,21 @@ def test_a_host_that_is_stopped_leaves_at_once_and_ends_what_ran_there(run: Run)
     run.served()
 
 
-def test_a_stopped_coordinator_is_waited_for(run: Run) -> None:
+def test_a_coordinator_that_was_killed_is_waited_for(run: Run) -> None:
     before = run.served()["pid"]
-    run.coordinator.stop()
-    run.there.says("joining again")
-    ended(before)
+    run.coordinator.process.kill()
     run.coordinator = Coordinator(run.net, run.folder, run.coordinator.config)
     assert run.coordinator.answer("start") == {"result": None}
-    run.served()
+    assert run.served()["pid"] != before
+    ended(before)
+
+
+def test_a_coordinator_can_stop_while_a_host_is_away(run: Run) -> None:
+    before = run.served()["pid"]
+    run.net.unplug("b")
+    run.coordinator.stop()
+    # As the host does, once it notices.
+    ended(before)
 
 
 def test_over_mooncake_as_well(tmp_path: Path) -> None:

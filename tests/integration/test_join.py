@@ -40,10 +40,10 @@ def one_stage(folder: Path, factory: str, **fields: Any) -> PipelineConfig:
 
 @asynccontextmanager
 async def starting(
-    config: PipelineConfig, **options: Any
+    config: PipelineConfig, port: int = 0, **options: Any
 ) -> AsyncIterator[tuple[asyncio.Task[None], HostsLauncher]]:
     """The start of a pipeline, which waits for its hosts."""
-    launcher = HostsLauncher(ADDRESS, 0, KEY, **options)
+    launcher = HostsLauncher(ADDRESS, port, KEY, **options)
     runner = MultiProcessPipelineRunner(config, launcher=launcher)
     start = asyncio.create_task(runner.start(PATIENCE))
     try:
@@ -130,6 +130,21 @@ async def test_a_factory_that_fails_on_a_host_ends_the_start_with_its_traceback(
         assert "Host 'b': Process 'there' exited with status 1" in str(error.value)
         assert "FileNotFoundError: no weights in /nowhere" in str(error.value)
         assert "process_factories.py" in str(error.value)
+        joined.cancel()
+
+
+async def test_a_host_that_is_told_that_a_run_is_over_joins_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = one_stage(tmp_path, "process_factories.worker_of_request")
+    async with starting(config) as (start, launcher):
+        agent = host(launcher)
+        joined = asyncio.create_task(agent.run())
+        await start
+    await until(lambda: "has ended the run here: it is over; joining again" in caplog.text)
+    port = int(agent.coordinator.rpartition(":")[2])
+    async with starting(config, port=port) as (start, _):
+        await start
         joined.cancel()
 
 

@@ -120,7 +120,7 @@ class NodeRun:
         self._launched[launch.number] = processes
         for process in processes:
             logger.info("Started process %r (pid %d)", process.name, process.pid)
-            process.ready.add_done_callback(lambda _: self.changed.set())
+            process.ready.add_done_callback(self._on_ready)
             process.exited.add_done_callback(partial(self._on_exit, process))
         self.changed.set()
 
@@ -128,6 +128,14 @@ class NodeRun:
         if name not in self._specs:
             raise ValueError(f"process {name!r} is not on this node: {sorted(self._specs)} are")
         return self._specs[name]
+
+    def _on_ready(self, ready: asyncio.Future[None]) -> None:
+        processes = [process for processes in self._launched.values() for process in processes]
+        running = [process for process in processes if not process.exited.done()]
+        if ready.exception() is None and all(process.ready.done() for process in running):
+            names = ", ".join(repr(process.name) for process in running)
+            logger.info("Running %d processes: %s", len(running), names)
+        self.changed.set()
 
     def _on_exit(self, process: LaunchedProcess, exited: asyncio.Future[int]) -> None:
         logger.info("Process %r %s", process.name, process.describe_exit())

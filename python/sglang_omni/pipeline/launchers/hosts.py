@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 # A host whose connection has broken off is back in this time, or it has ended.
 _RECONNECT_S = 2.0
+# After some connection has ended, those of the hosts are looked after.
+_CHECK_S = 0.05
 # Hosts connect anew after up to three seconds of silence; with less than this they would be lost by then.
 SHORTEST_TIMEOUT_S = 4.0
 
@@ -81,6 +83,7 @@ class HostsLauncher:
         self._welcome: WelcomeMessage | None = None
         self._numbers = count(1)
         self._tasks: list[asyncio.Task[None]] = []
+        self._checking = False
 
     @property
     def is_listening(self) -> bool:
@@ -119,7 +122,7 @@ class HostsLauncher:
         self._welcome = _welcome(specs[0], self.host_timeout)
         host = f"[{self.host_address}]" if ":" in self.host_address else self.host_address
         try:
-            self._socket = RouterSocket(f"tcp://{host}:{self._port}", self._key, self._check_connections)
+            self._socket = RouterSocket(f"tcp://{host}:{self._port}", self._key, self._on_disconnect)
         except zmq.ZMQError as exc:
             raise RuntimeError(f"cannot listen for hosts at {host}:{self._port}: {exc.strerror}") from exc
         self._tasks = [
@@ -248,7 +251,14 @@ class HostsLauncher:
                 member.heard += loop.time() - due
                 self._tell(member)
 
+    def _on_disconnect(self) -> None:
+        # Strangers who come and go are not to make it busy.
+        if not self._checking:
+            self._checking = True
+            asyncio.get_running_loop().call_later(_CHECK_S, self._check_connections)
+
     def _check_connections(self) -> None:
+        self._checking = False
         for member in self._members.values():
             self._tell(member)
 
