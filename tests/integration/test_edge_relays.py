@@ -6,17 +6,19 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
-from itertools import count
+from itertools import count, permutations
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from edge_factories import CHUNK_BYTES, CHUNKS, PAYLOAD_BYTES, STREAMED
-from relay_peers import require
+from edge_factories import CHUNK_BYTES, CHUNKS, PAYLOAD_BYTES, STREAMED, block
+from relay_peers import BACKENDS, make_relay, require
 
 from sglang_omni.config import LOCAL_OBJECT, EndpointsConfig, PipelineConfig, StageConfig, plan_edges
+from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest
+from sglang_omni.relay import RelayReadError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -118,6 +120,18 @@ def came_as_planned(answer: dict[str, Any], route: list[str]) -> None:
             "same_chunks": [name in NEAR] * chunks,
             "chunks_right": [True] * chunks,
         }, name
+
+
+async def test_no_backend_reads_what_another_has_written() -> None:
+    for backend in BACKENDS:
+        require(backend)
+    relays = {backend: make_relay(backend, backend) for backend in BACKENDS}
+    for writer, reader in permutations(BACKENDS, 2):
+        metadata, _ = await relay_io.write_blob(relays[writer], "key", block(0, PAYLOAD_BYTES))
+        with pytest.raises(RelayReadError, match=f"not the metadata of a {reader} put"):
+            await relay_io.read_blob(relays[reader], "key", metadata)
+    for relay in relays.values():
+        relay.close()
 
 
 async def test_the_plan_says_so() -> None:
