@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
+import pytest
 from replica_factories import stage_that_sleeps
 from waiting import until
 
-from sglang_omni.config import AutoscalingConfig, EndpointsConfig, PipelineConfig
+from sglang_omni.config import AutoscalingConfig, EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 
 PATIENCE = 90
@@ -110,5 +113,57 @@ async def test_a_replica_that_dies_while_others_come_and_go_is_replaced(tmp_path
         await until(lambda: len(slow(runner)) == 3)
         await until(lambda: runner.process_ids["slow@r2"] in load.pids)
         await load.finish()
+    finally:
+        await runner.stop()
+
+
+async def test_a_replica_leaves_when_its_requests_are_answered_and_may_be_called_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sglang_omni.pipeline.autoscaler")
+    autoscaling = AutoscalingConfig(
+        max_replicas=2, target_ongoing_requests=3, upscale_delay_s=0.0, downscale_delay_s=0.0
+    )
+    holds = StageConfig(
+        name="slow",
+        factory="process_factories.trace",
+        factory_args={"name": "slow", "folder": str(tmp_path)},
+        process="slow",
+        terminal=True,
+        autoscaling=autoscaling,
+    )
+    base_path = str(tmp_path / "run")
+    config = PipelineConfig(model_path="m", stages=[holds], endpoints=EndpointsConfig(base_path=base_path))
+    runner = MultiProcessPipelineRunner(config)
+    await runner.start(timeout=PATIENCE)
+    coordinator = runner.coordinator
+
+    def hold(name: str) -> asyncio.Task[Any]:
+        return asyncio.create_task(coordinator.submit(name, {"hold": "slow"}))
+
+    try:
+        first = [hold(f"first{number}") for number in range(4)]
+        await until(lambda: len(slow(runner)) == 2)
+        added = hold("added")
+        await until(lambda: coordinator.stage_load()["slow@r1"] == 1)
+        pids = runner.process_ids
+        for number in range(4):
+            assert await coordinator.abort(f"first{number}")
+        await until(lambda: "so 1 replicas after 2" in caplog.text)
+        # It still has one, and gets no more until the load calls for it again.
+        others = [hold(f"other{number}") for number in range(2)]
+        await until(lambda: coordinator.stage_load() == {"slow@r0": 2, "slow@r1": 1})
+        others.append(hold("other2"))
+        await until(lambda: coordinator.stage_load() == {"slow@r0": 3, "slow@r1": 1})
+        await until(lambda: caplog.text.count("so 2 replicas after 1") == 2)
+        back = hold("back")
+        await until(lambda: coordinator.stage_load() == {"slow@r0": 3, "slow@r1": 2})
+        assert runner.process_ids == pids
+        Path(tmp_path, "slow.go").touch()
+        async with asyncio.timeout(PATIENCE):
+            seen = [(await task)["seen"]["slow"] for task in (*others, added, back)]
+        assert seen == [pids["slow@r0"]] * 3 + [pids["slow@r1"]] * 2
+        assert all(task.cancelled() for task in first)
+        await until(lambda: runner.process_ids == {"slow@r0": pids["slow@r0"]})
     finally:
         await runner.stop()

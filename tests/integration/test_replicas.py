@@ -11,16 +11,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 from replica_factories import CHUNKS
 from tiny_checkpoints import TinyCheckpoint
 from waiting import until
 
+from sglang_omni.client import Client
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 from sglang_omni.proto import CompleteMessage, OmniRequest, StreamMessage
+from sglang_omni.serve import create_app
 
 PATIENCE = 60
 
@@ -51,6 +54,11 @@ async def running(config: PipelineConfig, **options: Any) -> AsyncIterator[Multi
         yield runner
     finally:
         await runner.stop()
+
+
+def served(coordinator: Coordinator) -> httpx.AsyncClient:
+    app = create_app(Client(coordinator))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pipeline")
 
 
 async def gather(coordinator: Coordinator, count: int, prefix: str, **inputs: Any) -> list[Any]:
@@ -220,16 +228,24 @@ async def test_a_replica_that_is_killed_takes_only_its_own_requests(tmp_path: Pa
         before = runner.process_ids
         os.kill(before["middle@r1"], signal.SIGKILL)
         await until(lambda: "middle@r1" in coordinator.health()["down_stages"])
+        async with served(coordinator) as http:
+            health = await http.get("/health")
+            assert (health.status_code, health.json()["status"]) == (200, "degraded")
+            assert health.json()["down_stages"].keys() == {"middle@r1"}
+            metrics = (await http.get("/metrics")).text
+            assert 'sglang_omni_stage_requests{stage="middle@r2"} 10' in metrics
+            assert "sglang_omni_stages_down 1" in metrics
+            assert (await http.get("/get_load")).json()["num_reqs"] == 20
         # While it is away the others are given everything, and nobody waits for it.
         later = asyncio.create_task(gather(coordinator, 10, "later"))
         Path(tmp_path, "middle.go").touch()
         failed = [error for error in await held if isinstance(error, Exception)]
-        served = [result for result in await held if not isinstance(result, Exception)]
+        answered = [result for result in await held if not isinstance(result, Exception)]
         assert len(failed) == 10
         assert all(
             "stage 'middle@r1'" in str(error) and "was killed by SIGKILL" in str(error) for error in failed
         )
-        assert {r["seen"]["middle"] for r in served} == {before["middle@r0"], before["middle@r2"]}
+        assert {r["seen"]["middle"] for r in answered} == {before["middle@r0"], before["middle@r2"]}
         assert not [error for error in await later if isinstance(error, Exception)]
         await until(lambda: not coordinator.health()["down_stages"])
         assert coordinator.health()["running"]
