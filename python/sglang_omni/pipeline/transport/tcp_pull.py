@@ -60,7 +60,7 @@ class TcpPullSocket:
         self._unconfirmed: set[_Source] = set()
         self._confirming: asyncio.TimerHandle | None = None
         self._socket = zmq_socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.RCVHWM, QUEUED_MESSAGES)
+        self._socket.setsockopt(zmq.RCVHWM, 2 * QUEUED_MESSAGES)
         try:
             self.endpoint = bind_tcp(self._socket, endpoint, keys)
         except BaseException:

@@ -1,7 +1,7 @@
 """libzmq sockets on ``tcp://``: CURVE, limits on what a stranger may cost, and broken links noticed.
 
-Both ends send heartbeats, and who connects takes a link for broken on which it hears none. Who binds does
-not: a receiver that is paused reads nothing, no heartbeat either, and still sends its own.
+Both ends send heartbeats, and take a link for broken on which they hear nothing. That holds for a receiver
+that is paused too: its socket goes on reading, as it has room for all that its senders may have under way.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import zmq
 from sglang_omni.pipeline.transport.curve import RunKeys, secure_client, secure_server
 
 SCHEME = "tcp://"
-# The longest message, of four times what a request over HTTP may hold. Memory is used as its bytes arrive.
+# The longest message, four times what a request over HTTP may hold. Memory is used as its bytes arrive.
 MAX_MESSAGE = 256 << 20
 # What encryption adds to a message, and more.
 _OVERHEAD = 1024
@@ -33,14 +33,8 @@ def bind_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> 
         zmq.ZMQError: It cannot be bound.
     """
     secure_server(socket, required(keys, endpoint))
-    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 0)
-    # Heartbeats that nobody's kernel acknowledges end the connection: a dead host's does not stay for ever.
-    socket.setsockopt(zmq.TCP_MAXRT, BROKEN_MS)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.setsockopt(zmq.BACKLOG, _BACKLOG)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE + _OVERHEAD)
-    socket.setsockopt(zmq.IPV6, "[" in endpoint)
+    _set_limits(socket, endpoint)
     socket.bind(endpoint)
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -48,12 +42,16 @@ def bind_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> 
 def connect_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> None:
     """Connect, whether anybody is there yet or not. Raises ValueError where there are no keys."""
     secure_client(socket, required(keys, endpoint))
+    _set_limits(socket, endpoint)
+    socket.connect(endpoint)
+
+
+def _set_limits(socket: zmq.Socket[bytes], endpoint: str) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, BROKEN_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE + _OVERHEAD)
     socket.setsockopt(zmq.IPV6, "[" in endpoint)
-    socket.connect(endpoint)
 
 
 def required(keys: RunKeys | None, endpoint: str) -> RunKeys:
