@@ -79,7 +79,9 @@ async def test_another_key_is_refused_and_both_say_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with starting(pipeline(tmp_path)) as (start, launcher):
-        assert "has another join key: copy its key file" in await refusal(launcher, key=RunKeys.generate())
+        assert "hangs up on this join key: copy the coordinator's key file" in await refusal(
+            launcher, key=RunKeys.generate()
+        )
         await until(lambda: "tried to join" in caplog.text)
         assert "with another key than this one's" in caplog.text
         assert not start.done()

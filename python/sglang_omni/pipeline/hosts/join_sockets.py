@@ -33,11 +33,11 @@ _COMPLAIN_EVERY_S = 10.0
 # How often the other end must hang up on a key before it is the key that is wrong.
 _REFUSALS = 3
 
-_HANDSHAKE_FAILED = {
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
-}
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 # Of libzmq: what a peer sent could not be decrypted.
 _CRYPTOGRAPHIC = 0x11000001
 
@@ -63,12 +63,12 @@ class RouterSocket:
         # A host that connects anew is the same host; and nothing is queued for one that is gone.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._monitor = self._socket.get_monitor_socket()
         try:
             self._socket.bind(endpoint)
-        except BaseException:
-            self.close()
+        except zmq.ZMQError:
+            self._socket.close()
             raise
+        self._monitor = self._socket.get_monitor_socket(_HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED)
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._on_disconnect = on_disconnect
         self._watching = asyncio.create_task(self._watch(), name="join port")
@@ -88,12 +88,10 @@ class RouterSocket:
         return _sent(self._socket.send_multipart([session, messages.encode(message)], flags=zmq.NOBLOCK))
 
     def close(self) -> None:
-        if not self._socket.closed:
-            if hasattr(self, "_watching"):
-                self._watching.cancel()
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-            self._socket.close()
+        self._watching.cancel()
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
 
     async def _watch(self) -> None:
         quiet_until = 0.0
@@ -102,7 +100,7 @@ class RouterSocket:
             event = parse_monitor_message(await self._monitor.recv_multipart())
             if event["event"] == zmq.EVENT_DISCONNECTED:
                 self._on_disconnect()
-            elif event["event"] in _HANDSHAKE_FAILED and loop.time() >= quiet_until:
+            elif loop.time() >= quiet_until:
                 quiet_until = loop.time() + _COMPLAIN_EVERY_S
                 if event["value"] == _CRYPTOGRAPHIC:
                     logger.warning("A host tried to join %s with another key than this one's", self.endpoint)
@@ -134,7 +132,7 @@ class DealerSocket:
         self._socket.connect(coordinator)
 
     async def connected(self) -> None:
-        """Return once the coordinator has accepted the key.
+        """Return once the coordinator has accepted the key. To be awaited once, and before anything else.
 
         Raises:
             JoinRefused: It has not.
@@ -144,12 +142,14 @@ class DealerSocket:
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                # What nobody reads any more would in the end stop libzmq.
+                self._socket.disable_monitor()
                 return
-            if event in _HANDSHAKE_FAILED | {zmq.EVENT_DISCONNECTED}:
+            if event & (_HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED):
                 refusals += 1
                 if refusals == _REFUSALS:
                     raise JoinRefused(
-                        f"the coordinator at {self._coordinator} has another join key: copy its key file to "
+                        f"{self._coordinator} hangs up on this join key: copy the coordinator's key file to "
                         "this host"
                     )
             elif event == zmq.EVENT_CONNECT_RETRIED and not (complained or refusals):
