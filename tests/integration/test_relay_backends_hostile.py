@@ -7,7 +7,7 @@ import contextlib
 import ipaddress
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,28 @@ async def test_sizes_that_lie_read_nothing_that_was_not_announced(
     assert np.array_equal(await relay_io.read_blob(relay, "s", secret), pattern(3, 500_000))
 
 
+async def test_places_that_lie_are_not_read(backend: str, relay: Any, peer: Peer) -> None:
+    if backend not in WITH_ENGINE:
+        return  # Its metadata names no address.
+    true = await peer("write", "k", pattern(5, 100_000))
+    address, slot_bytes, slots = true["relay_info"]["segment"]
+    nbytes = slot_bytes * slots
+    places = [
+        [address + nbytes, slot_bytes, slots],
+        [address - nbytes, slot_bytes, slots],
+        [address + 8, slot_bytes, slots],
+        [4096, slot_bytes, slots],
+        [1 << 46, slot_bytes, slots],
+    ]
+    for place in places:
+        lie = {**true["relay_info"], "segment": place, "slots": [slots - 2, 2]}
+        with pytest.raises(RelayError):
+            await relay_io.read_blob(relay, "k", {**true, "relay_info": lie})
+    # A reader that has been lied to is done with the payload.
+    true = await peer("write", "k", pattern(5, 100_000))
+    assert np.array_equal(await relay_io.read_blob(relay, "k", true), pattern(5, 100_000))
+
+
 async def test_garbage_on_its_ports_does_not_disturb_a_relay(backend: str, relay: Any, peer: Peer) -> None:
     await relay_io.read_blob(relay, "k", await peer("write", "k", block(1)))
     metadata, _ = await relay_io.write_blob(relay, "k", block(1), target="peer")
@@ -137,20 +159,39 @@ async def test_garbage_on_its_ports_does_not_disturb_a_relay(backend: str, relay
             await _send(port, draw.randbytes(nbytes))
         await _send(port, b"\xff" * 4096)
         await _send(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    async with contextlib.AsyncExitStack() as lingering:
+        for port in ports:
+            for data in (b"", b"\x01", b"sglomni"):
+                await lingering.enter_async_context(_linger(port, data))
+        await _serves(backend, relay, peer)
+    await until(lambda: relay.usage().get("relay_held_bytes", 0) == 0)
+
+
+async def _serves(backend: str, relay: Any, peer: Peer) -> None:
+    """Both ways, and to a peer that is new."""
     for value in range(1, 4):
         metadata, put = await relay_io.write_blob(relay, "k", block(value), target="peer")
         assert await peer("read_sum", "k", metadata) == value * MIB
         await put.wait_for_completion(PATIENCE)
         theirs = await peer("write", "k", pattern(value, MIB))
         assert np.array_equal(await relay_io.read_blob(relay, "k", theirs), pattern(value, MIB))
-    # A new peer can still connect.
     other = make_relay(backend, "new")
     try:
         theirs = await peer("write", "k", pattern(9, MIB))
         assert np.array_equal(await relay_io.read_blob(other, "k", theirs), pattern(9, MIB))
     finally:
         other.close()
-    await until(lambda: relay.usage().get("relay_held_bytes", 0) == 0)
+
+
+@contextlib.asynccontextmanager
+async def _linger(port: int, data: bytes) -> AsyncIterator[None]:
+    """A connection that begins to say something and does not go on."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(data)
+        yield
+    finally:
+        writer.close()
 
 
 async def _send(port: int, data: bytes) -> None:

@@ -1,21 +1,40 @@
-"""The default speech pipeline over each relay says what it says over shared memory."""
+"""Whole pipelines say over each relay what they say over shared memory: speech chat and a tiny Qwen3-Omni."""
 
 from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import soundfile
+from qwen3_omni_cases import Case, differences
+from qwen3_omni_oracle import Oracle
 from relay_peers import BACKENDS, require
+from sample_media import audio_part, image_part, picture, sound, user
 
+from sglang_omni.config import PipelineConfig
+from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest
 
 BOTH = {"task": "chat", "output_modalities": ["text", "audio"]}
+
+
+async def answers(config: PipelineConfig, *requests: OmniRequest) -> list[Any]:
+    """What a pipeline answers, one after another."""
+    runner = MultiProcessPipelineRunner(config)
+    await runner.start(timeout=240)
+    try:
+        return [
+            await runner.coordinator.submit(str(number), request) for number, request in enumerate(requests)
+        ]
+    finally:
+        await runner.stop()
 
 
 @cache
@@ -27,28 +46,21 @@ def question() -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-async def answers(backend: str) -> list[dict[str, Any]]:
-    """What a pipeline answers to speech, which is too large for a message, and to text."""
-    runner = MultiProcessPipelineRunner(SpeechChatPipelineConfig(relay_backend=backend))
-    await runner.start(timeout=240)
-    try:
-        heard = {"type": "input_audio", "input_audio": {"data": question(), "format": "wav"}}
-        contents: list[Any] = [[heard], "What is the capital of France?"]
-        params = {"temperature": 0.0, "max_new_tokens": 16}
-        return [
-            await runner.coordinator.submit(
-                str(number), OmniRequest({"messages": [{"role": "user", "content": content}]}, params, BOTH)
-            )
-            for number, content in enumerate(contents)
-        ]
-    finally:
-        await runner.stop()
+async def spoken(backend: str) -> list[Any]:
+    """What the speech pipeline answers to speech, which is too large for a message, and to text."""
+    heard = {"type": "input_audio", "input_audio": {"data": question(), "format": "wav"}}
+    contents: list[Any] = [[heard], "What is the capital of France?"]
+    params = {"temperature": 0.0, "max_new_tokens": 16}
+    return await answers(
+        SpeechChatPipelineConfig(relay_backend=backend),
+        *(OmniRequest({"messages": [{"role": "user", "content": it}]}, params, BOTH) for it in contents),
+    )
 
 
 async def test_every_relay_gives_the_same_tokens_and_the_same_speech() -> None:
     for backend in BACKENDS:
         require(backend)
-    expected, *others = [await answers(backend) for backend in BACKENDS]
+    expected, *others = [await spoken(backend) for backend in BACKENDS]
     assert all(answer["decode"]["token_ids"] for answer in expected)
     for backend, got in zip(BACKENDS[1:], others, strict=True):
         for answer, right in zip(got, expected, strict=True):
@@ -56,3 +68,29 @@ async def test_every_relay_gives_the_same_tokens_and_the_same_speech() -> None:
             np.testing.assert_array_equal(
                 answer["speak"]["audio_data"], right["speak"]["audio_data"], backend
             )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+async def test_qwen3_omni_over_every_relay_says_what_the_oracle_says(
+    backend: str, qwen3_omni: Callable[..., Oracle]
+) -> None:
+    require(backend)
+    oracle = qwen3_omni()
+    # The picture's patches are too large for a message.
+    case, right = Case(
+        "shown and told", [user(image_part(picture(3, 400, 300)), audio_part(sound(1)), "Do they fit?")]
+    ).spoken_by(oracle)
+    params = {**case.params, "max_new_tokens": case.max_tokens, "voice": case.speaker}
+    engine = {"engine": "omni", "num_threads": 1}
+    config = Qwen3OmniPipelineConfig(
+        model_path=str(oracle.path),
+        relay_backend=backend,
+        runtime_overrides={"thinker": engine, "talker": engine},
+    )
+    # Three processes instead of five, which take their time to start.
+    together = {"encoders": "thinker", "code2wav": "talker"}
+    for stage in config.stages:
+        stage.process = together.get(stage.process or "", stage.process)
+    (answer,) = await answers(config, OmniRequest({"messages": case.messages}, params, BOTH))
+    assert right.codes
+    assert differences(right, answer) == []
