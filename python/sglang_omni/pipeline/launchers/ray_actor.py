@@ -116,10 +116,11 @@ def _planned_here(spec: WorkerSpec, folder: IpcRuntimeDir, port: int) -> WorkerS
     )
     planned = plan_workers(spec.config, prep, coordinator_tcp=spec.coordinator_tcp)
     (own,) = (it for it in planned if it.process_name == spec.process_name)
-    return replace(own, log_level=spec.log_level, stages=tuple(_on_first_gpu(it, port) for it in own.stages))
+    return replace(own, log_level=spec.log_level, stages=tuple(on_first_gpu(it, port) for it in own.stages))
 
 
-def _on_first_gpu(launch: StageLaunchConfig, port: int) -> StageLaunchConfig:
+def on_first_gpu(launch: StageLaunchConfig, port: int) -> StageLaunchConfig:
+    """The stage on the GPU that Ray lets its process see, whichever the config names."""
     if launch.gpu_id is None:
         return replace(launch, nccl_port=port)
     relays = {
