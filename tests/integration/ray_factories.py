@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
+from sglang_omni.scheduling.ranks import RankGroup
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +106,32 @@ class Listener(Speaker):
 
 def digest(numbers: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(numbers).tobytes()).hexdigest()
+
+
+class Rank(Speaker):
+    """A scheduler that is one of several ranks, and leaves in ``folder`` where it runs."""
+
+    def __init__(self, name: str, rank: int, port: int | None, folder: str) -> None:
+        super().__init__(name)
+        self._place = Path(folder, f"rank{rank}.json")
+        self._place.write_text(json.dumps({**here(), "port": port}))
+
+    def join_ranks(self, ranks: RankGroup) -> None:
+        self._ranks = ranks
+
+    def start(self) -> None:
+        if not self._ranks.leads:
+            self._ranks.receive()  # of the end
+            return
+        while (message := self.inbox.get()) is not None:
+            payload = message.data
+            payload.data = {"seen": {self.name: here()}}
+            self.outbox.put(OutgoingMessage(message.request_id, "result", payload))
+        self._ranks.send([])
+
+
+def rank(name: str, tp_rank: int, tp_size: int, nccl_port: int | None, folder: str) -> Rank:
+    return Rank(name, tp_rank, nccl_port, folder)
 
 
 def speaker(name: str) -> Speaker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -265,6 +266,25 @@ async def test_replicas_are_actors_of_their_own(nodes: Nodes, tmp_path: Path) ->
 
 def actors_of_processes() -> set[str]:
     return {actor["name"].rpartition(":")[2] for actor in list_named_actors(all_namespaces=True)}
+
+
+async def test_ranks_are_on_one_node_and_start_again_together(nodes: Nodes, tmp_path: Path) -> None:
+    arguments = {"name": "a", "folder": str(tmp_path)}
+    config = pipeline(tmp_path, stage("a", "rank", factory_args=arguments, tp_size=2, terminal=True))
+
+    def ranks() -> list[dict[str, Any]]:
+        return [json.loads((tmp_path / f"rank{number}.json").read_text()) for number in range(2)]
+
+    async with on_ray(config) as runner:
+        assert (await ask(runner, "before"))["seen"]["a"]["pid"] == ranks()[0]["pid"]
+        before = ranks()
+        os.kill(before[1]["pid"], signal.SIGKILL)
+        await until(lambda: all(new["pid"] != old["pid"] for new, old in zip(ranks(), before, strict=True)))
+        assert (await ask(runner, "after"))["seen"]["a"]["pid"] == ranks()[0]["pid"]
+        for lived in (before, ranks()):
+            assert lived[0]["node"] == lived[1]["node"]
+            assert lived[0]["port"] == lived[1]["port"] > 0
+        assert [it["actor"] for it in ranks()] == [it["actor"] for it in before]
 
 
 async def test_a_server_on_ray_ends_on_sigterm(nodes: Nodes, tmp_path: Path) -> None:
