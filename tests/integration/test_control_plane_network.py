@@ -8,9 +8,8 @@ import pickle
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -149,78 +148,75 @@ async def test_a_peer_with_the_keys_gets_nothing_run_or_imported(
         await traffic.stop()
 
 
-@dataclass
 class Apart(LocalLauncher):
-    """Has the processes of this host meet as if each were on a host of its own: over tcp:// alone."""
+    """Has processes of this host meet as if each were on a host of its own: over tcp:// alone."""
 
-    host_address: str | None = "127.0.0.1"
+    host_address = "127.0.0.1"
+
+    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+        assert all(spec.node is not None for spec in specs)
 
     def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
         return super().launch([self._apart(spec) for spec in ranks])
 
     def _apart(self, spec: WorkerSpec) -> WorkerSpec:
         (launch,) = spec.stages
-        return replace(
-            spec,
-            stages=(
-                replace(
-                    launch,
-                    endpoints={**dict.fromkeys(launch.endpoints, ""), launch.instance: "tcp://127.0.0.1:*"},
-                    host_address=None,
-                    coordinator_endpoint=spec.coordinator_tcp["completion"],
-                    abort_endpoint=spec.coordinator_tcp["abort"],
-                ),
-            ),
+        launch = replace(
+            launch,
+            endpoints={**launch.endpoints, launch.instance: "tcp://127.0.0.1:*"},
+            host_address=None,
+            coordinator_endpoint=spec.coordinator_tcp["completion"],
+            abort_endpoint=spec.coordinator_tcp["abort"],
+            relay_configs={"shm": {}},
+            send_over=dict.fromkeys(launch.send_over, "shm"),
+            receive_over=dict.fromkeys(launch.receive_over, "shm"),
         )
+        return replace(spec, stages=(launch,))
 
 
 @asynccontextmanager
-async def apart(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> AsyncIterator[SimpleNamespace]:
+async def apart(folder: Path, *names: str) -> AsyncIterator[MultiProcessPipelineRunner]:
     """A chain of stages whose endpoints are known to nobody before they are up."""
-    register = MultiProcessPipelineRunner._register
-
-    def forget(self: MultiProcessPipelineRunner, worker) -> None:
-        register(self, worker)
-        for name in worker.stage_names:
-            self.coordinator._endpoints[name] = ""
-
-    monkeypatch.setattr(MultiProcessPipelineRunner, "_register", forget)
-    async with running(chain(folder, *names), launcher=Apart()) as runner:
-        yield SimpleNamespace(runner=runner, coordinator=runner.coordinator)
+    config = chain(folder, *names)
+    for stage in config.stages:
+        stage.node = stage.name
+    async with running(config, launcher=Apart()) as runner:
+        yield runner
 
 
-async def test_a_process_that_comes_back_on_another_port_is_found_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with apart(tmp_path, monkeypatch, "a", "b", "c") as it:
-        before = it.runner.process_ids
-        assert (await it.coordinator.submit("first", {}))["seen"] == before
-        endpoint = it.coordinator._endpoints["b"]
+def where_is(runner: MultiProcessPipelineRunner, name: str) -> str:
+    (slot,) = [worker for worker in runner._workers if worker.stage_names == [name]]
+    return slot.endpoints[name]
+
+
+async def test_a_process_that_comes_back_on_another_port_is_found_there(tmp_path: Path) -> None:
+    async with apart(tmp_path, "a", "b", "c") as runner:
+        coordinator, before = runner.coordinator, runner.process_ids
+        assert (await coordinator.submit("first", {}))["seen"] == before
+        endpoint = where_is(runner, "b")
         assert endpoint.startswith("tcp://127.0.0.1:")
-        held = asyncio.create_task(it.coordinator.submit("held", {"hold": "b"}))
+        held = asyncio.create_task(coordinator.submit("held", {"hold": "b"}))
         await until((tmp_path / "b.held").exists)
-        waiting = [asyncio.create_task(it.coordinator.submit(f"waits {i}", {})) for i in range(10)]
+        waiting = [asyncio.create_task(coordinator.submit(f"waits {i}", {})) for i in range(10)]
         # The entry stage has handed them to b, which works on the first one.
-        await until(lambda: it.coordinator.stage_load()["b"] == 11)
+        await until(lambda: coordinator.stage_load()["b"] == 11)
         os.kill(before["b"], 9)
         for request in (held, *waiting):
             with pytest.raises(RuntimeError, match="stage 'b': process 'b' was killed by SIGKILL"):
                 await asyncio.wait_for(request, 60)
         (tmp_path / "b.go").touch()
-        results = [await asyncio.wait_for(it.coordinator.submit(f"later {i}", {}), 60) for i in range(20)]
-        after = it.runner.process_ids
+        results = [await asyncio.wait_for(coordinator.submit(f"later {i}", {}), 60) for i in range(20)]
+        after = runner.process_ids
         assert all(result["seen"] == after for result in results)
         assert after["b"] != before["b"]
         assert {**after, "b": 0} == {**before, "b": 0}
-        assert it.coordinator._endpoints["b"] != endpoint
+        assert where_is(runner, "b") != endpoint
 
 
-async def test_an_entry_stage_that_comes_back_elsewhere_is_found_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with apart(tmp_path, monkeypatch, "a", "b") as it:
-        before = it.runner.process_ids
+async def test_an_entry_stage_that_comes_back_elsewhere_is_found_too(tmp_path: Path) -> None:
+    async with apart(tmp_path, "a", "b") as runner:
+        before = runner.process_ids
         os.kill(before["a"], 9)
-        await until(lambda: "a" in it.coordinator.health()["down_stages"])
-        result = await asyncio.wait_for(it.coordinator.submit("waits for it", {}), 60)
-        assert result["seen"] == it.runner.process_ids != before
+        await until(lambda: "a" in runner.coordinator.health()["down_stages"])
+        result = await asyncio.wait_for(runner.coordinator.submit("waits for it", {}), 60)
+        assert result["seen"] == runner.process_ids != before
