@@ -75,7 +75,7 @@ test-gpu: build ## what needs a CUDA GPU: memory shared on it, copies to and fro
 	$(BIN)/python -m pytest tests/gpu
 
 .PHONY: bench
-bench: build ## every case against memcpy, and against sglang-omni 0.1.9 where it is installed; six minutes
+bench: build ## every case against memcpy, and against sglang-omni 0.1.9 where it is installed; seven minutes
 	cd benches && ../$(BIN)/python data_plane.py
 	cd benches && ../$(BIN)/python pipeline.py
 	cd benches && ../$(BIN)/python stalled.py
