@@ -23,7 +23,7 @@ from ray.cluster_utils import Cluster
 from ray.util import list_named_actors, placement_group_table
 from waiting import until
 
-from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
+from sglang_omni.config import AutoscalingConfig, EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.config.io import save_config
 from sglang_omni.pipeline.launchers.ray import RayLauncher
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
@@ -95,7 +95,7 @@ async def nothing_is_left(nodes: Nodes) -> AsyncIterator[None]:
     """Every test leaves the cluster without actors and placement groups."""
     yield
     await until(lambda: not list_named_actors(all_namespaces=True))
-    await until(lambda: all(group["state"] == "REMOVED" for group in placement_group_table().values()))
+    await until(lambda: not groups())
 
 
 def free_port() -> int:
@@ -262,6 +262,30 @@ async def test_replicas_are_actors_of_their_own(nodes: Nodes, tmp_path: Path) ->
         after = [(await ask(runner, f"after {number}"))["seen"]["a"] for number in range(2)]
         assert after == [stayed, stayed]
         assert actors_of_processes() in ({"a@r0", "b"}, {"a@r1", "b"})
+
+
+async def test_a_replica_that_is_added_asks_for_its_own_room(nodes: Nodes, tmp_path: Path) -> None:
+    config = pair(tmp_path)
+    config.stages[0].autoscaling = AutoscalingConfig(
+        max_replicas=2, target_ongoing_requests=1, upscale_delay_s=0, downscale_delay_s=0.5
+    )
+    async with on_ray(config) as runner:
+        assert actors_of_processes() == {"a@r0", "b"}
+        (reserved,) = groups()
+        requests = [asyncio.create_task(ask(runner, f"{number}", hold="a")) for number in range(3)]
+        await until(lambda: actors_of_processes() == {"a@r0", "a@r1", "b"})
+        assert len(groups()) == 2
+        Path(tmp_path, "a.go").touch()
+        await asyncio.gather(*requests)
+        await until(lambda: actors_of_processes() == {"a@r0", "b"})
+        await until(lambda: groups() == [reserved])
+        assert (await ask(runner, "after"))["seen"].keys() == {"a", "b"}
+
+
+def groups() -> list[str]:
+    """The placement groups there are."""
+    table = placement_group_table()
+    return [name for name, group in table.items() if group["state"] != "REMOVED"]
 
 
 def actors_of_processes() -> set[str]:

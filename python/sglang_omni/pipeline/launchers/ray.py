@@ -51,8 +51,11 @@ _T = TypeVar("_T")
 
 # How often the log says what is waited for.
 _PROGRESS_S = 10.0
+_WAIT_S = 1.0
 # A process that is to be replaced is asked again after this long whether it has been.
 _RETRY_S = 0.05
+# Ray needs a moment to end an actor; a cluster that is itself about to end may never do it.
+_GONE_S = 10.0
 _KILLED = -signal.SIGKILL
 
 
@@ -116,9 +119,8 @@ class RayLauncher:
             bundle = bundles.setdefault(_node_of(spec), Bundle(_node_of(spec)))
             bundle.processes[spec.process_name] = demand_of(spec)
         later = {_node_of(spec) for spec in specs if not spec.starts_at_once}
-        await self._reserve(
-            {node: it for node, it in bundles.items() if not is_anywhere(node) or node not in later}
-        )
+        now = {node: it for node, it in bundles.items() if not is_anywhere(node) or node not in later}
+        await self._reserve(self.name, now)
 
     async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
         """Ray finds a node by itself, and ``launch`` waits for the actor's process there."""
@@ -177,18 +179,26 @@ class RayLauncher:
                 logger.info("Started a Ray cluster on this host, since there was none")
         self._connected = True
 
-    async def _reserve(self, bundles: Mapping[str, Bundle]) -> None:
-        """Reserve all of these, or none. Raises RuntimeError where there is no room in time."""
+    async def _reserve(self, name: str, bundles: Mapping[str, Bundle]) -> None:
+        """Reserve all of these, or none, as the placement group ``name``.
+
+        Raises:
+            RuntimeError: There is no room in time.
+        """
         resources = [bundle.resources() for bundle in bundles.values()]
-        group = placement_group(resources, strategy="PACK", name=self.name)
+        group = placement_group(resources, strategy="PACK", name=name)
         self._groups.append(group)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.placement_timeout
+        shown = loop.time()
         while (left := deadline - loop.time()) > 0:
-            if await asyncio.to_thread(group.wait, min(left, _PROGRESS_S)):
+            # In short pieces: nobody can end a thread that waits.
+            if await asyncio.to_thread(group.wait, min(left, _WAIT_S)):
                 self._places |= {key: _Place(group, index) for index, key in enumerate(bundles)}
                 return
-            logger.info("Waiting for room in the Ray cluster: %s", describe_shortage(bundles.values()))
+            if loop.time() >= shown + _PROGRESS_S:
+                shown = loop.time()
+                logger.info("Waiting for room in the Ray cluster: %s", describe_shortage(bundles.values()))
         shortage = describe_shortage(bundles.values())
         self._groups.remove(group)
         remove_placement_group(group)
@@ -202,7 +212,7 @@ class RayLauncher:
         node = _node_of(ranks[0])
         if node not in self._places:
             demands = {rank.process_name: demand_of(rank) for rank in ranks}
-            await self._reserve({node: Bundle(node, demands)})
+            await self._reserve(f"{self.name}:{ranks[0].process_name}", {node: Bundle(node, demands)})
         return self._places[node]
 
     async def _live(
@@ -217,10 +227,12 @@ class RayLauncher:
         try:
             handle = self._actor(spec, await asyncio.shield(room))
             arrival = await self._next_process(handle, spec.process_name)
-            process.begins(handle, arrival)
             if spec is ranks[0]:
                 port.set_result(arrival.free_port)
-            async for report in handle.run.remote(spec, await port):
+            nccl_port = await port
+            self._last_tokens[spec.process_name] = arrival.token
+            process.begins(handle, arrival)
+            async for report in handle.run.remote(spec, nccl_port):
                 process.take(await report)
             if process.failure is None:
                 await self._end(spec, ranks)
@@ -232,6 +244,8 @@ class RayLauncher:
             process.lost = "was given up before it began"
             process.ends(_KILLED)
         except RayActorError as exc:
+            if isinstance(exc, ActorDiedError):  # it could not be made, so that Ray does not start it again
+                self._actors.pop(spec.process_name, None)
             process.lost_by_ray(exc)
             process.ends(_KILLED)
         except Exception:  # noqa: BLE001  no room, or Ray could not do it: whoever waits for the process is told
@@ -262,9 +276,8 @@ class RayLauncher:
             answer = asyncio.ensure_future(_awaited(handle.enter.remote(sys.path)))
             while not (await asyncio.wait([answer], timeout=_PROGRESS_S))[0]:
                 logger.info("Process %r waits for Ray to start its actor", name)
-            arrival = answer.result()
+            arrival: Arrival = answer.result()
             if arrival.token != self._last_tokens.get(name):
-                self._last_tokens[name] = arrival.token
                 return arrival
             await asyncio.sleep(_RETRY_S)  # it has been told to end, and has not yet
 
@@ -362,8 +375,10 @@ class RayProcess:
             return
         arrival = self._arrival
         self._node_lost = not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == arrival.node_id)
-        what = "its node is gone" if self._node_lost else "its process was killed or crashed"
-        self.lost = f"was lost by Ray: {what} (pid {arrival.pid} on {arrival.address}): {_plain(cause)}"
+        what = "node" if self._node_lost else "process"
+        self.lost = (
+            f"was lost by Ray: its {what} is gone (pid {arrival.pid} on {arrival.address}): {_plain(cause)}"
+        )
 
     def ends(self, status: int) -> None:
         """It has ended."""
@@ -391,8 +406,10 @@ def _environment(spec: WorkerSpec) -> dict[str, str]:
 
 
 async def _gone(handle: Any) -> None:
-    """Return once an actor that was killed for good is dead."""
-    while True:
+    """Return once an actor that was killed for good is dead, or Ray does not get to it."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _GONE_S
+    while loop.time() < deadline:
         try:
             await handle.enter.options(max_task_retries=0).remote([])
         except ActorDiedError:
