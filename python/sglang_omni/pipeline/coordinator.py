@@ -419,7 +419,8 @@ class Coordinator:
             case ProgressMessage():
                 self._on_progress(message)
             case StatsMessage():
-                self._stage_stats[message.from_stage] = message.stats
+                if message.from_stage in self.stages:  # It may be the last word of a replica that has left.
+                    self._stage_stats[message.from_stage] = message.stats
             case _:
                 logger.warning("Ignored a %s message: the coordinator does not take it", message.type)
 
