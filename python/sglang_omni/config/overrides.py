@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from sglang_omni.config.factory_args import stage_factory_path
 from sglang_omni.config.imports import import_callable
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.config.strict import did_you_mean
+from sglang_omni.config.strict import did_you_mean, error_text
 
 
 def override_stage(config: PipelineConfig, setting: str) -> None:
@@ -34,7 +35,14 @@ def override_stage(config: PipelineConfig, setting: str) -> None:
     except yaml.YAMLError as exc:
         raise ValueError(f"{setting!r}: the value is not valid YAML: {exc}") from exc
     stage = stages[name]
-    if field in StageConfig.model_fields:
+    if (info := StageConfig.model_fields.get(field)) is not None:
+        declared: Any = Annotated[info.annotation, info]
+        try:
+            # What has fields of its own comes as a map, which assigning does not turn into it.
+            value = TypeAdapter[Any](declared).validate_python(value)
+        except ValidationError as exc:
+            problems = "; ".join(error_text(error) for error in exc.errors(include_url=False))
+            raise ValueError(f"{setting!r}: {problems}") from exc
         setattr(stage, field, value)
         return
     taken = _parameters(stage)

@@ -65,6 +65,8 @@ def test_one_stages_own_settings_win(omni):
         ("thinker", "expected STAGE.NAME=VALUE"),
         ("thinker=1", "expected STAGE.NAME=VALUE"),
         ("thinkr.gpu=0", "no stage 'thinkr'; did you mean 'thinker'"),
+        ("thinker.num_replicas=0", "greater than or equal to 1"),
+        ("thinker.autoscaling={max_replica: 2}", "no field 'max_replica'.*did you mean 'max_replicas'"),
         ("thinker.max_runing_requests=1", "did you mean 'max_running_requests'"),
         ("thinker.gpu=[", "not valid YAML"),
     ],
@@ -72,6 +74,12 @@ def test_one_stages_own_settings_win(omni):
 def test_wrong_settings_are_named(omni, setting, said):
     with pytest.raises(ValueError, match=f"--stage.*{said}"):
         applied(omni, "--stage", setting)
+
+
+def test_a_field_with_fields_of_its_own_is_set_as_a_map(omni):
+    applied(omni, "--stage", "thinker.autoscaling={max_replicas: 3}", "--stage", "talker.num_replicas=2")
+    replicas = {stage.name: (stage.min_replicas, stage.max_replicas) for stage in omni.stages}
+    assert (replicas["thinker"], replicas["talker"]) == ((1, 3), (2, 2))
 
 
 def test_a_flag_that_no_stage_takes(tmp_path):
