@@ -32,9 +32,8 @@ print(httpx.post("http://127.0.0.1:8000/v1/chat/completions", json=json.load(sys
 
 
 def program(net: Network, host: str, command: list[str]) -> Lines:
-    # Relays of this process may have kept UCX to the loopback device.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path}
     return Lines(
         net.popen(host, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True)
     )

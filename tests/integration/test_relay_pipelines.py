@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 from qwen3_omni_cases import Case, differences
-from qwen3_omni_oracle import Oracle
+from qwen3_omni_oracle import Oracle, OracleAnswer
 from relay_peers import BACKENDS, require
 from sample_media import audio_part, image_part, picture, sound, user
 
@@ -70,16 +70,19 @@ async def test_every_relay_gives_the_same_tokens_and_the_same_speech() -> None:
             )
 
 
+@pytest.fixture(scope="module")
+def shown_and_told(qwen3_omni: Callable[..., Oracle]) -> tuple[Oracle, Case, OracleAnswer]:
+    """A question with a picture, whose patches are too large for a message."""
+    oracle, asked = qwen3_omni(), [image_part(picture(3, 400, 300)), audio_part(sound(1)), "Do they fit?"]
+    return oracle, *Case("shown and told", [user(*asked)]).spoken_by(oracle)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_qwen3_omni_over_every_relay_says_what_the_oracle_says(
-    backend: str, qwen3_omni: Callable[..., Oracle]
+    backend: str, shown_and_told: tuple[Oracle, Case, OracleAnswer]
 ) -> None:
     require(backend)
-    oracle = qwen3_omni()
-    # The picture's patches are too large for a message.
-    case, right = Case(
-        "shown and told", [user(image_part(picture(3, 400, 300)), audio_part(sound(1)), "Do they fit?")]
-    ).spoken_by(oracle)
+    oracle, case, right = shown_and_told
     params = {**case.params, "max_new_tokens": case.max_tokens, "voice": case.speaker}
     engine = {"engine": "omni", "num_threads": 1}
     config = Qwen3OmniPipelineConfig(
