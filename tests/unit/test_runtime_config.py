@@ -17,6 +17,7 @@ from sglang_omni.pipeline.runtime_config import (
     allocate_endpoints,
     build_relay_configs,
     create_ipc_runtime_dir,
+    join_ipc_runtime_dir,
     prepare_pipeline_runtime,
 )
 
@@ -67,6 +68,23 @@ def test_the_folder_of_a_killed_run_is_swept_and_other_folders_are_not(tmp_path:
     with create_ipc_runtime_dir(pipeline(tmp_path)):
         assert not left_behind.exists()
         assert foreign.is_dir()
+
+
+def test_a_folder_that_is_joined_goes_with_the_last_of_its_processes(tmp_path: Path) -> None:
+    config = pipeline(tmp_path)
+    one, two = join_ipc_runtime_dir(config, "run"), join_ipc_runtime_dir(config, "run")
+    assert one.path == two.path == tmp_path / "run"
+    assert stat.S_IMODE(one.path.stat().st_mode) == 0o700
+    one.close()
+    with create_ipc_runtime_dir(config):  # sweeps
+        assert two.path.is_dir()
+    two.close()
+    assert list(tmp_path.iterdir()) == []
+    # What a killed process left behind is taken over, or swept by the next run.
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.lock").touch()
+    with join_ipc_runtime_dir(config, "other"):
+        assert [folder.name for folder in tmp_path.iterdir()] == ["other"]
 
 
 def test_default_base_folder_goes_with_the_last_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

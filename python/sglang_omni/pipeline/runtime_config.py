@@ -125,6 +125,8 @@ def create_ipc_runtime_dir(config: PipelineConfig) -> IpcRuntimeDir:
 def join_ipc_runtime_dir(config: PipelineConfig, name: str) -> IpcRuntimeDir:
     """The folder of a run's processes on this host that have no parent here to create it; the first one does.
 
+    Folders that killed runs left behind are removed.
+
     Args:
         config: The pipeline. Where it does not say where sockets are to be, it is where this host has them.
         name: The run's.
@@ -135,6 +137,7 @@ def join_ipc_runtime_dir(config: PipelineConfig, name: str) -> IpcRuntimeDir:
     ours = "base_path" not in config.endpoints.model_fields_set
     base = Path((EndpointsConfig() if ours else config.endpoints).base_path)
     path = base / name
+    _sweep(base)
     while True:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if ours:
