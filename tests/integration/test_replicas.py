@@ -25,7 +25,8 @@ from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 from sglang_omni.proto import CompleteMessage, OmniRequest, StreamMessage
 from sglang_omni.serve import create_app
 
-PATIENCE = 60
+# Bounds a wait for what must happen; what is tested is that it happens.
+PATIENCE = 120
 
 
 def stage(name: str, factory: str, *, process: str = "", **fields: Any) -> StageConfig:
@@ -49,7 +50,7 @@ def traced(name: str, folder: Path, **fields: Any) -> StageConfig:
 @asynccontextmanager
 async def running(config: PipelineConfig, **options: Any) -> AsyncIterator[MultiProcessPipelineRunner]:
     runner = MultiProcessPipelineRunner(config, **options)
-    await runner.start(timeout=120)
+    await runner.start(timeout=300)
     try:
         yield runner
     finally:
