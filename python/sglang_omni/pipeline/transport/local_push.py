@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections import OrderedDict, deque
+from collections import deque
 from itertools import islice
 
 from sglang_omni.pipeline.transport.base import (
     FIRST_RETRY_S,
-    LINGER_S,
     LONGEST_RETRY_S,
     QUEUED_MESSAGES,
     ControlPlaneClosed,
 )
 from sglang_omni.pipeline.transport.local_socket import socket_path
+from sglang_omni.pipeline.transport.send_queue import Linger, WaitingSenders
 from sglang_omni.pipeline.transport.zmtp import Parser, ZmtpError, frame_header, opening
 
 logger = logging.getLogger(__name__)
@@ -49,8 +49,7 @@ class PushSocket:
         self._queue: deque[_Frame] = deque()
         self._queued_bytes = 0
         self._sent = 0
-        # Frames of senders that wait for room in the queue.
-        self._waiting: OrderedDict[asyncio.Future[None], _Frame] = OrderedDict()
+        self._waiting: WaitingSenders[_Frame] = WaitingSenders()
         self._sock: socket.socket | None = None
         self._parser = Parser("PUSH")
         self._ready = False
@@ -59,7 +58,7 @@ class PushSocket:
         self._retry_s = FIRST_RETRY_S
         self._complained = False
         self._closed = False
-        self._left: asyncio.Future[None] = self._loop.create_future()
+        self._linger = Linger()
         self._connect()
 
     async def send(self, message: bytes) -> None:
@@ -77,12 +76,7 @@ class PushSocket:
             self._connect()
         frame = header, message
         if not self._has_room():
-            room = self._loop.create_future()
-            self._waiting[room] = frame
-            try:
-                await room
-            finally:
-                self._waiting.pop(room, None)
+            await self._waiting.wait(frame)
             return
         self._enqueue(frame)
         if self._ready and not self._writing:
@@ -92,28 +86,15 @@ class PushSocket:
         if self._closed:
             return
         self._closed = True
-        for room in self._waiting:
-            if not room.done():
-                room.set_exception(ControlPlaneClosed())
-        self._waiting.clear()
+        self._waiting.close()
         if self._queue and self._sock is not None:
-            self._loop.call_later(LINGER_S, self._leave)
-            self._loop.create_task(self._linger(), name=f"last messages to {self._path}")
+            self._linger.begin(f"last messages to {self._path}", self._leave)
         else:
             self._leave()
 
-    async def _linger(self) -> None:
-        """Keeps ``asyncio.run`` from ending before the last messages have left."""
-        while not self._left.done():
-            try:
-                await asyncio.shield(self._left)
-            except asyncio.CancelledError:
-                pass  # it ends by itself, soon
-
     def _leave(self) -> None:
-        if self._left.done():
+        if not self._linger.end():
             return
-        self._left.set_result(None)
         if self._queue:
             logger.warning(
                 "%d messages to %s have not left before it was closed", len(self._queue), self._path
@@ -247,11 +228,7 @@ class PushSocket:
             self._queued_bytes -= size
             sent -= size
         self._sent = sent
-        while self._waiting and self._has_room():
-            room, frame = self._waiting.popitem(last=False)
-            if not room.done():  # the sender has not given up
-                self._enqueue(frame)
-                room.set_result(None)
+        self._waiting.admit(self._has_room, self._enqueue)
         if not self._queue:
             assert self._sock is not None
             self._loop.remove_writer(self._sock)

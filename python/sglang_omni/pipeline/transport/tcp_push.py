@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
@@ -13,13 +13,13 @@ import zmq
 
 from sglang_omni.pipeline.transport.base import (
     FIRST_RETRY_S,
-    LINGER_S,
     LONGEST_RETRY_S,
     QUEUED_MESSAGES,
     ControlPlaneClosed,
 )
 from sglang_omni.pipeline.transport.curve import RunKeys
 from sglang_omni.pipeline.transport.monitor import SocketMonitor
+from sglang_omni.pipeline.transport.send_queue import Linger, WaitingSenders
 from sglang_omni.pipeline.transport.tcp_link import EXPECTS, HELLO, HELLO_MAGIC, UNREACHABLE_S
 from sglang_omni.pipeline.transport.tcp_socket import MAX_MESSAGE, connect_tcp, required
 from sglang_omni.pipeline.transport.zmq_socket import state_fd, zmq_socket
@@ -64,8 +64,7 @@ class TcpPushSocket:
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._first = self._first_unsent = self._next = 0
-        # Messages of senders that wait for room.
-        self._waiting: OrderedDict[asyncio.Future[None], bytes] = OrderedDict()
+        self._waiting: WaitingSenders[bytes] = WaitingSenders()
         self._welcome = False
         self._retry_s = FIRST_RETRY_S
         self._retry: asyncio.TimerHandle | None = None
@@ -73,7 +72,7 @@ class TcpPushSocket:
         self._complained = False
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        self._left: asyncio.Future[None] = self._loop.create_future()
+        self._linger = Linger()
         self._connect()
 
     async def send(self, message: bytes) -> None:
@@ -96,12 +95,7 @@ class TcpPushSocket:
             # Sending may have taken the edge that tells of a confirmation.
             self._read()
             return
-        room = self._loop.create_future()
-        self._waiting[room] = message
-        try:
-            await room
-        finally:
-            self._waiting.pop(room, None)
+        await self._waiting.wait(message)
 
     def redirect(self, endpoint: str) -> None:
         """The receiver is somewhere else from now on; what it has not confirmed is dealt with there."""
@@ -113,28 +107,15 @@ class TcpPushSocket:
         if self._closed:
             return
         self._closed = True
-        for room in self._waiting:
-            if not room.done():
-                room.set_exception(ControlPlaneClosed())
-        self._waiting.clear()
+        self._waiting.close()
         if self._kept:
-            self._loop.call_later(LINGER_S, self._leave)
-            self._loop.create_task(self._linger(), name=f"last messages to {self.endpoint}")
+            self._linger.begin(f"last messages to {self.endpoint}", self._leave)
         else:
             self._leave()
 
-    async def _linger(self) -> None:
-        """Keeps ``asyncio.run`` from ending before the last messages have arrived."""
-        while not self._left.done():
-            try:
-                await asyncio.shield(self._left)
-            except asyncio.CancelledError:
-                pass  # it ends by itself, soon
-
     def _leave(self) -> None:
-        if self._left.done():
+        if not self._linger.end():
             return
-        self._left.set_result(None)
         if self._kept:
             logger.info("%d messages to %s may not have arrived", len(self._kept), self.endpoint)
             self._kept.clear()
@@ -273,11 +254,7 @@ class TcpPushSocket:
         dropped = [self._kept.popleft() for _ in range(min(count, len(self._kept)))]
         self._first += len(dropped)
         self._kept_bytes -= sum(map(len, dropped))
-        while self._waiting and self._has_room():
-            room, message = self._waiting.popitem(last=False)
-            if not room.done():  # the sender has not given up
-                self._keep(message)
-                room.set_result(None)
+        self._waiting.admit(self._has_room, self._keep)
         self._send_kept()
         if self._closed and not self._kept:
             self._leave()
