@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +80,8 @@ class Coordinator:
 
     def until_all_up(self) -> None:
         """Return when no stage is down."""
-        self._until(lambda down: not down)
-
-    def until_down(self, reason: str) -> None:
-        """Return when some stage is down for a reason that contains this."""
-        self._until(lambda down: any(reason in text for text in down.values()))
-
-    def _until(self, condition: Callable[[dict[str, str]], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
-        while not condition(down := self.health()["down_stages"]):
+        while down := self.health()["down_stages"]:
             assert time.monotonic() < deadline, down
             time.sleep(0.05)
 

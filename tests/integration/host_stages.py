@@ -7,10 +7,10 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import numpy as np
+from process_factories import StreamSink, WordSource
 
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
@@ -59,12 +59,8 @@ def invert(folder: str) -> Callable[[StagePayload], dict[str, Any]]:
     return run
 
 
-class Chunks:
+class Chunks(WordSource):
     """Streams the noise to the next stage in pieces of 100 KB, and sends on the rest of its payload."""
-
-    def __init__(self) -> None:
-        self.inbox: Queue[Any] = Queue()
-        self.outbox: Queue[Any] = Queue()
 
     def start(self) -> None:
         while (message := self.inbox.get()) is not None:
@@ -79,36 +75,23 @@ class Chunks:
             result = StagePayload(message.request_id, message.data.request, data)
             self.outbox.put(OutgoingMessage(message.request_id, "result", result))
 
-    def stop(self) -> None:
-        self.inbox.put(None)
-
-    def abort(self, request_id: str) -> None:
-        pass
-
 
 def chunks() -> Chunks:
     return Chunks()
 
 
-class Digest(Chunks):
+class Digest(StreamSink):
     """The digest of what was streamed, beside the payload."""
 
-    def start(self) -> None:
-        digests: dict[str, Any] = {}
-        payloads: dict[str, StagePayload] = {}
-        ended: set[str] = set()
-        while (message := self.inbox.get()) is not None:
-            request_id = message.request_id
-            if message.type == "stream_chunk":
-                digests.setdefault(request_id, hashlib.sha256()).update(np.asarray(message.data.data).data)
-            elif message.type == "stream_done":
-                ended.add(request_id)
-            else:
-                payloads[request_id] = message.data
-            if request_id in ended and request_id in payloads:
-                payload = payloads.pop(request_id)
-                payload.data = {**payload.data, "sha256": digests.pop(request_id).hexdigest()}
-                self.outbox.put(OutgoingMessage(request_id, "result", payload))
+    def __init__(self) -> None:
+        super().__init__()
+        self._digests: dict[str, Any] = {}
+
+    def take(self, request_id: str, chunk: Any) -> None:
+        self._digests.setdefault(request_id, hashlib.sha256()).update(np.asarray(chunk).data)
+
+    def result(self, request_id: str, data: Any) -> dict[str, Any]:
+        return {**data, "sha256": self._digests.pop(request_id).hexdigest()}
 
 
 def digest() -> Digest:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import Queue
+from typing import Any
 
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
@@ -143,25 +144,44 @@ def word_source() -> WordSource:
     return WordSource()
 
 
-class WordSink(WordSource):
-    """A scheduler that joins a stream's words when both the payload and the stream's end are there."""
+class StreamSink(WordSource):
+    """A scheduler that answers with ``result`` when both the payload and the stream's end are there."""
 
     def start(self) -> None:
-        words: dict[str, list[str]] = {}
         payloads: dict[str, StagePayload] = {}
         ended: set[str] = set()
         while (message := self.inbox.get()) is not None:
             request_id = message.request_id
             if message.type == "stream_chunk":
-                words.setdefault(request_id, []).append(message.data.data)
+                self.take(request_id, message.data.data)
             elif message.type == "stream_done":
                 ended.add(request_id)
             else:
                 payloads[request_id] = message.data
             if request_id in ended and request_id in payloads:
                 payload = payloads.pop(request_id)
-                payload.data = {"count": payload.data, "words": "+".join(words.pop(request_id))}
+                payload.data = self.result(request_id, payload.data)
                 self.outbox.put(OutgoingMessage(request_id, "result", payload))
+
+    def take(self, request_id: str, chunk: Any) -> None:
+        raise NotImplementedError
+
+    def result(self, request_id: str, data: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class WordSink(StreamSink):
+    """Joins the words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._words: dict[str, list[str]] = {}
+
+    def take(self, request_id: str, chunk: Any) -> None:
+        self._words.setdefault(request_id, []).append(chunk)
+
+    def result(self, request_id: str, data: Any) -> dict[str, Any]:
+        return {"count": data, "words": "+".join(self._words.pop(request_id))}
 
 
 def word_sink() -> WordSink:

@@ -7,7 +7,16 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "numpy.f2py", "onnxruntime", "faster_whisper")
+HEAVY = (
+    "torch",
+    "transformers",
+    "numpy.f2py",
+    "onnxruntime",
+    "faster_whisper",
+    "ray",
+    "nixl_cu13",
+    "mooncake",
+)
 
 
 @pytest.mark.parametrize(
@@ -16,9 +25,11 @@ HEAVY = ("torch", "transformers", "numpy.f2py", "onnxruntime", "faster_whisper")
         "sglang_omni",
         "sglang_omni.client",
         "sglang_omni.config",
+        "sglang_omni.launch_host",
         "sglang_omni.launch_router",
         "sglang_omni.launch_server",
         "sglang_omni.pipeline.coordinator",
+        "sglang_omni.pipeline.launchers.hosts",
         "sglang_omni.proto",
         "sglang_omni.relay",
         "sglang_omni.scheduling.messages",

@@ -1,5 +1,8 @@
-"""How many replicas a load calls for. The rules and the names of its settings are those of Ray Serve's
-autoscaling (https://docs.ray.io/en/latest/serve/autoscaling-guide.html)."""
+"""How many replicas a load calls for.
+
+The rules and the names of its settings are those of Ray Serve's autoscaling
+(https://docs.ray.io/en/latest/serve/autoscaling-guide.html).
+"""
 
 from __future__ import annotations
 

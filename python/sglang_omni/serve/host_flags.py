@@ -55,7 +55,7 @@ def check_host_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) 
 
 def hosts_launcher(args: argparse.Namespace) -> HostsLauncher:
     """Raises OSError or ValueError where the key or the address cannot be used."""
-    from sglang_omni.pipeline.hosts.agent import address_towards
+    from sglang_omni.pipeline.hosts.addresses import address_towards
     from sglang_omni.pipeline.hosts.join_key import default_key_file, read_or_create_join_key
     from sglang_omni.pipeline.launchers.hosts import HostsLauncher
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from urllib.parse import urlsplit
 
 from sglang_omni import __version__
+from sglang_omni.pipeline.hosts.addresses import address_towards, require_own_address
 from sglang_omni.pipeline.hosts.join_sockets import DealerSocket, JoinRefused
 from sglang_omni.pipeline.hosts.messages import (
+    HEARTBEATS,
     GoodbyeMessage,
     JoinMessage,
     LeaveMessage,
@@ -26,8 +27,6 @@ logger = logging.getLogger(__name__)
 _ASK_EVERY_S = 1.0
 # After a coordinator has said goodbye; it may be on its way down, or come up again.
 _REJOIN_S = 0.5
-# Reports in the time of silence after which the coordinator gives a host up.
-HEARTBEATS = 10
 
 
 class HostAgent:
@@ -141,29 +140,3 @@ async def _beat(connection: DealerSocket, run: NodeRun, interval: float) -> None
                 await run.changed.wait()
         except TimeoutError:
             pass
-
-
-def address_towards(host: str, port: int) -> str:
-    """The address of this host from which packets to ``host`` leave; none is sent.
-
-    Raises ValueError where there is no way there.
-    """
-    try:
-        family, kind, _, _, peer = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(peer)
-            return str(probe.getsockname()[0])
-    except OSError as exc:
-        raise ValueError(f"no way to {host} from this machine: {exc}") from exc
-
-
-def require_own_address(address: str) -> None:
-    """Raises ValueError where the address is none of this machine's."""
-    try:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((address, 0))
-    except OSError as exc:
-        raise ValueError(
-            f"{address!r} is not an address of this machine, where other hosts could reach it: {exc.strerror}"
-        ) from exc

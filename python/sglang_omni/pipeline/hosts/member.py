@@ -77,15 +77,15 @@ class RemoteProcess:
 
 @dataclass
 class Member:
-    """
+    """A node, and the host that is in for it.
+
     Attributes:
         name: The node's name.
         session: Of the host that is in, or on its way in; None where there is none.
         address: Where other hosts reach it.
-        accepted: Whether it has planned the run and said so.
         heard: When it was heard of last, by the loop's clock.
         unreachable_since: Since when it has had no connection; None while it has one.
-        joined: Set while a host is in for good.
+        joined: Set while a host is in that has planned the run, and so reports.
     """
 
     name: str

@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 # A host's report may hold the tracebacks of all its processes.
 LONGEST_MESSAGE = 16 * 2**20
+# How often each side speaks in the time of silence after which the other gives it up.
+HEARTBEATS = 10
 
 
 class _Message(BaseModel):

@@ -107,7 +107,7 @@ class NodeRun:
 
     def _start(self, launch: Launch) -> None:
         try:
-            specs = [self._spec(name, launch) for name in launch.processes]
+            specs = [self._spec(name) for name in launch.processes]
             processes = self._launcher.launch(specs)
         except (OSError, ValueError) as exc:
             text = f"cannot be started: {exc}"
@@ -124,7 +124,7 @@ class NodeRun:
             process.exited.add_done_callback(partial(self._on_exit, process))
         self.changed.set()
 
-    def _spec(self, name: str, launch: Launch) -> WorkerSpec:
+    def _spec(self, name: str) -> WorkerSpec:
         if name not in self._specs:
             raise ValueError(f"process {name!r} is not on this node: {sorted(self._specs)} are")
         return self._specs[name]

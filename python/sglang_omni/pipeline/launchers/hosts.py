@@ -14,10 +14,11 @@ from sglang_omni import __version__
 from sglang_omni.config import PipelineConfig
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.config.strict import did_you_mean
-from sglang_omni.pipeline.hosts.agent import HEARTBEATS, require_own_address
+from sglang_omni.pipeline.hosts.addresses import require_own_address
 from sglang_omni.pipeline.hosts.join_sockets import RouterSocket
 from sglang_omni.pipeline.hosts.member import Member
 from sglang_omni.pipeline.hosts.messages import (
+    HEARTBEATS,
     FromHost,
     GoodbyeMessage,
     JoinMessage,
@@ -35,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 # A host whose connection has broken off is back in this time, or it has ended.
 _RECONNECT_S = 2.0
-# After some connection has ended, those of the hosts are looked after.
+# After some connection has ended, it is looked which of the hosts are still connected.
 _CHECK_S = 0.05
 # Hosts connect anew after up to three seconds of silence; with less than this they would be lost by then.
-SHORTEST_TIMEOUT_S = 4.0
+_SHORTEST_TIMEOUT_S = 4.0
 
 
 class HostsLauncher:
@@ -66,10 +67,10 @@ class HostsLauncher:
         key_file: str | Path = "KEYFILE",
     ) -> None:
         require_own_address(address)
-        if host_timeout < SHORTEST_TIMEOUT_S:
+        if host_timeout < _SHORTEST_TIMEOUT_S:
             raise ValueError(
                 f"host_timeout={host_timeout:g} is too short: a connection that breaks off takes up to "
-                f"{SHORTEST_TIMEOUT_S:g} s to come back"
+                f"{_SHORTEST_TIMEOUT_S:g} s to come back"
             )
         self.host_address = address
         self.host_timeout = host_timeout
@@ -141,7 +142,10 @@ class HostsLauncher:
                     await member.joined.wait()
         except TimeoutError:
             missing = ", ".join(map(repr, self.missing_hosts))
-            raise TimeoutError(f"host {missing} has not joined within {self.join_timeout:g} s") from None
+            raise TimeoutError(
+                f"host {missing} has not joined within {self.join_timeout:g} s; the log of `sgl-omni host` "
+                f"there says what keeps it from {self.endpoint}"
+            ) from None
 
     async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
         """See ``Launcher``."""

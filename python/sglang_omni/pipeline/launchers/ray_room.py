@@ -19,8 +19,6 @@ _DEFAULT_CPUS = 1.0
 _LABEL = 0.001
 # Ray refuses a bundle without anything in it.
 _SOME_CPU = 0.001
-
-
 # A node that is only a name: that of the place of one process, wherever Ray puts it.
 _ANYWHERE = "process "
 
