@@ -20,6 +20,7 @@ from sglang_omni.pipeline.control_plane import ControlPlaneClosed
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.stage.edge_relays import EdgeRelays
 from sglang_omni.pipeline.stage.input import DirectInput, InputHandler
+from sglang_omni.pipeline.stage.intake import Intake
 from sglang_omni.pipeline.stage.lane import Lane
 from sglang_omni.pipeline.stage.outgoing import (
     GetNextFn,
@@ -49,7 +50,7 @@ from sglang_omni.proto import (
     SubmitMessage,
 )
 from sglang_omni.relay.base import Relay
-from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage, Scheduler
+from sglang_omni.scheduling.messages import OutgoingMessage, Scheduler
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 logger = logging.getLogger(__name__)
@@ -125,7 +126,6 @@ class Stage:
         self.scheduler: Scheduler = (
             scheduler if scheduler is not None else SimpleScheduler(lambda payload: payload)
         )
-        self.can_accept_stream_before_payload = can_accept_stream_before_payload
         self.is_terminal = is_terminal
         self._outgoing = Outgoing(
             name,
@@ -148,6 +148,13 @@ class Stage:
         self._receive_lanes: dict[str, Lane] = {}
         self._room = Room(
             self.scheduler.inbox, lambda: sum(map(len, self._receive_lanes.values())), self._on_room
+        )
+        self._intake = Intake(
+            self._requests,
+            self._room,
+            self.input_handler,
+            streams_may_start=can_accept_stream_before_payload,
+            fail=self._fail_with,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._threads = SchedulerThreads(name, self.scheduler)
@@ -269,7 +276,7 @@ class Stage:
                     self._receive_lanes[message.from_stage] = lane
                 lane.put(message.request_id, self._receive, message)
             case SubmitMessage():
-                self._accept_payload(message.request_id, None, message.data, replicas=message.replicas)
+                self._intake.payload(message.request_id, None, message.data, replicas=message.replicas)
             case EndpointsMessage():
                 self._outgoing.move(message.endpoints)
             case FlushCacheMessage():
@@ -297,22 +304,18 @@ class Stage:
     async def _receive(self, message: DataReadyMessage) -> None:
         """One message of another stage, in the lane of that stage."""
         request_id, source, replicas = message.request_id, message.from_stage, message.replicas
-        if message.error is not None:
-            self._fail(request_id, f"stream from {source!r} failed: {message.error}")
-        elif message.is_done:
-            done = IncomingMessage(request_id, "stream_done", stage_of(source))
-            self._accept_stream(request_id, source, done, replicas=replicas)
+        if message.error is not None or message.is_done:
+            self._intake.end(request_id, source, message.error, replicas)
         elif message.chunk_id is not None:
             read = await self._read(message, relay_io.read_stream_chunk)
             if read is not None:
                 data, metadata = read
                 item = StreamItem(message.chunk_id, data, stage_of(source), metadata)
-                chunk = IncomingMessage(request_id, "stream_chunk", item)
-                self._accept_stream(request_id, source, chunk, relay_io.relayed_bytes(message), replicas)
+                self._intake.chunk(request_id, source, item, relay_io.relayed_bytes(message), replicas)
         else:
             payload = await self._read(message, relay_io.read_payload)
             if payload is not None:
-                self._accept_payload(request_id, source, payload, relay_io.relayed_bytes(message), replicas)
+                self._intake.payload(request_id, source, payload, relay_io.relayed_bytes(message), replicas)
 
     async def _read(self, message: DataReadyMessage, read: Any) -> Any:
         """What ``read`` returns; None where the request is not wanted any more, or could not be read."""
@@ -333,7 +336,7 @@ class Stage:
     ) -> None:
         """A payload of a stage in this process, as the object itself. Waits while this stage is full."""
         await self._room.wait()
-        self._accept_payload(request_id, from_stage, payload, replicas=replicas)
+        self._intake.payload(request_id, from_stage, payload, replicas=replicas)
 
     async def receive_local_stream_chunk(
         self,
@@ -347,8 +350,7 @@ class Stage:
         """A stream chunk of a stage in this process, as the object itself. Waits while this stage is full."""
         await self._room.wait()
         item = StreamItem(chunk_id, data, stage_of(from_stage), metadata)
-        chunk = IncomingMessage(request_id, "stream_chunk", item)
-        self._accept_stream(request_id, from_stage, chunk, replicas=replicas)
+        self._intake.chunk(request_id, from_stage, item, replicas=replicas)
 
     async def receive_local_stream_signal(
         self,
@@ -360,64 +362,8 @@ class Stage:
         replicas: Replicas = None,
     ) -> None:
         """The end of a stream of a stage in this process, or its failure."""
-        if error is not None:
-            self._fail(request_id, f"stream from {from_stage!r} failed: {error}")
-        elif is_done:
-            message = IncomingMessage(request_id, "stream_done", stage_of(from_stage))
-            self._accept_stream(request_id, from_stage, message, replicas=replicas)
-
-    def _accept_payload(
-        self, request_id: str, source: str | None, payload: Any, nbytes: int = 0, replicas: Replicas = None
-    ) -> None:
-        if self._requests.is_dropped(request_id):
-            return
-        record = self._requests.receive_payload(request_id, source, replicas)
-        record.nbytes += nbytes
-        try:
-            if not isinstance(payload, StagePayload):
-                raise TypeError(f"expected a StagePayload, got a {type(payload).__name__}")
-            sender = "coordinator" if source is None else stage_of(source)
-            merged = self.input_handler.receive(request_id, sender, payload)
-        except Exception as exc:  # noqa: BLE001  a merge function may raise anything
-            self._fail_with(request_id, exc)
-            return
-        if merged is None:
-            return
-        record.started = True
-        record.running += 1
-        self._room.put(IncomingMessage(request_id, "new_request", merged), record.nbytes)
-        for held in record.held:
-            self._room.put(held)
-        record.held.clear()
-        record.nbytes = 0
-
-    def _accept_stream(
-        self,
-        request_id: str,
-        source: str,
-        message: IncomingMessage,
-        nbytes: int = 0,
-        replicas: Replicas = None,
-    ) -> None:
-        if self._requests.is_dropped(request_id):
-            return
-        record = self._requests.receive_stream(request_id, source, replicas)
-        if record is None:
-            return
-        if record.started or self.can_accept_stream_before_payload:
-            self._room.put(message, nbytes)
-        elif record.has_payload or message.type == "stream_done":
-            try:
-                record.hold(message)
-                record.nbytes += nbytes
-            except RuntimeError as exc:
-                self._fail(request_id, str(exc))
-        else:
-            self._fail(
-                request_id,
-                f"a stream chunk from {source!r} arrived before the request's payload; a stage that can "
-                "start from a stream sets can_accept_stream_before_payload",
-            )
+        if error is not None or is_done:
+            self._intake.end(request_id, from_stage, error, replicas)
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -456,10 +402,8 @@ class Stage:
                     self._outgoing.result(out.request_id, out.data)
                 elif out.type == "stream":
                     self._outgoing.stream(out.request_id, out)
-                elif isinstance(out.data, BaseException):
-                    self._fail_with(out.request_id, out.data)
                 else:
-                    self._fail(out.request_id, str(out.data))
+                    self._fail_with(out.request_id, out.data)
             except Exception as exc:  # noqa: BLE001  hooks and routes are the request's own failure
                 self._fail_with(out.request_id, exc)
 
@@ -491,12 +435,15 @@ class Stage:
         for request_id in list(self._requests.active):
             self._fail(request_id, error)
 
-    def _fail_with(self, request_id: str, exc: BaseException) -> None:
-        if isinstance(exc, RequestError):
-            self._fail(request_id, str(exc), exc.to_dict())
-            return
-        logger.error("Stage %s: request %s failed", self.name, request_id, exc_info=exc)
-        self._fail(request_id, _text(exc))
+    def _fail_with(self, request_id: str, error: object) -> None:
+        """``error`` as it was raised, or its text."""
+        if isinstance(error, RequestError):
+            self._fail(request_id, str(error), error.to_dict())
+        elif isinstance(error, BaseException):
+            logger.error("Stage %s: request %s failed", self.name, request_id, exc_info=error)
+            self._fail(request_id, _text(error))
+        else:
+            self._fail(request_id, str(error))
 
     def _fail(self, request_id: str, error: str, error_info: dict[str, Any] | None = None) -> None:
         """Ends the request here and tells the coordinator, which ends it everywhere."""
