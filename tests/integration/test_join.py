@@ -17,6 +17,7 @@ from waiting import until
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.hosts import agent as agent_module
+from sglang_omni.pipeline.hosts import join_sockets
 from sglang_omni.pipeline.hosts.agent import HostAgent
 from sglang_omni.pipeline.hosts.join_sockets import JoinRefused
 from sglang_omni.pipeline.launchers.hosts import HostsLauncher
@@ -85,6 +86,33 @@ async def test_another_key_is_refused_and_both_say_so(
         await until(lambda: "tried to join" in caplog.text)
         assert "with another key than this one's" in caplog.text
         assert not start.done()
+
+
+async def test_a_coordinator_that_is_paused_is_waited_for(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(join_sockets, "_HANDSHAKE_MS", 100)
+    # As its kernel does, which goes on taking connections.
+    with socket.create_server((ADDRESS, 0)) as paused:
+        paused.setblocking(False)
+        endpoint = f"tcp://{ADDRESS}:{paused.getsockname()[1]}"
+        joining = asyncio.create_task(HostAgent(endpoint, "b", KEY).run())
+        taken = []
+        async with asyncio.timeout(PATIENCE):
+            while len(taken) < 5:
+                taken.append(await asyncio.get_running_loop().sock_accept(paused))
+        assert "takes connections, but does not answer" in caplog.text
+        assert not joining.done()
+        joining.cancel()
+        for connection, _ in taken:
+            connection.close()
+
+
+async def test_what_is_no_coordinator_is_not_waited_for() -> None:
+    with zmq.Context.instance().socket(zmq.ROUTER) as stranger:
+        port = stranger.bind_to_random_port(f"tcp://{ADDRESS}")
+        with pytest.raises(JoinRefused, match=f"what listens at tcp://{ADDRESS}:{port} is no coordinator"):
+            await asyncio.wait_for(HostAgent(f"tcp://{ADDRESS}:{port}", "b", KEY).run(), PATIENCE)
 
 
 async def test_another_version_is_refused(

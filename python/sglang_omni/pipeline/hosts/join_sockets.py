@@ -6,6 +6,7 @@ Both ends have the same CURVE key, the join key, and let in nobody with another 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import uuid
 from collections.abc import Callable
@@ -30,8 +31,12 @@ _LONGEST_RECONNECT_MS = 500
 _LINGER_MS = 500
 # Strangers at the port are worth a line in the log, but not each of them.
 _COMPLAIN_EVERY_S = 10.0
-# How often the other end must hang up on a key before it is the key that is wrong.
+# How often in a row the other end must hang up on a key before it is the key that is wrong.
 _REFUSALS = 3
+# A coordinator that is paused does not answer a handshake, and is no reason to give up.
+_HANDSHAKE_MS = 10_000
+# Connections that wait to be accepted: a burst of strangers' leaves room for hosts.
+_BACKLOG = 1024
 
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -60,6 +65,7 @@ class RouterSocket:
     def __init__(self, endpoint: str, key: RunKeys, on_disconnect: Callable[[], None]) -> None:
         self._socket = _socket(zmq.ROUTER, endpoint)
         secure_server(self._socket, key)
+        self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         # A host that connects anew is the same host; and nothing is queued for one that is gone.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -137,24 +143,36 @@ class DealerSocket:
         Raises:
             JoinRefused: It has not.
         """
-        refusals = 0
+        hung_up = 0
         complained = False
         while True:
-            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                # What nobody reads any more would in the end stop libzmq.
-                self._socket.disable_monitor()
-                return
-            if event & (_HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED):
-                refusals += 1
-                if refusals == _REFUSALS:
-                    raise JoinRefused(
-                        f"{self._coordinator} hangs up on this join key: copy the coordinator's key file to "
-                        "this host"
-                    )
-            elif event == zmq.EVENT_CONNECT_RETRIED and not (complained or refusals):
+            message = parse_monitor_message(await self._monitor.recv_multipart())
+            match zmq.Event(message["event"]):
+                case zmq.Event.HANDSHAKE_SUCCEEDED:
+                    # What nobody reads any more would in the end stop libzmq.
+                    self._socket.disable_monitor()
+                    return
+                case zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH:
+                    # After this libzmq does not connect again.
+                    raise JoinRefused(f"what listens at {self._coordinator} is no coordinator")
+                case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL if message["value"] != errno.EAGAIN:
+                    hung_up += 1
+                    if hung_up == _REFUSALS:
+                        raise JoinRefused(
+                            f"{self._coordinator} hangs up on this join key: copy the coordinator's key file "
+                            "to this host, if that is its join port"
+                        )
+                    continue
+                case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
+                    why = f"{self._coordinator} takes connections, but does not answer as a coordinator does"
+                case zmq.Event.CLOSED:
+                    why = f"Nobody answers at {self._coordinator} yet"
+                case _:
+                    continue
+            hung_up = 0
+            if not complained:
                 complained = True
-                logger.info("Nobody answers at %s yet; trying on", self._coordinator)
+                logger.info("%s; trying on", why)
 
     async def receive(self) -> FromCoordinator:
         while True:
@@ -186,6 +204,7 @@ def _socket(kind: int, endpoint: str) -> zmq.asyncio.Socket:
     context = zmq.asyncio.Context.shadow(zmq.Context.instance().underlying)
     socket: zmq.asyncio.Socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
+    socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, messages.LONGEST_MESSAGE)
     socket.setsockopt(zmq.IPV6, "[" in endpoint)
     return socket
