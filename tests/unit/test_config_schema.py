@@ -118,6 +118,7 @@ def test_config_cls_is_filled_in_by_itself() -> None:
         (lambda: stage(name="x/y"), "stage 'x/y': name must not"),
         (lambda: stage(name="coordinator"), "stage 'coordinator': name must not"),
         (lambda: stage(process="  "), "stage 'a': process must not be empty"),
+        (lambda: stage(process="p@r1"), "stage 'a': process 'p@r1' must not contain '@'"),
         (
             lambda: PipelineConfig(model_path="m", stage=[stage()]),
             "PipelineConfig has no field 'stage' .*'stages'",

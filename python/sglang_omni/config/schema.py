@@ -283,6 +283,8 @@ class StageConfig(StrictModel):
             self.process = self.process.strip()
             if not self.process:
                 raise ValueError(f"stage {self.name!r}: process must not be empty")
+            if "@" in self.process:
+                raise ValueError(f"stage {self.name!r}: process {self.process!r} must not contain '@'")
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:

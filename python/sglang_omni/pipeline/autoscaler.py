@@ -73,7 +73,7 @@ class Autoscaler:
 
     def _approach(self, wanted: int) -> None:
         """Call back, add or retire as many as that takes."""
-        staying = [number for number, worker in self._workers.items() if not worker.is_leaving]
+        staying = [n for n, worker in self._workers.items() if not (worker.is_leaving or worker.is_given_up)]
         for number, ranks in enumerate(self._replicas):
             if len(staying) >= wanted:
                 break
@@ -86,7 +86,7 @@ class Autoscaler:
                 worker.is_leaving = False
                 self._assignments.readmit(worker.stage_names)
             else:
-                continue  # It died while it was to leave.
+                continue  # It died while it was to leave, or too often.
             staying.append(number)
         # Those without work first: they are on their way up, or down.
         staying.sort(key=lambda number: (self._is_up(self._workers[number]), -number))

@@ -1,0 +1,83 @@
+"""Which replicas are added, called back and taken away, where some have died."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+from sglang_omni.config import AutoscalingConfig
+from sglang_omni.pipeline.assignment import Assignments
+from sglang_omni.pipeline.autoscaler import Autoscaler
+from sglang_omni.pipeline.coordinator import Coordinator
+from sglang_omni.pipeline.stage_workers import WorkerSpec
+from sglang_omni.pipeline.worker_slot import WorkerSlot
+
+
+class Pipeline:
+    """One stage with up to three replicas, as the scaler meets it; without processes."""
+
+    def __init__(self) -> None:
+        self.ongoing = 0
+        self.assignments = Assignments()
+        self.workers: dict[int, WorkerSlot] = {}
+        self.scaler = Autoscaler(
+            AutoscalingConfig(
+                max_replicas=3, target_ongoing_requests=1, upscale_delay_s=0, downscale_delay_s=0
+            ),
+            [(cast(WorkerSpec, spec_of(number)),) for number in range(3)],
+            cast(Coordinator, self),
+            self.workers,
+            self.add,
+            self.remove,
+        )
+        self.workers[0] = self.add((cast(WorkerSpec, spec_of(0)),))
+
+    def add(self, ranks: Any) -> WorkerSlot:
+        names = ranks[0].stage_names
+        self.assignments.add(names[0], None)
+        worker = SimpleNamespace(stage_names=names, is_leaving=False, is_given_up=False)
+        return cast(WorkerSlot, worker)
+
+    async def remove(self, worker: WorkerSlot) -> None:
+        self.assignments.remove(worker.stage_names[0])
+
+    def ongoing_requests(self, instances: Any) -> int:
+        return self.ongoing
+
+    def is_drained(self, instances: Any) -> bool:
+        return not self.assignments.have_requests(instances)
+
+    def give_up(self, number: int) -> None:
+        self.assignments.mark_down(self.workers[number].stage_names, "it has died too often")
+        self.workers[number].is_given_up = True
+
+    async def until_staying(self, *numbers: int) -> None:
+        async with asyncio.timeout(10):
+            while {n for n, worker in self.workers.items() if not worker.is_leaving} != {*numbers}:
+                await asyncio.sleep(0.01)
+
+
+def spec_of(number: int) -> Any:
+    stages = [SimpleNamespace(stage_name="speak")]
+    return SimpleNamespace(stages=stages, stage_names=[f"speak@r{number}"])
+
+
+async def test_a_replica_that_is_given_up_is_no_replica() -> None:
+    pipeline = Pipeline()
+    run = asyncio.create_task(pipeline.scaler.run())
+    try:
+        pipeline.ongoing = 2
+        await pipeline.until_staying(0, 1)
+        held = [pipeline.assignments.assign() for _ in range(2)]
+        assert held == [{"speak": 0}, {"speak": 1}]
+        pipeline.ongoing = 1
+        await pipeline.until_staying(0)
+        # One has still a request to answer and is to leave, as the one that was to stay is lost for good.
+        pipeline.give_up(0)
+        await pipeline.until_staying(0, 1)
+        assert pipeline.assignments.assign() == {"speak": 1}
+        pipeline.ongoing = 2
+        await pipeline.until_staying(0, 1, 2)
+    finally:
+        run.cancel()
