@@ -58,6 +58,8 @@ def nodes() -> Iterator[Nodes]:
             "num_cpus": 2,
             "object_store_memory": STORE,
             "include_dashboard": False,
+            # On the loopback device, but by none of the names that Ray replaces by the machine's address.
+            "node_ip_address": "127.0.0.2",
         }
         cluster = Cluster(
             initialize_head=True,
