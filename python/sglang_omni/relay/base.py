@@ -142,6 +142,15 @@ class Relay(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not lend tensors")
 
 
+def credit_bytes(relay: str, slot_size_mb: int, credits: int) -> int:
+    """How much an edge of ``relay`` may have under way. Raises ValueError where that is nothing."""
+    if slot_size_mb < 1 or credits < 1:
+        raise ValueError(
+            f"{relay} needs slot_size_mb and credits of at least 1, not {slot_size_mb} and {credits}"
+        )
+    return (slot_size_mb << 20) * credits
+
+
 _RelayClass = TypeVar("_RelayClass", bound=type)
 
 _registry: dict[str, type] = {}

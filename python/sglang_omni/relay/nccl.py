@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_omni.relay.base import Relay, RelayError, RelayReadError, register_relay
+from sglang_omni.relay.base import Relay, RelayError, RelayReadError, credit_bytes, register_relay
 from sglang_omni.relay.exposure import check_address
 from sglang_omni.relay.nccl_links import Endpoint, Link, Offer, Server
 from sglang_omni.relay.outbox import KEEP_SECONDS, Got, Outbox, Put
@@ -63,16 +63,11 @@ class NcclRelay(Relay):
         timeout_s: float = 30.0,
         keep_s: float = KEEP_SECONDS,
     ) -> None:
-        if slot_size_mb < 1 or credits < 1:
-            raise ValueError(
-                f"the nccl relay of {engine_id!r} needs slot_size_mb and credits of at least 1, "
-                f"not {slot_size_mb} and {credits}"
-            )
         check_address("nccl", host, allow_public)
         self.engine_id = engine_id
         self.device = device
         self.name = f"the nccl relay of {engine_id!r}"
-        self._outbox = Outbox(self.name, (slot_size_mb << 20) * credits, timeout_s, keep_s)
+        self._outbox = Outbox(self.name, credit_bytes(self.name, slot_size_mb, credits), timeout_s, keep_s)
         self._endpoint = Endpoint(self.name, host, device, timeout_s)
         self._server: Server | None = None
         self._links: dict[tuple[str, int, bytes], Link] = {}

@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from sglang_omni.relay.base import Relay, RelayError, RelayReadError
+from sglang_omni.relay.base import Relay, RelayError, RelayReadError, credit_bytes
 from sglang_omni.relay.outbox import Got, Outbox, Put
 from sglang_omni.relay.pump import Pump
 from sglang_omni.relay.slots import SLOT_BYTES, MemoryRegistrar, SlotPool, Slots, slots_for
@@ -114,15 +114,10 @@ class OneSidedRelay(Relay):
     def __init__(
         self, kind: str, engine_id: str, slot_size_mb: int, credits: int, timeout_s: float, keep_s: float
     ) -> None:
-        if slot_size_mb < 1 or credits < 1:
-            raise ValueError(
-                f"the {kind} relay of {engine_id!r} needs slot_size_mb and credits of at least 1, "
-                f"not {slot_size_mb} and {credits}"
-            )
         self.kind = kind
         self.engine_id = engine_id
         self.name = f"the {kind} relay of {engine_id!r}"
-        limit = (slot_size_mb << 20) * credits
+        limit = credit_bytes(self.name, slot_size_mb, credits)
         self._timeout = timeout_s
         self._engine = self._make_engine()
         self._outbox = Outbox(self.name, limit, timeout_s, keep_s, self._give_up)

@@ -21,7 +21,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni._core import ArenaFull, LeaseError, ShmArena, ShmHeld, ShmLease
-from sglang_omni.relay.base import Relay, RelayError, RelayReadError, RelayTimeout, register_relay
+from sglang_omni.relay.base import (
+    Relay,
+    RelayError,
+    RelayReadError,
+    RelayTimeout,
+    credit_bytes,
+    register_relay,
+)
 from sglang_omni.relay.cuda_driver import CudaError, is_cuda_in_use
 from sglang_omni.relay.cuda_ipc import borrow
 from sglang_omni.relay.gpu_returns import when_gpu_is_done
@@ -74,13 +81,8 @@ class ShmRelay(Relay):
                 f"the shm relay of {engine_id!r} is for the CPU, not for {device!r}: set its device to "
                 "'cpu', a GPU's tensors are copied all the same"
             )
-        if slot_size_mb < 1 or credits < 1:
-            raise ValueError(
-                f"the shm relay of {engine_id!r} needs slot_size_mb and credits of at least 1, "
-                f"not {slot_size_mb} and {credits}"
-            )
         self.engine_id = engine_id
-        self._limit = (slot_size_mb << 20) * credits
+        self._limit = credit_bytes(f"the shm relay of {engine_id!r}", slot_size_mb, credits)
         self.loans = Loans(self._limit, self._wait_for_loans)
         self._arena: ShmArena | None = None
         self._closed = False
