@@ -8,12 +8,12 @@ import secrets
 
 import zmq
 
-from sglang_omni.pipeline.transport.base import BATCH, QUEUED_MESSAGES, Deliver
+from sglang_omni.pipeline.transport.base import QUEUED_MESSAGES, Deliver
 from sglang_omni.pipeline.transport.curve import RunKeys
 from sglang_omni.pipeline.transport.monitor import RefusalLog
 from sglang_omni.pipeline.transport.tcp_link import CONFIRM_EVERY, CONFIRM_S, EXPECTS, HELLO, HELLO_MAGIC
 from sglang_omni.pipeline.transport.tcp_socket import bind_tcp
-from sglang_omni.pipeline.transport.zmq_socket import state_fd, zmq_socket
+from sglang_omni.pipeline.transport.zmq_socket import ZmqReceiver, zmq_socket
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class _Connection:
         self.number = source.expected
 
 
-class TcpPullSocket:
+class TcpPullSocket(ZmqReceiver):
     """Binds ``endpoint``, which may end in ``:*``, and delivers what its peers send; a ``Receiver``.
 
     Raises:
@@ -50,76 +50,53 @@ class TcpPullSocket:
     """
 
     def __init__(self, endpoint: str, keys: RunKeys | None, deliver: Deliver) -> None:
-        self._deliver = deliver
         self._name = secrets.token_bytes(16)
-        self._paused = False
         # By the name of the sender, and by the name libzmq gives to a connection.
         self._sources: dict[bytes, _Source] = {}
         self._connections: dict[bytes, _Connection] = {}
         # Those that have something to be confirmed.
         self._unconfirmed: set[_Source] = set()
         self._confirming: asyncio.TimerHandle | None = None
-        self._socket = zmq_socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.RCVHWM, 2 * QUEUED_MESSAGES)
+        socket = zmq_socket(zmq.ROUTER)
+        socket.setsockopt(zmq.RCVHWM, 2 * QUEUED_MESSAGES)
         try:
-            self.endpoint = bind_tcp(self._socket, endpoint, keys)
+            bind_tcp(socket, endpoint, keys)
         except BaseException:
-            self._socket.close()
+            socket.close()
             raise
-        self._refusals = RefusalLog(self._socket, self.endpoint)
-        self._loop = asyncio.get_running_loop()
-        self._fd = state_fd(self._socket)
-        self._loop.add_reader(self._fd, self._fill)
-        self._loop.call_soon(self._fill)
-
-    def pause(self) -> None:
-        self._paused = True
-
-    def resume(self) -> None:
-        self._paused = False
-        self._fill()
+        super().__init__(socket, deliver)
+        self._refusals = RefusalLog(socket, self.endpoint)
 
     def close(self) -> None:
         if self._socket.closed:
             return
         self._confirm()
         self._refusals.close()
-        self._loop.remove_reader(self._fd)
-        self._socket.close()
+        super().close()
 
-    def _fill(self) -> None:
-        """Takes what has arrived, a batch at most."""
-        for _ in range(BATCH):
-            if self._socket.closed or self._paused:
-                return
-            try:
-                connection, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._take(connection, frames)
-        # The descriptor signals edges, and none comes for what is still queued in the socket.
-        self._loop.call_soon(self._fill)
-
-    def _take(self, name: bytes, frames: list[bytes]) -> None:
+    def _take(self) -> bool:
+        name, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
         connection = self._connections.get(name)
         if connection is None:
             self._greet(name, frames)
-            return
+            return True
         number, source = connection.number, connection.source
         connection.number += 1
         if number != source.expected:
-            return  # It has come over an earlier connection.
+            return True  # It has come over an earlier connection.
         source.expected += 1
+        goes_on = True
         if len(frames) != 1:
             logger.warning("Dropped a message of %d parts: every message is one part", len(frames))
-        elif not self._deliver(frames[0]):
-            self._paused = True
+        else:
+            goes_on = self._deliver(frames[0])
         source.unconfirmed += 1
         self._unconfirmed.add(source)
         if source.unconfirmed >= CONFIRM_EVERY:
             self._confirm()
         elif self._confirming is None:
             self._confirming = self._loop.call_later(CONFIRM_S, self._confirm)
+        return goes_on
 
     def _greet(self, name: bytes, frames: list[bytes]) -> None:
         if len(frames) != 1 or len(frames[0]) != HELLO.size or not frames[0].startswith(HELLO_MAGIC):

@@ -67,13 +67,17 @@ class ZmqReceiver:
             if self._socket.closed or self._paused:
                 return
             try:
-                message = self._socket.recv(zmq.NOBLOCK)
+                goes_on = self._take()
             except zmq.Again:
                 return
-            if not self._deliver(message):
+            if not goes_on:
                 self._paused = True
         # No new edge comes for what is still queued in the socket.
         self._loop.call_soon(self._fill)
+
+    def _take(self) -> bool:
+        """Delivers the next message; False to be paused. Raises zmq.Again where there is none."""
+        return self._deliver(self._socket.recv(zmq.NOBLOCK))
 
 
 class ZmqSender:
