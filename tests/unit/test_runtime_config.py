@@ -13,13 +13,11 @@ import pytest
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, RelayConfig, StageConfig
 from sglang_omni.pipeline.runtime_config import (
-    IpcRuntimeDir,
     allocate_endpoints,
     build_relay_configs,
-    create_ipc_runtime_dir,
-    join_ipc_runtime_dir,
     prepare_pipeline_runtime,
 )
+from sglang_omni.pipeline.runtime_dir import IpcRuntimeDir, create_ipc_runtime_dir, join_ipc_runtime_dir
 
 
 def pipeline(base: Path | None = None, stages: list[StageConfig] | None = None, **fields) -> PipelineConfig:

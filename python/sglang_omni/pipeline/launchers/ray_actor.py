@@ -18,11 +18,8 @@ import ray
 from ray.util.metrics import Gauge
 
 from sglang_omni.pipeline import worker_process
-from sglang_omni.pipeline.runtime_config import (
-    IpcRuntimeDir,
-    join_ipc_runtime_dir,
-    prepare_pipeline_runtime,
-)
+from sglang_omni.pipeline.runtime_config import prepare_pipeline_runtime
+from sglang_omni.pipeline.runtime_dir import IpcRuntimeDir, join_ipc_runtime_dir
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.pipeline.stage.stats import DESCRIPTIONS
 from sglang_omni.pipeline.stage_builder import StageLaunchConfig
