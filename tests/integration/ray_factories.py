@@ -10,10 +10,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import numpy as np
+from process_factories import StreamSink, WordSource
 
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
@@ -55,13 +55,12 @@ def visit(name: str, folder: str = "") -> Callable[[StagePayload], dict[str, Any
     return run
 
 
-class Speaker:
+class Speaker(WordSource):
     """A scheduler that gives a request's numbers, and streams as many bytes of them in chunks."""
 
     def __init__(self, name: str) -> None:
+        super().__init__()
         self.name = name
-        self.inbox: Queue = Queue()
-        self.outbox: Queue = Queue()
 
     def start(self) -> None:
         while (message := self.inbox.get()) is not None:
@@ -72,36 +71,24 @@ class Speaker:
             payload.data = {"seen": {self.name: here()}, "numbers": numbers}
             self.outbox.put(OutgoingMessage(message.request_id, "result", payload))
 
-    def stop(self) -> None:
-        self.inbox.put(None)
 
-    def abort(self, request_id: str) -> None:
-        pass
+class Listener(StreamSink):
+    """Hashes the numbers that came in a payload and in a stream."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self._chunks: dict[str, list[np.ndarray]] = {}
 
-class Listener(Speaker):
-    """A scheduler that hashes the numbers that came in a payload and in a stream, when both are there."""
+    def take(self, request_id: str, chunk: Any) -> None:
+        self._chunks.setdefault(request_id, []).append(np.asarray(chunk))
 
-    def start(self) -> None:
-        chunks: dict[str, list[np.ndarray]] = {}
-        payloads: dict[str, StagePayload] = {}
-        ended: set[str] = set()
-        while (message := self.inbox.get()) is not None:
-            request_id = message.request_id
-            if message.type == "stream_chunk":
-                chunks.setdefault(request_id, []).append(np.asarray(message.data.data))
-            elif message.type == "stream_done":
-                ended.add(request_id)
-            else:
-                payloads[request_id] = message.data
-            if request_id in ended and request_id in payloads:
-                payload, streamed = payloads.pop(request_id), chunks.pop(request_id)
-                payload.data = {
-                    "seen": {**payload.data["seen"], self.name: here()},
-                    "payload": digest(payload.data["numbers"]),
-                    "stream": [digest(chunk) for chunk in streamed],
-                }
-                self.outbox.put(OutgoingMessage(request_id, "result", payload))
+    def result(self, request_id: str, data: Any) -> dict[str, Any]:
+        return {
+            "seen": {**data["seen"], self.name: here()},
+            "payload": digest(data["numbers"]),
+            "stream": [digest(chunk) for chunk in self._chunks.pop(request_id)],
+        }
 
 
 def digest(numbers: np.ndarray) -> str:

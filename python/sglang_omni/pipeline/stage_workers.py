@@ -32,6 +32,7 @@ from sglang_omni.pipeline.stage_builder import (
     build_stage,
     plan_stage_launch,
 )
+from sglang_omni.pipeline.transport.curve import RunKeys
 
 _PR_SET_PDEATHSIG = 1
 # The end of a traceback is what says why; a report must fit into the pipe whoever reads it.
@@ -64,6 +65,13 @@ class WorkerSpec:
     def stage_names(self) -> list[str]:
         """The instances of stages that it runs."""
         return [stage.instance for stage in self.stages]
+
+    @property
+    def keys(self) -> RunKeys:
+        """The run's, which every stage was given."""
+        keys = self.stages[0].keys
+        assert keys is not None
+        return keys
 
     @property
     def replica(self) -> int | None:

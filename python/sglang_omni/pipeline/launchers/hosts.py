@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 # A host whose connection has broken off is back in this time, or it has ended.
 _RECONNECT_S = 2.0
-# After some connection has ended, it is looked which of the hosts are still connected.
+# From the end of some connection to a look at which hosts are still there: they may come in a burst.
 _CHECK_S = 0.05
 # Hosts connect anew after up to three seconds of silence; with less than this they would be lost by then.
 _SHORTEST_TIMEOUT_S = 4.0
@@ -95,7 +95,7 @@ class HostsLauncher:
     def endpoint(self) -> str:
         """Where hosts join: ``tcp://10.0.0.1:7000``. There once it listens."""
         if self._socket is None:
-            raise RuntimeError("the launcher is not started")
+            raise RuntimeError("no hosts can join: await start() first, with a stage that has a `node`")
         return self._socket.endpoint
 
     @property
@@ -289,12 +289,10 @@ class HostsLauncher:
 
 
 def _welcome(spec: WorkerSpec, host_timeout: float) -> WelcomeMessage:
-    keys = spec.stages[0].keys
-    assert keys is not None
     paths = [spec.config.model_path] if spec.config.model_path else []
     return WelcomeMessage(
         config=config_to_dict(spec.config),
-        run_key=keys.secret,
+        run_key=spec.keys.secret,
         endpoints=dict(spec.coordinator_tcp),
         host_timeout=host_timeout,
         paths=[path for path in paths if Path(path).exists()],

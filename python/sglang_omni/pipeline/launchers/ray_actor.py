@@ -30,7 +30,6 @@ from sglang_omni.pipeline.stage_workers import (
     plan_workers,
     run_stages,
 )
-from sglang_omni.pipeline.transport.curve import RunKeys
 
 # Ray's own default interval of export is 10 s; what is newer than that is not seen by anybody.
 _METRICS_INTERVAL_S = 1.0
@@ -90,7 +89,7 @@ class StageActor:
         multiprocessing.current_process().name = spec.process_name
         configure_logging(spec)
         try:
-            name = hashlib.sha256(_keys(spec).public.encode()).hexdigest()[:_RUN_NAME]
+            name = hashlib.sha256(spec.keys.public.encode()).hexdigest()[:_RUN_NAME]
             with join_ipc_runtime_dir(spec.config, name) as folder, asyncio.Runner() as runner:
                 reports = run_stages(_planned_here(spec, folder, port), beside=_export_metrics)
                 while (report := runner.run(_next(reports))) is not None:
@@ -108,7 +107,7 @@ def _planned_here(spec: WorkerSpec, folder: IpcRuntimeDir, port: int) -> WorkerS
         ipc_runtime_dir=folder,
         node=spec.node,
         host_address=ray.util.get_node_ip_address(),
-        keys=_keys(spec),
+        keys=spec.keys,
         coordinator_endpoints=spec.coordinator_tcp,
     )
     planned = plan_workers(spec.config, prep, coordinator_tcp=spec.coordinator_tcp)
@@ -126,12 +125,6 @@ def on_first_gpu(launch: StageLaunchConfig, port: int) -> StageLaunchConfig:
     }
     # The share of a GPU that another process has may be of another GPU.
     return replace(launch, gpu_id=0, nccl_port=port, relay_configs=relays, same_gpu_targets=frozenset())
-
-
-def _keys(spec: WorkerSpec) -> RunKeys:
-    keys = spec.stages[0].keys
-    assert keys is not None
-    return keys
 
 
 async def _next(reports: AsyncIterator[dict[str, object]]) -> dict[str, object] | None:
