@@ -19,6 +19,7 @@ import psutil
 import pytest
 import ray
 from processes import is_alive
+from ray._private import ray_constants
 from ray.cluster_utils import Cluster
 from ray.util import list_named_actors, placement_group_table
 from waiting import until
@@ -53,13 +54,16 @@ def nodes() -> Iterator[Nodes]:
         # Ray has read by now whether there is a token in this user's home.
         environment.setenv("RAY_AUTH_MODE", "disabled")
         environment.setenv("RAY_metrics_report_interval_ms", "500")
+        # Else whoever connects to 127.0.0.1 is sent to the machine's address.
+        environment.setenv(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "0")
+        environment.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)
         ports = {name: free_port() for name in ("head", "left", "right")}
         common = {
             "num_cpus": 2,
             "object_store_memory": STORE,
             "include_dashboard": False,
-            # On the loopback device, but by none of the names that Ray replaces by the machine's address.
-            "node_ip_address": "127.0.0.2",
+            # Ray's servers listen on every address of a node that has another one.
+            "node_ip_address": "127.0.0.1",
         }
         cluster = Cluster(
             initialize_head=True,
