@@ -1,4 +1,4 @@
-"""Sockets driven by libzmq, in threads of its own: for ``inproc://``, and for aborts.
+"""Sockets driven by libzmq, in threads of its own: for ``inproc://``, for aborts, and beneath ``tcp_pull``.
 
 One readiness event drains a batch of messages, and a send that does not block costs no task and no
 future. Its threads make each hop some 70 us longer than one between ``local_push`` and ``local_pull``.
@@ -36,7 +36,7 @@ def state_fd(socket: zmq.Socket[bytes]) -> int:
 
 
 class ZmqReceiver:
-    """Reads a PULL or SUB socket that is bound or connected already, and closes it."""
+    """Reads a socket that is bound or connected already, and closes it; a ``Receiver``."""
 
     def __init__(self, socket: zmq.Socket[bytes], deliver: Deliver) -> None:
         self.endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
