@@ -12,7 +12,14 @@ _TINY_CHECKPOINTS = {"qwen3_omni": "sglang_omni.models.qwen3_omni.tiny_checkpoin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt:
+        # Servers see to signals once they run. Before that they import, which takes seconds.
+        return 130
+
+
+def _run(args: list[str]) -> int:
     # The launchers parse their own flags: `sgl-omni serve --help` is theirs.
     if args[:1] == ["serve"]:
         from sglang_omni.launch_server import main as serve

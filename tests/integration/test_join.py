@@ -208,6 +208,19 @@ async def test_garbage_at_the_port_is_cut_off_and_hosts_still_join(
         joined.cancel()
 
 
+async def test_strangers_do_not_stop_a_coordinator_that_is_busy(tmp_path: Path) -> None:
+    async with starting(one_stage(tmp_path, "process_factories.collect")) as (_, launcher):
+        port = int(launcher.endpoint.rpartition(":")[2])
+        # The loop does nothing meanwhile, with what is told of them.
+        for _ in range(2500):
+            with socket.create_connection((ADDRESS, port), PATIENCE) as connection:
+                connection.settimeout(PATIENCE)
+                connection.sendall(b"\0" * 100)
+                with suppress(ConnectionResetError):
+                    while connection.recv(100):
+                        pass
+
+
 async def test_a_host_that_talks_nonsense_is_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -121,6 +121,14 @@ def test_cli_names_its_commands(capsys):
     assert "--dp-size" in capsys.readouterr().out
 
 
+def test_ctrl_c_before_anything_runs_is_no_traceback(monkeypatch):
+    def importing(_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch_server, "_serve", importing)
+    assert cli.main(["serve"]) == 130
+
+
 def test_router_options_reach_the_fleet_and_need_one(capsys):
     parser = launch_server.build_parser()
     given = ["--dp-size", "2", "--policy", "random", "--router-cache-threshold", "0.2"]

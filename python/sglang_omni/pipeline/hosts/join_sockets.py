@@ -74,7 +74,7 @@ class RouterSocket:
         except zmq.ZMQError:
             self._socket.close()
             raise
-        self._monitor = self._socket.get_monitor_socket(_HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED)
+        self._monitor = _monitor(self._socket, _HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED)
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._on_disconnect = on_disconnect
         self._watching = asyncio.create_task(self._watch(), name="join port")
@@ -134,7 +134,7 @@ class DealerSocket:
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, _LONGEST_RECONNECT_MS)
-        self._monitor = self._socket.get_monitor_socket()
+        self._monitor = _monitor(self._socket, zmq.EVENT_ALL)
         self._socket.connect(coordinator)
 
     async def connected(self) -> None:
@@ -208,3 +208,14 @@ def _socket(kind: int, endpoint: str) -> zmq.asyncio.Socket:
     socket.setsockopt(zmq.MAXMSGSIZE, messages.LONGEST_MESSAGE)
     socket.setsockopt(zmq.IPV6, "[" in endpoint)
     return socket
+
+
+def _monitor(socket: zmq.asyncio.Socket, events: int) -> zmq.asyncio.Socket:
+    """Gets what happens to the socket's connections."""
+    address = f"inproc://monitor-{uuid.uuid4()}"
+    socket.monitor(address, events)
+    monitor: zmq.asyncio.Socket = socket.context.socket(zmq.PAIR)
+    # A full queue would stop the thread that drives all sockets.
+    monitor.setsockopt(zmq.RCVHWM, 0)
+    monitor.connect(address)
+    return monitor

@@ -134,7 +134,7 @@ class NodeRun:
         running = [process for process in processes if not process.exited.done()]
         if ready.exception() is None and all(process.ready.done() for process in running):
             names = ", ".join(repr(process.name) for process in running)
-            logger.info("Running %d processes: %s", len(running), names)
+            logger.info("Running %s", names)
         self.changed.set()
 
     def _on_exit(self, process: LaunchedProcess, exited: asyncio.Future[int]) -> None:
