@@ -17,7 +17,7 @@ from waiting import until
 from sglang_omni.config import AutoscalingConfig, EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 
-PATIENCE = 90
+PATIENCE = 300
 
 
 def pipeline(folder: Path, autoscaling: AutoscalingConfig) -> PipelineConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from itertools import pairwise
 
@@ -111,6 +112,19 @@ def test_a_stage_is_on_the_gpu_that_its_process_sees() -> None:
 def test_an_address_of_ray_client_is_refused() -> None:
     with pytest.raises(ValueError, match="start the server on a node of the cluster"):
         RayLauncher("ray://head:10001")
+
+
+@pytest.mark.parametrize("by_environment", [False, True])
+def test_an_address_where_nobody_listens_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, by_environment: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    if by_environment:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    launcher = RayLauncher(None if by_environment else address)
+    with pytest.raises(ConnectionError, match=f"no Ray cluster at {address}: .*refused.*ray start --head"):
+        launcher.place(chain(stage("a")))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 import traceback
@@ -56,6 +57,8 @@ _WAIT_S = 1.0
 _RETRY_S = 0.05
 # Ray needs a moment to end an actor; a cluster that is itself about to end may never do it.
 _GONE_S = 10.0
+# To connect to a cluster's address.
+_REACH_S = 10.0
 _KILLED = -signal.SIGKILL
 
 
@@ -167,6 +170,7 @@ class RayLauncher:
             return
         # A cluster that is started here is not to report its use to Ray's makers, unless it is told to.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        _refuse_unreachable(self.address or os.environ.get("RAY_ADDRESS", ""))
         with _signal_handler_kept():
             try:
                 ray.init(self.address or "auto", logging_level=logging.WARNING)
@@ -274,6 +278,8 @@ class RayLauncher:
         """The process that Ray has started for the actor, and that has not run anything."""
         while True:
             answer = asyncio.ensure_future(_awaited(handle.enter.remote(sys.path)))
+            # Where the process is given up meanwhile, nobody asks how the answer ended.
+            answer.add_done_callback(lambda answered: answered.cancelled() or answered.exception())
             while not (await asyncio.wait([answer], timeout=_PROGRESS_S))[0]:
                 logger.info("Process %r waits for Ray to start its actor", name)
             arrival: Arrival = answer.result()
@@ -417,6 +423,20 @@ async def _gone(handle: Any) -> None:
         except RayActorError:
             pass  # on its way
         await asyncio.sleep(_RETRY_S)
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Raise ConnectionError where nobody listens; Ray itself would try again for minutes, and say nothing."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isdigit()) or "://" in host:
+        return  # "auto", or what Ray itself refuses at once
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    except (OSError, OverflowError) as exc:
+        raise ConnectionError(
+            f"there is no Ray cluster at {address}: {exc}. Start one with `ray start --head`, or name the "
+            "HOST:PORT of one that runs"
+        ) from exc
 
 
 async def _awaited(ref: Any) -> Any:
