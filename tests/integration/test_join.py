@@ -246,6 +246,13 @@ def test_an_address_must_be_this_machines() -> None:
         HostAgent("tcp://127.0.0.1:7000", "b", KEY, "192.0.2.7")
 
 
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_a_port_must_be_one(port: int) -> None:
+    # libzmq takes it modulo 65536.
+    with pytest.raises(ValueError, match=f"cannot join at port {port}"):
+        HostsLauncher(ADDRESS, port, KEY)
+
+
 @pytest.mark.parametrize(
     "endpoint", ["10.0.0.1:7000", "http://a:1", "tcp://a", "tcp://a:x", "tcp://a:1/b", ""]
 )

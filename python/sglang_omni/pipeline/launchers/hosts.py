@@ -53,7 +53,7 @@ class HostsLauncher:
         join_timeout: Seconds in which all of them must have joined at the start.
         key_file: Where the key is, for the command that is shown to let a host join.
 
-    Raises ValueError where the address is none of this machine's, or the timeout too short.
+    Raises ValueError where there is no such address on this machine, no such port, or the timeout is too short.
     """
 
     def __init__(
@@ -67,6 +67,8 @@ class HostsLauncher:
         key_file: str | Path = "KEYFILE",
     ) -> None:
         require_own_address(address)
+        if not 0 <= port < 2**16:
+            raise ValueError(f"hosts cannot join at port {port}: ports end with 65535")
         if host_timeout < _SHORTEST_TIMEOUT_S:
             raise ValueError(
                 f"host_timeout={host_timeout:g} is too short: a connection that breaks off takes up to "
