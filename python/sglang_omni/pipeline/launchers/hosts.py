@@ -53,7 +53,7 @@ class HostsLauncher:
         join_timeout: Seconds in which all of them must have joined at the start.
         key_file: Where the key is, for the command that is shown to let a host join.
 
-    Raises ValueError where there is no such address on this machine, no such port, or the timeout is too short.
+    Raises ValueError where this machine has no such address, there is no such port, or the timeout too short.
     """
 
     def __init__(
