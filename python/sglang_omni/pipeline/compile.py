@@ -25,9 +25,9 @@ from sglang_omni.pipeline.stage_builder import build_stage, plan_stage_launch
 def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
     """Build a pipeline's coordinator and stages in this process, for a ``PipelineRunner``.
 
-    Both forms of config work. All stages share the process, whatever ``process`` says, so payloads are
-    handed over as objects; a stage on a GPU still gets that GPU. ``env_defaults`` are set in this
-    process, where not set already.
+    Both forms of config work. All stages share the process, whatever ``process`` and ``node`` say, so
+    payloads are handed over as objects; a stage on a GPU still gets that GPU. ``env_defaults`` are set
+    in this process, where not set already.
 
     Raises:
         ValueError: The config breaks a rule of its placement, or splits a stage over ranks.
