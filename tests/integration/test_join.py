@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -219,6 +220,21 @@ async def test_strangers_do_not_stop_a_coordinator_that_is_busy(tmp_path: Path) 
                 with suppress(ConnectionResetError):
                     while connection.recv(100):
                         pass
+
+
+async def test_strangers_connections_leave_files_for_those_of_the_run(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = 1024
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+    try:
+        async with starting(one_stage(tmp_path, "process_factories.collect")):
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > few
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
+        joining = asyncio.create_task(HostAgent(f"tcp://{ADDRESS}:1", "b", KEY).run())
+        await until(lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0] > few)
+        joining.cancel()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_host_that_talks_nonsense_is_ignored(

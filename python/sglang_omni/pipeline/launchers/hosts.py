@@ -14,6 +14,7 @@ from sglang_omni import __version__
 from sglang_omni.config import PipelineConfig
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.config.strict import did_you_mean
+from sglang_omni.pipeline.hosts import open_files
 from sglang_omni.pipeline.hosts.addresses import require_own_address
 from sglang_omni.pipeline.hosts.join_sockets import RouterSocket
 from sglang_omni.pipeline.hosts.member import Member
@@ -122,6 +123,7 @@ class HostsLauncher:
         if not nodes:
             logger.warning("No stage of this config has a `node`, so that no host need join")
             return
+        open_files.raise_limit()
         self._welcome = _welcome(specs[0], self.host_timeout)
         host = f"[{self.host_address}]" if ":" in self.host_address else self.host_address
         try:
