@@ -22,8 +22,16 @@ def assert_unauthorized(answer: Answer, words: str) -> None:
     assert words in error["message"]
 
 
+async def until_healthy(url: str) -> None:
+    async def healthy() -> bool:
+        return (await get(url, "/health")).status == 200
+
+    await until(healthy, "the router is healthy")
+
+
 async def test_without_a_key_of_the_router_nothing_is_let_in() -> None:
     async with replicas(None) as [replica], router(replica, api_key=["one", "two"]) as url:
+        await until_healthy(url)
         assert_unauthorized(await post(url), "Authorization: Bearer KEY")
         for wrong in ("on", "onee", "three", ""):
             assert_unauthorized(await post(url, headers=bearer(wrong)), "not one of this router's")
@@ -45,11 +53,7 @@ async def test_a_large_body_is_refused_before_it_is_read() -> None:
 
 async def test_probes_and_scrapers_need_no_key() -> None:
     async with replicas(None) as [replica], router(replica, api_key=["k"]) as url:
-
-        async def healthy() -> bool:
-            return (await get(url, "/health")).status == 200
-
-        await until(healthy, "the router is healthy")
+        await until_healthy(url)
         for path in ("/readiness", "/liveness", "/metrics"):
             assert (await get(url, path)).status == 200
 
