@@ -46,6 +46,25 @@ class WorkerFailure(RuntimeError):
     """A worker process ended before its stages were ready. The text holds its traceback, if it left one."""
 
 
+def fail_ready(ready: asyncio.Future[None], reason: str) -> None:
+    """Have whoever waits for a process learn that it is not to be ready; nothing happens where it was."""
+    if not ready.done():
+        ready.set_exception(WorkerFailure(reason))
+        ready.exception()  # counts as retrieved: the exit is acted on even where nobody awaits this
+
+
+def ended_early(name: str, exit_text: str, failure: str | None) -> str:
+    """What is said of a process that ended before it was ready, with the traceback that it left."""
+    traceback = f"\n{failure.rstrip()}" if failure else ""
+    return f"Process {name!r} {exit_text} before it was ready{traceback}"
+
+
+def exited_with(status: int, failure: str | None) -> str:
+    """How a process ended by itself: ``exited with status 1: KeyError: 3``."""
+    cause = f": {failure.strip().splitlines()[-1]}" if failure else ""
+    return f"exited with status {status}{cause}"
+
+
 class WorkerProcess:
     """A running child process whose ``stage_workers.worker_main`` has been given ``spec``.
 
@@ -118,8 +137,7 @@ class WorkerProcess:
             known = -status in signal.Signals._value2member_map_
             name = signal.Signals(-status).name if known else f"signal {-status}"
             return f"was killed by {name} (exit status {status})"
-        cause = f": {self.failure.strip().splitlines()[-1]}" if self.failure else ""
-        return f"exited with status {status}{cause}"
+        return exited_with(status, self.failure)
 
     def _read_reports(self) -> bool:
         """Handle what the child has written. Returns False where there was nothing."""
@@ -147,12 +165,7 @@ class WorkerProcess:
         os.close(self._report_fd)
         os.close(self._pidfd)
         self.exited.set_result(self._process.wait())
-        if not self.ready.done():
-            traceback = f"\n{self.failure.rstrip()}" if self.failure else ""
-            self.ready.set_exception(
-                WorkerFailure(f"Process {self.name!r} {self.describe_exit()} before it was ready{traceback}")
-            )
-            self.ready.exception()  # counts as retrieved: the exit is acted on even where nobody awaits this
+        fail_ready(self.ready, ended_early(self.name, self.describe_exit(), self.failure))
 
 
 def _spec_file(name: str, spec: object) -> int:

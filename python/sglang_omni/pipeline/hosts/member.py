@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sglang_omni.pipeline.hosts.messages import Launch, ProcessReport, ReportMessage, WantedMessage
-from sglang_omni.pipeline.worker_process import WorkerFailure
+from sglang_omni.pipeline.worker_process import fail_ready
 
 _KILLED = -int(signal.SIGKILL)
 # A host that was told to kill a process, and has not said that it did, cannot be waited for at a shutdown.
@@ -60,19 +60,14 @@ class RemoteProcess:
             self.host_lost = True
             self.exited.set_result(_KILLED)
             self._exit_text = f"was lost: {reason}"
-            self._fail_ready(f"Process {self.name!r} was lost before it was ready: {reason}")
+            fail_ready(self.ready, f"Process {self.name!r} was lost before it was ready: {reason}")
 
     def _end(self, status: int, exit_text: str, failure: str | None) -> None:
         if self.exited.done():
             return
         self._exit_text = f"on host {self.node!r} {exit_text}"
         self.exited.set_result(status)
-        self._fail_ready(f"Host {self.node!r}: {failure or f'process {self.name!r} {exit_text}'}")
-
-    def _fail_ready(self, text: str) -> None:
-        if not self.ready.done():
-            self.ready.set_exception(WorkerFailure(text))
-            self.ready.exception()  # counts as retrieved: the exit is acted on even where nobody awaits this
+        fail_ready(self.ready, f"Host {self.node!r}: {failure or f'process {self.name!r} {exit_text}'}")
 
 
 @dataclass

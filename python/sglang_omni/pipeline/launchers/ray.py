@@ -45,7 +45,7 @@ from sglang_omni.pipeline.launchers.ray_room import (
     spread_out,
 )
 from sglang_omni.pipeline.stage_workers import WorkerSpec
-from sglang_omni.pipeline.worker_process import WorkerFailure
+from sglang_omni.pipeline.worker_process import ended_early, exited_with, fail_ready
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -358,8 +358,7 @@ class RayProcess:
         status = self.exited.result()
         if status < 0:
             return self.lost
-        cause = f": {self.failure.strip().splitlines()[-1]}" if self.failure else ""
-        return f"exited with status {status}{cause}"
+        return exited_with(status, self.failure)
 
     def begins(self, handle: Any, arrival: Arrival) -> None:
         """Ray has started a process for it."""
@@ -389,12 +388,7 @@ class RayProcess:
     def ends(self, status: int) -> None:
         """It has ended."""
         self.exited.set_result(status)
-        if not self.ready.done():
-            traceback = f"\n{self.failure.rstrip()}" if self.failure else ""
-            self.ready.set_exception(
-                WorkerFailure(f"Process {self.name!r} {self.describe_exit()} before it was ready{traceback}")
-            )
-            self.ready.exception()  # counts as retrieved: the exit is acted on even where nobody awaits this
+        fail_ready(self.ready, ended_early(self.name, self.describe_exit(), self.failure))
 
 
 def _node_of(spec: WorkerSpec) -> str:
