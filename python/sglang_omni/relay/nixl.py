@@ -273,6 +273,8 @@ class NixlTransfer:
 def _import_nixl() -> Any:
     """NIXL's module, which reads these settings when it is first imported."""
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+    # By itself UCX logs to stdout, in the middle of what a program prints there.
+    os.environ.setdefault("UCX_LOG_FILE", "stderr")
     if not _rdma_ports():
         # Without RDMA its modules find nothing, and one of them brings a library that crashes at exit.
         os.environ.setdefault("UCX_MODULES", "^ib")
