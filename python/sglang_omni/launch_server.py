@@ -7,6 +7,7 @@ import asyncio
 import importlib.util
 import json
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,6 +77,13 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
         help="time to come up in (default: %(default)g)",
     )
     parser.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="time that requests under way have to end once SIGTERM has come (default: %(default)g)",
+    )
+    parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: info"
     )
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
@@ -116,7 +124,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
     if args.parent_pid is not None:
         from sglang_omni.serve.processes import end_with_parent
 
-        end_with_parent(args.parent_pid)
+        # SIGINT ends it at once: nobody is left to wait for what is under way.
+        end_with_parent(args.parent_pid, signal.SIGINT)
     logging.basicConfig(
         level=args.log_level.upper(),
         format=f"%(asctime)s %(levelname)s [{args.log_name}] %(name)s: %(message)s",
@@ -159,6 +168,7 @@ async def _replica(config: PipelineConfig, args: argparse.Namespace) -> int:
             model_name=args.served_model_name,
             max_body_size=args.max_body_size,
             start_timeout=args.start_timeout,
+            drain_timeout=args.drain_timeout,
             launcher=_launcher(args),
         ),
     )
@@ -191,6 +201,7 @@ async def _fleet(args: argparse.Namespace) -> int:
             replica_args=replica_args,
             router=router_fields(args),
             start_timeout=args.start_timeout + 30.0,
+            drain_timeout=args.drain_timeout,
         )
     )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 from sglang_omni.proto import StagePayload
 
@@ -16,6 +19,8 @@ def answer() -> Callable[[StagePayload], dict]:
     def run(payload: StagePayload) -> dict:
         if payload.data["text"] == "HANG":
             threading.Event().wait()
+        while payload.data["text"] == "WAIT" and not Path(os.environ["TEST_RELEASE_FILE"]).exists():
+            time.sleep(0.02)
         return {"modality": "text", "text": payload.data["text"], "finish_reason": "stop"}
 
     return run

@@ -47,7 +47,11 @@ class Launched:
                     # Tests that are killed leave no server behind.
                     *("--parent-pid", str(os.getpid())),
                 ],
-                env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
+                env=os.environ
+                | {
+                    "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
+                    "TEST_RELEASE_FILE": str(folder / "release"),
+                },
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -90,6 +94,32 @@ def shout(base_url: str, prompt: str = "hi") -> httpx.Response:
     return httpx.post(f"{base_url}/v1/completions", json={"prompt": prompt}, timeout=PATIENCE)
 
 
+class Asked(threading.Thread):
+    """A request that is under way: it runs in the pipeline, for as long as its prompt makes it."""
+
+    def __init__(self, server: Launched, base_url: str, prompt: str) -> None:
+        super().__init__()
+        self.base_url, self.prompt = base_url, prompt
+        before = running_requests(base_url)
+        self.start()
+        server.wait_for(lambda: running_requests(base_url) == before + 1, "the request does not run")
+
+    def run(self) -> None:
+        self.got = shout(self.base_url, self.prompt)
+
+    def answer(self) -> httpx.Response:
+        self.join(PATIENCE)
+        return self.got
+
+
+def running_requests(base_url: str) -> int:
+    """Of one replica, or of all behind a router."""
+    if httpx.get(f"{base_url}/workers", timeout=PATIENCE).status_code == 404:
+        return httpx.get(f"{base_url}/get_load", timeout=PATIENCE).json()["running"]
+    listed = httpx.get(f"{base_url}/get_loads", timeout=PATIENCE).json()
+    return sum(worker["load"] for worker in listed["workers"])
+
+
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
     launched: list[Launched] = []
@@ -115,21 +145,61 @@ def test_replica_serves_and_ctrl_c_leaves_nothing(launch):
     }
 
     # A request that would hang for ever is answered, and stops nothing.
-    answers: list[httpx.Response] = []
-    waiting = threading.Thread(target=lambda: answers.append(shout(url, "hang")))
-    waiting.start()
-    server.wait_for(
-        lambda: httpx.get(f"{url}/get_load", timeout=PATIENCE).json()["running"] == 1,
-        "the request does not run",
-    )
+    hanging = Asked(server, url, "hang")
     server.children("")
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(PATIENCE) == 0
-    waiting.join()
-    assert answers[0].status_code == 500
-    assert "shutting down" in answers[0].json()["error"]["message"]
+    assert_refused(hanging.answer())
     server.assert_nothing_left()
     assert list((server.folder / "run").iterdir()) == []
+
+
+def test_sigterm_lets_requests_end_and_refuses_new_ones(launch):
+    server = launch()
+    url = server.base_url()
+    waiting, hanging = Asked(server, url, "wait"), Asked(server, url, "hang")
+    server.children("")
+    # As the end of a terminal has it: to all processes of the group.
+    os.killpg(server.process.pid, signal.SIGHUP)
+    server.wait_for(lambda: "2 requests have 30 s to end" in server.lines("[server]"), "it does not drain")
+    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        refused = client.post("/v1/completions", json={"prompt": "hi"})
+        assert_refused(refused)
+        assert refused.headers["connection"] == "close"
+        assert client.get("/health").status_code == 503
+    (server.folder / "release").touch()
+    assert waiting.answer().json()["choices"][0]["text"] == "WAIT"
+    server.process.send_signal(signal.SIGTERM)
+    assert_refused(hanging.answer())
+    assert server.process.wait(PATIENCE) == 0
+    server.assert_nothing_left()
+
+
+def test_sigterm_lets_the_requests_of_a_fleet_end(launch):
+    server = launch("--dp-size", "2")
+    url = server.base_url()
+    waiting, hanging = Asked(server, url, "wait"), Asked(server, url, "hang")
+    server.children("")
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for(lambda: not takes_connections(url), "it does not drain")
+    (server.folder / "release").touch()
+    assert waiting.answer().json()["choices"][0]["text"] == "WAIT"
+    server.process.send_signal(signal.SIGTERM)
+    assert_refused(hanging.answer())
+    assert server.process.wait(PATIENCE) == 0
+    server.assert_nothing_left()
+
+
+def assert_refused(answer: httpx.Response) -> None:
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("server_error", 503)
+    assert "shutting down" in error["message"]
+
+
+def takes_connections(url: str) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((urlsplit(url).hostname, urlsplit(url).port)) == 0
 
 
 def test_stage_that_cannot_start_ends_the_launch_with_its_error(launch):

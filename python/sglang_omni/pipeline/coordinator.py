@@ -33,6 +33,7 @@ from sglang_omni.proto import (
     StatsMessage,
     StreamMessage,
     SubmitMessage,
+    Unavailable,
 )
 from sglang_omni.scheduling.recent_ids import RecentIds
 
@@ -160,7 +161,8 @@ class Coordinator:
         Raises:
             ValueError: The id is in use, or the entry stage is unknown.
             RequestError: A stage found the request itself at fault.
-            RuntimeError: A stage failed; the text names it and says how.
+            RuntimeError: A stage failed; the text names it and says how. ``Unavailable`` where that is no
+                matter of this request.
             asyncio.CancelledError: The request was aborted.
         """
         tracked = self._admit(request_id, request, chunks=None)
@@ -214,11 +216,17 @@ class Coordinator:
         """These instances take work again."""
         self.assignments.mark_up(stage_names)
 
+    async def drain(self, reason: str) -> None:
+        """Refuses every later request with this reason, and returns when those that run have ended."""
+        self._lost = self._lost or reason
+        if running := [tracked.outcome for tracked in self._requests.values()]:
+            await asyncio.wait(running)
+
     def fail_all(self, reason: str) -> None:
         """The pipeline is lost: fails every request, and every later one at once, with this reason."""
         self._lost = reason
         for tracked in list(self._requests.values()):
-            self._end(tracked, RequestState.FAILED, error=RuntimeError(reason))
+            self._end(tracked, RequestState.FAILED, error=Unavailable(reason))
 
     def health(self) -> dict[str, Any]:
         """Whether requests can be served, and what is running."""
@@ -282,7 +290,7 @@ class Coordinator:
         if request_id in self._requests:
             raise ValueError(f"request {request_id!r} already exists: use another id, or none")
         if self._lost is not None:
-            raise RuntimeError(self._lost)
+            raise Unavailable(self._lost)
         if not self._running:
             raise RuntimeError("the coordinator is not running: await start() first")
         if self.entry_stage not in self.stages and not self.assignments.is_replicated(self.entry_stage):
@@ -329,7 +337,7 @@ class Coordinator:
             stages = ", ".join(repr(name) for name in unserved)
             reason = next(iter(unserved.values()))
             message = f"stage {stages} still down after {self.stage_down_timeout:g} s: {reason}"
-            self._end(tracked, RequestState.FAILED, error=RuntimeError(message))
+            self._end(tracked, RequestState.FAILED, error=Unavailable(message))
 
     def _leave(self, tracked: TrackedRequest) -> None:
         """The caller is gone; what it left unfinished is aborted."""

@@ -191,10 +191,10 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
             ``WorkerSpec``.
         report_fd: Takes JSON lines: what ``run_stages`` yields, and ``{"failure": traceback}``.
     """
-    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group, while it is the
-    # parent that decides when to end: it lets requests finish first. Handlers, unlike SIG_IGN, are not
-    # passed on to programs a stage starts. SIGINT has been blocked since before this process began.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # A terminal's Ctrl-C or hang-up and a service manager's SIGTERM reach every process of the group, while
+    # it is the parent that decides when to end: it lets requests finish first. Handlers, unlike SIG_IGN, are
+    # not passed on to programs a stage starts. SIGINT has been blocked since before this process began.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave_it_to_the_parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.set_inheritable(report_fd, False)

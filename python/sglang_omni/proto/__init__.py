@@ -1,6 +1,6 @@
 """Messages, requests and payloads: what stages, coordinator and client say to one another."""
 
-from sglang_omni.proto.errors import RequestError
+from sglang_omni.proto.errors import RequestError, Unavailable
 from sglang_omni.proto.messages import (
     AbortMessage,
     CompleteMessage,
@@ -38,5 +38,6 @@ __all__ = [
     "StatsMessage",
     "StreamMessage",
     "SubmitMessage",
+    "Unavailable",
     "parse_message",
 ]

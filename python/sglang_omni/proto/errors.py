@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 
+class Unavailable(RuntimeError):
+    """Requests are not served for now, whatever they ask for: another server, or a later try, may do it."""
+
+
 class RequestError(ValueError):
     """A request that cannot be served as it stands, whatever stage found it out.
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from sglang_omni.client import ClientError, RequestError
+from sglang_omni.proto import Unavailable
 from sglang_omni.serve.fields import TAG
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ def describe(exc: Exception, *, request_id: str | None = None) -> tuple[int, dic
         return exc.status, error_body(exc.message, exc.status, kind=exc.code, param=exc.param)
     if isinstance(exc, TimeoutError):
         return 504, error_body(str(exc) or "the request timed out", 504, kind="timeout_error")
+    if isinstance(exc, Unavailable):
+        return 503, error_body(str(exc), 503)
     if isinstance(exc, (ClientError, RuntimeError)):
         logger.error("Request %s failed: %s", request_id or "-", exc)
         return 500, error_body(str(exc), 500)
@@ -49,7 +52,10 @@ def describe(exc: Exception, *, request_id: str | None = None) -> tuple[int, dic
 
 def error_response(exc: Exception, *, request_id: str | None = None) -> JSONResponse:
     status, body = describe(exc, request_id=request_id)
-    headers = {"x-request-id": request_id} if request_id else None
+    headers = {"x-request-id": request_id} if request_id else {}
+    if isinstance(exc, Unavailable):
+        # The next try is to reach a server that takes it, which this connection does not lead to.
+        headers |= {"retry-after": "1", "connection": "close"}
     return JSONResponse(body, status_code=status, headers=headers)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from sglang_omni.serve.processes import bind
+from sglang_omni.serve.processes import StopSignals, bind
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,8 @@ class FleetOptions:
     """
     Attributes:
         replica_args: Arguments of ``launch_server`` common to all replicas.
-        router: Fields of the RouterConfig beside the workers and where to listen.
+        router: Fields of the RouterConfig beside the workers, where to listen, and how long to drain.
+        drain_timeout: Seconds that requests have to end after SIGTERM.
     """
 
     size: int
@@ -46,6 +47,7 @@ class FleetOptions:
     replica_args: Sequence[str]
     router: Mapping[str, Any]
     start_timeout: float
+    drain_timeout: float
 
 
 class Member:
@@ -57,6 +59,20 @@ class Member:
         self.base_url = base_url
         self.healthy = asyncio.Event()
         self.process: asyncio.subprocess.Process | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing happens where it does not run."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(number)
+
+    async def gone(self) -> None:
+        """Returns when its process has ended."""
+        if self.process is not None:
+            await self.process.wait()
 
     async def keep_running(self, start_timeout: float) -> None:
         """Runs until it is cancelled.
@@ -108,26 +124,23 @@ class Member:
 
 
 async def run_fleet(options: FleetOptions) -> int:
-    """Serve until SIGINT or SIGTERM. Returns an exit status."""
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    """Serve until a signal. Returns an exit status."""
+    signals = StopSignals()
     with contextlib.ExitStack() as held:
         # A port in use is better known before the models are loaded.
         options = replace(options, port=_hold_port(held, options.host, options.port))
         ports = [_hold_port(held, "127.0.0.1") for _ in range(options.size)]
-        return await _run([_replica(index, port, options) for index, port in enumerate(ports)], options, stop)
+        replicas = [_replica(index, port, options) for index, port in enumerate(ports)]
+        return await _run(replicas, _router([r.base_url for r in replicas], options), options, signals)
 
 
-async def _run(members: list[Member], options: FleetOptions, stop: asyncio.Event) -> int:
+async def _run(replicas: list[Member], router: Member, options: FleetOptions, signals: StopSignals) -> int:
     """Runs the replicas and, once they are healthy, the router; ends all of them."""
-    tasks = [asyncio.ensure_future(m.keep_running(options.start_timeout)) for m in members]
-    stopped = asyncio.ensure_future(stop.wait())
+    tasks = [asyncio.ensure_future(r.keep_running(options.start_timeout)) for r in replicas]
+    stopped = asyncio.ensure_future(signals.received.wait())
     try:
-        if not await _either(_all_healthy(members), stopped, tasks):
+        if not await _either(_all_healthy(replicas), stopped, tasks):
             return 0
-        router = _router([m.base_url for m in members], options)
-        members.append(router)
         tasks.append(asyncio.ensure_future(router.keep_running(60.0)))
         if not await _either(router.healthy.wait(), stopped, tasks):
             return 0
@@ -142,7 +155,8 @@ async def _run(members: list[Member], options: FleetOptions, stop: asyncio.Event
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await _end([m.process for m in members if m.process is not None])
+        drain_timeout = options.drain_timeout if signals.received.is_set() else 0.0
+        await _end(replicas, router, drain_timeout, signals)
 
 
 async def _all_healthy(members: Sequence[Member]) -> None:
@@ -171,18 +185,27 @@ async def _either(
     return reached is not None and reached.done() and not reached.cancelled() and not stopped.done()
 
 
-async def _end(processes: Sequence[asyncio.subprocess.Process]) -> None:
-    running = [process for process in processes if process.returncode is None]
-    for process in running:
-        process.send_signal(signal.SIGTERM)
-    if running:
-        waits = [asyncio.ensure_future(process.wait()) for process in running]
-        await asyncio.wait(waits, timeout=_LEAVE_S)
-        for process in running:
-            if process.returncode is None:
-                logger.warning("killing pid %d: still there after %g s", process.pid, _LEAVE_S)
-                process.kill()
-        await asyncio.gather(*waits)
+async def _end(
+    replicas: Sequence[Member], router: Member, drain_timeout: float, signals: StopSignals
+) -> None:
+    """The router takes no more requests and, when the last has ended, leaves. Then, or after
+    ``drain_timeout``, the replicas leave, and what they still have to say reaches clients through it."""
+    if router.is_running:
+        router.send_signal(signal.SIGTERM)
+        gone = asyncio.ensure_future(router.gone())
+        hurried = asyncio.ensure_future(signals.at_once.wait())
+        await asyncio.wait({gone, hurried}, timeout=drain_timeout, return_when=asyncio.FIRST_COMPLETED)
+        for waiting in (gone, hurried):
+            waiting.cancel()
+    for replica in replicas:
+        replica.send_signal(signal.SIGINT)
+    waits = [asyncio.ensure_future(member.gone()) for member in (*replicas, router)]
+    await asyncio.wait(waits, timeout=_LEAVE_S)
+    for member in (*replicas, router):
+        if member.is_running:
+            logger.warning("%s is killed: still there after %g s", member.name, _LEAVE_S)
+            member.send_signal(signal.SIGKILL)
+    await asyncio.gather(*waits)
 
 
 def _hold_port(held: contextlib.ExitStack, host: str, port: int = 0) -> int:
@@ -210,7 +233,8 @@ def _router(worker_urls: Sequence[str], options: FleetOptions) -> Member:
         "worker_urls": list(worker_urls),
         "host": options.host,
         "port": options.port,
-        "drain_timeout": _LEAVE_S / 2,
+        # The replicas end first what is under way by then.
+        "drain_timeout": options.drain_timeout + _LEAVE_S,
     }
     command = [sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid()), json.dumps(config)]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)

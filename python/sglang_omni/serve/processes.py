@@ -1,7 +1,8 @@
-"""What a server's processes share: they end with their parent and in time, and listen somewhere."""
+"""What a server's processes share: how they are told to end, and do so in time; where they listen."""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import signal
@@ -12,7 +13,7 @@ import threading
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
+def end_with_parent(parent_pid: int, number: int) -> None:
     """Have the kernel send ``number`` to this process when its parent dies, however it dies.
 
     Args:
@@ -24,6 +25,31 @@ def end_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
         raise SystemExit("the process that started this one is gone")
+
+
+class StopSignals:
+    """What a server is asked by signals, from when this is made in its event loop.
+
+    SIGTERM, or SIGHUP where it is not ignored (``nohup``), lets requests end first; SIGINT does not, nor
+    does a second signal of any kind.
+
+    Attributes:
+        received: Set by the first.
+        at_once: Set as soon as nothing is to be waited for.
+    """
+
+    def __init__(self) -> None:
+        self.received = asyncio.Event()
+        self.at_once = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if number == signal.SIGINT or self.received.is_set():
+            self.at_once.set()
+        self.received.set()
 
 
 def exit_after(seconds: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,14 +22,16 @@ from sglang_omni.config.io import config_to_dict
 from sglang_omni.pipeline.launchers.base import Launcher
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 from sglang_omni.serve.app import create_app
-from sglang_omni.serve.processes import bind, exit_after
+from sglang_omni.serve.processes import StopSignals, bind, exit_after
 from sglang_omni.serve.state import Capabilities
 
 logger = logging.getLogger(__name__)
 
-# A shutdown gives requests this long to end by themselves, and is over in this time by force.
-_DRAIN_S = 1.0
+# Once no request runs any more, clients have this long to read their answers.
+_LAST_WORDS_S = 2
+# Without requests a shutdown is over in this time by force.
 _SHUTDOWN_S = 8.0
+_REASON = "the server is shutting down"
 # Longer than a router or a client keeps an idle connection, so that none is closed as it is used again.
 _KEEP_ALIVE_S = 120
 _BACKLOG = 2048
@@ -42,6 +43,7 @@ class ReplicaOptions:
     Attributes:
         port: 0 picks a free one.
         start_timeout: Seconds for the pipeline's processes to come up.
+        drain_timeout: Seconds that requests have to end after SIGTERM.
         launcher: Starts them; as children of this process where it is None.
     """
 
@@ -50,6 +52,7 @@ class ReplicaOptions:
     model_name: str | None = None
     max_body_size: int = 64 * 2**20
     start_timeout: float = 600.0
+    drain_timeout: float = 30.0
     launcher: Launcher | None = None
 
 
@@ -62,19 +65,16 @@ class _Server(uvicorn.Server):
 
 
 async def run_replica(config: PipelineConfig, options: ReplicaOptions) -> int:
-    """Serve ``config`` until SIGINT, SIGTERM or the loss of the pipeline. Returns an exit status."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    """Serve ``config`` until a signal or the loss of the pipeline. Returns an exit status."""
+    signals = StopSignals()
     # Bound before anything is loaded, so that a port in use is known at once; listened on when all is up.
     with bind(options.host, options.port) as listener:
         runner = MultiProcessPipelineRunner(config, launcher=options.launcher)
-        stopped = asyncio.ensure_future(stop.wait())
+        stopped = asyncio.ensure_future(signals.received.wait())
         try:
             if not await _start(runner, options, stopped):
                 return 0
-            return await _serve(runner, options, listener, stopped)
+            return await _serve(runner, options, listener, signals)
         finally:
             stopped.cancel()
             exit_after(_SHUTDOWN_S)
@@ -99,7 +99,7 @@ async def _serve(
     runner: MultiProcessPipelineRunner,
     options: ReplicaOptions,
     listener: socket.socket,
-    stopped: asyncio.Future[Any],
+    signals: StopSignals,
 ) -> int:
     config = runner.config
     app = create_app(
@@ -114,12 +114,13 @@ async def _serve(
             app,
             access_log=False,
             log_config=None,
-            timeout_graceful_shutdown=2 * int(_DRAIN_S),
+            timeout_graceful_shutdown=_LAST_WORDS_S,
             timeout_keep_alive=_KEEP_ALIVE_S,
         )
     )
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     lost = asyncio.ensure_future(runner.wait_failed())
+    stopped = asyncio.ensure_future(signals.received.wait())
     host, port = listener.getsockname()[:2]
     # Whoever reads the next line may connect; the server takes it from there a moment later.
     listener.listen(_BACKLOG)
@@ -129,14 +130,27 @@ async def _serve(
         if lost.done():
             logger.critical("%s", lost.result())
             return 1
+        await _drain(runner, signals, options.drain_timeout)
         return 0
     finally:
-        lost.cancel()
-        server.should_exit = True
-        await asyncio.wait({serving}, timeout=_DRAIN_S)
+        for waiting in (lost, stopped):
+            waiting.cancel()
         # Whoever is still waiting is told, instead of being cut off.
-        runner.coordinator.fail_all("the server is shutting down")
+        runner.coordinator.fail_all(_REASON)
+        server.should_exit = True
         await serving
+
+
+async def _drain(runner: MultiProcessPipelineRunner, signals: StopSignals, timeout: float) -> None:
+    """Have what runs end, as long as nobody is in a hurry. New requests are told that it is over here."""
+    drained = asyncio.ensure_future(runner.coordinator.drain(_REASON))
+    hurried = asyncio.ensure_future(signals.at_once.wait())
+    running = runner.coordinator.health()["total_requests"]
+    if running and not signals.at_once.is_set():
+        logger.info("Shutting down: %d requests have %g s to end (--drain-timeout)", running, timeout)
+    await asyncio.wait({drained, hurried}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    for waiting in (drained, hurried):
+        waiting.cancel()
 
 
 def _info(runner: MultiProcessPipelineRunner) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from sglang_omni.proto import RequestError
+from sglang_omni.proto import RequestError, Unavailable
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -202,13 +202,14 @@ def test_failing_stage_is_500_and_the_next_request_works(http, pipeline):
     assert http.post("/v1/chat/completions", json=HELLO).status_code == 200
 
 
-def test_failure_in_mid_stream_is_its_last_event(http, pipeline):
-    pipeline.error, pipeline.error_after = RuntimeError("stage 'thinker': gone"), 2
+@pytest.mark.parametrize(("kind", "status"), [(RuntimeError, 500), (Unavailable, 503)])
+def test_failure_in_mid_stream_is_its_last_event(http, pipeline, kind, status):
+    pipeline.error, pipeline.error_after = kind("stage 'thinker': gone"), 2
     answer = http.post("/v1/chat/completions", json=HELLO | {"stream": True})
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
     assert [e["choices"][0]["delta"].get("content") for e in events[:2]] == ["Hel", "lo"]
     assert events[2]["error"]["message"] == "stage 'thinker': gone"
-    assert events[2]["error"]["code"] == 500
+    assert events[2]["error"]["code"] == status
     assert len(events) == 3
 
 
