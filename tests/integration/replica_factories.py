@@ -133,6 +133,17 @@ def sleeper(seconds: float) -> Callable[[StagePayload], dict[str, Any]]:
     return run
 
 
+def gated(path: str) -> Callable[[StagePayload], dict[str, Any]]:
+    """One request after the other, each as soon as the file is there."""
+
+    def run(payload: StagePayload) -> dict[str, Any]:
+        while not os.path.exists(path):
+            time.sleep(0.01)
+        return {"pid": os.getpid()}
+
+    return run
+
+
 def stage_that_sleeps(name: str, seconds: float, **fields: Any) -> StageConfig:
     """The stage of a ``sleeper`` in a process of its own."""
     factory = "replica_factories.sleeper"

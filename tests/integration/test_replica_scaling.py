@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,31 @@ async def test_replicas_come_with_the_load_and_go_with_it(tmp_path: Path) -> Non
         # Nobody leaving was taken for somebody dying.
         assert not runner.coordinator.health()["down_stages"]
         assert runner.coordinator.get_load()["failed"] == 0
+    finally:
+        await runner.stop()
+
+
+async def test_a_burst_is_spread_over_the_replicas_that_it_calls_for(tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    autoscaling = AutoscalingConfig(max_replicas=3, upscale_delay_s=0.2)
+    config = pipeline(tmp_path, autoscaling)
+    slow_stage = config.stage("slow")
+    slow_stage.factory, slow_stage.factory_args = "replica_factories.gated", {"path": str(gate)}
+    runner = MultiProcessPipelineRunner(config)
+    await runner.start(timeout=PATIENCE)
+    coordinator = runner.coordinator
+    try:
+        burst = [asyncio.create_task(coordinator.submit(f"r{number}", {})) for number in range(60)]
+        # The one replica has its share, and the others wait, but count as load.
+        await until(lambda: coordinator.stage_load()["slow@r0"] > 1)
+        assert coordinator.get_load()["pending"] > 20
+        await until(lambda: len(slow(runner)) == 3)
+        await until(lambda: coordinator.get_load()["pending"] == 0)
+        pids = runner.process_ids
+        gate.touch()
+        async with asyncio.timeout(PATIENCE):
+            answered = Counter([(await request)["pid"] for request in burst])
+        assert answered == {pids[f"slow@r{number}"]: 20 for number in range(3)}
     finally:
         await runner.stop()
 

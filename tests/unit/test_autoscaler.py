@@ -19,6 +19,7 @@ class Pipeline:
 
     def __init__(self) -> None:
         self.ongoing = 0
+        self.stats: dict[str, dict[str, float]] = {}
         self.assignments = Assignments()
         self.workers: dict[int, WorkerSlot] = {}
         self.scaler = Autoscaler(
@@ -44,6 +45,17 @@ class Pipeline:
 
     def ongoing_requests(self, instances: Any) -> int:
         return self.ongoing
+
+    def stage_stats(self) -> dict[str, dict[str, float]]:
+        return self.stats
+
+    def has(self, instance: str, *, running: int, waiting: int) -> None:
+        self.stats[instance] = {"num_running_reqs": running, "num_queue_reqs": waiting}
+
+    async def until_limit(self, limit: int | None) -> None:
+        async with asyncio.timeout(10):
+            while self.assignments._group_of["speak"].limit != limit:
+                await asyncio.sleep(0.01)
 
     def is_drained(self, instances: Any) -> bool:
         return not self.assignments.have_requests(instances)
@@ -79,5 +91,83 @@ async def test_a_replica_that_is_given_up_is_no_replica() -> None:
         assert pipeline.assignments.assign() == {"speak": 1}
         pipeline.ongoing = 2
         await pipeline.until_staying(0, 1, 2)
+    finally:
+        run.cancel()
+
+
+async def test_replicas_get_twice_what_they_have_until_more_waits_in_them_than_runs() -> None:
+    pipeline = Pipeline()
+    run = asyncio.create_task(pipeline.scaler.run())
+    try:
+        # At first twice the target of one.
+        await pipeline.until_limit(2)
+        pipeline.assignments.assign()
+        pipeline.assignments.assign()
+        await pipeline.until_limit(4)
+        pipeline.has("speak@r0", running=1, waiting=1)
+        pipeline.assignments.assign()
+        await pipeline.until_limit(6)
+        pipeline.has("speak@r0", running=1, waiting=2)
+        await pipeline.until_limit(3)
+        # One more replica, which nothing waits in.
+        pipeline.ongoing = 2
+        await pipeline.until_staying(0, 1)
+        await pipeline.until_limit(6)
+        pipeline.has("speak@r1", running=1, waiting=3)
+        await pipeline.until_limit(3)
+        # With the last there may be, requests wait for none.
+        pipeline.ongoing = 3
+        await pipeline.until_staying(0, 1, 2)
+        await pipeline.until_limit(None)
+    finally:
+        run.cancel()
+
+
+async def test_a_replica_that_will_not_come_is_not_waited_for() -> None:
+    pipeline = Pipeline()
+    run = asyncio.create_task(pipeline.scaler.run())
+    try:
+        pipeline.ongoing = 3
+        await pipeline.until_staying(0, 1, 2)
+        pipeline.give_up(1)
+        pipeline.give_up(2)
+        pipeline.has("speak@r0", running=1, waiting=5)
+        pipeline.ongoing = 0
+        await pipeline.until_limit(None)
+    finally:
+        run.cancel()
+
+
+async def test_requests_that_wait_call_for_replicas() -> None:
+    pipeline = Pipeline()
+    pipeline.has("speak@r0", running=1, waiting=2)
+    pipeline.ongoing = 1
+    for _ in range(3):
+        pipeline.assignments.assign()
+    run = asyncio.create_task(pipeline.scaler.run())
+    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    try:
+        await pipeline.until_limit(3)
+        waits = asyncio.create_task(pipeline.assignments.wait_for_room(never))
+        await pipeline.until_staying(0, 1)
+        await waits
+        assert pipeline.assignments.assign() == {"speak": 1}
+    finally:
+        run.cancel()
+
+
+async def test_where_no_process_can_be_started_nobody_waits_for_one() -> None:
+    pipeline = Pipeline()
+    pipeline.has("speak@r0", running=1, waiting=2)
+
+    def fails(ranks: Any) -> WorkerSlot:
+        raise OSError("no more processes")
+
+    pipeline.scaler._add = fails
+    pipeline.ongoing = 2
+    pipeline.assignments.limit("speak", 1)
+    run = asyncio.create_task(pipeline.scaler.run())
+    try:
+        await pipeline.until_limit(None)
     finally:
         run.cancel()

@@ -1,119 +1,25 @@
-"""The coordinator over real sockets, with the stages played by hand."""
+"""The coordinator: submitting, completing, failing, and what others may ask it."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from coordinator_harness import Pipeline, pipelines, soon
 from waiting import until
 
-from sglang_omni.pipeline import coordinator as module
-from sglang_omni.pipeline.control_plane import StageControlPlane
-from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.proto import (
     CompleteMessage,
     OmniRequest,
-    ProgressMessage,
     RequestError,
     RequestState,
     StagePayload,
-    StreamMessage,
     SubmitMessage,
 )
 
-WAIT_S = 60
-
-
-@pytest.fixture(autouse=True)
-def _no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No deadline of the coordinator's own comes between what a test sends and what it expects."""
-    monkeypatch.setattr(module, "_SETTLE_S", 1000.0)
-
-
-class Pipeline:
-    """A coordinator and the control planes of stages ``first``, ``text`` and ``audio``."""
-
-    def __init__(self, directory: Path, **options: Any) -> None:
-        endpoint = {
-            name: f"ipc://{directory}/{name}" for name in ("completion", "abort", "first", "text", "audio")
-        }
-        self.coordinator = Coordinator(endpoint["completion"], endpoint["abort"], "first", **options)
-        self.stages = {
-            name: StageControlPlane(name, endpoint[name], endpoint["completion"], endpoint["abort"])
-            for name in ("first", "text", "audio")
-        }
-        self._tasks: list[asyncio.Task[Any]] = []
-
-    async def start(self) -> None:
-        await self.coordinator.start()
-        for name, stage in self.stages.items():
-            await stage.start()
-            self.coordinator.register_stage(name, stage.recv_endpoint)
-
-    async def close(self) -> None:
-        await self.coordinator.stop()
-        for stage in self.stages.values():
-            stage.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def submit(self, request_id: str, request: Any = "hi") -> asyncio.Task[Any]:
-        task = asyncio.create_task(self.coordinator.submit(request_id, request))
-        self._tasks.append(task)
-        return task
-
-    async def submitted(self) -> SubmitMessage:
-        message = await soon(self.stages["first"].recv())
-        assert isinstance(message, SubmitMessage)
-        return message
-
-    async def complete(self, stage: str, request_id: str, result: Any) -> None:
-        await self.stages[stage].send_complete(CompleteMessage(request_id, stage, True, result=result))
-
-    async def chunk(self, stage: str, request_id: str, text: str) -> None:
-        await self.stages[stage].send_stream(StreamMessage(request_id, stage, {"text": text}))
-
-    async def progress(self, stage: str, *changes: Any, spans: Any = ()) -> None:
-        message = ProgressMessage(stage, [list(change) for change in changes], [list(span) for span in spans])
-        await self.stages[stage].send_progress(message)
-
-    async def settle(self) -> None:
-        """Returns once the coordinator has handled all that the stages have sent so far."""
-        for name, stage in self.stages.items():
-            marker = self.submit_marker(name)
-            await stage.send_complete(CompleteMessage(marker, name, False, error="marker"))
-            await until(lambda marker=marker: marker not in self.coordinator._by_wire_id)
-
-    def submit_marker(self, name: str) -> str:
-        marker = f"marker-{name}-{len(self._tasks)}"
-        tracked = self.coordinator._admit(marker, None, None)
-        self._tasks.append(asyncio.ensure_future(tracked.outcome))
-        return marker
-
-
-async def soon(awaitable: Any) -> Any:
-    return await asyncio.wait_for(awaitable, WAIT_S)
-
-
-@pytest.fixture
-async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
-    made: list[Pipeline] = []
-
-    async def start(**options: Any) -> Pipeline:
-        pipeline = Pipeline(tmp_path, **options)
-        made.append(pipeline)
-        await pipeline.start()
-        return pipeline
-
-    yield start
-    for pipeline in made:
-        await pipeline.close()
-
-
-# --- submitting and completing ---------------------------------------------------------------------
+make = pytest.fixture(pipelines)
 
 
 async def test_the_entry_stage_gets_the_request_and_the_caller_its_result(make: Any) -> None:
@@ -238,9 +144,6 @@ async def test_inputs_that_cannot_be_sent_are_the_requests_error(make: Any) -> N
     assert await soon(result) == 1
 
 
-# --- failures and aborts ---------------------------------------------------------------------------
-
-
 async def test_a_failure_reaches_the_caller_with_the_stages_name_and_stops_the_others(make: Any) -> None:
     pipeline = await make(terminal_stages=["text", "audio"])
     result = pipeline.submit("r")
@@ -308,246 +211,6 @@ async def test_late_and_unknown_messages_are_ignored(make: Any) -> None:
     await pipeline.submitted()
     await pipeline.complete("text", "r", 1)
     assert await soon(result) == 1
-
-
-# --- streams ---------------------------------------------------------------------------------------
-
-
-async def collect(stream: AsyncIterator[Any], into: list[Any]) -> None:
-    async for message in stream:
-        into.append(message)  # noqa: PERF401  what came before a failure is kept
-
-
-async def test_chunks_come_in_order_and_the_merged_result_last(make: Any) -> None:
-    pipeline = await make(terminal_stages=["text", "audio"])
-    got: list[Any] = []
-    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
-    await pipeline.submitted()
-    for text in "abc":
-        await pipeline.chunk("text", "r", text)
-    await pipeline.complete("text", "r", 1)
-    await pipeline.chunk("audio", "r", "d")
-    await pipeline.complete("audio", "r", 2)
-    await soon(reading)
-    assert [m.chunk["text"] for m in got if m.from_stage == "text"] == ["a", "b", "c"]
-    assert [m.type for m in got] == ["stream"] * 4 + ["complete"]
-    assert got[-1] == CompleteMessage("r", "coordinator", True, result={"text": 1, "audio": 2})
-
-
-async def test_a_stream_ends_with_the_only_terminals_result(make: Any) -> None:
-    pipeline = await make(terminal_stages=["text"])
-    got: list[Any] = []
-    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
-    await pipeline.submitted()
-    await pipeline.complete("text", "r", "all")
-    await soon(reading)
-    assert got == [CompleteMessage("r", "text", True, result="all")]
-
-
-async def test_chunks_of_other_stages_are_awaited_before_the_end(make: Any) -> None:
-    pipeline = await make(terminal_stages=["text"])
-    got: list[Any] = []
-    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
-    await pipeline.submitted()
-    await pipeline.chunk("first", "r", "a")
-    await until(lambda: len(got) == 1)
-    await pipeline.complete("text", "r", "all")  # On a connection of its own, ahead of what follows.
-    await pipeline.settle()
-    await pipeline.chunk("first", "r", "b")
-    await pipeline.progress("first", spans=[("r", 0.1)])
-    await soon(reading)
-    assert [getattr(m, "chunk", None) for m in got] == [{"text": "a"}, {"text": "b"}, None]
-
-
-async def test_a_stage_that_never_says_it_is_done_delays_the_end_but_does_not_prevent_it(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_SETTLE_S", 0.05)
-    pipeline = await make(terminal_stages=["text"])
-    got: list[Any] = []
-    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
-    await pipeline.submitted()
-    await pipeline.chunk("first", "r", "a")
-    await until(lambda: len(got) == 1)
-    await pipeline.complete("text", "r", "all")
-    await soon(reading)
-    assert got[-1].result == "all"
-
-
-async def test_a_failing_stream_gives_its_chunks_first(make: Any) -> None:
-    pipeline = await make(terminal_stages=["text"])
-    got: list[Any] = []
-    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
-    await pipeline.submitted()
-    await pipeline.chunk("text", "r", "a")
-    await pipeline.stages["text"].send_complete(CompleteMessage("r", "text", False, error="boom"))
-    with pytest.raises(RuntimeError, match="boom"):
-        await soon(reading)
-    assert [m.chunk for m in got] == [{"text": "a"}]
-
-
-async def test_a_failure_that_nobody_waits_for_any_more_is_not_reported_as_lost(make: Any) -> None:
-    lost: list[Any] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: lost.append(context))
-    pipeline = await make(terminal_stages=["text"])
-    stream = pipeline.coordinator.stream("r", None)
-    first = asyncio.create_task(anext(stream))
-    await pipeline.submitted()
-    await pipeline.chunk("text", "r", "a")
-    await soon(first)
-    await pipeline.stages["text"].send_complete(CompleteMessage("r", "text", False, error="boom"))
-    await until(lambda: pipeline.coordinator.request_state("r") is None)
-    await stream.aclose()
-    gc.collect()
-    assert lost == []
-
-
-async def test_an_aborted_stream_is_cancelled(make: Any) -> None:
-    pipeline = await make()
-    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), []))
-    await pipeline.submitted()
-    assert await pipeline.coordinator.abort("r")
-    with pytest.raises(asyncio.CancelledError):
-        await soon(reading)
-
-
-async def test_a_reused_id_streams_under_the_callers_id(make: Any) -> None:
-    pipeline = await make(terminal_stages=["text"])
-    for _ in range(2):
-        got: list[Any] = []
-        reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
-        wire_id = (await pipeline.submitted()).request_id
-        await pipeline.chunk("text", wire_id, "a")
-        await pipeline.complete("text", wire_id, 1)
-        await soon(reading)
-        assert [m.request_id for m in got] == ["r", "r"]
-
-
-async def test_a_reader_that_does_not_read_fails_its_request(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_MAX_STREAM_BACKLOG", 10)
-    pipeline = await make(terminal_stages=["text"])
-    stream = pipeline.coordinator.stream("r", None)
-    first = asyncio.create_task(anext(stream))
-    await pipeline.submitted()
-    for index in range(30):
-        await pipeline.chunk("text", "r", str(index))
-    await soon(first)
-    assert (await soon(pipeline.stages["text"].recv_abort())).request_id == "r"
-    with pytest.raises(RuntimeError, match="fell 10 chunks behind"):
-        await soon(collect(stream, []))
-
-
-# --- stages that go down ----------------------------------------------------------------------------
-
-
-async def test_exactly_the_requests_a_dead_stage_holds_fail(make: Any) -> None:
-    pipeline = await make(terminal_stages=["text"])
-    held, passed, waiting = (pipeline.submit(name) for name in ("held", "passed", "waiting"))
-    for _ in range(3):
-        await pipeline.submitted()
-    # `held` and `passed` went from first to audio; `passed` went on to text.
-    for name in ("held", "passed"):
-        await pipeline.progress("first", (name, "first", 0), (name, "audio", 1))
-        await pipeline.progress("audio", (name, "first", -1), (name, "audio", 1))
-    await pipeline.progress("audio", ("passed", "text", 1), ("passed", "audio", -1))
-    await pipeline.progress("text", ("passed", "audio", -1), ("passed", "text", 1))
-    await pipeline.settle()
-    pipeline.coordinator.stage_down(["audio"], "stage 'audio' was killed by signal 9")
-    with pytest.raises(RuntimeError, match="'audio' was killed by signal 9"):
-        await soon(held)
-    await pipeline.complete("text", "passed", 1)
-    await pipeline.complete("text", "waiting", 2)
-    assert (await soon(passed), await soon(waiting)) == (1, 2)
-
-
-async def test_a_request_handed_to_a_stage_that_is_down_fails(make: Any) -> None:
-    pipeline = await make()
-    result = pipeline.submit("r")
-    await pipeline.submitted()
-    pipeline.coordinator.stage_down(["audio"], "audio is gone")
-    await pipeline.progress("first", ("r", "audio", 1), ("r", "first", 1))
-    with pytest.raises(RuntimeError, match="audio is gone"):
-        await soon(result)
-
-
-async def test_new_requests_wait_until_every_stage_is_up(make: Any) -> None:
-    pipeline = await make()
-    pipeline.coordinator.stage_down(["audio", "text"], "restarting")
-    result = pipeline.submit("r")
-    await asyncio.sleep(0.02)
-    assert pipeline.coordinator.request_state("r") is RequestState.PENDING
-    assert pipeline.coordinator.health()["down_stages"] == {"audio": "restarting", "text": "restarting"}
-    pipeline.coordinator.stage_up(["audio"])
-    await asyncio.sleep(0.02)
-    assert pipeline.coordinator.request_state("r") is RequestState.PENDING
-    pipeline.coordinator.stage_up(["text"])
-    await pipeline.submitted()
-    await pipeline.complete("text", "r", 1)
-    assert await soon(result) == 1
-
-
-async def test_waiting_for_a_stage_has_an_end(make: Any) -> None:
-    pipeline = await make(stage_down_timeout=0.05)
-    pipeline.coordinator.stage_down(["audio"], "restarting")
-    with pytest.raises(RuntimeError, match=r"'audio' still down after 0.05 s: restarting"):
-        await soon(pipeline.coordinator.submit("r", None))
-
-
-async def test_a_waiting_request_can_be_aborted(make: Any) -> None:
-    pipeline = await make()
-    pipeline.coordinator.stage_down(["audio"], "restarting")
-    result = pipeline.submit("r")
-    await asyncio.sleep(0.02)
-    assert await pipeline.coordinator.abort("r")
-    with pytest.raises(asyncio.CancelledError):
-        await soon(result)
-
-
-async def test_a_lost_pipeline_fails_everything_now_and_later(make: Any) -> None:
-    pipeline = await make()
-    running = pipeline.submit("r")
-    await pipeline.submitted()
-    pipeline.coordinator.stage_down(["audio"], "restarting")
-    waiting = pipeline.submit("s")
-    await asyncio.sleep(0.02)
-    pipeline.coordinator.fail_all("the restart budget is spent")
-    for result in (running, waiting, pipeline.submit("t")):
-        with pytest.raises(RuntimeError, match="budget is spent"):
-            await soon(result)
-    health = pipeline.coordinator.health()
-    assert (health["running"], health["error"]) == (False, "the restart budget is spent")
-
-
-async def test_stopping_fails_what_is_running(make: Any) -> None:
-    pipeline = await make()
-    result = pipeline.submit("r")
-    await pipeline.submitted()
-    await pipeline.coordinator.stop()
-    with pytest.raises(RuntimeError, match="stopped"):
-        await soon(result)
-
-
-async def test_what_stages_still_hold_of_a_finished_request_is_aborted(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_SETTLE_S", 0.05)
-    pipeline = await make(terminal_stages=["text"])
-    result = pipeline.submit("r")
-    await pipeline.submitted()
-    await pipeline.progress("first", ("r", "text", 1), ("r", "audio", 1), ("r", "first", 1))
-    await pipeline.progress("text", ("r", "first", -1), ("r", "text", 0))
-    await pipeline.progress("audio", ("r", "first", -1), ("r", "audio", 1))
-    await pipeline.settle()
-    await pipeline.complete("text", "r", 1)
-    assert await soon(result) == 1
-    aborted = [(await soon(pipeline.stages["audio"].recv_abort())).request_id for _ in range(4)]
-    assert "r" in aborted  # Beside the markers of `settle`.
-    assert pipeline.coordinator._counters.held_by(["audio"]) == []
-
-
-# --- what others may ask ----------------------------------------------------------------------------
 
 
 async def test_load_health_and_timings(make: Any) -> None:

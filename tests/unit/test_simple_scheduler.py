@@ -291,3 +291,24 @@ def test_what_is_no_exception_of_a_request_ends_start(concurrency: int) -> None:
     put(scheduler, 1)
     with pytest.raises(SystemExit):
         scheduler.start()
+
+
+def test_it_says_how_many_requests_run_and_how_many_wait() -> None:
+    entered, leave = threading.Semaphore(0), threading.Semaphore(0)
+
+    def compute(items: list[int]) -> list[int]:
+        entered.release()
+        leave.acquire(timeout=WAIT_S)
+        return items
+
+    scheduler = SimpleScheduler(lambda item: compute([item])[0], batch_compute_fn=compute, max_batch_size=3)
+    put(scheduler, *range(4))
+    with running(scheduler):
+        assert entered.acquire(timeout=WAIT_S)
+        assert scheduler.stats() == {"num_running_reqs": 3, "num_queue_reqs": 1}
+        leave.release()
+        assert entered.acquire(timeout=WAIT_S)
+        assert scheduler.stats() == {"num_running_reqs": 1, "num_queue_reqs": 0}
+        leave.release()
+        take(scheduler, 4)
+    assert scheduler.stats()["num_running_reqs"] == 0

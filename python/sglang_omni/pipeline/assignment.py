@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,17 +23,30 @@ class _Replica:
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """The stages of one process, which are replicated together; and the replicas, longest unused first."""
+    """The stages of one process, which are replicated together; and the replicas, longest unused first.
+
+    ``limit`` is how many requests the replicas that take any may have together before others wait.
+    """
 
     stages: list[str] = field(default_factory=list)
     replicas: dict[int, _Replica] = field(default_factory=dict)
+    limit: int | None = None
 
-    def is_served(self) -> bool:
-        return any(replica.is_up and not replica.is_leaving for replica in self.replicas.values())
+    def able(self) -> list[int]:
+        """The replicas that take requests."""
+        return [n for n, replica in self.replicas.items() if replica.is_up and not replica.is_leaving]
+
+    def requests(self) -> int:
+        """How many requests those have."""
+        return sum(self.replicas[n].requests for n in self.able())
+
+    def has_room(self) -> bool:
+        """Whether one more may come. Where no replica takes requests, it is not room that is waited for."""
+        return self.limit is None or self.requests() < self.limit or not self.able()
 
     def take(self) -> int | None:
         """The replica with the fewest requests, of those the one that was not taken for longest."""
-        able = [n for n, replica in self.replicas.items() if replica.is_up and not replica.is_leaving]
+        able = self.able()
         if not able:
             return None
         number = min(able, key=lambda n: self.replicas[n].requests)
@@ -55,6 +69,9 @@ class Assignments:
         self._group_of: dict[str, _Group] = {}
         # Pending while somebody waits for a stage to come up.
         self._waited_for: asyncio.Future[None] | None = None
+        self._limited: list[_Group] = []
+        # Those that wait for room, in the order in which they came.
+        self._queue: deque[asyncio.Future[None]] = deque()
 
     def add(self, instance: str, process: str | None) -> None:
         """An instance takes requests from now on; as a replica of its stage together with its process's."""
@@ -111,6 +128,40 @@ class Assignments:
             replica.is_up = True
         self._release_if_served()
 
+    def limit(self, stage: str, requests: int | None) -> None:
+        """How many requests the replicas of the stage's process may have together; None: any number.
+
+        Those beyond it wait, and all that come after them, so that they are let in in their order.
+        """
+        group = self._group_of[stage]
+        group.limit = requests
+        self._limited = [group for group in self._groups.values() if group.limit is not None]
+        self._let_in()
+
+    def requests(self, stage: str) -> int:
+        """How many requests the replicas have that take any."""
+        return self._group_of[stage].requests()
+
+    def waiting(self, stage: str) -> int:
+        """How many requests wait for room in the stage's process."""
+        return 0 if self._group_of[stage].has_room() else len(self._queue)
+
+    def must_wait(self) -> bool:
+        """Whether a new request has to ``wait_for_room``."""
+        return bool(self._limited) and (bool(self._queue) or not self._has_room())
+
+    async def wait_for_room(self, unless: asyncio.Future[Any]) -> None:
+        """Returns when a request may be assigned, which is to be done at once, or ``unless`` is done."""
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        self._queue.append(turn)
+        try:
+            await asyncio.wait({turn, unless}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._queue.remove(turn)
+            # Later: this request is to be counted first.
+            loop.call_soon(self._let_in)
+
     def is_replicated(self, stage: str) -> bool:
         """Whether there are replicas of the stage."""
         return stage in self._group_of
@@ -148,10 +199,19 @@ class Assignments:
             replica = group.replicas.get(assigned.get(group.stages[0], -1))
             if replica is not None:
                 replica.requests -= 1
+        if self._queue:
+            self._let_in()
+
+    def _has_room(self) -> bool:
+        return all(group.has_room() for group in self._limited)
+
+    def _let_in(self) -> None:
+        if self._queue and not self._queue[0].done() and self._has_room():
+            self._queue[0].set_result(None)
 
     def _has_substitute(self, instance: str) -> bool:
         group = self._group_of.get(stage_of(instance))
-        return group is not None and group.is_served()
+        return group is not None and bool(group.able())
 
     def _replicas(self, instances: Iterable[str]) -> list[_Replica]:
         """Each once: a process's instances are one replica."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from sglang_omni.config.schema import AutoscalingConfig
 from sglang_omni.pipeline.coordinator import Coordinator
@@ -26,6 +27,12 @@ class Autoscaler:
     A replica that is added takes requests once its stages are up. One that is taken away gets no more of
     them, and leaves when the last that it has is answered; until then it may be called back.
 
+    A request stays with its replica, so one that no replica can begin with is better kept until another is
+    up. How many a replica can begin with, which may batch them or run them side by side, and whether requests
+    are on their way to it or held up before it, shows in nothing but what waits in it. So while more replicas
+    can come, those there are may have as many requests as they have, and twice as many as long as one of them
+    has no more waiting than running. That keeps them busy: nothing is lost should no other replica come.
+
     Args:
         config: How many there may be, and when.
         replicas: The ranks of every replica there may be, by its number.
@@ -45,8 +52,10 @@ class Autoscaler:
         remove: Callable[[WorkerSlot], Awaitable[None]],
     ) -> None:
         self._replicas = replicas
+        self._stage = replicas[0][0].stages[0].stage_name
         self._name = ", ".join(repr(stage.stage_name) for stage in replicas[0][0].stages)
         self._instances = [name for ranks in replicas for name in ranks[0].stage_names]
+        self._target = config.target_ongoing_requests
         self._policy = ScalingPolicy(config)
         self._coordinator = coordinator
         self._assignments = coordinator.assignments
@@ -58,8 +67,10 @@ class Autoscaler:
         """Until it is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
+            self._limit()
             await asyncio.sleep(_LOOK_S)
             ongoing = self._coordinator.ongoing_requests(self._instances)
+            ongoing += self._assignments.waiting(self._stage)
             before = self._policy.replicas
             wanted = self._policy.observe(ongoing, loop.time())
             if wanted != before:
@@ -68,8 +79,21 @@ class Autoscaler:
                 self._approach(wanted)
             except OSError:
                 logger.exception("%s: another replica cannot be started now", self._name)
+                self._assignments.limit(self._stage, None)
                 await asyncio.sleep(_RETRY_S)
             await self._remove_drained()
+
+    def _limit(self) -> None:
+        """Keep requests for replicas to come, where there may be any."""
+        up = [w for w in self._workers.values() if self._is_up(w) and not w.is_leaving]
+        given_up = sum(worker.is_given_up for worker in self._workers.values())
+        limit = None
+        if 0 < len(up) < len(self._replicas) - given_up:
+            stats = self._coordinator.stage_stats()
+            limit = max(self._assignments.requests(self._stage), math.ceil(self._target * len(up)))
+            if not all(any(_is_crowded(stats.get(name, {})) for name in w.stage_names) for w in up):
+                limit *= 2
+        self._assignments.limit(self._stage, limit)
 
     def _approach(self, wanted: int) -> None:
         """Call back, add or retire as many as that takes."""
@@ -101,5 +125,10 @@ class Autoscaler:
     async def _remove_drained(self) -> None:
         for number, worker in list(self._workers.items()):
             if worker.is_leaving and self._coordinator.is_drained(worker.stage_names):
+                self._assignments.limit(self._stage, None)  # Nobody looks meanwhile.
                 await self._remove(worker)
                 del self._workers[number]
+
+
+def _is_crowded(stats: Mapping[str, float]) -> bool:
+    return stats.get("num_queue_reqs", 0) > stats.get("num_running_reqs", 0)

@@ -1,0 +1,119 @@
+"""Stages that go down, and pipelines that are lost, as the coordinator sees them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from coordinator_harness import pipelines, soon
+
+from sglang_omni.pipeline import coordinator as module
+from sglang_omni.proto import RequestState
+
+make = pytest.fixture(pipelines)
+
+
+async def test_exactly_the_requests_a_dead_stage_holds_fail(make: Any) -> None:
+    pipeline = await make(terminal_stages=["text"])
+    held, passed, waiting = (pipeline.submit(name) for name in ("held", "passed", "waiting"))
+    for _ in range(3):
+        await pipeline.submitted()
+    # `held` and `passed` went from first to audio; `passed` went on to text.
+    for name in ("held", "passed"):
+        await pipeline.progress("first", (name, "first", 0), (name, "audio", 1))
+        await pipeline.progress("audio", (name, "first", -1), (name, "audio", 1))
+    await pipeline.progress("audio", ("passed", "text", 1), ("passed", "audio", -1))
+    await pipeline.progress("text", ("passed", "audio", -1), ("passed", "text", 1))
+    await pipeline.settle()
+    pipeline.coordinator.stage_down(["audio"], "stage 'audio' was killed by signal 9")
+    with pytest.raises(RuntimeError, match="'audio' was killed by signal 9"):
+        await soon(held)
+    await pipeline.complete("text", "passed", 1)
+    await pipeline.complete("text", "waiting", 2)
+    assert (await soon(passed), await soon(waiting)) == (1, 2)
+
+
+async def test_a_request_handed_to_a_stage_that_is_down_fails(make: Any) -> None:
+    pipeline = await make()
+    result = pipeline.submit("r")
+    await pipeline.submitted()
+    pipeline.coordinator.stage_down(["audio"], "audio is gone")
+    await pipeline.progress("first", ("r", "audio", 1), ("r", "first", 1))
+    with pytest.raises(RuntimeError, match="audio is gone"):
+        await soon(result)
+
+
+async def test_new_requests_wait_until_every_stage_is_up(make: Any) -> None:
+    pipeline = await make()
+    pipeline.coordinator.stage_down(["audio", "text"], "restarting")
+    result = pipeline.submit("r")
+    await asyncio.sleep(0.02)
+    assert pipeline.coordinator.request_state("r") is RequestState.PENDING
+    assert pipeline.coordinator.health()["down_stages"] == {"audio": "restarting", "text": "restarting"}
+    pipeline.coordinator.stage_up(["audio"])
+    await asyncio.sleep(0.02)
+    assert pipeline.coordinator.request_state("r") is RequestState.PENDING
+    pipeline.coordinator.stage_up(["text"])
+    await pipeline.submitted()
+    await pipeline.complete("text", "r", 1)
+    assert await soon(result) == 1
+
+
+async def test_waiting_for_a_stage_has_an_end(make: Any) -> None:
+    pipeline = await make(stage_down_timeout=0.05)
+    pipeline.coordinator.stage_down(["audio"], "restarting")
+    with pytest.raises(RuntimeError, match=r"'audio' still down after 0.05 s: restarting"):
+        await soon(pipeline.coordinator.submit("r", None))
+
+
+async def test_a_waiting_request_can_be_aborted(make: Any) -> None:
+    pipeline = await make()
+    pipeline.coordinator.stage_down(["audio"], "restarting")
+    result = pipeline.submit("r")
+    await asyncio.sleep(0.02)
+    assert await pipeline.coordinator.abort("r")
+    with pytest.raises(asyncio.CancelledError):
+        await soon(result)
+
+
+async def test_a_lost_pipeline_fails_everything_now_and_later(make: Any) -> None:
+    pipeline = await make()
+    running = pipeline.submit("r")
+    await pipeline.submitted()
+    pipeline.coordinator.stage_down(["audio"], "restarting")
+    waiting = pipeline.submit("s")
+    await asyncio.sleep(0.02)
+    pipeline.coordinator.fail_all("the restart budget is spent")
+    for result in (running, waiting, pipeline.submit("t")):
+        with pytest.raises(RuntimeError, match="budget is spent"):
+            await soon(result)
+    health = pipeline.coordinator.health()
+    assert (health["running"], health["error"]) == (False, "the restart budget is spent")
+
+
+async def test_stopping_fails_what_is_running(make: Any) -> None:
+    pipeline = await make()
+    result = pipeline.submit("r")
+    await pipeline.submitted()
+    await pipeline.coordinator.stop()
+    with pytest.raises(RuntimeError, match="stopped"):
+        await soon(result)
+
+
+async def test_what_stages_still_hold_of_a_finished_request_is_aborted(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SETTLE_S", 0.05)
+    pipeline = await make(terminal_stages=["text"])
+    result = pipeline.submit("r")
+    await pipeline.submitted()
+    await pipeline.progress("first", ("r", "text", 1), ("r", "audio", 1), ("r", "first", 1))
+    await pipeline.progress("text", ("r", "first", -1), ("r", "text", 0))
+    await pipeline.progress("audio", ("r", "first", -1), ("r", "audio", 1))
+    await pipeline.settle()
+    await pipeline.complete("text", "r", 1)
+    assert await soon(result) == 1
+    aborted = [(await soon(pipeline.stages["audio"].recv_abort())).request_id for _ in range(4)]
+    assert "r" in aborted  # Beside the markers of `settle`.
+    assert pipeline.coordinator._counters.held_by(["audio"]) == []

@@ -1,0 +1,143 @@
+"""Requests whose chunks the coordinator hands to their callers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from coordinator_harness import pipelines, soon
+from waiting import until
+
+from sglang_omni.pipeline import coordinator as module
+from sglang_omni.proto import CompleteMessage
+
+make = pytest.fixture(pipelines)
+
+
+async def collect(stream: AsyncIterator[Any], into: list[Any]) -> None:
+    async for message in stream:
+        into.append(message)  # noqa: PERF401  what came before a failure is kept
+
+
+async def test_chunks_come_in_order_and_the_merged_result_last(make: Any) -> None:
+    pipeline = await make(terminal_stages=["text", "audio"])
+    got: list[Any] = []
+    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
+    await pipeline.submitted()
+    for text in "abc":
+        await pipeline.chunk("text", "r", text)
+    await pipeline.complete("text", "r", 1)
+    await pipeline.chunk("audio", "r", "d")
+    await pipeline.complete("audio", "r", 2)
+    await soon(reading)
+    assert [m.chunk["text"] for m in got if m.from_stage == "text"] == ["a", "b", "c"]
+    assert [m.type for m in got] == ["stream"] * 4 + ["complete"]
+    assert got[-1] == CompleteMessage("r", "coordinator", True, result={"text": 1, "audio": 2})
+
+
+async def test_a_stream_ends_with_the_only_terminals_result(make: Any) -> None:
+    pipeline = await make(terminal_stages=["text"])
+    got: list[Any] = []
+    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
+    await pipeline.submitted()
+    await pipeline.complete("text", "r", "all")
+    await soon(reading)
+    assert got == [CompleteMessage("r", "text", True, result="all")]
+
+
+async def test_chunks_of_other_stages_are_awaited_before_the_end(make: Any) -> None:
+    pipeline = await make(terminal_stages=["text"])
+    got: list[Any] = []
+    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
+    await pipeline.submitted()
+    await pipeline.chunk("first", "r", "a")
+    await until(lambda: len(got) == 1)
+    await pipeline.complete("text", "r", "all")  # On a connection of its own, ahead of what follows.
+    await pipeline.settle()
+    await pipeline.chunk("first", "r", "b")
+    await pipeline.progress("first", spans=[("r", 0.1)])
+    await soon(reading)
+    assert [getattr(m, "chunk", None) for m in got] == [{"text": "a"}, {"text": "b"}, None]
+
+
+async def test_a_stage_that_never_says_it_is_done_delays_the_end_but_does_not_prevent_it(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SETTLE_S", 0.05)
+    pipeline = await make(terminal_stages=["text"])
+    got: list[Any] = []
+    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
+    await pipeline.submitted()
+    await pipeline.chunk("first", "r", "a")
+    await until(lambda: len(got) == 1)
+    await pipeline.complete("text", "r", "all")
+    await soon(reading)
+    assert got[-1].result == "all"
+
+
+async def test_a_failing_stream_gives_its_chunks_first(make: Any) -> None:
+    pipeline = await make(terminal_stages=["text"])
+    got: list[Any] = []
+    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
+    await pipeline.submitted()
+    await pipeline.chunk("text", "r", "a")
+    await pipeline.stages["text"].send_complete(CompleteMessage("r", "text", False, error="boom"))
+    with pytest.raises(RuntimeError, match="boom"):
+        await soon(reading)
+    assert [m.chunk for m in got] == [{"text": "a"}]
+
+
+async def test_a_failure_that_nobody_waits_for_any_more_is_not_reported_as_lost(make: Any) -> None:
+    lost: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: lost.append(context))
+    pipeline = await make(terminal_stages=["text"])
+    stream = pipeline.coordinator.stream("r", None)
+    first = asyncio.create_task(anext(stream))
+    await pipeline.submitted()
+    await pipeline.chunk("text", "r", "a")
+    await soon(first)
+    await pipeline.stages["text"].send_complete(CompleteMessage("r", "text", False, error="boom"))
+    await until(lambda: pipeline.coordinator.request_state("r") is None)
+    await stream.aclose()
+    gc.collect()
+    assert lost == []
+
+
+async def test_an_aborted_stream_is_cancelled(make: Any) -> None:
+    pipeline = await make()
+    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), []))
+    await pipeline.submitted()
+    assert await pipeline.coordinator.abort("r")
+    with pytest.raises(asyncio.CancelledError):
+        await soon(reading)
+
+
+async def test_a_reused_id_streams_under_the_callers_id(make: Any) -> None:
+    pipeline = await make(terminal_stages=["text"])
+    for _ in range(2):
+        got: list[Any] = []
+        reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
+        wire_id = (await pipeline.submitted()).request_id
+        await pipeline.chunk("text", wire_id, "a")
+        await pipeline.complete("text", wire_id, 1)
+        await soon(reading)
+        assert [m.request_id for m in got] == ["r", "r"]
+
+
+async def test_a_reader_that_does_not_read_fails_its_request(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_STREAM_BACKLOG", 10)
+    pipeline = await make(terminal_stages=["text"])
+    stream = pipeline.coordinator.stream("r", None)
+    first = asyncio.create_task(anext(stream))
+    await pipeline.submitted()
+    for index in range(30):
+        await pipeline.chunk("text", "r", str(index))
+    await soon(first)
+    assert (await soon(pipeline.stages["text"].recv_abort())).request_id == "r"
+    with pytest.raises(RuntimeError, match="fell 10 chunks behind"):
+        await soon(collect(stream, []))

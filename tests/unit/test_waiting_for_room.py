@@ -1,0 +1,118 @@
+"""Requests that wait because the replicas there are have as many as they may have."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from coordinator_harness import Pipeline, pipelines, soon
+from waiting import until
+
+from sglang_omni.proto import RequestState
+
+make = pytest.fixture(pipelines)
+
+
+async def with_replicas(make: Any, limit: int | None, **options: Any) -> Pipeline:
+    pipeline = await make(terminal_stages=["text"], **options)
+    for number in range(2):
+        pipeline.coordinator.register_stage(f"audio@r{number}", "", process=f"audio@r{number}")
+    pipeline.coordinator.assignments.limit("audio", limit)
+    return pipeline
+
+
+async def names_of(pipeline: Pipeline, count: int) -> list[str]:
+    return [(await pipeline.submitted()).request_id for _ in range(count)]
+
+
+def states(pipeline: Pipeline, *names: str) -> list[RequestState | None]:
+    return [pipeline.coordinator.request_state(name) for name in names]
+
+
+async def test_they_are_let_in_in_their_order_as_others_end(make: Any) -> None:
+    pipeline = await with_replicas(make, limit=2)
+    results = {name: pipeline.submit(name) for name in "abcde"}
+    assert await names_of(pipeline, 2) == ["a", "b"]
+    assert states(pipeline, *"cde") == [RequestState.PENDING] * 3
+    assert pipeline.coordinator.assignments.waiting("audio") == 3
+    assert pipeline.coordinator.get_load()["pending"] == 3
+    for ends, comes in zip("abc", "cde", strict=True):
+        await pipeline.complete("text", ends, 1)
+        assert await soon(results[ends]) == 1
+        # One that comes now goes behind those that wait.
+        results[f"after {ends}"] = pipeline.submit(f"after {ends}")
+        assert await names_of(pipeline, 1) == [comes]
+    pipeline.coordinator.assignments.limit("audio", None)
+    assert await names_of(pipeline, 3) == ["after a", "after b", "after c"]
+    assert pipeline.coordinator.assignments.waiting("audio") == 0
+    assert not pipeline.coordinator.assignments.must_wait()
+
+
+async def test_they_go_to_the_replica_that_has_come(make: Any) -> None:
+    pipeline = await with_replicas(make, limit=4)
+    pipeline.coordinator.stage_down(["audio@r1"], "not there yet")
+    for name in "abcdefgh":
+        pipeline.submit(name)
+    assert await names_of(pipeline, 4) == list("abcd")
+    pipeline.coordinator.stage_up(["audio@r1"])
+    pipeline.coordinator.assignments.limit("audio", None)
+    messages = [await pipeline.submitted() for _ in range(4)]
+    assert [message.request_id for message in messages] == list("efgh")
+    assert [message.replicas for message in messages] == [{"audio": 1}] * 4
+
+
+async def test_one_that_is_aborted_or_left_gives_its_turn_to_the_next(make: Any) -> None:
+    pipeline = await with_replicas(make, limit=1)
+    results = {name: pipeline.submit(name) for name in "abcd"}
+    assert await names_of(pipeline, 1) == ["a"]
+    assert await pipeline.coordinator.abort("b")
+    results["c"].cancel()
+    for name in "bc":
+        with pytest.raises(asyncio.CancelledError):
+            await soon(results[name])
+    assert pipeline.coordinator.assignments.waiting("audio") == 1
+    # The turn comes and, before its request goes on, that is aborted.
+    pipeline.submit("e")
+    await until(lambda: pipeline.coordinator.assignments.waiting("audio") == 2)
+    await pipeline.coordinator.abort("a")
+    await pipeline.coordinator.abort("d")
+    assert await names_of(pipeline, 1) == ["e"]
+    assert pipeline.coordinator.assignments.requests("audio") == 1
+
+
+async def test_they_do_not_wait_for_room_where_no_replica_is_up(make: Any) -> None:
+    pipeline = await with_replicas(make, limit=1, stage_down_timeout=0.05)
+    pipeline.submit("a")
+    waits = pipeline.submit("b")
+    assert await names_of(pipeline, 1) == ["a"]
+    pipeline.coordinator.stage_down(["audio@r0", "audio@r1"], "killed")
+    pipeline.coordinator.assignments.limit("audio", 1)
+    with pytest.raises(RuntimeError, match=r"still down after 0.05 s: killed"):
+        await soon(waits)
+
+
+async def test_they_fail_with_the_pipeline(make: Any) -> None:
+    pipeline = await with_replicas(make, limit=1)
+    results = [pipeline.submit(name) for name in "abc"]
+    assert await names_of(pipeline, 1) == ["a"]
+    await pipeline.coordinator.stop()
+    for result in results:
+        with pytest.raises(RuntimeError, match="stopped"):
+            await soon(result)
+
+
+async def test_a_process_that_is_full_holds_up_whoever_needs_another_one_too(make: Any) -> None:
+    pipeline = await with_replicas(make, limit=None)
+    for number in range(2):
+        pipeline.coordinator.register_stage(f"text@r{number}", "", process=f"text@r{number}")
+    assignments = pipeline.coordinator.assignments
+    assignments.limit("audio", 1)
+    assignments.limit("text", 2)
+    for name in "abc":
+        pipeline.submit(name)
+    assert await names_of(pipeline, 1) == ["a"]
+    assert (assignments.waiting("audio"), assignments.waiting("text")) == (2, 0)
+    assignments.limit("audio", None)
+    assert await names_of(pipeline, 1) == ["b"]
+    assert (assignments.waiting("audio"), assignments.waiting("text")) == (0, 1)
