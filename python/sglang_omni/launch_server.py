@@ -142,6 +142,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
 def _serve(args: argparse.Namespace) -> int:
     # Imported here, so that --help is there at once.
     from sglang_omni.config import ConfigError, validate_config
+    from sglang_omni.pipeline.worker_process import WorkerFailure
 
     try:
         config = load_pipeline(args.model_path, args.config)
@@ -153,6 +154,8 @@ def _serve(args: argparse.Namespace) -> int:
         return asyncio.run(_replica(config, args))
     except ConfigError as exc:
         raise LaunchError(f"the config cannot be used:\n{exc}") from exc
+    except WorkerFailure as exc:
+        raise LaunchError(exc.reason) from exc
     except (OSError, ValueError, RuntimeError) as exc:
         raise LaunchError(str(exc)) from exc
 

@@ -207,8 +207,10 @@ def test_stage_that_cannot_start_ends_the_launch_with_its_error(launch):
         server = launch(*flags, answer="broken")
         assert server.process.wait(PATIENCE) == 1
         log = server.log.read_text()
-        assert "no weights in /nowhere" in log
-        assert "Process 'b' exited" in log
+        # The process's traceback, and the launcher's own words: they end with what is wrong.
+        says = "launch_server: Process 'b' exited with status 1: FileNotFoundError: no weights in /nowhere\n"
+        assert says in log
+        assert 1 <= log.count("Traceback") <= max(1, len(flags)), log
 
 
 def test_fleet_outlives_the_death_of_its_members(launch):

@@ -43,26 +43,42 @@ def refuse_inside_worker() -> None:
 
 
 class WorkerFailure(RuntimeError):
-    """A worker process ended before its stages were ready. The text holds its traceback, if it left one."""
+    """A worker process ended before its stages were ready. The text holds its traceback, if it left one.
+
+    Attributes:
+        reason: The text without the traceback, where the process has written that to this one's stderr.
+    """
+
+    def __init__(self, reason: str, traceback: str | None = None) -> None:
+        super().__init__(f"{reason}\n{traceback.rstrip()}" if traceback else reason)
+        self.reason = reason
 
 
-def fail_ready(ready: asyncio.Future[None], reason: str) -> None:
+def fail_ready(ready: asyncio.Future[None], failure: WorkerFailure) -> None:
     """Have whoever waits for a process learn that it is not to be ready; nothing happens where it was."""
     if not ready.done():
-        ready.set_exception(WorkerFailure(reason))
+        ready.set_exception(failure)
         ready.exception()  # counts as retrieved: the exit is acted on even where nobody awaits this
 
 
-def ended_early(name: str, exit_text: str, failure: str | None) -> str:
+def ended_early(name: str, exit_text: str, traceback: str | None) -> WorkerFailure:
     """What is said of a process that ended before it was ready, with the traceback that it left."""
-    traceback = f"\n{failure.rstrip()}" if failure else ""
-    return f"Process {name!r} {exit_text} before it was ready{traceback}"
+    # Where there is one, the text ends with its error, which needs no more words.
+    early = "" if traceback else " before it was ready"
+    return WorkerFailure(f"Process {name!r} {exit_text}{early}", traceback)
 
 
-def exited_with(status: int, failure: str | None) -> str:
+def exited_with(status: int, traceback: str | None) -> str:
     """How a process ended by itself: ``exited with status 1: KeyError: 3``."""
-    cause = f": {failure.strip().splitlines()[-1]}" if failure else ""
-    return f"exited with status {status}{cause}"
+    return f"exited with status {status}" + (f": {_error_in(traceback)}" if traceback else "")
+
+
+def _error_in(traceback: str) -> str:
+    """What the traceback ends with: the error, whose text may have several lines."""
+    *_, last = traceback.rpartition('\n  File "')
+    lines = last.strip().splitlines()
+    begins = next((at for at, line in enumerate(lines) if at > 0 and not line.startswith(" ")), -1)
+    return "\n".join(lines[begins:])
 
 
 class WorkerProcess:
@@ -165,7 +181,10 @@ class WorkerProcess:
         os.close(self._report_fd)
         os.close(self._pidfd)
         self.exited.set_result(self._process.wait())
-        fail_ready(self.ready, ended_early(self.name, self.describe_exit(), self.failure))
+        exit_text = self.describe_exit()
+        if self.exited.result() == -signal.SIGKILL:
+            exit_text += ", as the kernel does when memory runs out (dmesg tells),"
+        fail_ready(self.ready, ended_early(self.name, exit_text, self.failure))
 
 
 def _spec_file(name: str, spec: object) -> int:

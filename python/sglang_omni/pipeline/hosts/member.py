@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sglang_omni.pipeline.hosts.messages import Launch, ProcessReport, ReportMessage, WantedMessage
-from sglang_omni.pipeline.worker_process import fail_ready
+from sglang_omni.pipeline.worker_process import WorkerFailure, ended_early, fail_ready
 
 _KILLED = -int(signal.SIGKILL)
 # A host that was told to kill a process, and has not said that it did, cannot be waited for at a shutdown.
@@ -60,14 +60,15 @@ class RemoteProcess:
             self.host_lost = True
             self.exited.set_result(_KILLED)
             self._exit_text = f"was lost: {reason}"
-            fail_ready(self.ready, f"Process {self.name!r} was lost before it was ready: {reason}")
+            fail_ready(self.ready, ended_early(self.name, f"was lost ({reason})", None))
 
     def _end(self, status: int, exit_text: str, failure: str | None) -> None:
         if self.exited.done():
             return
         self._exit_text = f"on host {self.node!r} {exit_text}"
         self.exited.set_result(status)
-        fail_ready(self.ready, f"Host {self.node!r}: {failure or f'process {self.name!r} {exit_text}'}")
+        text = f"Host {self.node!r}: {failure or f'process {self.name!r} {exit_text}'}"
+        fail_ready(self.ready, WorkerFailure(text))
 
 
 @dataclass

@@ -45,7 +45,7 @@ from sglang_omni.pipeline.launchers.ray_room import (
     spread_out,
 )
 from sglang_omni.pipeline.stage_workers import WorkerSpec
-from sglang_omni.pipeline.worker_process import ended_early, exited_with, fail_ready
+from sglang_omni.pipeline.worker_process import WorkerFailure, ended_early, exited_with, fail_ready
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -388,7 +388,9 @@ class RayProcess:
     def ends(self, status: int) -> None:
         """It has ended."""
         self.exited.set_result(status)
-        fail_ready(self.ready, ended_early(self.name, self.describe_exit(), self.failure))
+        # In full, for the actor's stderr is elsewhere.
+        failure = ended_early(self.name, self.describe_exit(), self.failure)
+        fail_ready(self.ready, WorkerFailure(str(failure)))
 
 
 def _node_of(spec: WorkerSpec) -> str:
