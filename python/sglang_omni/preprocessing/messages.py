@@ -38,7 +38,8 @@ def parse_messages(
     """Check a conversation and take its media out.
 
     Args:
-        messages: OpenAI chat messages.
+        messages: OpenAI chat messages. A media part that stands for another field of the request than the one
+            at its place says so in ``param``.
         takes: Kinds of media that the model understands.
 
     Returns:
@@ -100,7 +101,7 @@ class _Parser:
         if not isinstance(body, Mapping):
             raise RequestError(f"{where}.{name} must be an object with {field!r}", param=f"{where}.{name}")
         source = _field(body, field, f"{where}.{name}", (str, bytes))
-        self.media.append(MediaPart(kind, source, f"{where}.{name}.{field}"))
+        self.media.append(MediaPart(kind, source, part.get("param") or f"{where}.{name}.{field}"))
         return len(self.media) - 1
 
 

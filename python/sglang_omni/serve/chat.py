@@ -246,13 +246,14 @@ def _messages(server: Server, body: ChatCompletionRequest) -> list[dict[str, Any
     for index, message in enumerate(body.messages):
         _check_message(server, message, f"messages[{index}]")
     messages = [_turn(message) for message in body.messages]
-    media: list[ContentPart] = []
+    media: list[dict[str, Any]] = []
     for name, kind in (("images", "image"), ("videos", "video"), ("audios", "audio")):
         for index, url in enumerate(getattr(body, name) or ()):
-            server.check_input(kind, f"{name}[{index}]")
-            media.append(_media_part(kind, url))
+            param = f"{name}[{index}]"
+            server.check_input(kind, param)
+            media.append(_media_part(kind, url).model_dump(exclude_none=True) | {"param": param})
     if media:
-        _join_last_user_turn(messages, [part.model_dump(exclude_none=True) for part in media])
+        _join_last_user_turn(messages, media)
     return messages
 
 
@@ -301,10 +302,19 @@ def _media_part(kind: str, url: str) -> ContentPart:
 
 
 def _join_last_user_turn(messages: list[dict[str, Any]], parts: list[dict[str, Any]]) -> None:
-    """Media come before the text they are about."""
-    turn = next((m for m in reversed(messages) if m["role"] == "user"), None)
-    if turn is None:
+    """Media come before the text they are about. The turn's own keep the names of where they were."""
+    users = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    if not users:
         messages.append({"role": "user", "content": parts})
         return
+    turn = messages[users[-1]]
     content = turn["content"]
-    turn["content"] = parts + ([{"type": "text", "text": content}] if isinstance(content, str) else content)
+    if isinstance(content, str):
+        turn["content"] = [*parts, {"type": "text", "text": content}]
+        return
+    for index, part in enumerate(content):
+        kind = part["type"]
+        if kind in _PART_MODALITY:
+            source = "data" if kind == "input_audio" else "url"
+            part["param"] = f"messages[{users[-1]}].content[{index}].{kind}.{source}"
+    turn["content"] = parts + content

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from sglang_omni.preprocessing.messages import parse_messages
 from sglang_omni.proto import RequestError, Unavailable
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -200,6 +201,24 @@ def test_failing_stage_is_500_and_the_next_request_works(http, pipeline):
     assert post(http, HELLO) == (500, None, "stage 'thinker': ValueError: no")
     pipeline.error = None
     assert http.post("/v1/chat/completions", json=HELLO).status_code == 200
+
+
+def test_media_are_named_as_they_were_sent(http, pipeline):
+    """Pipelines get ``audios`` among the last message's parts; what is wrong with one is found there."""
+    sound = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+    told = {"role": "user", "content": [{"type": "text", "text": "Both?"}, sound]}
+    body = {"messages": [{"role": "user", "content": "Hi"}, told], "audios": ["data:,a", "data:,b"]}
+    assert http.post("/v1/chat/completions", json=body).status_code == 200
+    _, media = parse_messages(pipeline.last.inputs["messages"], ["audio"])
+    assert [(part.source, part.param) for part in media] == [
+        ("data:,a", "audios[0]"),
+        ("data:,b", "audios[1]"),
+        ("UklGRg==", "messages[1].content[1].input_audio.data"),
+    ]
+    _, media = parse_messages(body["messages"], ["audio"])
+    assert [part.param for part in media] == ["messages[1].content[1].input_audio.data"]
+    status, param, _ = post(http, body | {"messages": [{**told, "content": [{**sound, "param": "x"}]}]})
+    assert (status, param) == (400, "messages[0].content[0].param")
 
 
 @pytest.mark.parametrize(("kind", "status"), [(RuntimeError, 500), (Unavailable, 503)])
