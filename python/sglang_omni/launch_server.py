@@ -237,10 +237,14 @@ def load_pipeline(model_path: str | None, config_file: Path | None) -> PipelineC
 def _pipeline_of(checkpoint: Path) -> str:
     try:
         kind = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["model_type"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        fetch = ""
+        if len(checkpoint.parts) == 2 and not checkpoint.exists():
+            # Two names, as a model of the hub has, which nothing is loaded from here.
+            fetch = f":\n  hf download {checkpoint} --local-dir {checkpoint.name}"
         raise LaunchError(
             f"--model-path {str(checkpoint)!r}: no checkpoint there (no config.json); give the directory of "
-            f"one, or {DEFAULT_MODEL!r}"
+            f"one, or {DEFAULT_MODEL!r}{fetch}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise LaunchError(f"--model-path {str(checkpoint)!r}: unreadable config.json: {exc!r}") from exc

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
-# Who has been up this long starts again without waiting.
+# Who has been healthy this long starts again as if it had never ended. Loading a model does not count.
 _SETTLED_S = 60.0
 _POLL_S = 0.1
 # What members may take to leave before they are killed; theirs must leave with them.
@@ -83,7 +83,6 @@ class Member:
         loop = asyncio.get_running_loop()
         backoff = _FIRST_BACKOFF_S
         while True:
-            began = loop.time()
             # A session of its own: Ctrl-C reaches the fleet, which stops its members in order.
             process = self.process = await asyncio.create_subprocess_exec(
                 *self.command, start_new_session=True, stdin=asyncio.subprocess.DEVNULL
@@ -91,6 +90,7 @@ class Member:
             ended = asyncio.ensure_future(process.wait())
             try:
                 in_time = await self._until_healthy(ended, start_timeout)
+                up_at = loop.time()
                 if not in_time and process.returncode is None:
                     process.kill()
                 await ended
@@ -99,7 +99,7 @@ class Member:
             reason = f"{self.name} (pid {process.pid}) {_describe_exit(await process.wait())}"
             if not self.healthy.is_set():
                 raise MemberFailed(reason if in_time else f"{reason}: not healthy after {start_timeout:g} s")
-            if loop.time() - began > _SETTLED_S:
+            if loop.time() - up_at > _SETTLED_S:
                 backoff = _FIRST_BACKOFF_S
             logger.error("%s; starting it again in %g s", reason, backoff)
             await asyncio.sleep(backoff)

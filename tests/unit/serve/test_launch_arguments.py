@@ -43,6 +43,11 @@ def test_checkpoints_get_the_pipeline_that_serves_them(checkpoint):
 def test_checkpoint_that_is_not_there(tmp_path):
     with pytest.raises(LaunchError, match=r"no config\.json.*'speech-chat'"):
         load_pipeline(str(tmp_path / "nowhere"), None)
+    (tmp_path / "config.json").touch()
+    with pytest.raises(LaunchError, match=r"no config\.json"):
+        load_pipeline(str(tmp_path / "config.json"), None)
+    with pytest.raises(LaunchError, match=r"\n  hf download org/model --local-dir model$"):
+        load_pipeline("org/model", None)
 
 
 def test_checkpoint_without_a_pipeline(checkpoint):
