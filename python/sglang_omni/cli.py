@@ -42,6 +42,8 @@ def _run(args: list[str]) -> int:
 
         make = import_string(_TINY_CHECKPOINTS[args[1]])
         return make(args[2:], prog=f"sgl-omni make-tiny-checkpoint {args[1]}")
+    from sglang_omni.serve.ray_flags import add_launcher_flag
+
     parser = argparse.ArgumentParser(
         prog="sgl-omni", description="Serve omni models as pipelines of stages, behind a cache-aware router."
     )
@@ -73,6 +75,8 @@ def _run(args: list[str]) -> int:
         action = actions.add_parser(name, help=text, description=text)
         action.add_argument("file", nargs="?", type=Path, help="YAML or JSON; default: speech-chat")
         action.add_argument("--model-path", help="as in sgl-omni serve")
+        if name == "resolve":
+            add_launcher_flag(action)
     chosen = parser.parse_args(args)
     return _config(chosen)
 
@@ -91,7 +95,8 @@ def _config(args: argparse.Namespace) -> int:
         else:
             import yaml
 
-            print(yaml.safe_dump(resolve_config(config), sort_keys=False, allow_unicode=True), end="")
+            resolved = resolve_config(config, hosts_chosen=args.launcher == "local")
+            print(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), end="")
     except (ConfigError, LaunchError, ImportError, ValueError) as exc:
         print(exc, file=sys.stderr)
         return 1

@@ -34,6 +34,17 @@ HERE = __name__
 NETWORKED = ["nixl", "mooncake", "nccl"]
 
 
+ELSE = f"{HERE}.SomebodyElses"
+
+
+class SomebodyElses:
+    lends_tensors = True
+
+
+class Near:
+    crosses_hosts = False
+
+
 def make() -> None: ...
 
 
@@ -85,7 +96,7 @@ def test_a_stream_within_a_process_needs_no_relay() -> None:
     assert edges["a", "c"] == Edge("a", "c", ("stream",), LOCAL_OBJECT, "same process", None)
 
 
-@pytest.mark.parametrize("backend", ["shm", *NETWORKED, "somebody_elses"])
+@pytest.mark.parametrize("backend", ["shm", *NETWORKED, ELSE])
 def test_on_one_host_the_pipelines_relay_is_used(backend: str) -> None:
     edge = only(pipeline(stage("a", "b", stream_to=["b"]), stage("b"), relay_backend=backend))
     assert edge == Edge("a", "b", ("payload", "stream"), backend, "same host", backend)
@@ -94,7 +105,7 @@ def test_on_one_host_the_pipelines_relay_is_used(backend: str) -> None:
     assert (edge.transport, edge.reason) == (backend, "both on node 'x'")
 
 
-@pytest.mark.parametrize("backend", [*NETWORKED, "somebody_elses"])
+@pytest.mark.parametrize("backend", [*NETWORKED, ELSE])
 def test_a_relay_that_reaches_other_hosts_is_used_between_them(backend: str) -> None:
     edge = only(pipeline(stage("a", "b"), stage("b", node="x"), relay_backend=backend))
     assert (edge.transport, edge.reason) == (backend, "from the coordinator's host to node 'x'")
@@ -208,13 +219,13 @@ QUARTER = {"runtime": StageRuntimeConfig(resources={"total_gpu_memory_fraction":
     ("sender", "receiver", "fields", "label"),
     [
         ({"gpu": 0}, {"gpu": 0}, {}, "shm + cuda_ipc"),
-        ({"gpu": 0}, {"gpu": 0}, {"relay_backend": "somebody_elses"}, "somebody_elses + cuda_ipc"),
+        ({"gpu": 0}, {"gpu": 0}, {"relay_backend": ELSE}, f"{ELSE} + cuda_ipc"),
         ({"gpu": 0}, {"gpu": 0}, {"relay_backend": "nccl"}, "nccl"),
         ({"gpu": 0}, {"gpu": 1}, {}, "shm"),
         ({"gpu": 0}, {}, {}, "shm"),
         ({"gpu": 0, "process": "p"}, {"gpu": 0, "process": "p"}, {}, LOCAL_OBJECT),
         ({"gpu": 0, "node": "x"}, {"gpu": 0, "node": "y"}, {}, "nixl"),
-        ({"gpu": 0}, {"gpu": 0, "node": "y"}, {"relay_backend": "somebody_elses"}, "somebody_elses"),
+        ({"gpu": 0}, {"gpu": 0, "node": "y"}, {"relay_backend": ELSE}, ELSE),
     ],
 )
 def test_streams_on_one_gpu_are_lent_where_the_relay_can(
@@ -280,6 +291,32 @@ def test_edge_relays_name_targets() -> None:
     pipeline(stage("a", "b", stream_to=["c"], edge_relays={"c": "nixl"}), stage("b"), stage("c"))
 
 
+@pytest.mark.parametrize("wrong", ["carrier-pigeon", "zmq", ""])
+def test_a_backend_that_nobody_knows_is_refused_with_the_known_ones(wrong: str) -> None:
+    text = f"relay_backend: there is no relay backend {wrong!r}; valid names: 'mooncake', 'nccl', 'nixl'"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        pipeline(stage("a", "b"), stage("b"), relay_backend=wrong)
+
+
+def test_a_relay_of_ones_own_is_its_class() -> None:
+    near = pipeline(stage("a", "b"), stage("b", node="x"), relay_backend=f"{HERE}.Near")
+    assert only(near).transport == "nixl"
+    near.network_relay_backend = f"{HERE}.Near"
+    with pytest.raises(ValueError, match="does not reach other hosts; use one of"):
+        check_edges(near)
+    for path, problem in (
+        (f"{HERE}.Neer", "has no 'Neer'; did you mean 'Near'"),
+        ("no_such_module.Relay", "relay backend: cannot import 'no_such_module.Relay': no module named"),
+        (f"{HERE}.HERE", "is a str, not a class"),
+    ):
+        near.relay_backend = path
+        with pytest.raises(ValueError, match=re.escape(problem)):
+            validate_config(near)
+    here = pipeline(stage("a", "b"), stage("b"), relay_backend="no_such_module.Relay")
+    with pytest.raises(ValueError, match=r"relay_backend: .*'no_such_module'"):
+        validate_config(here)
+
+
 @pytest.mark.parametrize(
     ("wrong", "right"), [("nixi", "nixl"), ("moncake", "mooncake"), ("SHM", "shm"), ("ncccl", "nccl")]
 )
@@ -295,6 +332,34 @@ def test_a_misspelt_backend_is_named_with_the_nearest(wrong: str, right: str) ->
             pipeline(stage("a", "b", **of_stage), stage("b"), **of_pipeline)
 
 
+def test_a_replica_may_be_on_the_coordinators_host() -> None:
+    config = pipeline(stage("a", "b"), stage("b", num_replicas=2, node=["x", None]))
+    edges = planned(config)
+    assert {target: edge.transport for (_, target), edge in edges.items()} == {"b@r0": "nixl", "b@r1": "shm"}
+    nodes = {process["name"]: process["node"] for process in resolve_config(config)["processes"]}
+    assert nodes == {"a": None, "b@r0": "x", "b@r1": None}
+
+
+def test_what_a_launcher_places_by_itself_may_be_on_any_host() -> None:
+    config = pipeline(
+        stage("a", "b", "c"), stage("b", "c", process="a"), stage("c", "d", node="x"), stage("d", node="x")
+    )
+    resolved = resolve_config(config, hosts_chosen=False)
+    assert {process["name"]: process["node"] for process in resolved["processes"]} == {
+        "a": "any",
+        "c": "x",
+        "d": "x",
+    }
+    found = {(it["source"], it["target"]): (it["transport"], it["reason"]) for it in resolved["edges"]}
+    assert found == {
+        ("a", "b"): (LOCAL_OBJECT, "same process; shm for what several stages get"),
+        ("a", "c"): ("nixl", "from the host of process 'a' to node 'x', which shm does not reach"),
+        ("b", "c"): ("nixl", "from the host of process 'a' to node 'x', which shm does not reach"),
+        ("c", "d"): ("shm", "both on node 'x'"),
+    }
+    assert resolved["config"] == resolve_config(config)["config"]
+
+
 # --- both ends -------------------------------------------------------------------------------
 
 
@@ -302,13 +367,11 @@ def test_a_misspelt_backend_is_named_with_the_nearest(wrong: str, right: str) ->
 def pipelines(draw: st.DrawFn) -> PipelineConfig:
     """Up to six stages over up to four processes, which have nodes and replicas of their own."""
     nodes = st.sampled_from([None, "x", "y"])
-    backends = st.sampled_from([*NETWORKED, "somebody_elses"])
+    backends = st.sampled_from([*NETWORKED, ELSE])
     processes = []
     for name in "pqrs":
         count = draw(st.integers(1, 3))
-        node = (
-            draw(nodes) if count == 1 or draw(st.booleans()) else [draw(nodes) or "z" for _ in range(count)]
-        )
+        node = draw(nodes) if count == 1 or draw(st.booleans()) else [draw(nodes) for _ in range(count)]
         processes.append({"process": name, "num_replicas": count, "node": node})
     names = "abcdef"[: draw(st.integers(2, 6))]
     stages = []

@@ -279,3 +279,54 @@ def test_assignments_are_checked_on_demand() -> None:
     config.stages[0].parallelism.tp = 2
     with pytest.raises(ValueError, match="conflicts"):
         validate_pipeline(config)
+
+
+NUMBERS = [
+    "num_replicas num_workers tp_size gpu",
+    "relay.slot_size_mb relay.credits relay.rank relay.world_size",
+    "autoscaling.min_replicas autoscaling.max_replicas autoscaling.target_ongoing_requests",
+    "autoscaling.upscale_delay_s autoscaling.downscale_delay_s parallelism.tp",
+    "runtime.max_seq_len runtime.video_fps runtime.resources.num_cpus",
+    "runtime.resources.total_gpu_memory_fraction runtime.sglang_server_args.mem_fraction_static",
+]
+
+
+@pytest.mark.parametrize("field", " ".join(NUMBERS).split())
+def test_true_is_no_number(field: str) -> None:
+    first, *inside = field.split(".")
+    value: Any = True
+    for name in reversed(inside):
+        value = {name: value}
+    if first == "autoscaling":
+        value = {"max_replicas": 2} | value
+    with pytest.raises(ValidationError, match=rf"stage 'a': {first}.*([tT]rue)"):
+        StageConfig(name="a", factory="pkg.make", process="a", terminal=True, **{first: value})
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"gpu": "cuda:0"}, "gpu must be a GPU's id or a list of ids, not 'cuda:0'"),
+        ({"gpu": [0, True]}, r"gpu must be a GPU's id or a list of ids, not \[0, True\]"),
+        ({"node": 5}, "node must be a host's name or a list with a name, or null, for each replica, not 5"),
+        ({"next": {"b": 1}}, "next must be a stage's name or a list of names, not {'b': 1}"),
+        ({"autoscaling": {"max_replicas": 2, "upscale_delay_s": float("inf")}}, "should be a finite number"),
+    ],
+)
+def test_what_a_field_cannot_hold_is_said_once(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValidationError, match=f"stage 'a': .*{text}") as caught:
+        StageConfig(name="a", factory="pkg.make", process="a", **fields)
+    assert caught.value.error_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("node", "text"),
+    [
+        (["x"], "node has 1 entries, but there may be 2 replicas"),
+        (["x", " "], "node must not be an empty name; null is the coordinator's host"),
+    ],
+)
+def test_a_list_of_nodes_has_one_for_each_replica(node: list[str], text: str) -> None:
+    with pytest.raises(ValidationError, match=f"stage 'a': {text}"):
+        pipeline(stage("a", num_replicas=2, node=node, **END))
+    pipeline(stage("a", num_replicas=2, node=["x", None], **END))

@@ -10,9 +10,10 @@ import pytest
 
 from sglang_omni import launch_server
 from sglang_omni.config import PipelineConfig, StageConfig
+from sglang_omni.config.spread import spread_out
 from sglang_omni.pipeline.launchers.ray import RayLauncher
 from sglang_omni.pipeline.launchers.ray_actor import on_first_gpu
-from sglang_omni.pipeline.launchers.ray_room import Bundle, Demand, demand_of, most_cpus, spread_out
+from sglang_omni.pipeline.launchers.ray_room import Bundle, Demand, demand_of, most_cpus
 from sglang_omni.pipeline.runtime_config import prepare_pipeline_runtime
 from sglang_omni.pipeline.stage_workers import WorkerSpec, plan_workers
 

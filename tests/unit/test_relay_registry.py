@@ -49,7 +49,8 @@ def test_plans_know_what_a_registered_relay_says() -> None:
 
     assert relay_backend("test-near") == (False, False, {"colour"})
     assert relay_backend("test-plain") == (True, False, None)
-    assert relay_backend("test-nobody-knows") == (True, True, None)
+    with pytest.raises(ValueError, match="there is no relay backend 'nobodys'"):
+        relay_backend("nobodys")
     assert {"test-plain", "nixl"} <= set(network_backends())
     assert not {"test-near", "shm"} & set(network_backends())
 
@@ -73,9 +74,22 @@ def test_an_option_is_good_where_one_of_the_stages_relays_takes_it() -> None:
     reader = StageConfig(name="b", factory="p.f", process="b", terminal=True)
     reader.relay = RelayConfig(backend_options=options)
     validate_pipeline(PipelineConfig(model_path="m", stages=[sender, reader]))
-    # What a relay of one's own takes nobody knows before it is made.
     reader.relay = RelayConfig(backend_options={"colour": "red"})
-    validate_pipeline(PipelineConfig(model_path="m", stages=[sender, reader], relay_backend="custom"))
+    validate_pipeline(
+        PipelineConfig(model_path="m", stages=[sender, reader], relay_backend=f"{__name__}.Coloured")
+    )
+    with pytest.raises(ValueError, match="takes 'colour'"):
+        PipelineConfig(model_path="m", stages=[sender, reader])
+
+
+class Coloured:
+    def __init__(self, engine_id: str, colour: str) -> None:
+        self.colour = colour
+
+
+def test_a_relay_is_made_by_the_path_of_its_class() -> None:
+    relay = create_relay(f"{__name__}.Coloured", engine_id="e", colour="red", credits=2)
+    assert (type(relay), relay.colour) == (Coloured, "red")
 
 
 def test_relays_are_imported_without_torch() -> None:

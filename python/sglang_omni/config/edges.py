@@ -144,9 +144,9 @@ def _backend(source: StageInstance, target: StageInstance, config: PipelineConfi
     """The backend of an edge between processes, and why that one."""
     chosen = source.stage.edge_relays.get(target.stage.name)
     if source.node == target.node:
-        where = "same host" if source.node is None else f"both on node {source.node!r}"
+        where = "same host" if source.node is None else f"both on {source.host}"
         return (chosen, "edge_relays") if chosen is not None else (config.relay_backend, where)
-    where = f"from {_host(source)} to {_host(target)}"
+    where = f"from {source.host} to {target.host}"
     if chosen is not None:
         field, backend, reason = "edge_relays", chosen, "edge_relays"
     elif relay_backend(config.relay_backend).crosses_hosts:
@@ -161,7 +161,3 @@ def _backend(source: StageInstance, target: StageInstance, config: PipelineConfi
             "for both"
         )
     return backend, reason
-
-
-def _host(instance: StageInstance) -> str:
-    return "the coordinator's host" if instance.node is None else f"node {instance.node!r}"

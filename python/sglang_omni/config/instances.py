@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 
 _MARK = "@r"
+# A node that is only a name: that of the place of one process, wherever a launcher puts it.
+_ANYWHERE = "process "
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +36,11 @@ class StageInstance:
         node = self.stage.node
         return node[self.replica or 0] if isinstance(node, list) else node
 
+    @property
+    def host(self) -> str:
+        """``node`` in words."""
+        return host_text(self.node)
+
 
 def stage_instances(config: PipelineConfig) -> list[StageInstance]:
     """Every instance there may come to be, in the order of the stages."""
@@ -45,6 +52,25 @@ def instances_of(stage: StageConfig) -> list[StageInstance]:
     if not stage.is_replicated:
         return [StageInstance(stage)]
     return [StageInstance(stage, replica) for replica in range(stage.max_replicas)]
+
+
+def anywhere(process: str) -> str:
+    """The node of a process that may run on any host."""
+    return f"{_ANYWHERE}{process}"
+
+
+def is_anywhere(node: str) -> bool:
+    """Whether ``node`` is that of one process, on any host, and not one that the config names."""
+    return node.startswith(_ANYWHERE)
+
+
+def host_text(node: str | None) -> str:
+    """A node in words; None is the coordinator's."""
+    if node is None:
+        return "the coordinator's host"
+    if is_anywhere(node):
+        return f"the host of {_ANYWHERE}{node.removeprefix(_ANYWHERE)!r}"
+    return f"node {node!r}"
 
 
 def instance_name(name: str, replica: int | None) -> str:

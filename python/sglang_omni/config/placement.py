@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sglang_omni.config.imports import import_callable
-from sglang_omni.config.instances import instances_of
+from sglang_omni.config.instances import host_text, instances_of
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 
 # Fractions are decimal numbers a person wrote; 0.1 + 0.2 + 0.7 must fit a limit of 1.0.
@@ -104,7 +104,7 @@ def gpu_key(node: str | None, gpu_id: int) -> GpuKey:
 
 def gpu_label(node: str | None, gpu_id: int) -> str:
     """The GPU as text: ``0``, or ``0 of node 'b'``."""
-    return str(gpu_id) if not node else f"{gpu_id} of node {node!r}"
+    return str(gpu_id) if not node else f"{gpu_id} of {host_text(node)}"
 
 
 def resolve_stage_gpu_ids(plan: StagePlacementPlan, stage: StageConfig) -> list[int | None]:

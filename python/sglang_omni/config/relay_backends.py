@@ -1,25 +1,26 @@
-"""What a plan must know of a relay backend without importing it."""
+"""What a plan must know of a relay backend: of this package's own without importing them."""
 
 from __future__ import annotations
 
-import difflib
+import inspect
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from sglang_omni.config.imports import import_string
 from sglang_omni.config.strict import did_you_mean
 
 
 class RelayBackend(NamedTuple):
-    """What a backend can do. Of one that is not registered here, the most is assumed.
+    """What a backend can do.
 
     Attributes:
         crosses_hosts: It reaches processes of other hosts.
         lends_tensors: Processes on one GPU can share tensors over it without a copy.
-        options: What its constructor takes beside the fields of RelayConfig; None where that is not known.
+        options: What its constructor takes beside the fields of RelayConfig; None where it takes anything.
     """
 
     crosses_hosts: bool = True
-    lends_tensors: bool = True
+    lends_tensors: bool = False
     options: frozenset[str] | None = None
 
 
@@ -27,23 +28,67 @@ _NETWORK_OPTIONS = frozenset({"host", "allow_public", "timeout_s", "keep_s"})
 
 #: The relays of this package, which are imported when they are first created.
 BUILT_IN = {
-    "shm": RelayBackend(crosses_hosts=False, options=frozenset()),
-    "nixl": RelayBackend(lends_tensors=False, options=_NETWORK_OPTIONS),
-    "mooncake": RelayBackend(lends_tensors=False, options=_NETWORK_OPTIONS | {"protocol", "rdma_devices"}),
-    "nccl": RelayBackend(lends_tensors=False, options=_NETWORK_OPTIONS),
+    "shm": RelayBackend(crosses_hosts=False, lends_tensors=True, options=frozenset()),
+    "nixl": RelayBackend(options=_NETWORK_OPTIONS),
+    "mooncake": RelayBackend(options=_NETWORK_OPTIONS | {"protocol", "rdma_devices"}),
+    "nccl": RelayBackend(options=_NETWORK_OPTIONS),
 }
+
+# What every relay is told and may take.
+_COMMON_OPTIONS = {"engine_id", "slot_size_mb", "credits", "rank", "world_size", "device"}
 
 _backends = dict(BUILT_IN)
 
 
-def declare_backend(name: str, backend: RelayBackend) -> None:
-    """Say what the backend called ``name`` can do. The last word on a name counts."""
-    _backends[name] = backend
+def declare_backend(name: str, relay: type) -> None:
+    """Have ``name`` stand for this class. The last one of a name counts."""
+    _backends[name] = _describe(relay)
 
 
 def relay_backend(name: str) -> RelayBackend:
-    """What the backend called ``name`` can do."""
-    return _backends.get(name, RelayBackend())
+    """What the backend called ``name`` can do. A class that is named by its dotted path is imported.
+
+    Raises:
+        ValueError: There is no such backend.
+        ImportError: There is no such class.
+    """
+    if is_class_path(name):
+        return _describe(import_relay(name))
+    refuse_unknown_backend("relay", name)
+    return _backends[name]
+
+
+def is_class_path(name: str) -> bool:
+    """Whether a backend's name is the dotted path of a relay's class, which needs no registration."""
+    return "." in name
+
+
+def import_relay(path: str) -> type:
+    """The class at a dotted path. Raises ImportError where there is none, ValueError where it is no class."""
+    try:
+        found = import_string(path)
+    except ImportError as exc:
+        raise ImportError(f"relay backend: {exc}") from exc
+    if not isinstance(found, type):
+        raise ValueError(f"relay backend {path!r} is a {type(found).__name__}, not a class")
+    return found
+
+
+def constructor_parameters(relay: type) -> frozenset[str] | None:
+    """What the constructor takes; None where it takes anything."""
+    parameters = inspect.signature(relay).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    return frozenset(parameter.name for parameter in parameters)
+
+
+def _describe(relay: type) -> RelayBackend:
+    parameters = constructor_parameters(relay)
+    return RelayBackend(
+        crosses_hosts=getattr(relay, "crosses_hosts", True),
+        lends_tensors=getattr(relay, "lends_tensors", False),
+        options=None if parameters is None else parameters - _COMMON_OPTIONS,
+    )
 
 
 def network_backends() -> list[str]:
@@ -53,6 +98,9 @@ def network_backends() -> list[str]:
 
 def refuse_unknown_options(where: str, given: Iterable[str], backends: Iterable[str]) -> None:
     """Raise ValueError where none of the backends that a stage may use takes an option of this name."""
+    given = list(given)
+    if not given:
+        return
     options = {name: relay_backend(name).options for name in sorted(set(backends))}
     taken = [names for names in options.values() if names is not None]
     if len(taken) < len(options):
@@ -67,14 +115,10 @@ def refuse_unknown_options(where: str, given: Iterable[str], backends: Iterable[
         raise ValueError(f"{where}: none of the stage's relays, {', '.join(options)}, takes {option!r}{hint}")
 
 
-def refuse_misspelt_backend(where: str, name: str) -> None:
-    """Raise ValueError where ``name`` is nearly, but not quite, the name of a known backend.
-
-    Any other name may be that of a relay which a stage's module registers in the stage's own process.
-    """
-    close = difflib.get_close_matches(name.lower(), _backends, n=1, cutoff=0.7)
-    if close and name not in _backends:
+def refuse_unknown_backend(where: str, name: str) -> None:
+    """Raise ValueError where nothing is known under this name, which is no dotted path either."""
+    if name not in _backends and not is_class_path(name):
         raise ValueError(
-            f"{where}: there is no relay backend {name!r}; did you mean {close[0]!r}? One of your own "
-            "by that name must be registered (sglang_omni.relay.register_relay) before the config is checked"
+            f"{where}: there is no relay backend {name!r}{did_you_mean(name.lower(), _backends)} "
+            "(one of your own is named by the dotted path of its class, as in my_relays.MyRelay)"
         )

@@ -14,10 +14,12 @@ from sglang_omni.config.factory_args import (
     stage_factory_path,
 )
 from sglang_omni.config.imports import Signature, inspect_path
-from sglang_omni.config.instances import stage_instances, stage_of
+from sglang_omni.config.instances import is_anywhere, stage_instances, stage_of
 from sglang_omni.config.io import ConfigError, config_to_dict
 from sglang_omni.config.placement import build_stage_placement_plan, gpu_label, resolve_stage_gpu_ids
+from sglang_omni.config.relay_backends import is_class_path
 from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.spread import spread_out
 from sglang_omni.config.strict import did_you_mean
 from sglang_omni.config.topology import ProcessTopologyPlan, build_process_topology_plan
 from sglang_omni.config.validation import validate_pipeline
@@ -46,8 +48,13 @@ def validate_config(config: PipelineConfig) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def resolve_config(config: PipelineConfig) -> dict[str, Any]:
+def resolve_config(config: PipelineConfig, *, hosts_chosen: bool = True) -> dict[str, Any]:
     """The config with everything the runtime derives from it, as plain values. Imports the factories.
+
+    Args:
+        config: The pipeline.
+        hosts_chosen: Whether a process that names no ``node`` is on the coordinator's host. Ray, for one, may
+            put it on any, and two such processes on different ones.
 
     Raises:
         ConfigError: as ``validate_config``.
@@ -55,15 +62,16 @@ def resolve_config(config: PipelineConfig) -> dict[str, Any]:
         ValueError: a factory does not take an argument that is set.
     """
     validate_config(config)
-    placement = build_stage_placement_plan(config)
-    processes = build_process_topology_plan(config, placement)
+    placed = config if hosts_chosen else spread_out(config)
+    placement = build_stage_placement_plan(placed)
+    processes = build_process_topology_plan(placed, placement)
     return {
         "config": config_to_dict(config),
         "entry_stage": config.resolved_entry_stage,
         "terminal_stages": config.terminal_stages,
         "processes": [
-            {"name": name, "stages": stages, "gpu": gpu, "node": processes.node_of[name]}
-            for name, stages, gpu in _processes(config, processes)
+            {"name": name, "stages": stages, "gpu": gpu, "node": _node_text(processes.node_of[name])}
+            for name, stages, gpu in _processes(placed, processes)
         ],
         "edges": [
             {
@@ -73,7 +81,7 @@ def resolve_config(config: PipelineConfig) -> dict[str, Any]:
                 "transport": edge.label,
                 "reason": edge.reason,
             }
-            for edge in merge_replicas(plan_edges(config, processes.stage_to_process))
+            for edge in merge_replicas(plan_edges(placed, processes.stage_to_process))
         ],
         "gpus": {
             gpu_label(gpu.node, gpu.gpu_id) if gpu.node else gpu.gpu_id: {
@@ -148,6 +156,10 @@ def _edges(stage: StageConfig, config: PipelineConfig, edges: Sequence[Edge]) ->
         yield f"{most} replicas" if least == most else f"{least} to {most} replicas"
 
 
+def _node_text(node: str | None) -> str | None:
+    return "any" if node is not None and is_anywhere(node) else node
+
+
 def _processes(
     config: PipelineConfig, plan: ProcessTopologyPlan
 ) -> Iterator[tuple[str, list[str], int | None]]:
@@ -169,6 +181,12 @@ def _path_problems(config: PipelineConfig) -> Iterator[str]:
         path = getattr(config, field)
         if path is not None:
             problem, _ = _inspect(field, path)
+            if problem:
+                yield problem
+    for field in ("relay_backend", "network_relay_backend"):
+        backend = getattr(config, field)
+        if is_class_path(backend):
+            problem, _ = _inspect(field, backend)
             if problem:
                 yield problem
 
@@ -204,6 +222,9 @@ def _dotted_paths(stage: StageConfig) -> Iterator[tuple[str, str]]:
         yield "input_handler.merge_fn", stage.input_handler.merge_fn
     for target, path in stage.project_payload.items():
         yield f"project_payload[{target!r}]", path
+    for target, backend in stage.edge_relays.items():
+        if is_class_path(backend):
+            yield f"edge_relays[{target!r}]", backend
 
 
 def _inspect(where: str, path: str) -> tuple[str | None, Signature]:

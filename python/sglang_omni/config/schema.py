@@ -15,9 +15,15 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from sglang_omni.config.strict import StrictModel, dotted, error_text
+from sglang_omni.config.strict import Integer, Number, StrictModel, dotted, error_text
 from sglang_omni.config.validation import refuse_unknown_stages, validate_pipeline
 
+# Fields of a stage that are one thing or a list, in words.
+_ONE_OR_MORE = {
+    "gpu": "a GPU's id or a list of ids",
+    "next": "a stage's name or a list of names",
+    "node": "a host's name or a list with a name, or null, for each replica",
+}
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
@@ -57,10 +63,10 @@ class RelayConfig(StrictModel):
             name that none of the stage's backends takes is an error.
     """
 
-    slot_size_mb: int = Field(default=512, gt=0)
-    credits: int = Field(default=2, gt=0)
-    rank: int | None = Field(default=None, ge=0)
-    world_size: int | None = Field(default=None, gt=0)
+    slot_size_mb: Integer = Field(default=512, gt=0)
+    credits: Integer = Field(default=2, gt=0)
+    rank: Integer | None = Field(default=None, ge=0)
+    world_size: Integer | None = Field(default=None, gt=0)
     device: str = "cpu"
     backend_options: dict[str, Any] = Field(default_factory=dict)
 
@@ -92,7 +98,7 @@ class EndpointsConfig(StrictModel):
     base_path: str = Field(default_factory=_default_base_path)
     scheme: Literal["ipc", "tcp"] = "ipc"
     host: str = "127.0.0.1"
-    base_port: int | None = Field(default=None, gt=0, lt=65536)
+    base_port: Integer | None = Field(default=None, gt=0, lt=65536)
 
 
 class PlacementConfig(StrictModel):
@@ -104,14 +110,14 @@ class PlacementConfig(StrictModel):
             share must declare its fraction.
     """
 
-    max_total_gpu_memory_fraction_per_gpu: float = Field(default=1.0, gt=0, le=1)
+    max_total_gpu_memory_fraction_per_gpu: Number = Field(default=1.0, gt=0, le=1)
     require_memory_fraction_for_colocation: bool = True
 
 
 class ParallelismConfig(StrictModel):
     """How many ranks a stage is split over. ``tp`` is kept equal to the stage's ``tp_size``."""
 
-    tp: int = Field(default=1, ge=1)
+    tp: Integer = Field(default=1, ge=1)
 
 
 class AutoscalingConfig(StrictModel):
@@ -125,11 +131,11 @@ class AutoscalingConfig(StrictModel):
         downscale_delay_s: For how long fewer replicas must have been enough before one leaves.
     """
 
-    min_replicas: int = Field(default=1, ge=1)
-    max_replicas: int = Field(ge=1)
-    target_ongoing_requests: float = Field(default=2.0, gt=0)
-    upscale_delay_s: float = Field(default=1.0, ge=0)
-    downscale_delay_s: float = Field(default=30.0, ge=0)
+    min_replicas: Integer = Field(default=1, ge=1)
+    max_replicas: Integer = Field(ge=1)
+    target_ongoing_requests: Number = Field(default=2.0, gt=0)
+    upscale_delay_s: Number = Field(default=1.0, ge=0)
+    downscale_delay_s: Number = Field(default=30.0, ge=0)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -149,22 +155,22 @@ class StageResourceConfig(StrictModel):
             stages, and for one where none of them says. Without Ray nothing is set aside.
     """
 
-    total_gpu_memory_fraction: float | None = Field(default=None, gt=0, le=1)
-    num_cpus: float | None = Field(default=None, ge=0)
+    total_gpu_memory_fraction: Number | None = Field(default=None, gt=0, le=1)
+    num_cpus: Number | None = Field(default=None, ge=0)
 
 
 class SGLangServerArgsConfig(StrictModel):
     """SGLang server arguments of a stage; they reach the factory in ``server_args_overrides``."""
 
-    mem_fraction_static: float | None = Field(default=None, gt=0, le=1)
+    mem_fraction_static: Number | None = Field(default=None, gt=0, le=1)
 
 
 class StageRuntimeConfig(StrictModel):
     """Typed values a deployment tunes; the stage's ``runtime_arg_map`` says where the factory takes them."""
 
     resources: StageResourceConfig = Field(default_factory=StageResourceConfig)
-    max_seq_len: int | None = Field(default=None, gt=0)
-    video_fps: float | None = Field(default=None, gt=0)
+    max_seq_len: Integer | None = Field(default=None, gt=0)
+    video_fps: Number | None = Field(default=None, gt=0)
     sglang_server_args: SGLangServerArgsConfig = Field(default_factory=SGLangServerArgsConfig)
 
 
@@ -184,7 +190,7 @@ class StageConfig(StrictModel):
             another, puts each on GPUs of its own.
         tp_size: The number of tensor-parallel ranks, each in a process of its own.
         node: The host it runs on, by the name under which that host joins; None for the coordinator's. A
-            list has one for each replica.
+            list has one, or None, for each replica.
         num_replicas: How many processes like this one share the stage's requests. Each request stays with
             one of them. Stages that share a process are replicated together.
         autoscaling: Has the number of replicas follow the load; in place of ``num_replicas``.
@@ -214,8 +220,8 @@ class StageConfig(StrictModel):
     next: str | list[str] | None = None
     terminal: bool = False
     route_fn: str | None = None
-    gpu: int | list[int] | None = None
-    tp_size: int = Field(default=1, ge=1)
+    gpu: Integer | list[Integer] | None = None
+    tp_size: Integer = Field(default=1, ge=1)
     process: str | None = None
     wait_for: list[str] | None = None
     wait_for_fn: str | None = None
@@ -225,10 +231,10 @@ class StageConfig(StrictModel):
     project_payload: dict[str, str] = Field(default_factory=dict)
     relay: RelayConfig | None = None
     edge_relays: dict[str, str] = Field(default_factory=dict)
-    node: str | list[str] | None = None
-    num_replicas: int = Field(default=1, ge=1)
+    node: str | list[str | None] | None = None
+    num_replicas: Integer = Field(default=1, ge=1)
     autoscaling: AutoscalingConfig | None = None
-    num_workers: int = Field(default=1, ge=1)
+    num_workers: Integer = Field(default=1, ge=1)
     runtime: StageRuntimeConfig = Field(default_factory=StageRuntimeConfig)
     runtime_arg_map: dict[str, str] = Field(default_factory=dict)
     parallelism: ParallelismConfig = Field(default_factory=ParallelismConfig)
@@ -246,22 +252,22 @@ class StageConfig(StrictModel):
             name = data.get("name") if isinstance(data, dict) else None
             if not isinstance(name, str):
                 raise
-            lines = [
-                InitErrorDetails(
+            lines: dict[str, InitErrorDetails] = {}
+            for error in exc.errors(include_url=False):
+                field, *inside = error["loc"] or ("",)
+                if inside and field in _ONE_OR_MORE:
+                    # pydantic has an error for each of the types that it might have been.
+                    problem = f"{field} must be {_ONE_OR_MORE[str(field)]}, not {data[field]!r}"
+                else:
+                    problem = ": ".join(filter(None, [dotted(error["loc"]), error_text(error)]))
+                lines[problem] = InitErrorDetails(
                     type=PydanticCustomError(
-                        error["type"],
-                        "stage {stage}: {problem}",
-                        {
-                            "stage": repr(name),
-                            "problem": ": ".join(filter(None, [dotted(error["loc"]), error_text(error)])),
-                        },
+                        error["type"], "stage {stage}: {problem}", {"stage": repr(name), "problem": problem}
                     ),
                     loc=error["loc"],
                     input=error["input"],
                 )
-                for error in exc.errors(include_url=False)
-            ]
-            raise ValidationError.from_exception_data(cls.__name__, lines) from None
+            raise ValidationError.from_exception_data(cls.__name__, [*lines.values()]) from None
 
     @model_validator(mode="after")
     def _normalize(self) -> Self:
@@ -338,7 +344,8 @@ class PipelineConfig(StrictModel):
         stages: At least one, with unique names.
         name: What the pipeline is called; ``model_path`` by default.
         entry_stage: Where requests enter; the first stage by default.
-        relay_backend: What carries payloads between processes.
+        relay_backend: What carries payloads between processes: ``shm``, ``nixl``, ``mooncake``, ``nccl``, or
+            the dotted path of a relay's class.
         network_relay_backend: What carries them between hosts, where ``relay_backend`` stays within one.
         fused_stages: Chains of adjacent stages to keep in one process.
         runtime_overrides: Stage -> factory arguments merged over its ``factory_args``.

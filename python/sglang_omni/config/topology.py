@@ -93,7 +93,7 @@ def _replicas(name: str, stages: list[StageConfig]) -> Iterator[tuple[StageInsta
     for instances in zip(*(instances_of(stage) for stage in stages), strict=True):
         nodes = {instance.node for instance in instances}
         if len(nodes) > 1:
-            where = ", ".join(f"{instance.name!r} on {instance.node!r}" for instance in instances)
+            where = ", ".join(f"{instance.name!r} on {instance.host}" for instance in instances)
             raise ValueError(
                 f"process {name!r} spans multiple nodes ({where}); give stages on different nodes different "
                 "values of 'process'"

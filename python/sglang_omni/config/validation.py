@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from sglang_omni.config.relay_backends import refuse_misspelt_backend, refuse_unknown_options
+from sglang_omni.config.relay_backends import refuse_unknown_backend, refuse_unknown_options
 from sglang_omni.config.strict import did_you_mean
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def validate_pipeline(config: PipelineConfig) -> None:
             f"entry_stage {config.entry_stage!r} is not defined"
             f"{did_you_mean(config.resolved_entry_stage, names)}"
         )
+    for field in ("relay_backend", "network_relay_backend"):
+        refuse_unknown_backend(field, getattr(config, field))
     for stage in config.stages:
         _check_form(stage)
         _check_routing(stage)
@@ -47,8 +49,9 @@ def validate_pipeline(config: PipelineConfig) -> None:
         _check_parallelism(stage)
         _check_references(stage, names)
         _check_edge_relays(stage)
-        _check_relay_options(stage, config)
         _check_runtime(stage)
+    for stage in config.stages:
+        _check_relay_options(stage, config)
     if not any(stage.terminal or stage.get_next is not None for stage in config.stages):
         raise ValueError("stages: none is terminal, so no request would ever be answered")
     refuse_unknown_stages("runtime_overrides", config.runtime_overrides, names)
@@ -58,8 +61,6 @@ def validate_pipeline(config: PipelineConfig) -> None:
             f"Non-TP stages must declare process; missing for {missing}. "
             "Stages that name the same process share it"
         )
-    for field in ("relay_backend", "network_relay_backend"):
-        refuse_misspelt_backend(field, getattr(config, field))
     _check_fusion(config, names)
 
 
@@ -116,8 +117,12 @@ def _check_parallelism(stage: StageConfig) -> None:
             f"{each if replicas > 1 else '; give one id for each rank'}"
         )
     if isinstance(stage.node, list) and len(stage.node) != replicas:
+        there_are = f"there may be {replicas} replicas" if replicas > 1 else "the stage is not replicated"
+        raise ValueError(f"stage {stage.name!r}: node has {len(stage.node)} entries, but {there_are}")
+    nodes = stage.node if isinstance(stage.node, list) else [stage.node]
+    if any(node is not None and not node.strip() for node in nodes):
         raise ValueError(
-            f"stage {stage.name!r}: node has {len(stage.node)} entries, but there may be {replicas} replicas"
+            f"stage {stage.name!r}: node must not be an empty name; null is the coordinator's host"
         )
     if stage.autoscaling is not None and stage.num_replicas != 1:
         raise ValueError(
@@ -159,7 +164,7 @@ def _check_edge_relays(stage: StageConfig) -> None:
                 f"stage {stage.name!r}: edge_relays names {target!r}, to which the stage sends nothing"
                 f"{did_you_mean(target, targets)}"
             )
-        refuse_misspelt_backend(f"stage {stage.name!r}: edge_relays[{target!r}]", backend)
+        refuse_unknown_backend(f"stage {stage.name!r}: edge_relays[{target!r}]", backend)
 
 
 def _check_relay_options(stage: StageConfig, config: PipelineConfig) -> None:

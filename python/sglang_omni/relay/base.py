@@ -7,13 +7,18 @@ methods, of whatever origin, works as it is.
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from sglang_omni.config.relay_backends import BUILT_IN, RelayBackend, declare_backend
+from sglang_omni.config.relay_backends import (
+    BUILT_IN,
+    constructor_parameters,
+    declare_backend,
+    import_relay,
+    is_class_path,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -156,8 +161,6 @@ _RelayClass = TypeVar("_RelayClass", bound=type)
 _registry: dict[str, type] = {}
 # Backends of this package, imported when first asked for: each may need a library of its own.
 _BUILT_IN = {name: f"sglang_omni.relay.{name}" for name in BUILT_IN}
-# What every relay is told and may take.
-_COMMON_OPTIONS = {"engine_id", "slot_size_mb", "credits", "rank", "world_size", "device"}
 
 
 def register_relay(name: str) -> Callable[[_RelayClass], _RelayClass]:
@@ -165,15 +168,7 @@ def register_relay(name: str) -> Callable[[_RelayClass], _RelayClass]:
 
     def register(cls: _RelayClass) -> _RelayClass:
         _registry[name] = cls
-        parameters = _parameters(cls)
-        declare_backend(
-            name,
-            RelayBackend(
-                crosses_hosts=getattr(cls, "crosses_hosts", True),
-                lends_tensors=getattr(cls, "lends_tensors", False),
-                options=None if parameters is None else frozenset(parameters) - _COMMON_OPTIONS,
-            ),
-        )
+        declare_backend(name, cls)
         return cls
 
     return register
@@ -183,28 +178,21 @@ def create_relay(name: str, **options: Any) -> Any:
     """A relay of the backend ``name``.
 
     Args:
-        name: A registered name.
+        name: A registered name, or the dotted path of a relay's class.
         **options: ``engine_id``, ``slot_size_mb``, ``credits``, ``device`` and the backend's own. What
             its constructor does not take is dropped, so that one set of options serves every backend.
 
     Raises:
         ValueError: No backend has that name.
+        ImportError: There is no such class.
     """
     if name not in _registry and name in _BUILT_IN:
         import_module(_BUILT_IN[name])
-    cls = _registry.get(name)
+    cls = import_relay(name) if is_class_path(name) else _registry.get(name)
     if cls is None:
         known = ", ".join(sorted({*_registry, *_BUILT_IN}))
         raise ValueError(f"unknown relay {name!r}; available: {known}")
-    parameters = _parameters(cls)
+    parameters = constructor_parameters(cls)
     if parameters is not None:
         options = {key: value for key, value in options.items() if key in parameters}
     return cls(**options)
-
-
-def _parameters(cls: type) -> set[str] | None:
-    """What the constructor takes; None where it takes anything."""
-    parameters = inspect.signature(cls).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return {parameter.name for parameter in parameters}

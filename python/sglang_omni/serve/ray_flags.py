@@ -15,17 +15,21 @@ def add_ray_flags(parser: argparse.ArgumentParser) -> None:
         "For stages that a Ray cluster places and restarts; a `node` is a custom resource then. See "
         "docs/ray.md.",
     )
-    group.add_argument(
-        "--launcher",
-        choices=("local", "ray"),
-        default="local",
-        help="what starts the processes of stages: this server, or Ray (default: local)",
-    )
+    add_launcher_flag(group)
     group.add_argument(
         "--ray-address",
         metavar="ADDRESS",
         help="HOST:PORT of the cluster, or auto for the one this machine is in (default: $RAY_ADDRESS, "
         "else auto, else a cluster is started on this machine)",
+    )
+
+
+def add_launcher_flag(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--launcher",
+        choices=("local", "ray"),
+        default="local",
+        help="what starts the processes of stages: this server, or Ray (default: local)",
     )
 
 

@@ -34,15 +34,15 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sglang_omni.config import PipelineConfig
+from sglang_omni.config.instances import is_anywhere
+from sglang_omni.config.spread import spread_out
 from sglang_omni.pipeline.launchers.base import LaunchedProcess
 from sglang_omni.pipeline.launchers.ray_actor import Arrival, StageActor
 from sglang_omni.pipeline.launchers.ray_room import (
     Bundle,
     demand_of,
     describe_shortage,
-    is_anywhere,
     most_cpus,
-    spread_out,
 )
 from sglang_omni.pipeline.stage_workers import WorkerSpec
 from sglang_omni.pipeline.worker_process import WorkerFailure, ended_early, exited_with, fail_ready

@@ -9,8 +9,8 @@ from typing import Any
 
 import ray
 
-from sglang_omni.config import PipelineConfig, build_process_topology_plan, build_stage_placement_plan
-from sglang_omni.config.instances import instances_of, stage_instances
+from sglang_omni.config import PipelineConfig
+from sglang_omni.config.instances import is_anywhere, stage_instances
 from sglang_omni.pipeline.stage_workers import WorkerSpec
 
 # What a process asks for, of which no stage says it. With none, Ray would put any number on one core.
@@ -19,26 +19,6 @@ _DEFAULT_CPUS = 1.0
 _LABEL = 0.001
 # Ray refuses a bundle without anything in it.
 _SOME_CPU = 0.001
-# A node that is only a name: that of the place of one process, wherever Ray puts it.
-_ANYWHERE = "process "
-
-
-def spread_out(config: PipelineConfig) -> PipelineConfig:
-    """The config with a node of its own for each process that names none: Ray may put it on any."""
-    plan = build_process_topology_plan(config, build_stage_placement_plan(config))
-    spread = config.model_copy(deep=True)
-    for stage in spread.stages:
-        nodes = [
-            it.node or f"{_ANYWHERE}{plan.stage_to_process.get(it.name, it.name)}"
-            for it in instances_of(stage)
-        ]
-        stage.node = nodes if stage.is_replicated else nodes[0]
-    return spread
-
-
-def is_anywhere(node: str) -> bool:
-    """Whether ``node`` is that of one process, on any of Ray's nodes, and no custom resource."""
-    return node.startswith(_ANYWHERE)
 
 
 @dataclass(frozen=True)
