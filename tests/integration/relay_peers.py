@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import importlib
 import logging
 import multiprocessing
 import os
@@ -122,6 +123,19 @@ class _Servant:
 
     async def close(self) -> None:
         self.relay.close()
+
+    async def stop_in(self, where: str) -> None:
+        """Stop, as by SIGSTOP, when a function is called the next time: ``module:Class.name``."""
+        module, path = where.split(":")
+        owner_name, name = path.split(".")
+        owner = getattr(importlib.import_module(module), owner_name)
+        function = getattr(owner, name)
+
+        def stop(*args: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return function(*args)
+
+        setattr(owner, name, stop)
 
     async def exit(self) -> None:
         """Leave with whatever is under way."""

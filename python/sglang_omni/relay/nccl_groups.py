@@ -6,7 +6,6 @@ known to ``torch.distributed``'s own registry: a process can have its world besi
 
 from __future__ import annotations
 
-import socket
 import time
 from datetime import timedelta
 from typing import Any
@@ -28,38 +27,11 @@ def gpu_of(device: str) -> bytes:
     return bytes.fromhex(str(torch.cuda.get_device_properties(device).uuid).replace("-", ""))
 
 
-def serve_store(host: str, timeout: float) -> tuple[dist.TCPStore, int]:
-    """A store by which groups find together, and its port. It listens on ``host`` alone."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.bind((host, 0))
-        listener.listen(64)
-        port = listener.getsockname()[1]
-        store = dist.TCPStore(
-            host,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout),
-            master_listen_fd=listener.fileno(),
-        )
-        listener.detach()  # It is the store's now.
-    return store, port
-
-
-def reach_store(host: str, port: int, timeout: float) -> dist.TCPStore:
-    """Another process's store."""
-    return dist.TCPStore(
-        host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout)
-    )
-
-
 class PairGroup:
     """A group of two. One thread uses it.
 
     Args:
-        store: What both have in common.
-        name: The group's, in the store; never used twice.
+        store: By which the two find each other.
         rank: ``SENDER`` or ``RECEIVER``.
         host: The address to listen on.
         device: Where an NCCL group's tensors are; None for gloo.
@@ -67,21 +39,20 @@ class PairGroup:
 
     Raises:
         RuntimeError: The other did not come.
+        OSError: What the store raised.
     """
 
-    def __init__(
-        self, store: dist.Store, name: str, rank: int, host: str, device: str | None, timeout: float
-    ) -> None:
+    def __init__(self, store: dist.Store, rank: int, host: str, device: str | None, timeout: float) -> None:
         self.device = torch.device(device or "cpu")
-        shared = dist.PrefixStore(name, store)
+        self._store = store
         if device is None:
             options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
             options._timeout = timedelta(seconds=timeout)
             options._threads = 1
-            self._group: Any = dist.ProcessGroupGloo(shared, rank, 2, options)
+            self._group: Any = dist.ProcessGroupGloo(store, rank, 2, options)
         else:
-            self._group = _nccl_group(shared, rank, self.device, timeout)
+            self._group = _nccl_group(store, rank, self.device, timeout)
 
     def begin_send(self, tensor: torch.Tensor) -> list[Any]:
         """Begin to send to the receiver; what is returned must be kept until the receiver has it.

@@ -26,22 +26,23 @@ from typing import NamedTuple
 import torch
 
 from sglang_omni.relay.base import RelayError, RelayReadError, RelayTimeout
-from sglang_omni.relay.nccl_groups import RECEIVER, SENDER, PairGroup, gpu_of, reach_store, serve_store
+from sglang_omni.relay.nccl_groups import RECEIVER, SENDER, PairGroup, gpu_of
+from sglang_omni.relay.nccl_rendezvous import Rendezvous, receive_exactly
 from sglang_omni.relay.outbox import Outbox
 
 logger = logging.getLogger(__name__)
 
 # Token, GPU.
 _HELLO = struct.Struct("<8s16s16s")
-# Port of the store, whether by NCCL, the group's name.
-_WELCOME = struct.Struct("<H?16s")
+# Whether by NCCL.
+_WELCOME = struct.Struct("<?")
 # Ticket, size.
 _REQUEST = struct.Struct("<QQ")
 _GRANTED, _REFUSED, _DONE = b"\x01", b"\x00", b"\x02"
-_MAGIC = b"sglomni\x02"
+_MAGIC = b"sglomni\x03"
 _HELLO_SECONDS = 5.0
 # How long a group's two sides may take to find each other.
-_MEET_SECONDS = 10.0
+_MEET_SECONDS = 5.0
 _JOIN_SECONDS = 1.0
 
 # A thread must not be inside of a process group when the interpreter ends: that aborts the process.
@@ -79,6 +80,12 @@ class Endpoint:
         self.timeout = timeout
         self.meeting = min(timeout, _MEET_SECONDS)
 
+    def meet(self, connection: socket.socket, rank: int, by_nccl: bool) -> PairGroup:
+        """The group for what is asked for over a connection; the other side makes its own now."""
+        connection.settimeout(self.meeting)
+        device = self.device if by_nccl else None
+        return PairGroup(Rendezvous(connection), rank, self.host, device, self.meeting)
+
     def goes_by_nccl(self, other_gpu: bytes) -> bool:
         """Whether NCCL connects the two: it needs a GPU on either side, and not the same."""
         return any(self.gpu) and any(other_gpu) and self.gpu != other_gpu
@@ -102,7 +109,6 @@ class Server:
         self._endpoint = endpoint
         self._outbox = outbox
         self.token = secrets.token_bytes(16)
-        self._store, self._store_port = serve_store(endpoint.host, endpoint.timeout)
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         self._listener = socket.create_server((endpoint.host, 0), family=family, backlog=64)
         self.port: int = self._listener.getsockname()[1]
@@ -157,7 +163,7 @@ class Server:
         """The peer's GPU; None where it is no peer."""
         connection.settimeout(_HELLO_SECONDS)
         try:
-            hello = _receive(connection, _HELLO.size)
+            hello = receive_exactly(connection, _HELLO.size)
         except OSError:
             return None
         if hello is None:
@@ -167,16 +173,15 @@ class Server:
 
     def _send_all(self, connection: socket.socket, gpu: bytes) -> None:
         endpoint = self._endpoint
-        by_nccl, name = endpoint.goes_by_nccl(gpu), secrets.token_bytes(16)
-        connection.sendall(_WELCOME.pack(self._store_port, by_nccl, name))
-        device = endpoint.device if by_nccl else None
-        group = PairGroup(self._store, name.hex(), SENDER, endpoint.host, device, endpoint.meeting)
+        by_nccl = endpoint.goes_by_nccl(gpu)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.sendall(_WELCOME.pack(by_nccl))
+        group = endpoint.meet(connection, SENDER, by_nccl)
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             while True:
                 connection.settimeout(None)
-                request = _receive(connection, _REQUEST.size)
+                request = receive_exactly(connection, _REQUEST.size)
                 if request is None:
                     return
                 connection.settimeout(endpoint.timeout)
@@ -192,7 +197,7 @@ class Server:
             return
         connection.sendall(_GRANTED)
         sending = group.begin_send(packed.to(group.device)) if nbytes else None
-        if _receive(connection, 1) != _DONE:
+        if receive_exactly(connection, 1) != _DONE:
             raise ConnectionError("it did not acknowledge a payload")
         del sending
         self._outbox.finish(number)
@@ -213,6 +218,7 @@ class Link:
         self._sender = sender
         self._lock = threading.Lock()
         self._jobs: deque[_Job] = deque()
+        self._connection: socket.socket | None = None
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = _start(self._run, f"{endpoint.name}: receive")
 
@@ -242,8 +248,17 @@ class Link:
             self.is_closed = True
             jobs, self._jobs = self._jobs, deque()
             os.eventfd_write(self._wake, 1)
+            connection = self._connection
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # Its thread need not wait for a peer that is stopped.
         for job in jobs:
             _fail(job, error)
+
+    def _wake_up(self) -> None:
+        with self._lock:
+            if not self.is_closed:  # The thread may be over, and what wakes it closed.
+                os.eventfd_write(self._wake, 1)
 
     def _gone(self, reason: object) -> str:
         host, port, _ = self._sender
@@ -256,6 +271,8 @@ class Link:
         try:
             with socket.create_connection((host, port), timeout=self._endpoint.timeout) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                with self._lock:
+                    self._connection = connection
                 self._receive_all(connection)
         except TimeoutError as error:
             self._end(
@@ -273,17 +290,15 @@ class Link:
                 os.close(self._wake)
 
     def _receive_all(self, connection: socket.socket) -> None:
-        endpoint, (host, _, token) = self._endpoint, self._sender
+        endpoint, (_, _, token) = self._endpoint, self._sender
         connection.sendall(_HELLO.pack(_MAGIC, token, endpoint.gpu))
-        welcome = _receive(connection, _WELCOME.size)
+        welcome = receive_exactly(connection, _WELCOME.size)
         if welcome is None:
             raise ConnectionError("it does not know the token that was announced")
-        store_port, by_nccl, name = _WELCOME.unpack(welcome)
+        (by_nccl,) = _WELCOME.unpack(welcome)
         if by_nccl and not any(endpoint.gpu):
             raise ConnectionError("it wants NCCL, and this side has no GPU")
-        store = reach_store(host, store_port, endpoint.meeting)
-        device = endpoint.device if by_nccl else None
-        group = PairGroup(store, name.hex(), RECEIVER, endpoint.host, device, endpoint.meeting)
+        group = self._meet(connection, by_nccl)
         try:
             while self._wait_for_job(connection):
                 job = self._jobs[0]
@@ -298,6 +313,27 @@ class Link:
                     job.future.set_result(received)
         finally:
             group.close()
+
+    def _meet(self, connection: socket.socket, by_nccl: bool) -> PairGroup:
+        """The group, which is given up as soon as the sender is gone or the link closed.
+
+        It is made in another thread, because an engine that waits for a peer cannot be told to stop.
+        """
+        made: Future[PairGroup] = Future()
+        made.add_done_callback(lambda _: self._wake_up())
+        meet = partial(self._endpoint.meet, connection, RECEIVER, by_nccl)
+        _start(partial(_settle, made, meet), f"{self._endpoint.name}: meet")
+        poll = select.poll()
+        poll.register(connection, select.POLLRDHUP)
+        poll.register(self._wake, select.POLLIN)
+        while not made.done():
+            ready = [descriptor for descriptor, _ in poll.poll()]
+            if self.is_closed or (connection.fileno() in ready and not made.done()):
+                made.add_done_callback(_discard)
+                raise ConnectionError("it has closed the connection")
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+        return made.result()
 
     def _wait_for_job(self, connection: socket.socket) -> bool:
         """False where there is nothing more to do: the link is closed or the sender gone."""
@@ -321,7 +357,7 @@ class Link:
             raise TimeoutError("an earlier payload took too long")
         connection.settimeout(remaining)
         connection.sendall(_REQUEST.pack(job.offer.ticket, job.offer.nbytes))
-        answer = _receive(connection, 1)
+        answer = receive_exactly(connection, 1)
         if answer == _REFUSED:
             return None
         if answer != _GRANTED:
@@ -333,15 +369,16 @@ class Link:
         return received
 
 
-def _receive(connection: socket.socket, nbytes: int) -> bytes | None:
-    """So many bytes; None where the other side has closed the connection."""
-    data = b""
-    while len(data) < nbytes:
-        part = connection.recv(nbytes - len(data))
-        if not part:
-            return None
-        data += part
-    return data
+def _settle(made: Future[PairGroup], meet: Callable[[], PairGroup]) -> None:
+    try:
+        made.set_result(meet())
+    except Exception as error:  # noqa: BLE001  whoever waits for the group gets it
+        made.set_exception(error)
+
+
+def _discard(made: Future[PairGroup]) -> None:
+    if made.exception() is None:
+        made.result().close()
 
 
 def _fail(job: _Job, error: Exception) -> None:

@@ -1,0 +1,69 @@
+"""Pairs of the nccl relay that are not made to the end, and who waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from relay_peers import MIB, PATIENCE, Peer, make_relay, pattern, require
+from waiting import until
+
+from sglang_omni.pipeline import relay_io
+from sglang_omni.relay import RelayError, RelayReadError, nccl_links
+
+
+@pytest.fixture
+def relay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    require("nccl")
+    # Nothing may end by a deadline here.
+    monkeypatch.setattr(nccl_links, "_MEET_SECONDS", PATIENCE)
+    relay = make_relay("nccl", "here", timeout_s=PATIENCE)
+    yield relay
+    relay.close()
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[Peer]:
+    peer = Peer("nccl")
+    yield peer
+    assert peer.close() == 0
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    peer = Peer("nccl")
+    yield peer
+    peer.kill()
+
+
+# Before it has said where it listens, and when its engine is about to connect.
+@pytest.mark.parametrize("moment", ["nccl_links:Endpoint.meet", "nccl_rendezvous:Rendezvous.get"])
+async def test_a_sender_killed_while_a_pair_is_made_keeps_nobody_waiting(
+    moment: str, relay: Any, peer: Peer, other: Peer
+) -> None:
+    await peer("stop_in", f"sglang_omni.relay.{moment}")
+    lost = asyncio.create_task(relay_io.read_blob(relay, "k", await peer("write", "k", pattern(1, MIB))))
+    await until(lambda: psutil.Process(peer.process.pid).status() == psutil.STATUS_STOPPED)
+    metadata = await other("write", "o", pattern(2, MIB))
+    assert np.array_equal(await relay_io.read_blob(relay, "o", metadata), pattern(2, MIB))
+    assert not lost.done()
+    peer.kill()
+    # Not by a deadline: that would be a RelayTimeout, and none is in reach.
+    with pytest.raises(RelayReadError):
+        await asyncio.wait_for(lost, PATIENCE / 2)
+
+
+async def test_closing_does_not_wait_for_a_pair_that_is_being_made(relay: Any, peer: Peer) -> None:
+    await peer("stop_in", "sglang_omni.relay.nccl_links:Endpoint.meet")
+    lost = asyncio.create_task(relay_io.read_blob(relay, "k", await peer("write", "k", pattern(1, MIB))))
+    await until(lambda: psutil.Process(peer.process.pid).status() == psutil.STATUS_STOPPED)
+    relay.close()
+    with pytest.raises(RelayError, match="was closed"):
+        await lost
+    # Its threads have ended as well: none is left for the end of the process to wait for.
+    gone = until(lambda: not any(thread.name.startswith(relay.name) for thread in nccl_links._threads))
+    await asyncio.wait_for(gone, PATIENCE / 2)
