@@ -86,7 +86,10 @@ async def test_the_plain_methods_carry_any_flat_tensor(relay: Any, peer: Peer) -
 
 
 async def test_gets_come_in_any_order(relay: Any, peer: Peer) -> None:
+    before = (await peer("usage")).get("relay_written_bytes_total", 0)
     many = [await peer("write", f"k{value}", block(value, 100_000)) for value in range(20)]
+    written = (await peer("usage"))["relay_written_bytes_total"] - before
+    assert 20 * 100_000 <= written < 20 * 101_000
     for value in (13, 0, 19, 7, *range(18, 13, -1)):
         got = await relay_io.read_blob(relay, "k", many[value])
         assert np.array_equal(got, block(value, 100_000))

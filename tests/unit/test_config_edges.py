@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_omni.cli import main
 from sglang_omni.config import (
     LOCAL_OBJECT,
     Edge,
@@ -23,6 +26,7 @@ from sglang_omni.config import (
     describe_config,
     plan_edges,
     resolve_config,
+    save_config,
     stage_instances,
     validate_config,
 )
@@ -358,6 +362,16 @@ def test_what_a_launcher_places_by_itself_may_be_on_any_host() -> None:
         ("c", "d"): ("shm", "both on node 'x'"),
     }
     assert resolved["config"] == resolve_config(config)["config"]
+
+
+def test_the_command_shows_what_ray_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "pipeline.yaml"
+    save_config(pipeline(stage("a", "b"), stage("b")), file)
+    for launcher, (node, transport) in {"local": (None, "shm"), "ray": ("any", "nixl")}.items():
+        assert main(["config", "resolve", "--launcher", launcher, str(file)]) == 0
+        resolved = yaml.safe_load(capsys.readouterr().out)
+        assert [process["node"] for process in resolved["processes"]] == [node, node]
+        assert [edge["transport"] for edge in resolved["edges"]] == [transport]
 
 
 # --- both ends -------------------------------------------------------------------------------

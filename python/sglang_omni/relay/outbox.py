@@ -73,6 +73,7 @@ class Outbox:
         self._on_given_up = on_given_up
         self._lock = threading.Lock()
         self._tickets: dict[int, Ticket] = {}
+        self._offered_bytes = 0
         self._waiters: set[asyncio.Future[None]] = set()
         self._closed = False
 
@@ -116,6 +117,7 @@ class Outbox:
         with self._lock:
             if not self._closed:
                 self._tickets[ticket.number] = ticket
+                self._offered_bytes += nbytes
                 return ticket
         self.return_credit(edge, amount)
         raise RelayError(f"{self._name} is closed")
@@ -228,6 +230,7 @@ class Outbox:
         return {
             "relay_held_bytes": sum(held for _, held, _ in edges),
             "relay_held_slots": len(self._tickets),
+            "relay_written_bytes_total": self._offered_bytes,
             "relay_waits_total": sum(waited for _, _, waited in edges),
         }
 

@@ -28,7 +28,7 @@ DESCRIPTIONS = {
     "cache_max_bytes": "Memory the cache may take.",
     "relay_held_bytes": "Memory of payloads that are under way or, if shared, in their readers' use.",
     "relay_held_slots": "Payloads that are under way or, if in shared memory, in their readers' use.",
-    "relay_written_bytes_total": "Bytes of payloads that were copied into shared memory.",
+    "relay_written_bytes_total": "Bytes of payloads copied into shared memory or, of other relays, offered.",
     "relay_waits_total": "Times a payload had to wait for room.",
     "relay_quarantined_reads": "Reads that were given up and whose bytes may still arrive.",
 }
