@@ -145,8 +145,8 @@ async def test_payloads_and_streams_go_the_planned_ways(runner: MultiProcessPipe
     came_as_planned(await ask(runner, EVERYBODY), EVERYBODY)
     await nothing_is_held(runner)
     stats = runner.coordinator.stage_stats()
-    # Through shared memory the payload once for both stages there, over nixl once for each; to either side the
-    # chunks for the stage that gets them.
+    # Through shared memory the payload once for both stages there, over nixl once for each; to either side
+    # the chunks for the stage that gets them.
     expected = 3 * PAYLOAD_BYTES + 2 * CHUNKS * CHUNK_BYTES
     assert expected <= stats["source"]["relay_written_bytes_total"] < expected + 4096 * (2 * CHUNKS + 3)
     for name in (*LEFT, *RIGHT):
