@@ -38,7 +38,9 @@ class Coordinator:
             "key": str(folder / "join.key"),
             "host_timeout": HOST_TIMEOUT,
         }
-        log = (folder / "coordinator.log").open("a")
+        self._log = folder / "coordinator.log"
+        log = self._log.open("a")
+        self._read = len(self._log.read_text())
         self.process = net.popen(
             "a",
             [sys.executable, str(HERE / "host_coordinator.py"), json.dumps(options)],
@@ -63,7 +65,9 @@ class Coordinator:
     def answer(self, name: str) -> dict[str, Any]:
         """``{"result": ...}`` or ``{"error": ...}``."""
         while name not in self._answers:
-            line = json.loads(self._lines.until(lambda _: True))
+            text = self._lines.until(lambda _: True)
+            assert text.startswith('{"id": '), f"the coordinator's stdout has, beside its answers: {text!r}"
+            line = json.loads(text)
             self._answers[line.pop("id")] = line
         return self._answers.pop(name)
 
@@ -84,6 +88,14 @@ class Coordinator:
         while down := self.health()["down_stages"]:
             assert time.monotonic() < deadline, down
             time.sleep(0.05)
+
+    def logs(self, text: str) -> None:
+        """Return once it has logged this, after what it was waited for to log before."""
+        deadline = time.monotonic() + PATIENCE
+        while (found := self._log.read_text().find(text, self._read)) < 0:
+            assert time.monotonic() < deadline, f"it has not logged {text!r}"
+            time.sleep(0.02)
+        self._read = found + len(text)
 
     def stop(self) -> None:
         assert self.process.stdin is not None

@@ -83,6 +83,8 @@ def test_a_link_that_is_back_in_time_costs_nobody_a_process(run: Run, cut: str, 
     # What is tested is a cut of that length.
     time.sleep(HOST_TIMEOUT / 2)
     getattr(run.net, mend)("b")
+    # Before it is, the next cut would prolong this one.
+    run.coordinator.logs("Host 'b' is heard of again")
     for name, seed in ((held, 1), (under_way, 5)):
         answer = run.coordinator.answer(name)
         assert "error" in answer or answer["result"]["sha256"] == expected_digest(seed, 1)

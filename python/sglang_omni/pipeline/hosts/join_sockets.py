@@ -22,12 +22,13 @@ from sglang_omni.pipeline.transport.curve import RunKeys, secure_client, secure_
 
 logger = logging.getLogger(__name__)
 
-# A host that hears nothing for so long connects anew: TCP would try again long after the link is back.
-_PING_MS = 500
-_SILENT_MS = 2000
-_CONNECT_MS = 1000
+# A host that hears nothing for so long connects anew: TCP would try again long after the link is back. It
+# tries often, so that it is there soon after the link is, and not cut off by the next cut.
+_PING_MS = 250
+_SILENT_MS = 1000
+_CONNECT_MS = 500
 _RECONNECT_MS = 100
-_LONGEST_RECONNECT_MS = 500
+_LONGEST_RECONNECT_MS = 250
 _LINGER_MS = 500
 # Strangers at the port are worth a line in the log, but not each of them.
 _COMPLAIN_EVERY_S = 10.0

@@ -39,7 +39,9 @@ logger = logging.getLogger(__name__)
 _RECONNECT_S = 2.0
 # From the end of some connection to a look at which hosts are still there: they may come in a burst.
 _CHECK_S = 0.05
-# Hosts connect anew after up to three seconds of silence; with less than this they would be lost by then.
+# A host that has missed so many heartbeats is not just late.
+_SILENT_BEATS = 3
+# Hosts connect anew after up to two seconds of silence; with less than this they would be lost by then.
 _SHORTEST_TIMEOUT_S = 4.0
 
 
@@ -221,7 +223,7 @@ class HostsLauncher:
             )
         silent = asyncio.get_running_loop().time() - member.heard
         # One that is gone is not in the way of its successor, even before it is given up.
-        present = member.unreachable_since is None and silent < 3 * self.host_timeout / HEARTBEATS
+        present = member.unreachable_since is None and silent < _SILENT_BEATS * self.host_timeout / HEARTBEATS
         if member.session not in (None, session) and present:
             return f"a host {message.name!r} has joined already, from {member.address}"
         return None
@@ -232,7 +234,10 @@ class HostsLauncher:
         if member is None:
             self._socket.send(session, GoodbyeMessage(reason="it had been given up"))
             return
-        member.heard = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        if now - member.heard > _SILENT_BEATS * self.host_timeout / HEARTBEATS:
+            logger.warning("Host %r is heard of again, after %.1f s", member.name, now - member.heard)
+        member.heard = now
         match message:
             case ReportMessage():
                 if not member.joined.is_set():
