@@ -24,6 +24,8 @@ PATIENCE = 120.0
 # The shortest there may be.
 HOST_TIMEOUT = 4.0
 PORT = 7000
+# How many files a process may have open on most machines, until it asks for more.
+USUAL_FILES = 1024
 
 
 class Coordinator:
@@ -117,10 +119,11 @@ def host(net: Network, folder: Path, *, name: str = "b", key: Path | None = None
         "--join-key",
         str(key or folder / "join.key"),
     ]
+    few_files = ["sh", "-c", f'ulimit -Sn {USUAL_FILES}; exec "$@"', "sh"]
     return Lines(
         net.popen(
             "b",
-            command,
+            [*few_files, *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment(**env),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,7 @@ def invert(folder: str) -> Callable[[StagePayload], dict[str, Any]]:
             "where": network(),
             "pid": os.getpid(),
             "setting": os.environ.get("TEST_OF_HOSTS"),
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         }
 
     return run

@@ -10,6 +10,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -120,6 +121,12 @@ class _Servant:
     async def usage(self) -> dict[str, int]:
         gc.collect()
         return self.relay.usage()
+
+    async def limit_files(self, limit: int) -> int:
+        """Set the soft limit of open files; returns what it was."""
+        before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        return before
 
     async def close(self) -> None:
         self.relay.close()

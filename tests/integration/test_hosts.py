@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from host_processes import HOST_TIMEOUT, PATIENCE, Coordinator, Lines, host, two_hosts
+from host_processes import HOST_TIMEOUT, PATIENCE, USUAL_FILES, Coordinator, Lines, host, two_hosts
 from host_stages import expected_digest
 from network_namespaces import Network, require_namespaces
 from processes import is_alive
@@ -71,6 +71,7 @@ def test_payloads_and_streams_cross_both_ways(run: Run) -> None:
         assert result["sha256"] == expected_digest(seed, 1 + seed)
         assert result["where"] == os.readlink(f"/proc/{run.there.process.pid}/ns/net")
         assert result["setting"] == "from the config"
+        assert result["files"] > USUAL_FILES
 
 
 @pytest.mark.parametrize(("cut", "mend"), [("unplug", "plug"), ("link_down", "link_up")])

@@ -32,6 +32,7 @@ from sglang_omni.pipeline.stage_builder import (
     build_stage,
     plan_stage_launch,
 )
+from sglang_omni.pipeline.transport import open_files
 from sglang_omni.pipeline.transport.curve import RunKeys
 
 _PR_SET_PDEATHSIG = 1
@@ -245,6 +246,8 @@ async def run_stages(
     Raises:
         Exception: Whatever a factory or a stage raises.
     """
+    # Its relays' engines listen too.
+    open_files.raise_limit()
     _use_gpu(spec)
     first = spec.stages[0]
     if first.role == "follower":

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sglang_omni.relay.base import RelayReadError, register_relay
+from sglang_omni.relay.base import RelayError, RelayReadError, register_relay
 from sglang_omni.relay.exposure import check_address, device_of, is_loopback
 from sglang_omni.relay.one_sided import OneSidedRelay, Source
 from sglang_omni.relay.outbox import KEEP_SECONDS
+from sglang_omni.relay.renewal import RenewedEngine
 from sglang_omni.relay.settings import setting
 from sglang_omni.relay.slots import HEADER_BYTES, Segment, Slots
 
@@ -65,10 +66,11 @@ class NixlRelay(OneSidedRelay):
     ) -> None:
         check_address("nixl", host, allow_public)
         self._devices = os.environ.get("UCX_NET_DEVICES") or _devices(host)
+        self._served_s = keep_s + timeout_s
         super().__init__("nixl", engine_id, slot_size_mb, credits, timeout_s, keep_s)
 
-    def _make_engine(self) -> NixlEngine:
-        return NixlEngine(self.engine_id, self._devices)
+    def _make_engine(self) -> RenewedEngine:
+        return RenewedEngine(self.name, lambda: NixlEngine(self.engine_id, self._devices), self._served_s)
 
 
 class _Prepared(NamedTuple):
@@ -87,7 +89,7 @@ class _Remote:
 
 
 class NixlEngine:
-    """One NIXL agent. See ``one_sided.Engine``."""
+    """One NIXL agent. See ``renewal.Renewable``."""
 
     def __init__(self, name: str, devices: str) -> None:
         api = _import_nixl()
@@ -104,8 +106,11 @@ class NixlEngine:
             backends=["UCX"],
             sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
         )
-        with setting("UCX_NET_DEVICES", devices):
-            self._agent = api.nixl_agent(self._name, config)
+        try:
+            with setting("UCX_NET_DEVICES", devices):
+                self._agent = api.nixl_agent(self._name, config)
+        except self._errors as error:
+            raise RelayError(f"nixl cannot make an agent, and has written why: {error}") from error
         self._registered: dict[int, tuple[Any, _Prepared]] = {}
         self._remotes: dict[str, _Remote] = {}
         self._unfinished: set[Any] = set()
@@ -188,6 +193,11 @@ class NixlEngine:
             self.finish(handle)
             raise RelayReadError(f"nixl has failed to read from {agent!r}")
         return status
+
+    @property
+    def is_reading(self) -> bool:
+        """See ``renewal.Renewable``."""
+        return bool(self._unfinished)
 
     def finish(self, handle: Any) -> None:
         """A transfer is over."""

@@ -72,7 +72,11 @@ class Engine(MemoryRegistrar, Protocol):
     """
 
     def address(self) -> dict[str, Any]:
-        """How a peer reaches this engine and the memory registered so far; packs with ``proto.codec``."""
+        """How a peer reaches this engine and the memory registered so far; packs with ``proto.codec``.
+
+        Raises:
+            RelayError: No peer can.
+        """
         ...
 
     def read(self, source: Source, into: Slots, *, header_only: bool, notify: bytes) -> Transfer:
@@ -186,11 +190,16 @@ class OneSidedRelay(Relay):
         return self._announce(slots, nbytes, edge, amount, key)
 
     def _announce(self, slots: Slots, nbytes: int, edge: str, amount: int, key: str) -> Put:
+        try:
+            peer = self._engine.address()
+        except RelayError:
+            self._outbox.return_credit(edge, amount)
+            raise
         ticket = self._outbox.issue(slots, nbytes, edge, amount, key)
         segment = slots.segment
         metadata = {
             "engine": self.kind,
-            "peer": self._engine.address(),
+            "peer": peer,
             "segment": [segment.address, segment.slot_bytes, segment.slots],
             "slots": [slots.first, slots.count],
             "nbytes": nbytes,

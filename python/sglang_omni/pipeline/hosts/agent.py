@@ -7,7 +7,6 @@ import logging
 from urllib.parse import urlsplit
 
 from sglang_omni import __version__
-from sglang_omni.pipeline.hosts import open_files
 from sglang_omni.pipeline.hosts.addresses import address_towards, require_own_address
 from sglang_omni.pipeline.hosts.join_sockets import DealerSocket, JoinRefused
 from sglang_omni.pipeline.hosts.messages import (
@@ -63,7 +62,6 @@ class HostAgent:
         Raises:
             JoinRefused: The coordinator does not let it in; the text says why.
         """
-        open_files.raise_limit()
         while True:
             connection = DealerSocket(self.coordinator, self._key)
             try:

@@ -14,7 +14,6 @@ from sglang_omni import __version__
 from sglang_omni.config import PipelineConfig
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.config.strict import did_you_mean
-from sglang_omni.pipeline.hosts import open_files
 from sglang_omni.pipeline.hosts.addresses import require_own_address
 from sglang_omni.pipeline.hosts.join_sockets import RouterSocket
 from sglang_omni.pipeline.hosts.member import Member
@@ -31,6 +30,7 @@ from sglang_omni.pipeline.hosts.messages import (
 from sglang_omni.pipeline.launchers.base import LaunchedProcess
 from sglang_omni.pipeline.launchers.local import LocalLauncher
 from sglang_omni.pipeline.stage_workers import WorkerSpec
+from sglang_omni.pipeline.transport import open_files
 from sglang_omni.pipeline.transport.curve import RunKeys
 
 logger = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zmq
 
+from sglang_omni.pipeline.transport import open_files
 from sglang_omni.pipeline.transport.curve import RunKeys, secure_client, secure_server
 
 SCHEME = "tcp://"
@@ -28,10 +29,13 @@ BROKEN_MS = 15_000
 def bind_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> str:
     """Bind and return the endpoint with its port, which the system picks for ``tcp://host:*``.
 
+    Raises the process's soft limit of open files, since strangers can have it open some.
+
     Raises:
         ValueError: There are no keys.
         zmq.ZMQError: It cannot be bound.
     """
+    open_files.raise_limit()
     secure_server(socket, required(keys, endpoint))
     socket.setsockopt(zmq.BACKLOG, _BACKLOG)
     _set_limits(socket, endpoint)

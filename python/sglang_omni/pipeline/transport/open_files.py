@@ -1,4 +1,4 @@
-"""How many files a host's processes may have open."""
+"""How many files a process may have open that others can connect to."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import resource
 
 logger = logging.getLogger(__name__)
 
-# What strangers connect to at a run's ports is closed within seconds, and is to leave room until then: an
-# engine that runs out of files closes its port for good. 1024, the usual limit, is one scanner's burst.
+# What strangers connect to at a run's ports is closed within seconds, and is to leave room until then. The
+# usual limit, 1024, is one scanner's burst.
 _WANTED = 65536
 
 
