@@ -27,6 +27,7 @@ class Pipeline:
                 max_replicas=3, target_ongoing_requests=1, upscale_delay_s=0, downscale_delay_s=0
             ),
             [(cast(WorkerSpec, spec_of(number)),) for number in range(3)],
+            frozenset({"speak"}),
             cast(Coordinator, self),
             self.workers,
             self.add,
@@ -148,7 +149,7 @@ async def test_requests_that_wait_call_for_replicas() -> None:
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
         await pipeline.until_limit(3)
-        waits = asyncio.create_task(pipeline.assignments.wait_for_room(never))
+        waits = asyncio.create_task(pipeline.assignments.wait_for_room(frozenset(), never))
         await pipeline.until_staying(0, 1)
         await waits
         assert pipeline.assignments.assign() == {"speak": 1}
@@ -165,7 +166,7 @@ async def test_where_no_process_can_be_started_nobody_waits_for_one() -> None:
 
     pipeline.scaler._add = fails
     pipeline.ongoing = 2
-    pipeline.assignments.limit("speak", 1)
+    pipeline.assignments.limit("speak", 1, frozenset())
     run = asyncio.create_task(pipeline.scaler.run())
     try:
         await pipeline.until_limit(None)

@@ -20,6 +20,7 @@ from sglang_omni.config import (
     build_stage_placement_plan,
     resolve_stage_gpu_ids,
 )
+from sglang_omni.config.edges import terminals_after
 
 
 def chain(*stages: dict[str, Any], **fields: Any) -> PipelineConfig:
@@ -326,3 +327,24 @@ def test_memory_budgets_are_of_each_hosts_own_gpus() -> None:
     with pytest.raises(ValueError, match="GPU 0 of node 'x' is shared by multiple process groups"):
         processes(undeclared)
     processes(chain({"gpu": 0, "process": "p", "node": "x"}, {"gpu": 0, "process": "q", "node": "y"}))
+
+
+def test_the_terminals_a_stage_works_for() -> None:
+    def stage(name: str, *following: str, **fields: Any) -> StageConfig:
+        route: dict[str, Any] = {"next": list(following)} if following else {"terminal": True}
+        return StageConfig(name=name, factory="pkg.make", process=name, **(route | fields))
+
+    config = PipelineConfig(
+        model_path="m",
+        stages=[
+            stage("a", "b", "text"),
+            stage("b", "text", stream_to=["speech"]),
+            stage("text"),
+            stage("speech"),
+        ],
+    )
+    assert terminals_after(["a"], config) == terminals_after(["b"], config) == {"text", "speech"}
+    assert terminals_after(["text"], config) == {"text"}
+    assert terminals_after(["text", "speech"], config) == {"text", "speech"}
+    config.stages[0].next, config.stages[1].stream_to = ["b"], []
+    assert terminals_after(["a"], config) == {"text"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -92,6 +92,17 @@ def check_edges(config: PipelineConfig) -> None:
                 f"stage {source!r}: edge_relays names {target!r}, which runs in the same process and is "
                 "handed the object itself; leave it out, or give the two stages different values of 'process'"
             )
+
+
+def terminals_after(stages: Iterable[str], config: PipelineConfig) -> frozenset[str]:
+    """The terminal stages to whose results these stages may contribute, themselves included."""
+    found: set[str] = set()
+    ahead = list(stages)
+    while ahead:
+        if (name := ahead.pop()) not in found:
+            found.add(name)
+            ahead += [target.name for target in _targets(config.stage(name), config)]
+    return frozenset(found.intersection(config.terminal_stages))
 
 
 def _targets(stage: StageConfig, config: PipelineConfig) -> list[StageConfig]:

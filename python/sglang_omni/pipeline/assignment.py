@@ -25,12 +25,14 @@ class _Replica:
 class _Group:
     """The stages of one process, which are replicated together; and the replicas, longest unused first.
 
-    ``limit`` is how many requests the replicas that take any may have together before others wait.
+    ``limit`` is how many requests the replicas that take any may have together before others wait, namely
+    those that one of the stages ``answers`` is to answer.
     """
 
     stages: list[str] = field(default_factory=list)
     replicas: dict[int, _Replica] = field(default_factory=dict)
     limit: int | None = None
+    answers: frozenset[str] = frozenset()
 
     def able(self) -> list[int]:
         """The replicas that take requests."""
@@ -71,7 +73,7 @@ class Assignments:
         self._waited_for: asyncio.Future[None] | None = None
         self._limited: list[_Group] = []
         # Those that wait for room, in the order in which they came.
-        self._queue: deque[asyncio.Future[None]] = deque()
+        self._queue: deque[tuple[asyncio.Future[None], frozenset[str]]] = deque()
 
     def add(self, instance: str, process: str | None) -> None:
         """An instance takes requests from now on; as a replica of its stage together with its process's."""
@@ -128,13 +130,19 @@ class Assignments:
             replica.is_up = True
         self._release_if_served()
 
-    def limit(self, stage: str, requests: int | None) -> None:
-        """How many requests the replicas of the stage's process may have together; None: any number.
+    def limit(self, stage: str, requests: int | None, answers: frozenset[str]) -> None:
+        """Have requests wait while the replicas of the stage's process have so many together.
 
-        Those beyond it wait, and all that come after them, so that they are let in in their order.
+        Those that come after them wait, too, so that they are let in in their order.
+
+        Args:
+            stage: One of the process.
+            requests: The number; None: they may have any.
+            answers: The terminal stages that the process works for. Who wants only the answers of others does
+                not wait.
         """
         group = self._group_of[stage]
-        group.limit = requests
+        group.limit, group.answers = requests, answers
         self._limited = [group for group in self._groups.values() if group.limit is not None]
         self._let_in()
 
@@ -146,19 +154,21 @@ class Assignments:
         """How many requests wait for room in the stage's process."""
         return 0 if self._group_of[stage].has_room() else len(self._queue)
 
-    def must_wait(self) -> bool:
-        """Whether a new request has to ``wait_for_room``."""
-        return bool(self._limited) and (bool(self._queue) or not self._has_room())
+    def must_wait(self, terminals: frozenset[str]) -> bool:
+        """Whether a new request, which these stages are to answer, has to ``wait_for_room``."""
+        if not self._limited or not (needed := self._limits_of(terminals)):
+            return False
+        return bool(self._queue) or not all(group.has_room() for group in needed)
 
-    async def wait_for_room(self, unless: asyncio.Future[Any]) -> None:
+    async def wait_for_room(self, terminals: frozenset[str], unless: asyncio.Future[Any]) -> None:
         """Returns when a request may be assigned, which is to be done at once, or ``unless`` is done."""
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
-        self._queue.append(turn)
+        self._queue.append((turn, terminals))
         try:
             await asyncio.wait({turn, unless}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._queue.remove(turn)
+            self._queue.remove((turn, terminals))
             # Later: this request is to be counted first.
             loop.call_soon(self._let_in)
 
@@ -202,12 +212,16 @@ class Assignments:
         if self._queue:
             self._let_in()
 
-    def _has_room(self) -> bool:
-        return all(group.has_room() for group in self._limited)
+    def _limits_of(self, terminals: frozenset[str]) -> list[_Group]:
+        """The processes that are limited and work for one of these; for any, where they are not known."""
+        return [group for group in self._limited if not terminals or group.answers & terminals]
 
     def _let_in(self) -> None:
-        if self._queue and not self._queue[0].done() and self._has_room():
-            self._queue[0].set_result(None)
+        if not self._queue:
+            return
+        turn, terminals = self._queue[0]
+        if not turn.done() and all(group.has_room() for group in self._limits_of(terminals)):
+            turn.set_result(None)
 
     def _has_substitute(self, instance: str) -> bool:
         group = self._group_of.get(stage_of(instance))

@@ -36,6 +36,7 @@ class Autoscaler:
     Args:
         config: How many there may be, and when.
         replicas: The ranks of every replica there may be, by its number.
+        answers: The terminal stages that the process works for.
         coordinator: Knows the load, and gives the replicas requests.
         workers: Those that run, by their numbers. What is added and taken away shows in it.
         add: Starts a replica, and has the coordinator know it when it is up. Raises OSError where it cannot.
@@ -46,12 +47,14 @@ class Autoscaler:
         self,
         config: AutoscalingConfig,
         replicas: Sequence[Sequence[WorkerSpec]],
+        answers: frozenset[str],
         coordinator: Coordinator,
         workers: dict[int, WorkerSlot],
         add: Callable[[Sequence[WorkerSpec]], WorkerSlot],
         remove: Callable[[WorkerSlot], Awaitable[None]],
     ) -> None:
         self._replicas = replicas
+        self._answers = answers
         self._stage = replicas[0][0].stages[0].stage_name
         self._name = ", ".join(repr(stage.stage_name) for stage in replicas[0][0].stages)
         self._instances = [name for ranks in replicas for name in ranks[0].stage_names]
@@ -79,7 +82,7 @@ class Autoscaler:
                 self._approach(wanted)
             except OSError:
                 logger.exception("%s: another replica cannot be started now", self._name)
-                self._assignments.limit(self._stage, None)
+                self._assignments.limit(self._stage, None, self._answers)
                 await asyncio.sleep(_RETRY_S)
             await self._remove_drained()
 
@@ -93,7 +96,7 @@ class Autoscaler:
             limit = max(self._assignments.requests(self._stage), math.ceil(self._target * len(up)))
             if not all(any(_is_crowded(stats.get(name, {})) for name in w.stage_names) for w in up):
                 limit *= 2
-        self._assignments.limit(self._stage, limit)
+        self._assignments.limit(self._stage, limit, self._answers)
 
     def _approach(self, wanted: int) -> None:
         """Call back, add or retire as many as that takes."""
@@ -125,7 +128,7 @@ class Autoscaler:
     async def _remove_drained(self) -> None:
         for number, worker in list(self._workers.items()):
             if worker.is_leaving and self._coordinator.is_drained(worker.stage_names):
-                self._assignments.limit(self._stage, None)  # Nobody looks meanwhile.
+                self._assignments.limit(self._stage, None, self._answers)  # Nobody looks meanwhile.
                 await self._remove(worker)
                 del self._workers[number]
 

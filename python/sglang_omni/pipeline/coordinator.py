@@ -315,8 +315,8 @@ class Coordinator:
         return tracked
 
     async def _send_in(self, tracked: TrackedRequest, request: OmniRequest | Any) -> None:
-        if self.assignments.must_wait():
-            await self.assignments.wait_for_room(tracked.outcome)
+        if self.assignments.must_wait(tracked.terminals):
+            await self.assignments.wait_for_room(tracked.terminals, tracked.outcome)
         if self.assignments.down:
             await self._wait_until_served(tracked)
         if tracked.outcome.done():

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from sglang_omni.config import PipelineConfig, validate_config
+from sglang_omni.config.edges import terminals_after
 from sglang_omni.pipeline.autoscaler import Autoscaler
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.launchers.base import LaunchedProcess, Launcher
@@ -177,8 +178,11 @@ class MultiProcessPipelineRunner:
             replicas = list(of_group)
             config = self.config.stage(stages[0]).autoscaling
             if config is not None and config.max_replicas > config.min_replicas:
+                answers = terminals_after(stages, self.config)
                 workers = {w.specs[0].replica or 0: w for w in self._workers if w.group == stages}
-                yield Autoscaler(config, replicas, self.coordinator, workers, self._add, self._remove)
+                yield Autoscaler(
+                    config, replicas, answers, self.coordinator, workers, self._add, self._remove
+                )
 
     def _add(self, ranks: Sequence[WorkerSpec]) -> WorkerSlot:
         """Start one more replica; it takes requests once it is up."""

@@ -69,6 +69,7 @@ class StreamScheduler:
         self._wants_chunks = wants_chunks
         self._requests: dict[str, _Request] = {}
         self._ready: deque[str] = deque()
+        self._is_stepping = False
         self._commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         # Chunks of an aborted or failed request may still be on their way when it is forgotten here.
         self._dropped = RecentIds()
@@ -85,7 +86,9 @@ class StreamScheduler:
                     self._receive(message)
                 message = self._next_message(wait=False)
             if self._ready:
+                self._is_stepping = True
                 self._step(self._ready.popleft())
+                self._is_stepping = False
 
     def stop(self) -> None:
         self._commands.put(None)
@@ -95,6 +98,10 @@ class StreamScheduler:
         """Forget a request, once the step that is running now has come to its next chunk."""
         self._commands.put(request_id)
         self.inbox.put(_WAKE)
+
+    def stats(self) -> dict[str, int]:
+        """How many requests are in a step, which is one at most, and how many wait for theirs."""
+        return {"num_running_reqs": int(self._is_stepping), "num_queue_reqs": len(self._ready)}
 
     def _next_message(self, *, wait: bool) -> IncomingMessage | None:
         try:

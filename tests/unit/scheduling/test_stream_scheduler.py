@@ -254,3 +254,16 @@ def test_a_session_that_takes_no_stream_says_so(driver: Driver) -> None:
     error = driver.next()
     assert error.type == "error"
     assert "takes no stream" in str(error.data)
+
+
+def test_it_says_how_many_requests_are_in_a_step_and_how_many_wait(driver: Driver) -> None:
+    assert driver.scheduler.stats() == {"num_running_reqs": 0, "num_queue_reqs": 0}
+    driver.new("r", ["wait", 1, "wait"])
+    assert Echo.at_gate.wait(WAIT_S)
+    driver.new("s", [1, 2])
+    driver.new("t", [1, 2])
+    Echo.at_gate.clear()
+    Echo.gate.set()
+    Echo.gate.clear()
+    assert Echo.at_gate.wait(WAIT_S)
+    assert driver.scheduler.stats() == {"num_running_reqs": 1, "num_queue_reqs": 2}
