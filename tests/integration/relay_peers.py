@@ -37,10 +37,10 @@ SLOT_MB, CREDITS = 2, 2
 MIB = 1 << 20
 
 
-def make_relay(backend: str, name: str, **options: Any) -> Any:
+def make_relay(backend: str, name: str, device: str = "cpu", **options: Any) -> Any:
     """A relay whose edges may have 4 MiB under way."""
     return create_relay(
-        backend, engine_id=name, slot_size_mb=SLOT_MB, credits=CREDITS, device="cpu", **options
+        backend, engine_id=name, slot_size_mb=SLOT_MB, credits=CREDITS, device=device, **options
     )
 
 

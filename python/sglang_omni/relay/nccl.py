@@ -20,6 +20,7 @@ import torch
 
 from sglang_omni.relay.base import Relay, RelayError, RelayReadError, credit_bytes, register_relay
 from sglang_omni.relay.exposure import check_address
+from sglang_omni.relay.nccl_groups import host_memory
 from sglang_omni.relay.nccl_links import Endpoint, Link, Offer, Server
 from sglang_omni.relay.outbox import KEEP_SECONDS, Got, Outbox, Put
 
@@ -83,16 +84,22 @@ class NcclRelay(Relay):
         """Send a copy of a tensor. See ``Relay.put_async``."""
         edge = "" if dst_rank is None else f"rank {dst_rank}"
         await self._outbox.take_credit(edge, tensor.nbytes, request_id or "")
-        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-        return self._announce(
-            flat.clone() if flat.data_ptr() == tensor.data_ptr() else flat, edge, request_id or ""
-        )
+        try:
+            flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+            packed = flat.clone() if flat.is_cuda else host_memory(flat.nbytes).copy_(flat)
+            if flat.is_cuda:
+                # Another thread sends it, on a stream of its own.
+                await asyncio.to_thread(torch.cuda.current_stream(flat.device).synchronize)
+        except BaseException:
+            self._outbox.return_credit(edge, tensor.nbytes)
+            raise
+        return self._announce(packed, edge, request_id or "")
 
     async def put_payload(self, plan: PayloadPlan, request_id: str, edge: str | None = None) -> Put:
         """Pack a payload into memory of its own. See ``Relay.put_payload``."""
         await self._outbox.take_credit(edge or "", plan.nbytes, request_id)
         try:
-            packed = torch.empty(plan.nbytes, dtype=torch.uint8)
+            packed = host_memory(plan.nbytes)
             if plan.on_device or plan.nbytes > _COPY_IN_THREAD:
                 # The thread has the tensor as well, should nobody wait for it any more.
                 await asyncio.to_thread(lambda: plan.write_to(packed.data_ptr()))
@@ -132,6 +139,9 @@ class NcclRelay(Relay):
         received = await self._receive(metadata)
         # Not received in place: after a failure bytes may arrive late, and must not arrive there.
         dest_tensor.detach().reshape(-1).view(torch.uint8)[:nbytes].copy_(received)
+        if received.is_cuda:
+            # Its memory is another thread's stream's, and the copy goes on on this one's.
+            received.record_stream(torch.cuda.current_stream(received.device))
         return Got(dict(metadata))
 
     async def get_payload(self, metadata: Mapping[str, Any]) -> Any:

@@ -10,6 +10,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -25,6 +26,15 @@ def gpu_of(device: str) -> bytes:
     if torch.device(device).type != "cuda":
         return bytes(16)
     return bytes.fromhex(str(torch.cuda.get_device_properties(device).uuid).replace("-", ""))
+
+
+def host_memory(nbytes: int) -> torch.Tensor:
+    """Memory of its own for a payload.
+
+    From numpy, which asks for huge pages: with the allocator of torch most of what a large payload costs is
+    its pages' faults.
+    """
+    return torch.from_numpy(np.empty(nbytes, np.uint8))
 
 
 class PairGroup:
@@ -53,6 +63,12 @@ class PairGroup:
             self._group: Any = dist.ProcessGroupGloo(store, rank, 2, options)
         else:
             self._group = _nccl_group(store, rank, self.device, timeout)
+
+    def memory(self, nbytes: int) -> torch.Tensor:
+        """What to receive so many bytes into."""
+        if self.device.type == "cpu":
+            return host_memory(nbytes)
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def begin_send(self, tensor: torch.Tensor) -> list[Any]:
         """Begin to send to the receiver; what is returned must be kept until the receiver has it.

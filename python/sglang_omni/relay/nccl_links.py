@@ -362,7 +362,7 @@ class Link:
             return None
         if answer != _GRANTED:
             raise ConnectionError("it has closed the connection")
-        received = torch.empty(job.offer.nbytes, dtype=torch.uint8, device=group.device)
+        received = group.memory(job.offer.nbytes)
         if job.offer.nbytes:
             group.receive(received, job.deadline - time.monotonic())
         connection.sendall(_DONE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -33,11 +34,14 @@ class Rendezvous(dist.Store):
     def __init__(self, connection: socket.socket) -> None:
         super().__init__()
         self._connection = connection
+        self._thread = threading.get_ident()
         self._entries: dict[str, bytes] = {}
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # bytes from C++
         """See ``dist.Store.set``."""
         self._entries[key] = value
+        if threading.get_ident() != self._thread:
+            return  # NCCL's watchdog tells all ranks of its troubles, at any time: a link has its own ways.
         name = key.encode()
         self._connection.sendall(_ENTRY.pack(len(name), len(value)) + name + value)
 
