@@ -10,6 +10,7 @@ from router_harness import (
     Answer,
     Handler,
     Seen,
+    answering,
     change,
     get,
     listed,
@@ -217,3 +218,15 @@ async def test_a_drain_can_be_waited_for() -> None:
         assert body_of(await draining)["idle"] is True
         wrong = await change(url, "POST", "/workers/drain", {"url": one.url, "wait": "soon"})
         assert wrong.status == 400
+
+
+async def test_a_list_of_models_that_no_worker_has_is_404_like_theirs() -> None:
+    missing = answering("404 Not Found")
+    async with replicas(missing, missing) as both, router(*both) as url:
+        for path in ("/v1/models", "/v1/models/a"):
+            answer = await get(url, path)
+            error = body_of(answer)["error"]
+            assert (answer.status, error["type"]) == (404, "invalid_request_error")
+            assert "/v1/models: HTTP 404" in error["message"]
+    async with replicas(missing, answering("401 Who")) as both, router(*both) as url:
+        assert (await get(url, "/v1/models")).status == 503

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import os
+import resource
 import signal
 import socket
 import subprocess
@@ -17,6 +20,7 @@ from router_harness import (
     connect,
     get,
     launched,
+    listed,
     post,
     read_body,
     read_head,
@@ -25,6 +29,7 @@ from router_harness import (
     until,
 )
 
+from sglang_omni._core import RouterServer
 from sglang_omni.launch_router import build_parser
 from sglang_omni.router import RouterConfig
 from sglang_omni.router.flags import flag_names, options
@@ -182,3 +187,71 @@ async def test_open_streams_do_not_hold_up_the_end(signals: list[signal.Signals]
             await reader.read()
             writer.close()
         assert len(replica.seen) == 5
+
+
+async def test_a_request_on_its_way_when_the_router_drains_is_answered() -> None:
+    async with replicas(None) as [replica]:
+        server = RouterServer(json.dumps(vars(RouterConfig(worker_urls=[replica.url], port=0, threads=1))))
+        try:
+            connections = [await connect(server.url) for _ in range(20)]
+            ask = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
+            for reader, writer in connections:
+                writer.write(ask)
+                await read_body(reader, (await read_head(reader))[1])
+            server.drain()
+            for reader, writer in connections:
+                writer.write(ask)
+                line, headers = await read_head(reader)
+                assert line == "HTTP/1.1 200 OK"
+                assert ("connection", "close") in headers
+                writer.close()
+            assert await asyncio.to_thread(server.wait, PATIENCE)
+        finally:
+            server.stop()
+
+
+async def test_a_router_that_is_its_own_worker_finds_out() -> None:
+    async with replicas(None) as [replica]:
+        with socket.create_server(("127.0.0.1", 0)) as held:
+            port = held.getsockname()[1]
+        itself = f"http://127.0.0.1:{port}"
+        async with router(itself, replica, port=port) as url:
+            assert url == itself
+            await until(lambda: lists_only(url, replica.url), "it is out of the list")
+            assert {(await post(url)).status for _ in range(4)} == {200}
+
+
+async def lists_only(url: str, worker: str) -> bool:
+    return [each["url"] for each in await listed(url)] == [worker]
+
+
+async def test_health_checks_that_lack_descriptors_say_nothing_of_the_worker() -> None:
+    async with (
+        replicas(None) as [replica],
+        launched("--worker-urls", replica.url, "--probe-interval", "0.05") as (process, url),
+    ):
+        reader, writer = await connect(url)
+
+        async def state() -> str:
+            writer.write(b"GET /workers HTTP/1.1\r\nHost: a\r\n\r\n")
+            _, headers = await read_head(reader)
+            [worker] = json.loads(await read_body(reader, headers))["workers"]
+            return worker["state"]
+
+        async def is_up() -> bool:
+            return await state() == "up"
+
+        async def is_starved() -> bool:
+            # Twenty times as long as between two health checks, there is none.
+            before = replica.probes
+            await asyncio.sleep(1)
+            return replica.probes == before
+
+        await until(is_up, "the worker is up")
+        taken = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+        none_free = next(number for number in itertools.count() if number not in taken)
+        before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (none_free, before[1]))
+        await until(is_starved, "no health check gets through")
+        assert await state() == "up"
+        writer.close()

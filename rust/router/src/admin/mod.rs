@@ -10,11 +10,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, HeaderValue};
+use hyper::header::{ALLOW, HeaderMap, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
 
 use crate::fleet::worker::Worker;
+use crate::front::gate::ROUTER;
 use crate::front::reply::{self, Reply};
 use crate::runtime::lane::{Lane, Stopping};
 use crate::telemetry::prometheus;
@@ -35,7 +36,7 @@ pub async fn answer(
         .path_and_query()
         .map_or("/", |target| target.as_str());
     match request.uri().path() {
-        "/health" if is_read => Ok(health(lane)),
+        "/health" if is_read => Ok(health(lane, headers)),
         "/readiness" if is_read => Ok(readiness(lane)),
         "/liveness" if is_read => Ok(reply::text(StatusCode::OK, "text/plain", "OK".to_owned())),
         "/metrics" if is_read => Ok(reply::text(
@@ -84,7 +85,11 @@ fn healthy(lane: &Lane) -> usize {
     lane.shared.fleet.read().iter().filter(is_healthy).count()
 }
 
-fn health(lane: &Lane) -> Reply {
+fn health(lane: &Lane, headers: &HeaderMap) -> Reply {
+    if headers.get(ROUTER) == Some(&lane.shared.gate.name) {
+        let message = "it is this router that asks, as if it were its own worker";
+        return reply::error(StatusCode::LOOP_DETECTED, message);
+    }
     let (healthy, total) = (healthy(lane), lane.shared.fleet.read().len());
     let (status, word) = match healthy {
         0 => (StatusCode::SERVICE_UNAVAILABLE, "unhealthy"),

@@ -18,7 +18,7 @@ use crate::runtime::lane::Lane;
 pub async fn list(lane: &Rc<Lane>, headers: &HeaderMap) -> Reply {
     match merged(lane, headers).await {
         Ok(models) => reply::json(StatusCode::OK, &json!({"object": "list", "data": models})),
-        Err(failure) => no_worker(lane, &failure),
+        Err(failure) => failure.reply(lane),
     }
 }
 
@@ -29,11 +29,28 @@ pub async fn one(lane: &Rc<Lane>, headers: &HeaderMap, id: &str) -> Reply {
             Some(model) => reply::json(StatusCode::OK, model),
             None => reply::unknown_model(id),
         },
-        Err(failure) => no_worker(lane, &failure),
+        Err(failure) => failure.reply(lane),
     }
 }
 
-async fn merged(lane: &Rc<Lane>, headers: &HeaderMap) -> Result<Vec<Value>, String> {
+/// Why there is no list.
+struct NoList {
+    /// The last worker, and what it answered.
+    last: String,
+    /// What all of them answered, where that is the client's own doing, or that there is no such list.
+    refusal: Option<StatusCode>,
+}
+
+impl NoList {
+    fn reply(self, lane: &Lane) -> Reply {
+        match self.refusal {
+            Some(status) => reply::error(status, &format!("no worker lists models: {}", self.last)),
+            None => no_worker(lane, &self.last),
+        }
+    }
+}
+
+async fn merged(lane: &Rc<Lane>, headers: &HeaderMap) -> Result<Vec<Value>, NoList> {
     let is_open = |worker: &&Arc<Worker>| !worker.is_draining() && worker.health() != Health::Down;
     let workers = lane
         .shared
@@ -44,12 +61,20 @@ async fn merged(lane: &Rc<Lane>, headers: &HeaderMap) -> Result<Vec<Value>, Stri
         .cloned()
         .collect();
     let question = Question::get("/v1/models").asked_by(headers);
-    let mut failure = String::new();
+    let mut last = String::new();
     let mut models: Vec<Value> = Vec::new();
     let mut answered = false;
-    for answer in ask(&lane.pool, workers, &question).await {
+    let answers = ask(&lane.pool, workers, &question).await;
+    let refusal = answers.first().and_then(|first| first.status());
+    let refusal = refusal.filter(|status| {
+        status.is_client_error()
+            && answers
+                .iter()
+                .all(|answer| answer.status() == Some(*status))
+    });
+    for answer in answers {
         match listed(&answer) {
-            Err(why) => failure = format!("{}: {why}", answer.worker.url),
+            Err(why) => last = format!("{}: {why}", answer.worker.url),
             Ok(found) => {
                 answered = true;
                 for model in found {
@@ -60,5 +85,9 @@ async fn merged(lane: &Rc<Lane>, headers: &HeaderMap) -> Result<Vec<Value>, Stri
             }
         }
     }
-    if answered { Ok(models) } else { Err(failure) }
+    if answered {
+        Ok(models)
+    } else {
+        Err(NoList { last, refusal })
+    }
 }

@@ -3,13 +3,15 @@
 use std::io;
 use std::sync::Arc;
 
-use hyper::header::{AUTHORIZATION, HOST, HeaderValue};
+use hyper::header::{AUTHORIZATION, HOST, HeaderMap};
 use hyper::{Request, StatusCode};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::fleet::address;
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
+use crate::front::gate::ROUTER;
+use crate::request::proxy::is_exhaustion;
 use crate::request::upload::RequestBody;
 use crate::request::upstream::{CONNECT_TIMEOUT, Upstream};
 use crate::runtime::clock;
@@ -54,14 +56,23 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
     let mut tick = interval(shared.config.probe_interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut slow = 0;
-    let key = shared.gate.keys.worker.as_ref();
+    let mut headers = HeaderMap::from_iter([(ROUTER, shared.gate.name.clone())]);
+    if let Some(key) = &shared.gate.keys.worker {
+        headers.insert(AUTHORIZATION, key.clone());
+    }
     loop {
         tick.tick().await;
         if !shared.fleet.has(&worker) {
             return;
         }
         let since = clock::now();
-        match timeout(shared.config.probe_timeout, probe(&worker, key)).await {
+        match timeout(shared.config.probe_timeout, probe(&worker, &headers)).await {
+            Ok(Ok(StatusCode::LOOP_DETECTED)) => {
+                let text = "a worker is this router itself: it is taken out of the list";
+                shared.log.warn(text, &[("worker", &worker.url)]);
+                shared.remove(&worker);
+                return;
+            }
             Ok(Ok(status)) if status.is_server_error() => {
                 slow = 0;
                 mark_down(&shared.log, &worker, &format!("/health answered {status}"));
@@ -71,9 +82,11 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
                 slow = 0;
                 mark_up(&shared.log, &worker);
             }
+            // What this says is of the router.
+            Ok(Err(error)) if is_exhaustion(&error) => {}
             Ok(Err(error)) => {
                 slow = 0;
-                mark_down(&shared.log, &worker, &error);
+                mark_down(&shared.log, &worker, &error.to_string());
             }
             // One that still answers requests is only too busy to answer this.
             Err(_) if worker.standing.heard() >= since => slow = 0,
@@ -92,21 +105,17 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
 }
 
 /// Asks on a new connection each time: what counts is whether the worker takes one.
-async fn probe(worker: &Worker, key: Option<&HeaderValue>) -> Result<StatusCode, String> {
-    let mut upstream = Upstream::open(worker, CONNECT_TIMEOUT)
-        .await
-        .map_err(|error: io::Error| error.to_string())?;
+async fn probe(worker: &Worker, headers: &HeaderMap) -> io::Result<StatusCode> {
+    let mut upstream = Upstream::open(worker, CONNECT_TIMEOUT).await?;
     let mut request = Request::get("/health")
         .header(HOST, worker.authority.clone())
         .header("connection", "close")
         .body(RequestBody::empty())
         .expect("a constant request is valid");
-    if let Some(key) = key {
-        request.headers_mut().insert(AUTHORIZATION, key.clone());
-    }
+    request.headers_mut().extend(headers.clone());
     let response = upstream
         .send(request)
         .await
-        .map_err(|error| error.into_error().to_string())?;
+        .map_err(|error| io::Error::other(error.into_error()))?;
     Ok(response.status())
 }

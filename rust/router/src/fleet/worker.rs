@@ -47,6 +47,11 @@ impl Worker {
         let uri: Uri = url.trim().parse().map_err(|_| wrong("is not a URL"))?;
         match uri.scheme_str() {
             Some("http") => {}
+            Some("https") => {
+                return Err(wrong(
+                    "https is not spoken to workers; have a tunnel or a mesh do it where the network is not yours",
+                ));
+            }
             Some(other) => return Err(wrong(&format!("scheme {other:?} is not supported"))),
             None => return Err(wrong("has no scheme")),
         }

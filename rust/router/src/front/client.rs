@@ -128,6 +128,7 @@ pub struct Clients {
     open: RefCell<HashMap<u64, Arc<Client>>>,
     entered: Cell<u64>,
     are_leaving: Cell<bool>,
+    are_dismissed: Cell<bool>,
 }
 
 impl Clients {
@@ -158,16 +159,27 @@ impl Clients {
         }
     }
 
-    /// Has every connection end after the request that is on it.
-    pub fn dismiss(&self) {
+    /// Has every connection end after the next answer on it.
+    pub fn leave(&self) {
         self.are_leaving.set(true);
+    }
+
+    pub fn are_leaving(&self) -> bool {
+        self.are_leaving.get()
+    }
+
+    /// Has every connection end after the answer that is on its way, and so the idle ones now.
+    pub fn dismiss(&self) {
+        if self.are_dismissed.replace(true) {
+            return;
+        }
         for client in self.open.borrow().values() {
             client.wake();
         }
     }
 
-    pub fn are_leaving(&self) -> bool {
-        self.are_leaving.get()
+    pub fn are_dismissed(&self) -> bool {
+        self.are_dismissed.get()
     }
 }
 

@@ -11,6 +11,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use hyper::body::{Body, Incoming};
+use hyper::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -37,6 +38,10 @@ use crate::telemetry::log::Level;
 
 /// Bytes of headers in one request; more is refused with 431.
 const MAX_HEADER_BYTES: usize = 64 << 10;
+
+/// A shutdown closes idle connections after this long: a request that was on its way to one is answered, and
+/// the answer says that it is the last.
+const LAST_REQUESTS: Duration = Duration::from_secs(1);
 
 /// One lane from its start to its end.
 pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spin: Arc<Spin>) {
@@ -78,9 +83,13 @@ pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spi
         }
     }
     drop(listener);
-    lane.clients.dismiss();
-    let deadline = Instant::now() + shared.config.drain_timeout;
+    lane.clients.leave();
+    let began = Instant::now();
+    let deadline = began + shared.config.drain_timeout;
     while *stopping.borrow() < Stopping::Now && lane.open.get() > 0 && Instant::now() < deadline {
+        if began.elapsed() >= LAST_REQUESTS {
+            lane.clients.dismiss();
+        }
         tokio::select! {
             _ = stopping.changed() => {}
             () = sleep(Duration::from_millis(20)) => {}
@@ -113,7 +122,7 @@ async fn connection(lane: Rc<Lane>, stream: TcpStream, peer: SocketAddr) {
         if client.is_late() && client.phase() != Phase::Body {
             return Poll::Ready(());
         }
-        if lane.clients.are_leaving() && !is_leaving {
+        if lane.clients.are_dismissed() && !is_leaving {
             is_leaving = true;
             http.as_mut().graceful_shutdown();
         }
@@ -161,6 +170,10 @@ async fn respond(
     exchange.answers(&mut reply);
     if let Some(origin) = origin {
         cors::allow(origin, &mut reply);
+    }
+    if lane.clients.are_leaving() && reply.status() != StatusCode::SWITCHING_PROTOCOLS {
+        let close = HeaderValue::from_static("close");
+        reply.headers_mut().insert(CONNECTION, close);
     }
     Ok(reply.map(|payload| ReplyBody::new(payload, client.clone(), exchange)))
 }
