@@ -137,6 +137,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
     except LaunchError as exc:
         print(f"{parser.prog}: {exc}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        # Once it starts processes it sees to signals. Before that it imports, which takes seconds.
+        return 130
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -149,9 +152,7 @@ def _serve(args: argparse.Namespace) -> int:
         apply_model_flags(config, args)
         _check_installed(config)
         validate_config(config)
-        if args.dp_size > 1:
-            return asyncio.run(_fleet(args))
-        return asyncio.run(_replica(config, args))
+        return _run_fleet(args) if args.dp_size > 1 else _run_replica(config, args)
     except ConfigError as exc:
         raise LaunchError(f"the config cannot be used:\n{exc}") from exc
     except WorkerFailure as exc:
@@ -160,21 +161,19 @@ def _serve(args: argparse.Namespace) -> int:
         raise LaunchError(str(exc)) from exc
 
 
-async def _replica(config: PipelineConfig, args: argparse.Namespace) -> int:
+def _run_replica(config: PipelineConfig, args: argparse.Namespace) -> int:
     from sglang_omni.serve.replica import ReplicaOptions, run_replica
 
-    return await run_replica(
-        config,
-        ReplicaOptions(
-            host=args.host,
-            port=args.port,
-            model_name=args.served_model_name,
-            max_body_size=args.max_body_size,
-            start_timeout=args.start_timeout,
-            drain_timeout=args.drain_timeout,
-            launcher=_launcher(args),
-        ),
+    options = ReplicaOptions(
+        host=args.host,
+        port=args.port,
+        model_name=args.served_model_name,
+        max_body_size=args.max_body_size,
+        start_timeout=args.start_timeout,
+        drain_timeout=args.drain_timeout,
+        launcher=_launcher(args),
     )
+    return asyncio.run(run_replica(config, options))
 
 
 def _launcher(args: argparse.Namespace) -> Launcher | None:
@@ -183,7 +182,7 @@ def _launcher(args: argparse.Namespace) -> Launcher | None:
     return hosts_launcher(args) if args.join_port is not None else None
 
 
-async def _fleet(args: argparse.Namespace) -> int:
+def _run_fleet(args: argparse.Namespace) -> int:
     from sglang_omni.serve.fleet import FleetOptions, run_fleet
 
     replica_args = ["--max-body-size", str(args.max_body_size), "--log-level", args.log_level]
@@ -196,17 +195,16 @@ async def _fleet(args: argparse.Namespace) -> int:
         if value is not None:
             replica_args += [flag, str(value)]
     replica_args += model_arguments(args)
-    return await run_fleet(
-        FleetOptions(
-            size=args.dp_size,
-            host=args.host,
-            port=args.port,
-            replica_args=replica_args,
-            router=router_fields(args),
-            start_timeout=args.start_timeout + 30.0,
-            drain_timeout=args.drain_timeout,
-        )
+    options = FleetOptions(
+        size=args.dp_size,
+        host=args.host,
+        port=args.port,
+        replica_args=replica_args,
+        router=router_fields(args),
+        start_timeout=args.start_timeout + 30.0,
+        drain_timeout=args.drain_timeout,
     )
+    return asyncio.run(run_fleet(options))
 
 
 def router_fields(args: argparse.Namespace) -> dict[str, Any]:

@@ -281,8 +281,19 @@ def test_ctrl_c_ends_a_fleet_that_is_still_starting(launch):
     server = launch("--dp-size", "2", answer="never")
     server.wait_for(lambda: len(server.children("launch_server")) == 2, "no replica starts")
     server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(PATIENCE) == 0
+    assert server.process.wait(PATIENCE) == 130
+    assert "Traceback" not in server.log.read_text()
     server.assert_nothing_left()
+
+
+def test_ctrl_c_ends_a_server_that_is_still_loading(launch):
+    server = launch(answer="never")
+    server.wait_for(lambda: len(server.children("-c")) == 2, "no stage starts")
+    os.killpg(server.process.pid, signal.SIGINT)
+    assert server.process.wait(PATIENCE) == 130
+    assert "Traceback" not in server.log.read_text()
+    server.assert_nothing_left()
+    assert list((server.folder / "run").iterdir()) == []
 
 
 def test_replica_that_is_never_healthy_ends_the_launch(launch):

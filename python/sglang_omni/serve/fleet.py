@@ -58,6 +58,7 @@ class Member:
         self.command = command
         self.base_url = base_url
         self.healthy = asyncio.Event()
+        self.is_up = False
         self.process: asyncio.subprocess.Process | None = None
 
     @property
@@ -87,6 +88,7 @@ class Member:
             process = self.process = await asyncio.create_subprocess_exec(
                 *self.command, start_new_session=True, stdin=asyncio.subprocess.DEVNULL
             )
+            self.is_up = False
             ended = asyncio.ensure_future(process.wait())
             try:
                 in_time = await self._until_healthy(ended, start_timeout)
@@ -115,6 +117,7 @@ class Member:
                     with contextlib.suppress(httpx.TransportError):
                         answer = await http.get(f"{self.base_url}/health")
                         if answer.status_code == 200:
+                            self.is_up = True
                             self.healthy.set()
                             logger.info("%s is up at %s", self.name, self.base_url)
                             return True
@@ -140,10 +143,11 @@ async def _run(replicas: list[Member], router: Member, options: FleetOptions, si
     stopped = asyncio.ensure_future(signals.received.wait())
     try:
         if not await _either(_all_healthy(replicas), stopped, tasks):
-            return 0
+            logger.info("Stopped before it served")
+            return signals.status_unserved()
         tasks.append(asyncio.ensure_future(router.keep_running(60.0)))
         if not await _either(router.healthy.wait(), stopped, tasks):
-            return 0
+            return signals.status_unserved()
         logger.info("%d replicas are served on %s", options.size, router.base_url)
         await _either(None, stopped, tasks)
         return 0
@@ -198,7 +202,8 @@ async def _end(
         for waiting in (gone, hurried):
             waiting.cancel()
     for replica in replicas:
-        replica.send_signal(signal.SIGINT)
+        # One that is still importing has no request, nor a way to take SIGINT in silence.
+        replica.send_signal(signal.SIGINT if replica.is_up else signal.SIGTERM)
     waits = [asyncio.ensure_future(member.gone()) for member in (*replicas, router)]
     await asyncio.wait(waits, timeout=_LEAVE_S)
     for member in (*replicas, router):

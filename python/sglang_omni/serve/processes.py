@@ -40,6 +40,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received = asyncio.Event()
+        self._number = signal.SIGTERM
         self.at_once = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -47,9 +48,15 @@ class StopSignals:
                 loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
+        if not self.received.is_set():
+            self._number = number
         if number == signal.SIGINT or self.received.is_set():
             self.at_once.set()
         self.received.set()
+
+    def status_unserved(self) -> int:
+        """The exit status where nothing was served before: 130 for Ctrl-C, as shells have it."""
+        return 128 + signal.SIGINT if self._number == signal.SIGINT else 0
 
 
 def exit_after(seconds: float) -> None:

@@ -73,7 +73,8 @@ async def run_replica(config: PipelineConfig, options: ReplicaOptions) -> int:
         stopped = asyncio.ensure_future(signals.received.wait())
         try:
             if not await _start(runner, options, stopped):
-                return 0
+                logger.info("Stopped before it served")
+                return signals.status_unserved()
             return await _serve(runner, options, listener, signals)
         finally:
             stopped.cancel()
@@ -87,9 +88,9 @@ async def _start(
     """Whether the pipeline is up; False where somebody stopped it before it was."""
     starting = asyncio.ensure_future(runner.start(options.start_timeout))
     await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
+    if stopped.done():
         starting.cancel()
-        await asyncio.wait({starting})
+        await asyncio.gather(starting, return_exceptions=True)
         return False
     starting.result()
     return True

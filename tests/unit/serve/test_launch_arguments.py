@@ -132,6 +132,7 @@ def test_ctrl_c_before_anything_runs_is_no_traceback(monkeypatch):
 
     monkeypatch.setattr(launch_server, "_serve", importing)
     assert cli.main(["serve"]) == 130
+    assert launch_server.main([]) == 130
 
 
 def test_router_options_reach_the_fleet_and_need_one(capsys):
