@@ -109,6 +109,32 @@ def test_where_there_can_be_no_other_puts_and_reads_fail_and_the_next_try_again(
     engine.close()
 
 
+def test_a_successor_that_cannot_know_the_memory_is_none(
+    made: _Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = RenewedEngine("the relay", made, served_s=60)
+    engine.register(Segment(1))
+    made[0].socket.close()
+
+    def refuse(self: _Engine, segment: Segment) -> None:
+        raise MemoryError("not registered")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Engine, "register", refuse)
+        with pytest.raises(RelayError, match="not registered"):
+            engine.address()
+    assert made[1].is_closed
+    assert engine.address() == made[2].address()
+    engine.close()
+
+
+def test_one_that_was_closed_has_no_successor(made: _Made) -> None:
+    engine = RenewedEngine("the relay", made, served_s=60)
+    engine.close()
+    engine.address()
+    assert len(made) == 1
+
+
 def test_a_number_that_was_lost_is_nobodys(made: _Made) -> None:
     before = listeners()
     first = made()

@@ -11,15 +11,18 @@ import logging
 import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from sglang_omni.relay.base import RelayError, RelayReadError
-from sglang_omni.relay.listeners import Listener, listeners, occupy
+from sglang_omni.relay.listeners import Listener, listeners, occupy, require_files
 from sglang_omni.relay.one_sided import Engine, Source, Transfer
 from sglang_omni.relay.slots import Segment, Slots
 
 logger = logging.getLogger(__name__)
+
+# UCX takes about ten to begin with, and where it gets only some of them it ends the process.
+_FILES = 64
 
 
 class Renewable(Engine, Protocol):
@@ -32,14 +35,20 @@ class Renewable(Engine, Protocol):
 
 
 class _Term:
-    """An engine, from when it was made."""
+    """An engine, from when it was made, with the memory that it is to know."""
 
-    def __init__(self, make: Callable[[], Renewable]) -> None:
+    def __init__(self, make: Callable[[], Renewable], segments: Iterable[Segment] = ()) -> None:
         before = listeners()
         self.engine = make()
         self.listeners = listeners() - before
         self.segments: dict[int, Segment] = {}
         self.served_until = float("inf")
+        try:
+            for segment in segments:
+                self.register(segment)
+        except MemoryError:
+            self.close()
+            raise
 
     def lost(self) -> list[Listener]:
         return [listener for listener in self.listeners if not listener.is_there()]
@@ -51,6 +60,10 @@ class _Term:
     def unregister(self, segment: Segment) -> None:
         if self.segments.pop(segment.address, None) is not None:
             self.engine.unregister(segment)
+
+    def close(self) -> None:
+        self.listeners = set()
+        self.engine.close()
 
 
 class RenewedEngine:
@@ -111,7 +124,7 @@ class RenewedEngine:
         """See ``one_sided.Engine``."""
         with self._changing:
             for term in (*self._former, self._present):
-                term.engine.close()
+                term.close()
             self._former = []
 
     def _reachable(self) -> Renewable:
@@ -125,14 +138,13 @@ class RenewedEngine:
         try:
             # UCX goes on to take what has the number for its own.
             occupy(lost)
-            term = _Term(self._make)
-        except (RelayError, OSError) as error:
+            require_files(_FILES)
+            term = _Term(self._make, self._present.segments.values())
+        except (RelayError, OSError, MemoryError) as error:
             raise RelayError(
                 f"{self._name} can be reached by nobody: its engine has closed its port, and there can be no "
                 f"other now: {error}"
             ) from error
-        for segment in self._present.segments.values():
-            term.register(segment)
         logger.warning(
             "%s: its engine has closed the port at which peers connect, as it does where too many files are "
             "open (at most %d: ulimit -n). A new engine takes over; payloads announced before can be lost",
@@ -149,4 +161,4 @@ class RenewedEngine:
             over = [term for term in self._former if term.served_until <= now and not term.engine.is_reading]
             self._former = [term for term in self._former if term not in over]
         for term in over:
-            term.engine.close()
+            term.close()
