@@ -67,3 +67,13 @@ async def test_closing_does_not_wait_for_a_pair_that_is_being_made(relay: Any, p
     # Its threads have ended as well: none is left for the end of the process to wait for.
     gone = until(lambda: not any(thread.name.startswith(relay.name) for thread in nccl_links._threads))
     await asyncio.wait_for(gone, PATIENCE / 2)
+
+
+async def test_a_sender_that_is_out_of_files_makes_no_pair_and_goes_on(relay: Any, other: Peer) -> None:
+    metadata = await other("write", "k", pattern(3, MIB))
+    for spare in range(1, 14):
+        limit = await other("limit_files", psutil.Process(other.process.pid).num_fds() + spare)
+        with pytest.raises(RelayReadError):
+            await relay_io.read_blob(relay, "k", metadata)
+        await other("limit_files", limit)
+    assert np.array_equal(await relay_io.read_blob(relay, "k", metadata), pattern(3, MIB))

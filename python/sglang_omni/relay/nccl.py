@@ -111,9 +111,13 @@ class NcclRelay(Relay):
         return self._announce(packed, edge or "", request_id)
 
     def _announce(self, packed: torch.Tensor, edge: str, key: str) -> Put:
-        ticket = self._outbox.issue(packed, packed.nbytes, edge, packed.nbytes, key)
         if self._server is None:
-            self._server = Server(self._endpoint, self._outbox)
+            try:
+                self._server = Server(self._endpoint, self._outbox)
+            except OSError as error:
+                self._outbox.return_credit(edge, packed.nbytes)
+                raise RelayError(f"{self.name} cannot listen on {self._endpoint.host}: {error}") from error
+        ticket = self._outbox.issue(packed, packed.nbytes, edge, packed.nbytes, key)
         metadata = {
             "engine": "nccl",
             "address": [self._endpoint.host, self._server.port],
@@ -155,7 +159,10 @@ class NcclRelay(Relay):
         link = self._links.get(offer.sender)
         if link is None or link.is_closed:
             self._links = {sender: known for sender, known in self._links.items() if not known.is_closed}
-            link = self._links[offer.sender] = Link(self._endpoint, offer.sender)
+            try:
+                link = self._links[offer.sender] = Link(self._endpoint, offer.sender)
+            except OSError as error:
+                raise RelayReadError(f"{self.name} cannot read: {error}") from error
         return await asyncio.wrap_future(link.get(offer))
 
     # --- ends ------------------------------------------------------------------------------------

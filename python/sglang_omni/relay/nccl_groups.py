@@ -6,6 +6,7 @@ known to ``torch.distributed``'s own registry: a process can have its world besi
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,8 @@ from sglang_omni.relay.settings import setting
 SENDER, RECEIVER = 0, 1
 
 _POLL_SECONDS = 50e-6
+# More than a gloo group opens.
+_FILES = 16
 
 
 def gpu_of(device: str) -> bytes:
@@ -49,13 +52,14 @@ class PairGroup:
 
     Raises:
         RuntimeError: The other did not come.
-        OSError: What the store raised.
+        OSError: There are too few files left to open, or what the store raised.
     """
 
     def __init__(self, store: dist.Store, rank: int, host: str, device: str | None, timeout: float) -> None:
         self.device = torch.device(device or "cpu")
         self._store = store
         if device is None:
+            _require_files()
             options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
             options._timeout = timedelta(seconds=timeout)
@@ -105,6 +109,16 @@ class PairGroup:
         """Tear the group down, whatever is under way."""
         self._group.abort()
         del self._group
+
+
+def _require_files() -> None:
+    """Fail while that is all that happens: gloo ends the process when it has no file for a connection."""
+    spare: list[int] = []
+    try:
+        spare.extend(os.eventfd(0, os.EFD_CLOEXEC) for _ in range(_FILES))
+    finally:
+        for descriptor in spare:
+            os.close(descriptor)
 
 
 def _nccl_group(store: dist.Store, rank: int, device: torch.device, timeout: float) -> Any:

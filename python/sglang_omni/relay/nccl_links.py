@@ -214,6 +214,7 @@ class Link:
 
     def __init__(self, endpoint: Endpoint, sender: tuple[str, int, bytes]) -> None:
         self.is_closed = False
+        self._error: Exception | None = None
         self._endpoint = endpoint
         self._sender = sender
         self._lock = threading.Lock()
@@ -233,7 +234,8 @@ class Link:
                 self._jobs.append(job)
                 os.eventfd_write(self._wake, 1)
                 return job.future
-        _fail(job, RelayReadError(self._gone("it has just been lost")))
+        assert self._error is not None
+        _fail(job, self._error)
         return job.future
 
     def close(self) -> None:
@@ -245,7 +247,7 @@ class Link:
         with self._lock:
             if self.is_closed:
                 return
-            self.is_closed = True
+            self.is_closed, self._error = True, error
             jobs, self._jobs = self._jobs, deque()
             os.eventfd_write(self._wake, 1)
             connection = self._connection
