@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from sglang_omni.config.schema import AutoscalingConfig
 from sglang_omni.pipeline.coordinator import Coordinator
@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.1
 # Until a replica that could not be started is tried again.
 _RETRY_S = 5.0
+# Looks in a row at replicas that could begin with more before they get more: what they got last may be on its
+# way, and they tell of it a little later.
+_SURE_LOOKS = 3
 
 
 class Autoscaler:
@@ -31,7 +34,8 @@ class Autoscaler:
     up. How many a replica can begin with, which may batch them or run them side by side, and whether requests
     are on their way to it or held up before it, shows in nothing but what waits in it. So while more replicas
     can come, those there are may have as many requests as they have, and twice as many as long as one of them
-    has no more waiting than running. That keeps them busy: nothing is lost should no other replica come.
+    has no more waiting than it has been seen to run at once. That keeps them busy: nothing is lost should no
+    other replica come.
 
     Args:
         config: How many there may be, and when.
@@ -59,6 +63,10 @@ class Autoscaler:
         self._name = ", ".join(repr(stage.stage_name) for stage in replicas[0][0].stages)
         self._instances = [name for ranks in replicas for name in ranks[0].stage_names]
         self._target = config.target_ongoing_requests
+        self._most: int | None = None
+        self._num_up = 0
+        self._peaks: dict[str, float] = {}
+        self._slack_looks = 0
         self._policy = ScalingPolicy(config)
         self._coordinator = coordinator
         self._assignments = coordinator.assignments
@@ -90,13 +98,25 @@ class Autoscaler:
         """Keep requests for replicas to come, where there may be any."""
         up = [w for w in self._workers.values() if self._is_up(w) and not w.is_leaving]
         given_up = sum(worker.is_given_up for worker in self._workers.values())
-        limit = None
-        if 0 < len(up) < len(self._replicas) - given_up:
-            stats = self._coordinator.stage_stats()
-            limit = max(self._assignments.requests(self._stage), math.ceil(self._target * len(up)))
-            if not all(any(_is_crowded(stats.get(name, {})) for name in w.stage_names) for w in up):
-                limit *= 2
-        self._assignments.limit(self._stage, limit, self._answers)
+        if not 0 < len(up) < len(self._replicas) - given_up:
+            self._most = None
+        else:
+            having = max(self._assignments.requests(self._stage), math.ceil(self._target * len(up)))
+            if all(any(map(self._is_crowded, w.stage_names)) for w in up):
+                self._most, self._slack_looks = having, 0
+            else:
+                self._slack_looks += 1
+                if self._most is None or len(up) != self._num_up or self._slack_looks % _SURE_LOOKS == 0:
+                    self._most = 2 * having
+        self._num_up = len(up)
+        self._assignments.limit(self._stage, self._most, self._answers)
+
+    def _is_crowded(self, instance: str) -> bool:
+        """Whether more requests wait in it than it has been seen to run at once."""
+        numbers = self._coordinator.stage_stats().get(instance, {})
+        peak = max(self._peaks.get(instance, 0), numbers.get("num_running_reqs", 0))
+        self._peaks[instance] = peak
+        return numbers.get("num_queue_reqs", 0) > peak
 
     def _approach(self, wanted: int) -> None:
         """Call back, add or retire as many as that takes."""
@@ -131,7 +151,3 @@ class Autoscaler:
                 self._assignments.limit(self._stage, None, self._answers)  # Nobody looks meanwhile.
                 await self._remove(worker)
                 del self._workers[number]
-
-
-def _is_crowded(stats: Mapping[str, float]) -> bool:
-    return stats.get("num_queue_reqs", 0) > stats.get("num_running_reqs", 0)
