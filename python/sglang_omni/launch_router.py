@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from sglang_omni import __version__
 from sglang_omni.router import RouterConfig, run_router
-from sglang_omni.router.flags import add_flags
+from sglang_omni.router.flags import add_flags, parse
 
 _EXAMPLES = """
 examples:
@@ -38,7 +38,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_router") -> argparse.
 def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omni.launch_router") -> int:
     """Runs the router until a signal ends it; returns the exit status, 2 for wrong options."""
     parser = build_parser(prog)
-    config = RouterConfig(**vars(parser.parse_args(argv)))
+    config = RouterConfig(**vars(parse(parser, argv)))
     try:
         return run_router(config)
     except ValueError as error:

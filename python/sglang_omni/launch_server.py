@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni._core import check_router_config
-from sglang_omni.router.flags import add_flags
+from sglang_omni.router.flags import add_flags, parse, port
 from sglang_omni.serve.host_flags import add_host_flags, check_host_flags, hosts_launcher
 from sglang_omni.serve.model_flags import add_model_flags, apply_model_flags, model_arguments
 from sglang_omni.serve.ray_flags import add_ray_flags, check_ray_flags, ray_launcher
@@ -53,7 +53,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="the pipeline as a YAML or JSON file")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8000, help="0 picks a free one (default: %(default)s)")
+    parser.add_argument("--port", type=port, default=8000, help="0 picks a free one (default: %(default)s)")
     parser.add_argument(
         "--dp-size",
         type=int,
@@ -61,20 +61,24 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
         metavar="REPLICAS",
         help="two or more replicas get a router in front of them (default: 1)",
     )
-    parser.add_argument("--served-model-name", metavar="NAME", help="the name requests give the model")
+    parser.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        help="the name requests give the model (default: the pipeline's)",
+    )
     parser.add_argument(
         "--max-body-size",
         type=int,
         default=64 * 2**20,
         metavar="BYTES",
-        help="what a request may have (default: 64 MiB)",
+        help="larger request bodies are refused with 413 (default: %(default)s, 64 MiB)",
     )
     parser.add_argument(
         "--start-timeout",
         type=float,
         default=600.0,
         metavar="SECONDS",
-        help="time to come up in (default: %(default)g)",
+        help="a server that is not up after this long gives up (default: %(default)g)",
     )
     parser.add_argument(
         "--drain-timeout",
@@ -84,7 +88,10 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
         help="time that requests under way have to end once SIGTERM has come (default: %(default)g)",
     )
     parser.add_argument(
-        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: info"
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="what is less than this is not logged (default: info)",
     )
     parser.add_argument("--parent-pid", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--log-name", default="server", help=argparse.SUPPRESS)
@@ -105,11 +112,15 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omni.launch_server") -> int:
     parser = build_parser(prog)
-    args = parser.parse_args(argv)
+    args = parse(parser, argv)
     if args.dp_size < 1:
         parser.error("--dp-size must be at least 1")
     check_host_flags(parser, args)
     check_ray_flags(parser, args)
+    if args.start_timeout <= 0:
+        parser.error("--start-timeout must be more than 0 seconds")
+    if args.drain_timeout < 0:
+        parser.error("--drain-timeout must be at least 0 seconds")
     if args.max_body_size < 1:
         parser.error("--max-body-size must be at least 1")
     if args.dp_size == 1 and (fields := router_fields(args)):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator
+import difflib
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
 
@@ -32,6 +33,17 @@ def add_flags(parser: argparse.ArgumentParser, *, prefix: str = "", without: Col
             "help": _help(each),
         }
         groups[section].add_argument(*names, **settings, **_reading(each, kind))
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
+    """``parse_args``, which for an unknown option names the one that was probably meant."""
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        known = list(parser._option_string_actions)
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+    return args
 
 
 def options() -> Iterator[tuple[Field[Any], Any]]:
@@ -71,7 +83,7 @@ def _reading(each: Field[Any], kind: Any) -> dict[str, Any]:
     if each.name == "policy":
         return reading | {"choices": router_policies(), "metavar": None}
     if each.name == "port" or each.name.endswith("_port"):
-        return reading | {"type": _port}
+        return reading | {"type": port}
     if kind == list[str]:
         return reading | {"nargs": "*"}
     if kind is int:
@@ -85,7 +97,8 @@ def _reading(each: Field[Any], kind: Any) -> dict[str, Any]:
     raise TypeError(f"RouterConfig.{each.name}: no flag can have the type {kind}")
 
 
-def _port(text: str) -> int:
+def port(text: str) -> int:
+    """For ``type=``: a port, or 0 for a free one."""
     if not (text.isascii() and text.isdigit() and int(text) <= 65535):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; give 0 to 65535")
     return int(text)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_omni import cli, launch_server
+from sglang_omni import cli, launch_router, launch_server
 from sglang_omni.launch_server import DEFAULT_MODEL, LaunchError, load_pipeline
 
 ECHO = """
@@ -64,12 +64,30 @@ def test_model_path_wins_over_the_configs(tmp_path):
     assert load_pipeline("elsewhere", file).model_path == "elsewhere"
 
 
-@pytest.mark.parametrize("flags", [["--dp-size", "0"], ["--max-body-size", "0"], ["--port", "x"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--dp-size", "0"],
+        ["--max-body-size", "0"],
+        ["--port", "x"],
+        ["--port", "65536"],
+        ["--start-timeout", "0"],
+        ["--drain-timeout", "-1"],
+    ],
+)
 def test_bad_flags_are_usage_errors(flags, capsys):
     with pytest.raises(SystemExit) as caught:
         launch_server.main(flags)
     assert caught.value.code == 2
     assert flags[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("main", [launch_server.main, launch_router.main])
+def test_unknown_options_get_the_nearest_one(main, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--prot=7"])
+    assert caught.value.code == 2
+    assert "--prot=7; did you mean --port?" in capsys.readouterr().err
 
 
 def test_broken_config_is_told_before_anything_starts(tmp_path, capsys):
