@@ -6,6 +6,10 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
+# Set in many container images; without the files that it forbids, each process compiles all that it imports, which
+# more than doubles what importing torch costs, and the tests start a thousand processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
