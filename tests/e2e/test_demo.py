@@ -6,27 +6,17 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import wave
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
-import pytest
 from fleet import STOP_DEADLINE, wait_until
 
 QUESTION = "What is the capital of France?"
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short path: a Unix socket's may have little more than a hundred characters."""
-    with tempfile.TemporaryDirectory() as path:
-        yield Path(path)
-
-
-def test_demo_asks_answers_and_leaves_nothing(folder: Path) -> None:
-    run_dir, temp, out = (folder / name for name in ("run", "temp", "out"))
+def test_demo_asks_answers_and_leaves_nothing(short_path: Path) -> None:
+    run_dir, temp, out = (short_path / name for name in ("run", "temp", "out"))
     for private in (run_dir, temp):
         private.mkdir(mode=0o700)
     mark = f"demo-test-{os.getpid()}"

@@ -30,14 +30,14 @@ def pipeline(base: Path | None = None, stages: list[StageConfig] | None = None, 
     return PipelineConfig(model_path="models/Some-Model_1", stages=stages, **fields)
 
 
-def test_runtime_dir_is_private_named_after_the_pipeline_and_removed_by_close(tmp_path: Path) -> None:
-    runtime_dir = create_ipc_runtime_dir(pipeline(tmp_path))
-    assert runtime_dir.path.parent == tmp_path
+def test_runtime_dir_is_private_named_after_the_pipeline_and_removed_by_close(short_path: Path) -> None:
+    runtime_dir = create_ipc_runtime_dir(pipeline(short_path))
+    assert runtime_dir.path.parent == short_path
     assert runtime_dir.path.name.startswith("some-model-1-")
     assert stat.S_IMODE(runtime_dir.path.stat().st_mode) == 0o700
     runtime_dir.close()
     runtime_dir.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(short_path.iterdir()) == []
 
 
 def test_two_runs_get_folders_of_their_own_and_neither_removes_the_others(tmp_path: Path) -> None:
@@ -85,11 +85,13 @@ def test_a_folder_that_is_joined_goes_with_the_last_of_its_processes(tmp_path: P
         assert [folder.name for folder in tmp_path.iterdir()] == ["other"]
 
 
-def test_default_base_folder_goes_with_the_last_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_default_base_folder_goes_with_the_last_run(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
     one, two = create_ipc_runtime_dir(pipeline()), create_ipc_runtime_dir(pipeline())
     base = one.path.parent
-    assert base.parent == tmp_path
+    assert base.parent == short_path
     assert stat.S_IMODE(base.stat().st_mode) == 0o700
     one.close()
     assert two.path.is_dir()
