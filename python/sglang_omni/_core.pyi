@@ -160,6 +160,12 @@ class Extents:
     def release(self, start: int, nbytes: int) -> None:
         """Give back what ``allocate`` returned."""
 
+def checksum(address: int, nbytes: int) -> int:
+    """64 bits that differ where any of ``nbytes`` bytes at ``address`` does.
+
+    The caller vouches for the memory and that nothing writes to it meanwhile.
+    """
+
 class ShmLease:
     """A payload of another process, viewed through the buffer protocol; given back when it dies."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import ipaddress
 import random
 import sys
@@ -13,11 +14,12 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from relay_peers import BACKENDS, MIB, PATIENCE, Peer, block, make_relay, pattern, require
+from relay_peers import BACKENDS, MIB, PATIENCE, Peer, PeerError, block, make_relay, pattern, require
 from waiting import until
 
 from sglang_omni.pipeline import relay_io
 from sglang_omni.relay import RelayError, exposure
+from sglang_omni.relay.slots import HEADER_BYTES
 
 WITH_ENGINE = ("nixl", "mooncake")
 
@@ -141,6 +143,27 @@ async def test_places_that_lie_are_not_read(backend: str, relay: Any, peer: Peer
     # A reader that has been lied to is done with the payload.
     true = await peer("write", "k", pattern(5, 100_000))
     assert np.array_equal(await relay_io.read_blob(relay, "k", true), pattern(5, 100_000))
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "place"),
+    [(200_000, HEADER_BYTES + 150_000), (200_000, 8), (2 * MIB, 8)],
+    ids=["payload", "header", "header of a large one"],
+)
+async def test_slots_that_were_written_to_are_no_payload(
+    backend: str, relay: Any, peer: Peer, nbytes: int, place: int
+) -> None:
+    if backend not in WITH_ENGINE:
+        return  # Its memory is its own, or written to by nobody but the reader.
+    true, put = await relay_io.write_blob(relay, "k", pattern(6, nbytes), target="peer")
+    address, slot_bytes, _ = true["relay_info"]["segment"]
+    written = ctypes.c_uint8.from_address(address + true["relay_info"]["slots"][0] * slot_bytes + place)
+    written.value ^= 0x10
+    with pytest.raises(PeerError, match="is not there"):
+        await peer("read", "k", true)
+    await put.wait_for_completion(PATIENCE)
+    true, _ = await relay_io.write_blob(relay, "k", pattern(6, nbytes), target="peer")
+    assert np.array_equal(await peer("read", "k", true), pattern(6, nbytes))
 
 
 async def test_garbage_on_its_ports_does_not_disturb_a_relay(backend: str, relay: Any, peer: Peer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +45,7 @@ _IN_SLOTS = {
     "slots": [3, 2],
     "nbytes": 100_000,
     "generation": 5,
+    "checksum": (1 << 64) - 1,
     "ticket": 7,
 }
 _BY_TICKET = {
@@ -83,6 +85,17 @@ def test_a_place_is_within_the_segment_that_was_announced(metadata: dict[str, An
     # What the engines write into 64 bits.
     assert 0 <= source.generation < 1 << 63
     assert 0 <= source.ticket < 1 << 63
+    assert source.checksum is None or 0 <= source.checksum < 1 << 64
+
+
+@pytest.mark.parametrize("checksum", [-1, 1 << 64, 0.5, "5", b"5", [5]])
+def test_a_checksum_is_64_bits_or_said_to_be_none(checksum: Any) -> None:
+    with pytest.raises(RelayReadError, match="not the metadata of a fake put"):
+        _Parser()._parse({**_IN_SLOTS, "checksum": checksum})
+    assert _Parser()._parse({**_IN_SLOTS, "checksum": None}).checksum is None
+    without = {name: value for name, value in _IN_SLOTS.items() if name != "checksum"}
+    with pytest.raises(RelayReadError, match="not the metadata of a fake put"):
+        _Parser()._parse(without)
 
 
 @settings(max_examples=200)

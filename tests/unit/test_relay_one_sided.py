@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from waiting import until
 
 from sglang_omni._core import Extents
 from sglang_omni.pipeline import relay_io
+from sglang_omni.pipeline.fan_out import FanOut
 from sglang_omni.relay import RelayError, RelayReadError, RelayTimeout
 from sglang_omni.relay.one_sided import OneSidedRelay, Source
-from sglang_omni.relay.slots import HEADER_BYTES, Segment, Slots
+from sglang_omni.relay.slots import CHECKED_BYTES, HEADER_BYTES, Segment, Slots
 
 NBYTES = 100_000
 
@@ -27,14 +29,24 @@ class _Transfer:
         engine, source, into, nbytes, notify = self.arguments
         if engine.stuck:
             return False
-        ctypes.memmove(into.start, source.start, nbytes)
+        part = nbytes // 2
+        ctypes.memmove(into.start, source.start, part)
+        engine.meanwhile()
+        ctypes.memmove(into.start + part, source.start + part, nbytes - part)
         if notify:
             _engines[source.peer["name"]].heard.append(notify)
         return True
 
 
 class _Engine:
-    """Reads memory of this process. Does nothing while it is ``stuck``."""
+    """Reads memory of this process. Does nothing while it is ``stuck``.
+
+    Attributes:
+        meanwhile: Called in the middle of each transfer.
+        reads: How many transfers it has begun.
+    """
+
+    has_threads = False
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -42,6 +54,8 @@ class _Engine:
         self.broken = False
         self.heard: list[bytes] = []
         self.looks = 0
+        self.reads = 0
+        self.meanwhile: Callable[[], object] = lambda: None
         self.destinations: list[int] = []
         self.registered: set[int] = set()
         _engines[name] = self
@@ -56,9 +70,13 @@ class _Engine:
         return {"name": self.name}
 
     def read(self, source: Source, into: Slots, *, header_only: bool, notify: bytes) -> _Transfer:
+        self.reads += 1
         if not header_only:
             self.destinations.append(into.start)
         return _Transfer(self, source, into, HEADER_BYTES + (0 if header_only else source.nbytes), notify)
+
+    def knows(self, source: Source) -> bool:
+        return True
 
     def notifications(self) -> list[bytes]:
         self.looks += 1
@@ -74,8 +92,8 @@ _engines: dict[str, _Engine] = {}
 
 
 class _Relay(OneSidedRelay):
-    def __init__(self, name: str, timeout_s: float = 60, keep_s: float = 60) -> None:
-        super().__init__("fake", name, 1, 1, timeout_s, keep_s)
+    def __init__(self, name: str, timeout_s: float = 60, slot_size_mb: int = 1) -> None:
+        super().__init__("fake", name, slot_size_mb, 1, timeout_s, keep_s=60)
 
     def _make_engine(self) -> _Engine:
         return _Engine(self.engine_id)
@@ -137,6 +155,50 @@ async def test_slots_that_went_to_others_while_they_were_read_are_no_payload(pai
     with pytest.raises(RelayReadError, match="not there"):
         await reading
     assert set((await read(reader, again)).tolist()) == {2}
+
+
+@pytest.mark.parametrize("nbytes", [NBYTES, CHECKED_BYTES, 2 * CHECKED_BYTES])
+async def test_a_read_that_meets_the_next_payload_is_no_payload(nbytes: int) -> None:
+    sender, reader = _Relay("sender", slot_size_mb=8), _Relay("reader", slot_size_mb=8)
+
+    def announce_another() -> None:
+        reader.engine.meanwhile = lambda: None
+        sender.cleanup("k")
+        slots = sender._out.take(nbytes)
+        ctypes.memset(slots.address, 2, nbytes)
+        slots.seal(nbytes)
+        others.append(slots)
+
+    others: list[Slots] = []
+    try:
+        metadata = await write(sender, 1, nbytes)
+        reader.engine.meanwhile = announce_another
+        with pytest.raises(RelayReadError, match="not there"):
+            await read(reader, metadata)
+        info = metadata["relay_info"]
+        assert others.pop().start == info["segment"][0] + info["slots"][0] * info["segment"][1]
+    finally:
+        sender.close()
+        reader.close()
+
+
+async def test_a_small_payload_takes_one_transfer_and_a_large_one_two(pair: Any) -> None:
+    sender, reader = pair
+    for nbytes, transfers in ((NBYTES, 1), (2 * CHECKED_BYTES, 2)):
+        metadata, before = await write(sender, 1, nbytes), reader.engine.reads
+        assert set((await read(reader, metadata)).tolist()) == {1}
+        assert reader.engine.reads - before == transfers
+        await until(lambda: sender.usage()["relay_held_slots"] == 0)
+
+
+async def test_what_several_targets_get_is_checked_too(pair: Any) -> None:
+    sender, reader = pair
+    fan_out = FanOut(sender, np.full(NBYTES, 5, np.uint8))
+    written = [(await fan_out.write("k", target))[0] for target in ("a", "b")]
+    one, other = (metadata["relay_info"]["checksum"] for metadata in written)
+    assert one == other is not None
+    for metadata in written:
+        assert set((await read(reader, metadata)).tolist()) == {5}
 
 
 async def test_slots_that_went_back_are_no_payload_either(pair: Any) -> None:

@@ -73,13 +73,17 @@ class MooncakeRelay(OneSidedRelay):
         super().__init__("mooncake", engine_id, slot_size_mb, credits, timeout_s, keep_s)
 
     def _make_engine(self) -> MooncakeEngine:
-        return MooncakeEngine(*self._options, timeout_s=self._timeout)
+        return MooncakeEngine(*self._options, timeout_s=self._timeout, on_progress=self._look)
 
 
 class MooncakeEngine:
     """One Transfer Engine. See ``one_sided.Engine``."""
 
-    def __init__(self, host: str, protocol: str, rdma_devices: str, timeout_s: float) -> None:
+    has_threads = True
+
+    def __init__(
+        self, host: str, protocol: str, rdma_devices: str, timeout_s: float, on_progress: Callable[[], None]
+    ) -> None:
         os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
         progress = max(1, min(_PROGRESS_SECONDS, int(timeout_s)))
         os.environ.setdefault("MC_TCP_PROGRESS_TIMEOUT_SEC", str(progress))
@@ -94,6 +98,7 @@ class MooncakeEngine:
             if ":" in host
             else f"{host}:{self._engine.get_rpc_port()}"
         )
+        self._on_progress = on_progress
         self._registered: dict[int, int] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="mooncake")
 
@@ -137,7 +142,13 @@ class MooncakeEngine:
             self._api.TransferOpcode.Read,
             message,
         )
-        return MooncakeTransfer(session, self._threads.submit(_try_twice, read))
+        status = self._threads.submit(_try_twice, read)
+        status.add_done_callback(lambda _: self._on_progress())
+        return MooncakeTransfer(session, status)
+
+    def knows(self, source: Source) -> bool:
+        """See ``one_sided.Engine``. Another thread makes the connection."""
+        return True
 
     def _check_local(self, into: Slots, nbytes: int) -> None:
         """Over TCP the engine writes wherever it is told to."""

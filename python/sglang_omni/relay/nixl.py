@@ -91,6 +91,8 @@ class _Remote:
 class NixlEngine:
     """One NIXL agent. See ``renewal.Renewable``."""
 
+    has_threads = False
+
     def __init__(self, name: str, devices: str) -> None:
         api = _import_nixl()
         # The binding's errors have no class in common.
@@ -180,6 +182,13 @@ class NixlEngine:
             self._forget(name)
             raise RelayReadError(f"nixl cannot read from {name!r}: {error}") from error
         return NixlTransfer(self, name, handle, status)
+
+    def knows(self, source: Source) -> bool:
+        """See ``one_sided.Engine``."""
+        match source.peer:
+            case {"agent": str(name), "metadata": bytes(metadata)} if remote := self._remotes.get(name):
+                return remote.metadata == metadata
+        return False
 
     def status(self, agent: str, handle: Any) -> str:
         """How a transfer from ``agent`` stands: "PROC" or "DONE". Raises RelayReadError where it failed."""

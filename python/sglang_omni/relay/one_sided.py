@@ -2,11 +2,18 @@
 
 The sender packs a payload into slots of registered memory and announces where they are. The receiver
 reads them into slots of its own, hands out views of those, and tells the sender by a notification of
-the engine. After the payload it reads the slots' header once more: the one it was promised there says
-that nothing else was written meanwhile (see ``slots``).
+the engine. How it knows that what it has got is the payload and nothing else:
 
-A thread for each relay drives the engine, and only while a read is under way or a payload waits for its
-reader; otherwise it sleeps. A read that takes too long fails, and its destination is used for nothing
+- A payload of up to ``CHECKED_BYTES`` is announced with a checksum of header and payload, and takes one
+  transfer. It does not matter in which order the bytes were read, how often, or what was written meanwhile:
+  if they are those that were announced they are the payload, and if not the checksum differs.
+- Of a larger one the receiver reads the header once more, in a transfer that begins when the payload's has
+  ended: the header it was promised says that nothing else was written until then (see ``slots``). That
+  takes the sender's thread twice where the transport does, and less time than two checksums.
+
+A small read from a known peer is begun where it is asked for, and where the transport copies at once it
+ends there too. Besides, a thread for each relay drives the engine, and only while a read is under way or a
+payload waits for its reader; otherwise it sleeps. A read that takes too long fails, and its destination is used for nothing
 else until the engine says that the transfer is over: bytes may arrive long after anybody waits.
 """
 
@@ -21,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from sglang_omni.relay.base import Relay, RelayError, RelayReadError, credit_bytes
 from sglang_omni.relay.outbox import Got, Outbox, Put
 from sglang_omni.relay.pump import Pump
-from sglang_omni.relay.slots import SLOT_BYTES, MemoryRegistrar, SlotPool, Slots, slots_for
+from sglang_omni.relay.slots import CHECKED_BYTES, SLOT_BYTES, MemoryRegistrar, SlotPool, Slots, slots_for
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +48,7 @@ class Source(NamedTuple):
         slots: The first slot it takes, and how many.
         nbytes: Its size.
         generation: What the slots' header must say.
+        checksum: Of header and payload; None where the header is to be read once more instead.
         ticket: What the peer is told when it has been read.
     """
 
@@ -49,6 +57,7 @@ class Source(NamedTuple):
     slots: tuple[int, int]
     nbytes: int
     generation: int
+    checksum: int | None
     ticket: int
 
     @property
@@ -68,8 +77,14 @@ class Transfer(Protocol):
 class Engine(MemoryRegistrar, Protocol):
     """What reads a peer's memory.
 
-    ``register`` and ``address`` are called from any thread, the others from one.
+    ``register`` and ``address`` are called from any thread, the others never by two at once.
+
+    Attributes:
+        has_threads: It goes on with what it has begun, and serves peers, while nobody calls it.
     """
+
+    @property
+    def has_threads(self) -> bool: ...
 
     def address(self) -> dict[str, Any]:
         """How a peer reaches this engine and the memory registered so far; packs with ``proto.codec``.
@@ -85,6 +100,10 @@ class Engine(MemoryRegistrar, Protocol):
         Raises:
             RelayReadError: The peer cannot be reached or will not have it read.
         """
+        ...
+
+    def knows(self, source: Source) -> bool:
+        """Whether to begin a read takes no longer than its copy does: no connection is to be made."""
         ...
 
     def notifications(self) -> list[bytes]:
@@ -204,6 +223,7 @@ class OneSidedRelay(Relay):
             "slots": [slots.first, slots.count],
             "nbytes": nbytes,
             "generation": slots.generation,
+            "checksum": slots.checksum,
             "ticket": ticket.number,
             # What a reader with a destination of its own has to allocate.
             "transfer_info": {"size": nbytes, "req_id": key},
@@ -248,19 +268,33 @@ class OneSidedRelay(Relay):
             raise RelayReadError(f"{self.name}: {error}") from error
         # Where this is cancelled the pump still ends the read, and drops the slots after that.
         sender = " ".join(part for part in source.peer.values() if isinstance(part, str))
-        await asyncio.wrap_future(self._pump.run(self._steps(source, slots), self._timeout, sender))
+        read = self._pump.run(self._steps(source, slots), self._timeout, sender)
+        try:
+            if read.done():
+                read.result()
+            else:
+                await asyncio.wrap_future(read)
+        finally:
+            # Its error's traceback has this frame, which would keep the slots until somebody looks for cycles.
+            del read
         return slots
 
     def _steps(self, source: Source, slots: Slots) -> Generator[None, None, None]:
-        """The two reads. What runs them holds the destination until both are over."""
-        transfer = self._engine.read(source, slots, header_only=False, notify=b"")
+        """The read of a payload. What runs it holds the destination until it is over."""
+        # The first step is taken in the event loop, which is not to wait for a large copy or a connection.
+        if source.nbytes > CHECKED_BYTES or not self._engine.knows(source):
+            yield
+        taken = b"%d" % source.ticket
+        is_checked = source.checksum is not None
+        transfer = self._engine.read(source, slots, header_only=False, notify=taken if is_checked else b"")
         while not transfer.is_done():
             yield
-        slots.wipe()
-        transfer = self._engine.read(source, slots, header_only=True, notify=b"%d" % source.ticket)
-        while not transfer.is_done():
-            yield
-        if not slots.holds(source.generation, source.nbytes):
+        if not is_checked:
+            slots.wipe()
+            transfer = self._engine.read(source, slots, header_only=True, notify=taken)
+            while not transfer.is_done():
+                yield
+        if not slots.holds(source.generation, source.nbytes, source.checksum):
             raise RelayReadError(
                 f"{self.name}: the payload of {source.nbytes} bytes that was announced is not there (any "
                 "more): its sender has taken it back, given it up or announced something else"
@@ -275,6 +309,7 @@ class OneSidedRelay(Relay):
                 "slots": [int(first), int(count)],
                 "nbytes": int(nbytes),
                 "generation": int(generation),
+                "checksum": int() | None as checksum,
                 "ticket": int(ticket),
             }:
                 pass
@@ -283,18 +318,26 @@ class OneSidedRelay(Relay):
         numbers = (address, slots, first, count, nbytes, generation, ticket)
         if min(numbers) < 0 or max(*numbers, address + slots * SLOT_BYTES) >= 1 << 63:
             raise RelayReadError(f"not the metadata of a {self.kind} put: a number is out of range")
+        if checksum is not None and not 0 <= checksum < 1 << 64:
+            raise RelayReadError(f"not the metadata of a {self.kind} put: its checksum is out of range")
         if slot_bytes != SLOT_BYTES or count != slots_for(nbytes) or first + count > slots:
             raise RelayReadError(
                 f"not the metadata of a {self.kind} put: {nbytes} bytes do not lie in slots {first} to "
                 f"{first + count} of {slots} of {slot_bytes} bytes"
             )
-        return Source(peer, (address, slot_bytes, slots), (first, count), nbytes, generation, ticket)
+        return Source(
+            peer, (address, slot_bytes, slots), (first, count), nbytes, generation, checksum, ticket
+        )
 
     # --- ends ------------------------------------------------------------------------------------
 
     def cleanup(self, request_id: str) -> None:
         """Take back what is under way for a request. Whoever is reading it gets an error."""
         self._outbox.revoke(request_id)
+
+    def _look(self) -> None:
+        """A transfer of the engine has come to an end."""
+        self._pump.nudge()
 
     def _give_up(self, slots: Slots) -> None:
         # Whoever comes to read it now must be served to hear that it is gone, and must not find unmapped

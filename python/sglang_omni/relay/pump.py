@@ -24,6 +24,8 @@ _QUIET_PART = 1 / 8
 _LONGEST_PAUSE = 1e-3
 # Below this a pause is only a chance for other threads.
 _SHORTEST_PAUSE = 50e-6
+# Of an engine with threads of its own: looking at it more often only takes their processor from them.
+_THREADS_PAUSE = 250e-6
 # How often a transfer is looked at that nobody waits for any more.
 _QUARANTINE_PAUSE = 0.1
 _JOIN_SECONDS = 10.0
@@ -33,8 +35,10 @@ Steps = Generator[None, None, None]
 
 
 class Engine(Protocol):
-    """The part of an engine that only the pump's thread uses."""
+    """The part of an engine that only the pump uses."""
 
+    @property
+    def has_threads(self) -> bool: ...
     def notifications(self) -> list[bytes]: ...
     def close(self) -> None: ...
 
@@ -59,6 +63,8 @@ class Pump:
         self._name = name
         self._engine = engine
         self._outbox = outbox
+        # Held by whoever is in the engine: the thread, or who begins a read.
+        self._driving = threading.Lock()
         self._inbox: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
         self._reads: list[_Read] = []
         # Reads that failed by time or that nobody waits for, and that may still write to their destination.
@@ -76,7 +82,7 @@ class Pump:
         return len(self._abandoned)
 
     def run(self, steps: Steps, timeout: float, sender: str) -> Future[None]:
-        """Run a read to its end, at once and beside others.
+        """Run a read to its end, at once and beside others. Its first step is taken here where it can be.
 
         The future fails as the read does, or with RelayTimeout. Cancelled or too late, the read is still
         run to its end, however long that takes.
@@ -86,9 +92,20 @@ class Pump:
             f"{self._name}: {sender} is stopped or far too slow: what it announced was not read within "
             f"{timeout:g} s"
         )
-        self._inbox.put(_Read(steps, future, time.monotonic() + timeout, late))
-        self.wake()
+        read = _Read(steps, future, time.monotonic() + timeout, late)
+        if not self._begin(read):
+            self._inbox.put(read)
+            self.wake()
         return future
+
+    def _begin(self, read: _Read) -> bool:
+        """Take the first step here, unless somebody is in the engine; whether the read is over."""
+        if not self._driving.acquire(blocking=False):
+            return False
+        try:
+            return not self.is_closed and _advance(read)
+        finally:
+            self._driving.release()
 
     def wake(self) -> None:
         """There is something to wait for."""
@@ -116,7 +133,8 @@ class Pump:
             thread = self._thread
         atexit.unregister(self.close)
         if thread is None:
-            self._engine.close()
+            with self._driving:
+                self._engine.close()
             return
         self.nudge()
         thread.join(_JOIN_SECONDS)
@@ -138,8 +156,9 @@ class Pump:
         active = time.monotonic()
         while not self.is_closed:
             events = self._take_in(time.monotonic() - active)
-            events += self._step()
-            events += self._hear()
+            with self._driving:
+                events += self._step()
+                events += self._hear()
             events += self._outbox.expire()
             if events:
                 active = time.monotonic()
@@ -150,7 +169,8 @@ class Pump:
 
     def _take_in(self, quiet: float) -> int:
         """Wait for work for as long as there is nothing better to do; how much came."""
-        pause: float | None = min(quiet * _QUIET_PART, _LONGEST_PAUSE)
+        least = _THREADS_PAUSE if self._engine.has_threads else 0.0
+        pause: float | None = min(max(least, quiet * _QUIET_PART), _LONGEST_PAUSE)
         if not self._reads and not self._outbox and not self._kept:
             pause = _QUARANTINE_PAUSE if self._abandoned else None
         try:
@@ -192,7 +212,8 @@ class Pump:
 
     def _end(self) -> None:
         # First the engine: until it is closed it may write to what the reads hold.
-        self._engine.close()
+        with self._driving:
+            self._engine.close()
         self._abandoned = []
         self._kept.clear()
         while True:

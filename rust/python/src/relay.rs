@@ -309,6 +309,17 @@ impl SharedExtents {
     }
 }
 
+/// Of `nbytes` bytes at an address.
+#[pyfunction]
+fn checksum(py: Python<'_>, address: usize, nbytes: usize) -> u64 {
+    // SAFETY: the Python side owns that memory, and nothing writes to it now.
+    py.detach(|| {
+        sglang_omni_relay::checksum(unsafe {
+            std::slice::from_raw_parts(address as *const u8, nbytes)
+        })
+    })
+}
+
 /// Holds an extent for as long as anything views it through the buffer protocol.
 #[pyclass(frozen, name = "ShmLease", module = "sglang_omni._core")]
 struct ShmLease {
@@ -426,6 +437,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ShmMapping>()?;
     module.add_class::<CreditLedger>()?;
     module.add_class::<SharedExtents>()?;
+    module.add_function(wrap_pyfunction!(checksum, module)?)?;
     module.add("ArenaFull", module.py().get_type::<ArenaFull>())?;
     module.add("LeaseError", module.py().get_type::<LeaseError>())?;
     Ok(())

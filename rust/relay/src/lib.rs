@@ -13,6 +13,7 @@ mod arena;
 #[cfg(all(test, not(feature = "loom")))]
 mod arena_tests;
 mod bitmap;
+mod checksum;
 mod control;
 mod extents;
 mod ledger;
@@ -29,6 +30,7 @@ mod server;
 mod ticket;
 
 pub use arena::{AllocateError, Arena, Full, Grant, Held, Place, Waiting};
+pub use checksum::checksum;
 pub use extents::{Extent, Extents};
 pub use ledger::{Edge, Ledger};
 pub use mapping::Mapping;
