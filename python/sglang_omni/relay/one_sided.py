@@ -13,8 +13,9 @@ the engine. How it knows that what it has got is the payload and nothing else:
 
 A small read from a known peer is begun where it is asked for, and where the transport copies at once it
 ends there too. Besides, a thread for each relay drives the engine, and only while a read is under way or a
-payload waits for its reader; otherwise it sleeps. A read that takes too long fails, and its destination is used for nothing
-else until the engine says that the transfer is over: bytes may arrive long after anybody waits.
+payload waits for its reader; otherwise it sleeps. A read that takes too long fails, and its destination is
+used for nothing else until the engine says that the transfer is over: bytes may arrive long after anybody
+waits.
 """
 
 from __future__ import annotations
@@ -275,7 +276,7 @@ class OneSidedRelay(Relay):
             else:
                 await asyncio.wrap_future(read)
         finally:
-            # Its error's traceback has this frame, which would keep the slots until somebody looks for cycles.
+            # The traceback of its error has this frame: with it, the slots would live on in a cycle.
             del read
         return slots
 

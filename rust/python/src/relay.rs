@@ -312,12 +312,9 @@ impl SharedExtents {
 /// Of `nbytes` bytes at an address.
 #[pyfunction]
 fn checksum(py: Python<'_>, address: usize, nbytes: usize) -> u64 {
-    // SAFETY: the Python side owns that memory, and nothing writes to it now.
-    py.detach(|| {
-        sglang_omni_relay::checksum(unsafe {
-            std::slice::from_raw_parts(address as *const u8, nbytes)
-        })
-    })
+    // SAFETY: the Python side owns that memory, and lets nothing write to it now.
+    let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, nbytes) };
+    py.detach(|| sglang_omni_relay::checksum(bytes))
 }
 
 /// Holds an extent for as long as anything views it through the buffer protocol.
