@@ -10,12 +10,15 @@ import pytest
 
 from sglang_omni.relay import RelayError, RelayReadError
 from sglang_omni.relay.listeners import listeners, occupy
+from sglang_omni.relay.one_sided import Source
 from sglang_omni.relay.renewal import RenewedEngine
 from sglang_omni.relay.slots import Segment
 
 
 class _Engine:
     """Listens, and hears what a test tells it."""
+
+    has_threads = False
 
     def __init__(self) -> None:
         self.socket = socket.create_server(("127.0.0.1", 0))
@@ -36,6 +39,9 @@ class _Engine:
 
     def read(self, *arguments: Any, **more: Any) -> Any:
         return self
+
+    def knows(self, source: Source) -> bool:
+        return True
 
     def notifications(self) -> list[bytes]:
         heard, self.heard = self.heard, []
@@ -98,7 +104,10 @@ def test_the_one_before_ends_when_it_is_known_to_nobody_and_reads_no_more(made: 
 
 def test_where_there_can_be_no_other_puts_and_reads_fail_and_the_next_try_again(made: _Made) -> None:
     engine = RenewedEngine("the relay", made, served_s=60)
+    source = Source({}, (0, 0, 0), (0, 0), 0, 0, None, 0)
+    assert engine.knows(source)
     made[0].socket.close()
+    assert not engine.knows(source)  # The read makes another engine, which takes its time.
     made.out_of_files = True
     with pytest.raises(RelayError, match=r"the relay can be reached by nobody.*no more files"):
         engine.address()

@@ -84,6 +84,11 @@ class RenewedEngine:
         self._present = _Term(make)
         self._former: list[_Term] = []
 
+    @property
+    def has_threads(self) -> bool:
+        """See ``one_sided.Engine``."""
+        return self._present.engine.has_threads
+
     def register(self, segment: Segment) -> None:
         """See ``slots.MemoryRegistrar``."""
         with self._changing:
@@ -110,6 +115,10 @@ class RenewedEngine:
         except RelayError as error:
             raise RelayReadError(str(error)) from error
         return engine.read(source, into, header_only=header_only, notify=notify)
+
+    def knows(self, source: Source) -> bool:
+        """See ``one_sided.Engine``."""
+        return not self._present.lost() and self._present.engine.knows(source)
 
     def notifications(self) -> list[bytes]:
         """See ``one_sided.Engine``."""
