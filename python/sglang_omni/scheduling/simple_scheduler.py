@@ -74,7 +74,8 @@ class SimpleScheduler:
         self._stopped = threading.Event()
         # Guards what `abort` shares with the working threads.
         self._lock = threading.Lock()
-        self._running = 0
+        # By working thread, which alone writes its own.
+        self._running: dict[int, int] = {}
         self._aborted = RecentIds()
         self._awaiting: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = {}
 
@@ -105,20 +106,21 @@ class SimpleScheduler:
 
     def stats(self) -> dict[str, int]:
         """How many requests run, and how many wait."""
-        return {"num_running_reqs": self._running, "num_queue_reqs": self.inbox.qsize()}
+        return {"num_running_reqs": sum(list(self._running.values())), "num_queue_reqs": self.inbox.qsize()}
 
     def _work(self) -> None:
         """One thread's loop: take a batch, compute it, hand the results on."""
+        thread = threading.get_ident()
         with asyncio.Runner() as runner:
             left_over: IncomingMessage | None = None
             while not self._stopped.is_set():
                 batch, left_over = self._next_batch(left_over or self.inbox.get())
-                self._count(len(batch))
+                self._running[thread] = len(batch)
                 if len(batch) == 1:
                     self._run_one(batch[0], runner)
                 elif batch:
                     self._run_batch(batch, runner)
-                self._count(-len(batch))
+                self._running[thread] = 0
                 del batch  # Or an idle stage would hold on to the memory of its last payload.
 
     def _next_batch(self, first: IncomingMessage) -> tuple[list[IncomingMessage], IncomingMessage | None]:
@@ -218,10 +220,6 @@ class SimpleScheduler:
     def _fail(self, request_id: str, error: BaseException) -> None:
         if not self._is_aborted(request_id):
             self.outbox.put(OutgoingMessage(request_id, "error", error))
-
-    def _count(self, more: int) -> None:
-        with self._lock:
-            self._running += more
 
     def _is_aborted(self, request_id: str) -> bool:
         with self._lock:
