@@ -15,13 +15,15 @@ from waiting import until
 from sglang_omni.pipeline import relay_io
 from sglang_omni.relay import RelayError, RelayReadError, nccl_links
 
+# Nothing may end by a deadline here. A thread that was left behind takes as long.
+MEETING = 30.0
+
 
 @pytest.fixture
-def relay(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def relay(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     require("nccl")
-    # Nothing may end by a deadline here.
-    monkeypatch.setattr(nccl_links, "_MEET_SECONDS", PATIENCE)
-    relay = make_relay("nccl", "here", timeout_s=PATIENCE)
+    monkeypatch.setattr(nccl_links, "_MEET_SECONDS", MEETING)
+    relay = make_relay("nccl", request.node.name, timeout_s=PATIENCE)
     yield relay
     relay.close()
 
@@ -54,7 +56,7 @@ async def test_a_sender_killed_while_a_pair_is_made_keeps_nobody_waiting(
     peer.kill()
     # Not by a deadline: that would be a RelayTimeout, and none is in reach.
     with pytest.raises(RelayReadError):
-        await asyncio.wait_for(lost, PATIENCE / 2)
+        await asyncio.wait_for(lost, MEETING / 2)
 
 
 async def test_closing_does_not_wait_for_a_pair_that_is_being_made(relay: Any, peer: Peer) -> None:
@@ -66,7 +68,7 @@ async def test_closing_does_not_wait_for_a_pair_that_is_being_made(relay: Any, p
         await lost
     # Its threads have ended as well: none is left for the end of the process to wait for.
     gone = until(lambda: not any(thread.name.startswith(relay.name) for thread in nccl_links._threads))
-    await asyncio.wait_for(gone, PATIENCE / 2)
+    await asyncio.wait_for(gone, MEETING / 2)
 
 
 async def test_a_sender_that_is_out_of_files_makes_no_pair_and_goes_on(relay: Any, other: Peer) -> None:
