@@ -53,12 +53,9 @@ lint: build
 test-rust:
 	cargo test --workspace --locked --quiet
 
-# Most tests wait for processes of their own, so two at a time leave two cores with work to do. A file's tests share
-# what is slow to start and stay together; the files are taken in order, slow ones first. 0: one test after another.
-TEST_PROCESSES ?= 2
 .PHONY: test-python
 test-python: build system-packages
-	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest
 
 # What mooncake's engine links to, and `ip`, with which tests make hosts of network namespaces. Recommended packages
 # are left out: they are drivers for RDMA, and one of them makes NIXL crash when a process exits.

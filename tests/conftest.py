@@ -17,13 +17,6 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Shorten ``tmp_path`` where several processes run tests: ``pytest-7/0``, not ``pytest-7/popen-gw0``.
-    Most of the 107 bytes that a Unix socket's path may have are its folder's."""
-    if worker := getattr(config, "workerinput", None):
-        config.option.basetemp = Path(config.option.basetemp).with_name(worker["workerid"].removeprefix("gw"))
-
-
 @pytest.fixture
 def short_path() -> Iterator[Path]:
     """A folder like ``tmp_path``, whose own path leaves room for what is in it: a Unix socket's may have 107
