@@ -54,13 +54,6 @@ def occupy(lost: Iterable[Listener]) -> None:
         os.close(spare)
 
 
-def require_files(count: int) -> None:
-    """Raise OSError where this process may not open so many files more."""
-    with contextlib.ExitStack() as spares:
-        for _ in range(count):
-            spares.enter_context(open(os.devnull))
-
-
 def _is_listening(fd: int) -> bool:
     probe = socket.socket(fileno=fd)
     try:

@@ -73,16 +73,20 @@ class MooncakeRelay(OneSidedRelay):
         super().__init__("mooncake", engine_id, slot_size_mb, credits, timeout_s, keep_s)
 
     def _make_engine(self) -> MooncakeEngine:
-        return MooncakeEngine(*self._options, timeout_s=self._timeout, on_progress=self._look)
+        # The pump is there once the engine is.
+        return MooncakeEngine(*self._options, timeout_s=self._timeout, on_read=lambda: self._pump.nudge())
 
 
 class MooncakeEngine:
-    """One Transfer Engine. See ``one_sided.Engine``."""
+    """One Transfer Engine. See ``one_sided.Engine``.
+
+    ``on_read`` is called in a thread of its own when a read has come to its end.
+    """
 
     has_threads = True
 
     def __init__(
-        self, host: str, protocol: str, rdma_devices: str, timeout_s: float, on_progress: Callable[[], None]
+        self, host: str, protocol: str, rdma_devices: str, timeout_s: float, on_read: Callable[[], None]
     ) -> None:
         os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
         progress = max(1, min(_PROGRESS_SECONDS, int(timeout_s)))
@@ -98,7 +102,7 @@ class MooncakeEngine:
             if ":" in host
             else f"{host}:{self._engine.get_rpc_port()}"
         )
-        self._on_progress = on_progress
+        self._on_read = on_read
         self._registered: dict[int, int] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="mooncake")
 
@@ -143,7 +147,7 @@ class MooncakeEngine:
             message,
         )
         status = self._threads.submit(_try_twice, read)
-        status.add_done_callback(lambda _: self._on_progress())
+        status.add_done_callback(lambda _: self._on_read())
         return MooncakeTransfer(session, status)
 
     def knows(self, source: Source) -> bool:

@@ -6,7 +6,6 @@ known to ``torch.distributed``'s own registry: a process can have its world besi
 
 from __future__ import annotations
 
-import os
 import time
 from datetime import timedelta
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from sglang_omni.relay.settings import setting
+from sglang_omni.relay.spare_files import require_spare_files
 
 SENDER, RECEIVER = 0, 1
 
@@ -59,7 +59,7 @@ class PairGroup:
         self.device = torch.device(device or "cpu")
         self._store = store
         if device is None:
-            _require_files()
+            require_spare_files(_FILES)
             options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
             options._timeout = timedelta(seconds=timeout)
@@ -109,16 +109,6 @@ class PairGroup:
         """Tear the group down, whatever is under way."""
         self._group.abort()
         del self._group
-
-
-def _require_files() -> None:
-    """Fail while that is all that happens: gloo ends the process when it has no file for a connection."""
-    spare: list[int] = []
-    try:
-        spare.extend(os.eventfd(0, os.EFD_CLOEXEC) for _ in range(_FILES))
-    finally:
-        for descriptor in spare:
-            os.close(descriptor)
 
 
 def _nccl_group(store: dist.Store, rank: int, device: torch.device, timeout: float) -> Any:

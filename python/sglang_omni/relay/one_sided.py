@@ -336,10 +336,6 @@ class OneSidedRelay(Relay):
         """Take back what is under way for a request. Whoever is reading it gets an error."""
         self._outbox.revoke(request_id)
 
-    def _look(self) -> None:
-        """A transfer of the engine has come to an end."""
-        self._pump.nudge()
-
     def _give_up(self, slots: Slots) -> None:
         # Whoever comes to read it now must be served to hear that it is gone, and must not find unmapped
         # memory, which would take his connection down.

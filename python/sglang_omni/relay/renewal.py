@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from sglang_omni.relay.base import RelayError, RelayReadError
-from sglang_omni.relay.listeners import Listener, listeners, occupy, require_files
+from sglang_omni.relay.listeners import Listener, listeners, occupy
 from sglang_omni.relay.one_sided import Engine, Source, Transfer
 from sglang_omni.relay.slots import Segment, Slots
+from sglang_omni.relay.spare_files import require_spare_files
 
 logger = logging.getLogger(__name__)
 
-# UCX takes about ten to begin with, and where it gets only some of them it ends the process.
+# More than a UCX engine begins with, which is about ten.
 _FILES = 64
 
 
@@ -147,7 +148,7 @@ class RenewedEngine:
         try:
             # UCX goes on to take what has the number for its own.
             occupy(lost)
-            require_files(_FILES)
+            require_spare_files(_FILES)
             term = _Term(self._make, self._present.segments.values())
         except (RelayError, OSError, MemoryError) as error:
             raise RelayError(
