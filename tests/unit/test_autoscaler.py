@@ -172,18 +172,3 @@ async def test_where_no_process_can_be_started_nobody_waits_for_one() -> None:
         await pipeline.until_limit(None)
     finally:
         run.cancel()
-
-
-async def test_what_is_on_its_way_to_a_replica_is_waited_for() -> None:
-    pipeline = Pipeline()
-
-    def look(*, waiting: int) -> int | None:
-        pipeline.has("speak@r0", running=1, waiting=waiting)
-        pipeline.scaler._limit()
-        return pipeline.assignments._group_of["speak"].limit
-
-    for _ in range(5):
-        pipeline.assignments.assign()
-    # All that it had is answered at once, and as many come, which it does not tell of at once.
-    looks = [look(waiting=waiting) for waiting in (4, 0, 0, 4, 0, 0, 0, 0)]
-    assert looks == [5, 5, 5, 5, 5, 5, 10, 10]

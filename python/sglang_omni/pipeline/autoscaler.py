@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Sequence
 
 from sglang_omni.config.schema import AutoscalingConfig
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.scaling import ScalingPolicy
+from sglang_omni.pipeline.scaling import IntakePolicy, ScalingPolicy
 from sglang_omni.pipeline.stage_workers import WorkerSpec
 from sglang_omni.pipeline.worker_slot import WorkerSlot
 
@@ -19,9 +18,6 @@ logger = logging.getLogger(__name__)
 _LOOK_S = 0.1
 # Until a replica that could not be started is tried again.
 _RETRY_S = 5.0
-# Looks in a row at replicas that could begin with more before they get more: what they got last may be on its
-# way, and they tell of it a little later.
-_SURE_LOOKS = 3
 
 
 class Autoscaler:
@@ -30,12 +26,7 @@ class Autoscaler:
     A replica that is added takes requests once its stages are up. One that is taken away gets no more of
     them, and leaves when the last that it has is answered; until then it may be called back.
 
-    A request stays with its replica, so one that no replica can begin with is better kept until another is
-    up. How many a replica can begin with, which may batch them or run them side by side, and whether requests
-    are on their way to it or held up before it, shows in nothing but what waits in it. So while more replicas
-    can come, those there are may have as many requests as they have, and twice as many as long as one of them
-    has no more waiting than it has been seen to run at once. That keeps them busy: nothing is lost should no
-    other replica come.
+    While others may come, those that are up get no more requests than ``IntakePolicy`` allows.
 
     Args:
         config: How many there may be, and when.
@@ -62,12 +53,11 @@ class Autoscaler:
         self._stage = replicas[0][0].stages[0].stage_name
         self._name = ", ".join(repr(stage.stage_name) for stage in replicas[0][0].stages)
         self._instances = [name for ranks in replicas for name in ranks[0].stage_names]
-        self._target = config.target_ongoing_requests
-        self._most: int | None = None
-        self._num_up = 0
-        self._peaks: dict[str, float] = {}
-        self._slack_looks = 0
+        self._config = config
         self._policy = ScalingPolicy(config)
+        self._intake: IntakePolicy | None = None
+        # By instance, the most requests that it has been seen to run at once.
+        self._peaks: dict[str, float] = {}
         self._coordinator = coordinator
         self._assignments = coordinator.assignments
         self._workers = workers
@@ -96,27 +86,31 @@ class Autoscaler:
 
     def _limit(self) -> None:
         """Keep requests for replicas to come, where there may be any."""
-        up = [w for w in self._workers.values() if self._is_up(w) and not w.is_leaving]
+        up = [worker for worker in self._workers.values() if self._is_up(worker) and not worker.is_leaving]
         given_up = sum(worker.is_given_up for worker in self._workers.values())
         if not 0 < len(up) < len(self._replicas) - given_up:
-            self._most = None
-        else:
-            having = max(self._assignments.requests(self._stage), math.ceil(self._target * len(up)))
-            if all(any(map(self._is_crowded, w.stage_names)) for w in up):
-                self._most, self._slack_looks = having, 0
-            else:
-                self._slack_looks += 1
-                if self._most is None or len(up) != self._num_up or self._slack_looks % _SURE_LOOKS == 0:
-                    self._most = 2 * having
-        self._num_up = len(up)
-        self._assignments.limit(self._stage, self._most, self._answers)
+            self._intake = None
+            self._assignments.limit(self._stage, None, self._answers)
+            return
+        if self._intake is None:
+            self._intake = IntakePolicy(self._config.target_ongoing_requests)
+        full = self._full_instances()
+        most = self._intake.observe(
+            len(up),
+            self._assignments.requests(self._stage),
+            # One stage that can begin with no more is enough: the others pass on to it, or get from it.
+            are_full=all(not full.isdisjoint(worker.stage_names) for worker in up),
+        )
+        self._assignments.limit(self._stage, most, self._answers)
 
-    def _is_crowded(self, instance: str) -> bool:
-        """Whether more requests wait in it than it has been seen to run at once."""
-        numbers = self._coordinator.stage_stats().get(instance, {})
-        peak = max(self._peaks.get(instance, 0), numbers.get("num_running_reqs", 0))
-        self._peaks[instance] = peak
-        return numbers.get("num_queue_reqs", 0) > peak
+    def _full_instances(self) -> set[str]:
+        """Those in which more requests wait than they have been seen to run at once."""
+        full = set()
+        for name, numbers in self._coordinator.stage_stats().items():
+            peak = self._peaks[name] = max(self._peaks.get(name, 0), numbers.get("num_running_reqs", 0))
+            if numbers.get("num_queue_reqs", 0) > peak:
+                full.add(name)
+        return full
 
     def _approach(self, wanted: int) -> None:
         """Call back, add or retire as many as that takes."""

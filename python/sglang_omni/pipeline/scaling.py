@@ -1,6 +1,6 @@
-"""How many replicas a load calls for.
+"""How many replicas a load calls for, and how many requests they get while others may come.
 
-The rules and the names of its settings are those of Ray Serve's autoscaling
+The rules of the former and the names of its settings are those of Ray Serve's autoscaling
 (https://docs.ray.io/en/latest/serve/autoscaling-guide.html).
 """
 
@@ -10,6 +10,10 @@ import math
 from dataclasses import dataclass
 
 from sglang_omni.config.schema import AutoscalingConfig
+
+# Observations in a row of replicas that could begin with more before they get more: what they got last may be
+# on its way, and they tell of it a little later.
+_SURE_OBSERVATIONS = 3
 
 
 @dataclass
@@ -66,3 +70,40 @@ class ScalingPolicy:
         config = self._config
         wanted = math.ceil(ongoing / config.target_ongoing_requests)
         return min(max(wanted, config.min_replicas), config.max_replicas)
+
+
+class IntakePolicy:
+    """How many requests the replicas that are up may have, while others may come.
+
+    A request stays with its replica, so one that no replica can begin with is better kept until another is
+    up. How many a replica can begin with, which may batch them or run them side by side, and whether requests
+    are on their way to it or held up before it, shows in nothing but what waits in it. So they may have as
+    many as they have, and twice as many as long as one of them could begin with more. That keeps them busy:
+    nothing is lost should no other replica come.
+
+    Args:
+        target: Requests for each replica. They may have as many at the least.
+    """
+
+    def __init__(self, target: float) -> None:
+        self._target = target
+        self._replicas = 0
+        self._slack = 0
+        self._limit = 0
+
+    def observe(self, replicas: int, requests: int, *, are_full: bool) -> int:
+        """How many requests they may have together.
+
+        Args:
+            replicas: How many take requests.
+            requests: How many those have, running and waiting.
+            are_full: Whether none of them could begin with more.
+        """
+        least = max(requests, math.ceil(self._target * replicas))
+        self._slack = 0 if are_full else self._slack + 1
+        if are_full:
+            self._limit = least
+        elif replicas != self._replicas or self._slack % _SURE_OBSERVATIONS == 0:
+            self._limit = 2 * least
+        self._replicas = replicas
+        return self._limit
