@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from sglang_omni.pipeline.assignment import Assignments
+from sglang_omni.proto import Unavailable
 
 
 def with_replicas(**stages: int) -> Assignments:
@@ -117,8 +118,8 @@ async def test_the_wait_has_an_end() -> None:
     assignments = with_replicas(a=1)
     assignments.mark_down(["a@r0"], "killed")
     loop = asyncio.get_running_loop()
-    await assignments.wait_until_served(0.01, loop.create_future())
-    assert assignments.unserved()
+    with pytest.raises(Unavailable, match=r"^stage 'a@r0' still down after 0\.01 s: killed$"):
+        await assignments.wait_until_served(0.01, loop.create_future())
     given_up = loop.create_future()
     given_up.set_result(None)
     await asyncio.wait_for(assignments.wait_until_served(3600, given_up), 60)

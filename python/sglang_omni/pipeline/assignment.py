@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_omni.config.instances import replica_of, stage_of
-from sglang_omni.proto import Replicas
+from sglang_omni.proto import Replicas, Unavailable
 
 
 @dataclass(slots=True, eq=False)
@@ -181,10 +181,13 @@ class Assignments:
         return {name: reason for name, reason in self.down.items() if not self._has_substitute(name)}
 
     async def wait_until_served(self, timeout: float, unless: asyncio.Future[Any]) -> None:
-        """Returns when every stage can take a new request, ``unless`` is done, or the time is over.
+        """Returns when every stage can take a new request, or ``unless`` is done.
 
         Args:
             timeout: Seconds.
+
+        Raises:
+            Unavailable: Some stage could not in that time; the text names it and why it is down.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -192,6 +195,11 @@ class Assignments:
             if self._waited_for is None:
                 self._waited_for = loop.create_future()
             await asyncio.wait({self._waited_for, unless}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if (unserved := self.unserved()) and not unless.done():
+            reason = next(iter(unserved.values()))
+            raise Unavailable(
+                f"stage {', '.join(map(repr, unserved))} still down after {timeout:g} s: {reason}"
+            )
 
     def assign(self) -> Replicas:
         """For a new request, by stage, the replica that serves it; None where no stage is replicated."""

@@ -26,7 +26,6 @@ from sglang_omni.proto import (
     ProfilerStartMessage,
     ProfilerStopMessage,
     ProgressMessage,
-    RequestError,
     RequestState,
     ShutdownMessage,
     StagePayload,
@@ -318,7 +317,10 @@ class Coordinator:
         if self.assignments.must_wait(tracked.terminals):
             await self.assignments.wait_for_room(tracked.terminals, tracked.outcome)
         if self.assignments.down:
-            await self._wait_until_served(tracked)
+            try:
+                await self.assignments.wait_until_served(self.stage_down_timeout, tracked.outcome)
+            except Unavailable as exc:
+                self._end(tracked, RequestState.FAILED, error=exc)
         if tracked.outcome.done():
             return
         if not isinstance(request, OmniRequest):
@@ -331,15 +333,6 @@ class Coordinator:
         self._counters.add(tracked.wire_id, entry, 1)
         tracked.state = RequestState.RUNNING
         await self.stages.send(entry, SubmitMessage(tracked.wire_id, payload, replicas))
-
-    async def _wait_until_served(self, tracked: TrackedRequest) -> None:
-        await self.assignments.wait_until_served(self.stage_down_timeout, tracked.outcome)
-        unserved = self.assignments.unserved()
-        if unserved and not tracked.outcome.done():
-            stages = ", ".join(repr(name) for name in unserved)
-            reason = next(iter(unserved.values()))
-            message = f"stage {stages} still down after {self.stage_down_timeout:g} s: {reason}"
-            self._end(tracked, RequestState.FAILED, error=Unavailable(message))
 
     def _leave(self, tracked: TrackedRequest) -> None:
         """The caller is gone; what it left unfinished is aborted."""
@@ -453,7 +446,7 @@ class Coordinator:
         if tracked is None:
             return
         if not message.success:
-            self._end(tracked, RequestState.FAILED, error=_error_of(message))
+            self._end(tracked, RequestState.FAILED, error=message.exception())
             return
         stage = stage_of(message.from_stage)
         if tracked.terminals and stage not in tracked.terminals:
@@ -500,9 +493,3 @@ class Coordinator:
                 if wire_id in self._settling and self._counters.is_settled(wire_id):
                     del self._settling[wire_id]
                     self._counters.forget(wire_id)
-
-
-def _error_of(message: CompleteMessage) -> Exception:
-    if message.error_info is not None and "message" in message.error_info:
-        return RequestError.from_dict(message.error_info)
-    return RuntimeError(f"stage {message.from_stage!r}: {message.error or 'unknown error'}")

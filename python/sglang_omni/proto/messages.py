@@ -230,6 +230,12 @@ class CompleteMessage(_Message):
             RequestError.from_dict(message.error_info)  # refuses what cannot be raised again
         return message
 
+    def exception(self) -> Exception:
+        """What the request's caller gets of a failure."""
+        if self.error_info is not None:
+            return RequestError.from_dict(self.error_info)
+        return RuntimeError(f"stage {self.from_stage!r}: {self.error or 'unknown error'}")
+
 
 @_message
 class StreamMessage(_Message):
