@@ -196,11 +196,7 @@ async def _end(
     ``drain_timeout``, the replicas leave, and what they still have to say reaches clients through it."""
     if router.is_running:
         router.send_signal(signal.SIGTERM)
-        gone = asyncio.ensure_future(router.gone())
-        hurried = asyncio.ensure_future(signals.at_once.wait())
-        await asyncio.wait({gone, hurried}, timeout=drain_timeout, return_when=asyncio.FIRST_COMPLETED)
-        for waiting in (gone, hurried):
-            waiting.cancel()
+        await signals.give_time(router.gone(), drain_timeout)
     for replica in replicas:
         # One that is still importing has no request, nor a way to take SIGINT in silence.
         replica.send_signal(signal.SIGINT if replica.is_up else signal.SIGTERM)

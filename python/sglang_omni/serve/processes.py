@@ -9,6 +9,8 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Coroutine
+from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
@@ -40,8 +42,8 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received = asyncio.Event()
-        self._number = signal.SIGTERM
         self.at_once = asyncio.Event()
+        self._number = signal.SIGTERM
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -53,6 +55,14 @@ class StopSignals:
         if number == signal.SIGINT or self.received.is_set():
             self.at_once.set()
         self.received.set()
+
+    async def give_time(self, ending: Coroutine[Any, Any, None], seconds: float) -> None:
+        """Wait until it has ended, for so long at the most, and not where nothing is to be waited for."""
+        ended = asyncio.ensure_future(ending)
+        hurried = asyncio.ensure_future(self.at_once.wait())
+        await asyncio.wait({ended, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for waiting in (ended, hurried):
+            waiting.cancel()
 
     def status_unserved(self) -> int:
         """The exit status where nothing was served before: 130 for Ctrl-C, as shells have it."""

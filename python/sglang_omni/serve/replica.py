@@ -144,14 +144,10 @@ async def _serve(
 
 async def _drain(runner: MultiProcessPipelineRunner, signals: StopSignals, timeout: float) -> None:
     """Have what runs end, as long as nobody is in a hurry. New requests are told that it is over here."""
-    drained = asyncio.ensure_future(runner.coordinator.drain(_REASON))
-    hurried = asyncio.ensure_future(signals.at_once.wait())
     running = runner.coordinator.health()["total_requests"]
     if running and not signals.at_once.is_set():
         logger.info("Shutting down: %d requests have %g s to end (--drain-timeout)", running, timeout)
-    await asyncio.wait({drained, hurried}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-    for waiting in (drained, hurried):
-        waiting.cancel()
+    await signals.give_time(runner.coordinator.drain(_REASON), timeout)
 
 
 def _info(runner: MultiProcessPipelineRunner) -> dict[str, Any]:
