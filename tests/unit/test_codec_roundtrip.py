@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import enum
 import gc
@@ -242,6 +243,32 @@ def test_views_hold_their_payload_and_it_holds_still() -> None:
     gc.collect()
     assert sys.getrefcount(payload) < counted
     payload.append(0)
+
+
+class Slots:
+    """What a relay's memory belongs to; says in which thread it is gone."""
+
+    def __init__(self, gone: list[str]) -> None:
+        self.gone = gone
+
+    def __del__(self) -> None:
+        self.gone.append(threading.current_thread().name)
+
+
+def test_a_plan_that_was_the_last_to_own_a_view_lets_go_of_its_payload() -> None:
+    gone: list[str] = []
+    plan = codec.plan([torch.arange(4)])
+    memory = (ctypes.c_char * plan.nbytes)()
+    memory.slots = Slots(gone)  # type: ignore[attr-defined]
+    plan.write_to(ctypes.addressof(memory))
+    # As where a stage sends on what it has received; torch frees a tensor's memory without the GIL.
+    plans = [codec.plan(codec.unpack_payload(memory))]
+    del memory
+    assert gone == []
+    ended = threading.Thread(target=plans.clear, name="packs")
+    ended.start()
+    ended.join()
+    assert gone == ["packs"]
 
 
 def test_a_payload_without_tensors_lets_go_at_once() -> None:

@@ -106,6 +106,31 @@ async def test_a_deadline_ends_the_job_that_set_it_and_nothing_else(lane: Lane, 
     assert seen == ["too late", "quick"]
 
 
+async def test_jobs_that_begin_together_may_wait_for_the_same(lane: Lane) -> None:
+    other = Lane("other edge")
+    await warm(lane)
+    await warm(other)
+    packed = asyncio.get_running_loop().create_future()
+    seen: list[str] = []
+
+    async def job(name: str) -> None:
+        seen.append(f"{name} begun")
+        await packed
+        seen.append(f"{name} ended")
+
+    def put() -> None:
+        lane.put("r", job, "one")
+        other.put("r", job, "two")
+        assert seen == ["one begun", "two begun"]
+
+    await from_callback(put)
+    packed.set_result(None)
+    for each in (lane, other):
+        await asyncio.wait_for(each.drain(), WAIT_S)
+    assert sorted(seen[2:]) == ["one ended", "two ended"]
+    await other.close()
+
+
 async def test_requests_take_turns_and_keep_their_own_order(lane: Lane) -> None:
     seen: list[str] = []
 

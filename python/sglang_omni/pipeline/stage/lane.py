@@ -100,6 +100,9 @@ class Lane:
             return
         finally:
             _leave_task(loop, self._task)
+        if awaited is not None:
+            # No task has it yet: another job may await the same future until then, as those of a fan-out do.
+            awaited._asyncio_future_blocking = False
         self._begun = _Begun(coroutine, awaited)
         self._go_on()
 
@@ -159,6 +162,8 @@ class _Begun:
 
     def __await__(self) -> Generator[Any, Any, None]:
         awaited, interrupt = self._awaited, self.interrupt
+        if awaited is not None and interrupt is None:
+            awaited._asyncio_future_blocking = True
         try:
             while True:
                 if interrupt is None:

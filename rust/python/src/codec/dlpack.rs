@@ -284,11 +284,17 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // An interpreter that is gone has nobody left to give the memory back to.
-        let _ = Python::try_attach(|_| {
-            // SAFETY: got in `new`, released once.
-            unsafe { ffi::PyBuffer_Release(&raw mut self.0) }
-        });
+        // Not by pyo3: torch lets go of the GIL before it frees memory, and where a call of pyo3's led there,
+        // as when a plan is dropped that owns the tensor, pyo3 takes the thread for attached all the same.
+        // SAFETY: the buffer was got in `new` and is released once, with the GIL. An interpreter that is gone
+        // has nobody left to give the memory back to.
+        unsafe {
+            if ffi::Py_IsInitialized() != 0 {
+                let state = ffi::PyGILState_Ensure();
+                ffi::PyBuffer_Release(&raw mut self.0);
+                ffi::PyGILState_Release(state);
+            }
+        }
     }
 }
 
