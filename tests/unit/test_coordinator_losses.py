@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from coordinator_harness import pipelines, soon
+from waiting import until
 
 from sglang_omni.pipeline import coordinator as module
 from sglang_omni.proto import RequestState
@@ -48,11 +49,10 @@ async def test_new_requests_wait_until_every_stage_is_up(make: Any) -> None:
     pipeline = await make()
     pipeline.coordinator.stage_down(["audio", "text"], "restarting")
     result = pipeline.submit("r")
-    await asyncio.sleep(0.02)
-    assert pipeline.coordinator.request_state("r") is RequestState.PENDING
+    await until(lambda: pipeline.coordinator.request_state("r") is RequestState.PENDING)
     assert pipeline.coordinator.health()["down_stages"] == {"audio": "restarting", "text": "restarting"}
     pipeline.coordinator.stage_up(["audio"])
-    await asyncio.sleep(0.02)
+    await pipeline.settle()
     assert pipeline.coordinator.request_state("r") is RequestState.PENDING
     pipeline.coordinator.stage_up(["text"])
     await pipeline.submitted()
@@ -71,7 +71,7 @@ async def test_a_waiting_request_can_be_aborted(make: Any) -> None:
     pipeline = await make()
     pipeline.coordinator.stage_down(["audio"], "restarting")
     result = pipeline.submit("r")
-    await asyncio.sleep(0.02)
+    await until(lambda: pipeline.coordinator.request_state("r") is RequestState.PENDING)
     assert await pipeline.coordinator.abort("r")
     with pytest.raises(asyncio.CancelledError):
         await soon(result)
@@ -83,7 +83,7 @@ async def test_a_lost_pipeline_fails_everything_now_and_later(make: Any) -> None
     await pipeline.submitted()
     pipeline.coordinator.stage_down(["audio"], "restarting")
     waiting = pipeline.submit("s")
-    await asyncio.sleep(0.02)
+    await until(lambda: pipeline.coordinator.request_state("s") is RequestState.PENDING)
     pipeline.coordinator.fail_all("the restart budget is spent")
     for result in (running, waiting, pipeline.submit("t")):
         with pytest.raises(RuntimeError, match="budget is spent"):
