@@ -376,7 +376,7 @@ class RayProcess:
     def lost_by_ray(self, cause: RayActorError) -> None:
         """Its process is gone, or cannot be reached."""
         if self._arrival is None:
-            self.lost = f"was lost by Ray before it began: {cause}"
+            self.lost = f"was lost by Ray before it began: {_plain(cause)}"
             return
         arrival = self._arrival
         self._node_lost = not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == arrival.node_id)
@@ -440,10 +440,9 @@ async def _awaited(ref: Any) -> Any:
 
 
 def _plain(cause: RayActorError) -> str:
-    """Ray's words in one line, without its advice."""
-    return " ".join(str(cause).split()).removesuffix(
-        " The task may or may not have been executed on the actor."
-    )
+    """Ray's words in one line, to go on after, without its advice."""
+    words = " ".join(str(cause).split())
+    return words.removesuffix(" The task may or may not have been executed on the actor.").rstrip(".")
 
 
 @contextmanager
