@@ -18,6 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from sglang_omni.pipeline.hosts import messages
 from sglang_omni.pipeline.hosts.messages import FromCoordinator, FromHost
+from sglang_omni.pipeline.transport import open_files
 from sglang_omni.pipeline.transport.curve import RunKeys, secure_client, secure_server
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class RouterSocket:
     """
 
     def __init__(self, endpoint: str, key: RunKeys, on_disconnect: Callable[[], None]) -> None:
+        open_files.raise_limit()
         self._socket = _socket(zmq.ROUTER, endpoint)
         secure_server(self._socket, key)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)

@@ -30,7 +30,6 @@ from sglang_omni.pipeline.hosts.messages import (
 from sglang_omni.pipeline.launchers.base import LaunchedProcess
 from sglang_omni.pipeline.launchers.local import LocalLauncher
 from sglang_omni.pipeline.stage_workers import WorkerSpec
-from sglang_omni.pipeline.transport import open_files
 from sglang_omni.pipeline.transport.curve import RunKeys
 
 logger = logging.getLogger(__name__)
@@ -125,7 +124,6 @@ class HostsLauncher:
         if not nodes:
             logger.warning("No stage of this config has a `node`, so that no host need join")
             return
-        open_files.raise_limit()
         self._welcome = _welcome(specs[0], self.host_timeout)
         host = f"[{self.host_address}]" if ":" in self.host_address else self.host_address
         try:
