@@ -95,7 +95,7 @@ def _config(args: argparse.Namespace) -> int:
         else:
             import yaml
 
-            resolved = resolve_config(config, hosts_chosen=args.launcher == "local")
+            resolved = resolve_config(config, on_any_host=args.launcher == "ray")
             print(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), end="")
     except (ConfigError, LaunchError, ImportError, ValueError) as exc:
         print(exc, file=sys.stderr)

@@ -348,7 +348,7 @@ def test_what_a_launcher_places_by_itself_may_be_on_any_host() -> None:
     config = pipeline(
         stage("a", "b", "c"), stage("b", "c", process="a"), stage("c", "d", node="x"), stage("d", node="x")
     )
-    resolved = resolve_config(config, hosts_chosen=False)
+    resolved = resolve_config(config, on_any_host=True)
     assert {process["name"]: process["node"] for process in resolved["processes"]} == {
         "a": "any",
         "c": "x",

@@ -48,13 +48,13 @@ def validate_config(config: PipelineConfig) -> None:
         raise ConfigError("\n".join(problems))
 
 
-def resolve_config(config: PipelineConfig, *, hosts_chosen: bool = True) -> dict[str, Any]:
+def resolve_config(config: PipelineConfig, *, on_any_host: bool = False) -> dict[str, Any]:
     """The config with everything the runtime derives from it, as plain values. Imports the factories.
 
     Args:
         config: The pipeline.
-        hosts_chosen: Whether a process that names no ``node`` is on the coordinator's host. Ray, for one, may
-            put it on any, and two such processes on different ones.
+        on_any_host: Whether processes that name no ``node`` may be on any host each, as under Ray, and not
+            all on the coordinator's.
 
     Raises:
         ConfigError: as ``validate_config``.
@@ -62,7 +62,7 @@ def resolve_config(config: PipelineConfig, *, hosts_chosen: bool = True) -> dict
         ValueError: a factory does not take an argument that is set.
     """
     validate_config(config)
-    placed = config if hosts_chosen else spread_out(config)
+    placed = spread_out(config) if on_any_host else config
     placement = build_stage_placement_plan(placed)
     processes = build_process_topology_plan(placed, placement)
     return {
