@@ -154,7 +154,7 @@ def test_replica_serves_and_ctrl_c_leaves_nothing(launch):
     assert list((server.folder / "run").iterdir()) == []
 
 
-def test_sigterm_lets_requests_end_and_refuses_new_ones(launch):
+def test_a_replica_lets_requests_end_and_refuses_new_ones(launch):
     server = launch()
     url = server.base_url()
     waiting, hanging = Asked(server, url, "wait"), Asked(server, url, "hang")
@@ -167,21 +167,21 @@ def test_sigterm_lets_requests_end_and_refuses_new_ones(launch):
         assert_refused(refused)
         assert refused.headers["connection"] == "close"
         assert client.get("/health").status_code == 503
-    (server.folder / "release").touch()
-    assert waiting.answer().json()["choices"][0]["text"] == "WAIT"
-    server.process.send_signal(signal.SIGTERM)
-    assert_refused(hanging.answer())
-    assert server.process.wait(PATIENCE) == 0
-    server.assert_nothing_left()
+    assert_drains(server, waiting, hanging)
 
 
-def test_sigterm_lets_the_requests_of_a_fleet_end(launch):
+def test_a_fleet_lets_requests_end(launch):
     server = launch("--dp-size", "2")
     url = server.base_url()
     waiting, hanging = Asked(server, url, "wait"), Asked(server, url, "hang")
     server.children("")
     server.process.send_signal(signal.SIGTERM)
     server.wait_for(lambda: not takes_connections(url), "it does not drain")
+    assert_drains(server, waiting, hanging)
+
+
+def assert_drains(server: Launched, waiting: Asked, hanging: Asked) -> None:
+    """What can end does; what cannot is ended by a second signal."""
     (server.folder / "release").touch()
     assert waiting.answer().json()["choices"][0]["text"] == "WAIT"
     server.process.send_signal(signal.SIGTERM)

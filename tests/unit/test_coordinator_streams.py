@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from coordinator_harness import pipelines, soon
+from coordinator_harness import Pipeline, pipelines, soon
 from waiting import until
 
 from sglang_omni.pipeline import coordinator as module
@@ -22,10 +22,15 @@ async def collect(stream: AsyncIterator[Any], into: list[Any]) -> None:
         into.append(message)  # noqa: PERF401  what came before a failure is kept
 
 
+def read(pipeline: Pipeline) -> tuple[list[Any], asyncio.Task[None]]:
+    """A request that streams: what has come so far, and the task that ends with it."""
+    got: list[Any] = []
+    return got, asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
+
+
 async def test_chunks_come_in_order_and_the_merged_result_last(make: Any) -> None:
     pipeline = await make(terminal_stages=["text", "audio"])
-    got: list[Any] = []
-    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
+    got, reading = read(pipeline)
     await pipeline.submitted()
     for text in "abc":
         await pipeline.chunk("text", "r", text)
@@ -40,8 +45,7 @@ async def test_chunks_come_in_order_and_the_merged_result_last(make: Any) -> Non
 
 async def test_a_stream_ends_with_the_only_terminals_result(make: Any) -> None:
     pipeline = await make(terminal_stages=["text"])
-    got: list[Any] = []
-    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
+    got, reading = read(pipeline)
     await pipeline.submitted()
     await pipeline.complete("text", "r", "all")
     await soon(reading)
@@ -50,8 +54,7 @@ async def test_a_stream_ends_with_the_only_terminals_result(make: Any) -> None:
 
 async def test_chunks_of_other_stages_are_awaited_before_the_end(make: Any) -> None:
     pipeline = await make(terminal_stages=["text"])
-    got: list[Any] = []
-    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
+    got, reading = read(pipeline)
     await pipeline.submitted()
     await pipeline.chunk("first", "r", "a")
     await until(lambda: len(got) == 1)
@@ -68,8 +71,7 @@ async def test_a_stage_that_never_says_it_is_done_delays_the_end_but_does_not_pr
 ) -> None:
     monkeypatch.setattr(module, "_SETTLE_S", 0.05)
     pipeline = await make(terminal_stages=["text"])
-    got: list[Any] = []
-    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
+    got, reading = read(pipeline)
     await pipeline.submitted()
     await pipeline.chunk("first", "r", "a")
     await until(lambda: len(got) == 1)
@@ -80,8 +82,7 @@ async def test_a_stage_that_never_says_it_is_done_delays_the_end_but_does_not_pr
 
 async def test_a_failing_stream_gives_its_chunks_first(make: Any) -> None:
     pipeline = await make(terminal_stages=["text"])
-    got: list[Any] = []
-    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
+    got, reading = read(pipeline)
     await pipeline.submitted()
     await pipeline.chunk("text", "r", "a")
     await pipeline.stages["text"].send_complete(CompleteMessage("r", "text", False, error="boom"))
@@ -108,7 +109,7 @@ async def test_a_failure_that_nobody_waits_for_any_more_is_not_reported_as_lost(
 
 async def test_an_aborted_stream_is_cancelled(make: Any) -> None:
     pipeline = await make()
-    reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), []))
+    _, reading = read(pipeline)
     await pipeline.submitted()
     assert await pipeline.coordinator.abort("r")
     with pytest.raises(asyncio.CancelledError):
@@ -118,8 +119,7 @@ async def test_an_aborted_stream_is_cancelled(make: Any) -> None:
 async def test_a_reused_id_streams_under_the_callers_id(make: Any) -> None:
     pipeline = await make(terminal_stages=["text"])
     for _ in range(2):
-        got: list[Any] = []
-        reading = asyncio.create_task(collect(pipeline.coordinator.stream("r", None), got))
+        got, reading = read(pipeline)
         wire_id = (await pipeline.submitted()).request_id
         await pipeline.chunk("text", wire_id, "a")
         await pipeline.complete("text", wire_id, 1)
