@@ -1,8 +1,9 @@
-"""An engine that is replaced where it can no longer be reached.
+"""An engine that is replaced where nobody can connect to it.
 
-UCX closes its listening socket for good when it has no file left for a connection: whoever is connected stays
-so, and nobody else gets in. A new engine then takes over, with the same memory, under the address that is
-announced from now on. The one before serves whoever has been told of it, for as long as that may be.
+UCX closes its listening socket for good when it cannot take a connection, having no file left for one or
+getting a network error: whoever is connected stays so, and nobody else gets in. A new engine then takes over,
+with the same memory, under an address that is announced from then on. The one before serves whoever has been
+told of it, for as long as that may be.
 """
 
 from __future__ import annotations
@@ -156,8 +157,9 @@ class RenewedEngine:
                 f"other now: {error}"
             ) from error
         logger.warning(
-            "%s: its engine has closed the port at which peers connect, as it does where too many files are "
-            "open (at most %d: ulimit -n). A new engine takes over; payloads announced before can be lost",
+            "%s: its engine has closed the port at which peers connect, as it does after a network error or "
+            "where too many files are open (at most %d: ulimit -n). A new engine takes over; payloads announced "
+            "before can be lost",
             self._name,
             resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )

@@ -25,6 +25,7 @@ def add_ray_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_launcher_flag(parser: argparse._ActionsContainer) -> None:
+    """``--launcher``, to a parser or a group of one."""
     parser.add_argument(
         "--launcher",
         choices=("local", "ray"),
