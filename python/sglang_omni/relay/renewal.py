@@ -158,8 +158,8 @@ class RenewedEngine:
             ) from error
         logger.warning(
             "%s: its engine has closed the port at which peers connect, as it does after a network error or "
-            "where too many files are open (at most %d: ulimit -n). A new engine takes over; payloads announced "
-            "before can be lost",
+            "where too many files are open (at most %d: ulimit -n). A new engine takes over; payloads "
+            "announced before can be lost",
             self._name,
             resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         )
