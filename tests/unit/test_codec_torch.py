@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 
 from sglang_omni._core import Codec
 from sglang_omni.proto import codec, tensors
+from sglang_omni.relay.cuda_driver import is_cuda_in_use
 
 
 def _codec(tensor_type: type) -> Codec:
@@ -131,3 +135,13 @@ def wrapper(offset: int) -> torch.Tensor:
 def test_tensors_without_plain_memory_are_refused(write: Any, tensor: torch.Tensor, text: str) -> None:
     with pytest.raises(TypeError, match=rf"cannot encode \w+ at \['t'\]: .*{text}"):
         write({"t": tensor})
+
+
+def test_messages_are_packed_while_another_thread_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclasses.dataclass
+    class Fresh:
+        value: int
+
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    assert codec.unpack(codec.pack(Fresh(1)), trusted=True) == Fresh(1)
+    assert not is_cuda_in_use()

@@ -184,8 +184,9 @@ def _describe(cls: type) -> tuple[Any, ...]:
     Raises:
         TypeError: They cannot be encoded.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None:
+    torch: Any = sys.modules.get("torch")
+    # Where another thread is importing it there are no tensors yet.
+    if hasattr(torch, "Tensor"):
         if issubclass(cls, torch.Tensor):
             return "tensor", cls in (torch.Tensor, torch.nn.Parameter), _encode_tensor
         if cls is torch.dtype:

@@ -28,10 +28,8 @@ def load_torch() -> Any:
     Raises:
         ValueError: It is not installed.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        return torch
     try:
+        # Waits where another thread is importing it.
         return import_module("torch")
     except ImportError as error:
         raise ValueError(

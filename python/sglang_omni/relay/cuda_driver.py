@@ -30,8 +30,9 @@ class _IpcHandle(ctypes.Structure):
 
 def is_cuda_in_use() -> bool:
     """Whether this process has begun to use a GPU through torch. Imports nothing."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized()
+    # Where another thread is importing torch it has none of its parts yet.
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda is not None and cuda.is_initialized()
 
 
 def gpu_count() -> int:
