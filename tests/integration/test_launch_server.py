@@ -29,6 +29,8 @@ stages:
   - {{name: answer, process: b, factory: served_stages.{answer}, terminal: true}}
 """
 PATIENCE = 60.0
+# Longer than that: what is to end a wait in a test is not its end.
+LONG_DRAIN = ("--drain-timeout", "1000")
 
 
 class Launched:
@@ -155,13 +157,13 @@ def test_replica_serves_and_ctrl_c_leaves_nothing(launch):
 
 
 def test_a_replica_lets_requests_end_and_refuses_new_ones(launch):
-    server = launch()
+    server = launch(*LONG_DRAIN)
     url = server.base_url()
     waiting, hanging = Asked(server, url, "wait"), Asked(server, url, "hang")
     server.children("")
     # As the end of a terminal has it: to all processes of the group.
     os.killpg(server.process.pid, signal.SIGHUP)
-    server.wait_for(lambda: "2 requests have 30 s to end" in server.lines("[server]"), "it does not drain")
+    server.wait_for(lambda: "2 requests have 1000 s to end" in server.lines("[server]"), "it does not drain")
     with httpx.Client(base_url=url, timeout=PATIENCE) as client:
         refused = client.post("/v1/completions", json={"prompt": "hi"})
         assert_refused(refused)
@@ -171,7 +173,7 @@ def test_a_replica_lets_requests_end_and_refuses_new_ones(launch):
 
 
 def test_a_fleet_lets_requests_end(launch):
-    server = launch("--dp-size", "2")
+    server = launch("--dp-size", "2", *LONG_DRAIN)
     url = server.base_url()
     waiting, hanging = Asked(server, url, "wait"), Asked(server, url, "hang")
     server.children("")
