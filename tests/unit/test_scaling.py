@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_omni.config.schema import AutoscalingConfig
-from sglang_omni.pipeline.scaling import IntakePolicy, ScalingPolicy
+from sglang_omni.pipeline.scaling import AdmissionPolicy, ScalingPolicy
 
 LOADS = st.one_of(st.integers(0, 200), st.floats(0, 200))
 STEPS = st.floats(0.01, 20)
@@ -116,7 +116,7 @@ def test_what_counts_is_the_least_that_was_called_for_or_the_most() -> None:
 
 
 def test_replicas_get_more_once_it_is_sure_that_they_could_begin_with_it() -> None:
-    policy = IntakePolicy(target=2)
+    policy = AdmissionPolicy(target=2)
     # All that they had is answered at once, and as many come, which they do not tell of at once.
     full = (True, False, False, True, False, False, False, False)
     assert [policy.observe(1, 5, are_full=each) for each in full] == [5, 5, 5, 5, 5, 5, 10, 10]
@@ -125,6 +125,6 @@ def test_replicas_get_more_once_it_is_sure_that_they_could_begin_with_it() -> No
 
 
 def test_replicas_may_have_what_they_are_meant_to_have() -> None:
-    policy = IntakePolicy(target=1.5)
+    policy = AdmissionPolicy(target=1.5)
     assert [policy.observe(3, requests, are_full=True) for requests in (0, 5, 7)] == [5, 5, 7]
-    assert IntakePolicy(target=1.5).observe(3, 0, are_full=False) == 10
+    assert AdmissionPolicy(target=1.5).observe(3, 0, are_full=False) == 10

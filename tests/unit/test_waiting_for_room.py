@@ -12,14 +12,14 @@ from waiting import until
 from sglang_omni.proto import RequestState
 
 make = pytest.fixture(pipelines)
-ANSWERS = frozenset({"text"})
+TERMINALS = frozenset({"text"})
 
 
 async def with_replicas(make: Any, limit: int | None, **options: Any) -> Pipeline:
     pipeline = await make(terminal_stages=["text"], **options)
     for number in range(2):
         pipeline.coordinator.register_stage(f"audio@r{number}", "", process=f"audio@r{number}")
-    pipeline.coordinator.assignments.limit("audio", limit, ANSWERS)
+    pipeline.coordinator.assignments.limit("audio", limit, TERMINALS)
     return pipeline
 
 
@@ -44,10 +44,10 @@ async def test_they_are_let_in_in_their_order_as_others_end(make: Any) -> None:
         # One that comes now goes behind those that wait.
         results[f"after {ends}"] = pipeline.submit(f"after {ends}")
         assert await names_of(pipeline, 1) == [comes]
-    pipeline.coordinator.assignments.limit("audio", None, ANSWERS)
+    pipeline.coordinator.assignments.limit("audio", None, TERMINALS)
     assert await names_of(pipeline, 3) == ["after a", "after b", "after c"]
     assert pipeline.coordinator.assignments.waiting("audio") == 0
-    assert not pipeline.coordinator.assignments.must_wait(ANSWERS)
+    assert not pipeline.coordinator.assignments.must_wait(TERMINALS)
 
 
 async def test_they_go_to_the_replica_that_has_come(make: Any) -> None:
@@ -57,7 +57,7 @@ async def test_they_go_to_the_replica_that_has_come(make: Any) -> None:
         pipeline.submit(name)
     assert await names_of(pipeline, 4) == list("abcd")
     pipeline.coordinator.stage_up(["audio@r1"])
-    pipeline.coordinator.assignments.limit("audio", None, ANSWERS)
+    pipeline.coordinator.assignments.limit("audio", None, TERMINALS)
     messages = [await pipeline.submitted() for _ in range(4)]
     assert [message.request_id for message in messages] == list("efgh")
     assert [message.replicas for message in messages] == [{"audio": 1}] * 4
@@ -88,7 +88,7 @@ async def test_they_do_not_wait_for_room_where_no_replica_is_up(make: Any) -> No
     waits = pipeline.submit("b")
     assert await names_of(pipeline, 1) == ["a"]
     pipeline.coordinator.stage_down(["audio@r0", "audio@r1"], "killed")
-    pipeline.coordinator.assignments.limit("audio", 1, ANSWERS)
+    pipeline.coordinator.assignments.limit("audio", 1, TERMINALS)
     with pytest.raises(RuntimeError, match=r"still down after 0.05 s: killed"):
         await soon(waits)
 
@@ -108,13 +108,13 @@ async def test_a_process_that_is_full_holds_up_whoever_needs_another_one_too(mak
     for number in range(2):
         pipeline.coordinator.register_stage(f"text@r{number}", "", process=f"text@r{number}")
     assignments = pipeline.coordinator.assignments
-    assignments.limit("audio", 1, ANSWERS)
-    assignments.limit("text", 2, ANSWERS)
+    assignments.limit("audio", 1, TERMINALS)
+    assignments.limit("text", 2, TERMINALS)
     for name in "abc":
         pipeline.submit(name)
     assert await names_of(pipeline, 1) == ["a"]
     assert (assignments.waiting("audio"), assignments.waiting("text")) == (2, 0)
-    assignments.limit("audio", None, ANSWERS)
+    assignments.limit("audio", None, TERMINALS)
     assert await names_of(pipeline, 1) == ["b"]
     assert (assignments.waiting("audio"), assignments.waiting("text")) == (0, 1)
 

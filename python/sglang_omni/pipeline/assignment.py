@@ -25,14 +25,15 @@ class _Replica:
 class _Group:
     """The stages of one process, which are replicated together; and the replicas, longest unused first.
 
-    ``limit`` is how many requests the replicas that take any may have together before others wait, namely
-    those that one of the stages ``answers`` is to answer.
+    Attributes:
+        limit: How many requests the replicas that take any may have together before others wait.
+        terminals: Who wants the answer of none of these stages does not wait.
     """
 
     stages: list[str] = field(default_factory=list)
     replicas: dict[int, _Replica] = field(default_factory=dict)
     limit: int | None = None
-    answers: frozenset[str] = frozenset()
+    terminals: frozenset[str] = frozenset()
 
     def able(self) -> list[int]:
         """The replicas that take requests."""
@@ -130,7 +131,7 @@ class Assignments:
             replica.is_up = True
         self._release_if_served()
 
-    def limit(self, stage: str, requests: int | None, answers: frozenset[str]) -> None:
+    def limit(self, stage: str, requests: int | None, terminals: frozenset[str]) -> None:
         """Have requests wait while the replicas of the stage's process have so many together.
 
         Those that come after them wait, too, so that they are let in in their order.
@@ -138,11 +139,11 @@ class Assignments:
         Args:
             stage: One of the process.
             requests: The number; None: they may have any.
-            answers: The terminal stages that the process works for. Who wants only the answers of others does
+            terminals: The terminal stages that the process works for. Who wants the answer of none of them does
                 not wait.
         """
         group = self._group_of[stage]
-        group.limit, group.answers = requests, answers
+        group.limit, group.terminals = requests, terminals
         self._limited = [group for group in self._groups.values() if group.limit is not None]
         self._let_in()
 
@@ -222,7 +223,7 @@ class Assignments:
 
     def _limits_of(self, terminals: frozenset[str]) -> list[_Group]:
         """The processes that are limited and work for one of these; for any, where they are not known."""
-        return [group for group in self._limited if not terminals or group.answers & terminals]
+        return [group for group in self._limited if not terminals or group.terminals & terminals]
 
     def _let_in(self) -> None:
         if not self._queue:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from sglang_omni.config.schema import AutoscalingConfig
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.scaling import IntakePolicy, ScalingPolicy
+from sglang_omni.pipeline.scaling import AdmissionPolicy, ScalingPolicy
 from sglang_omni.pipeline.stage_workers import WorkerSpec
 from sglang_omni.pipeline.worker_slot import WorkerSlot
 
@@ -26,12 +26,12 @@ class Autoscaler:
     A replica that is added takes requests once its stages are up. One that is taken away gets no more of
     them, and leaves when the last that it has is answered; until then it may be called back.
 
-    While others may come, those that are up get no more requests than ``IntakePolicy`` allows.
+    While others may come, those that are up get no more requests than ``AdmissionPolicy`` allows.
 
     Args:
         config: How many there may be, and when.
         replicas: The ranks of every replica there may be, by its number.
-        answers: The terminal stages that the process works for.
+        terminals: The terminal stages that the process works for.
         coordinator: Knows the load, and gives the replicas requests.
         workers: Those that run, by their numbers. What is added and taken away shows in it.
         add: Starts a replica, and has the coordinator know it when it is up. Raises OSError where it cannot.
@@ -42,20 +42,20 @@ class Autoscaler:
         self,
         config: AutoscalingConfig,
         replicas: Sequence[Sequence[WorkerSpec]],
-        answers: frozenset[str],
+        terminals: frozenset[str],
         coordinator: Coordinator,
         workers: dict[int, WorkerSlot],
         add: Callable[[Sequence[WorkerSpec]], WorkerSlot],
         remove: Callable[[WorkerSlot], Awaitable[None]],
     ) -> None:
         self._replicas = replicas
-        self._answers = answers
+        self._terminals = terminals
         self._stage = replicas[0][0].stages[0].stage_name
         self._name = ", ".join(repr(stage.stage_name) for stage in replicas[0][0].stages)
         self._instances = [name for ranks in replicas for name in ranks[0].stage_names]
         self._config = config
         self._policy = ScalingPolicy(config)
-        self._intake: IntakePolicy | None = None
+        self._admission: AdmissionPolicy | None = None
         # By instance, the most requests that it has been seen to run at once.
         self._peaks: dict[str, float] = {}
         self._coordinator = coordinator
@@ -80,7 +80,7 @@ class Autoscaler:
                 self._approach(wanted)
             except OSError:
                 logger.exception("%s: another replica cannot be started now", self._name)
-                self._assignments.limit(self._stage, None, self._answers)
+                self._assignments.limit(self._stage, None, self._terminals)
                 await asyncio.sleep(_RETRY_S)
             await self._remove_drained()
 
@@ -89,19 +89,19 @@ class Autoscaler:
         up = [worker for worker in self._workers.values() if self._is_up(worker) and not worker.is_leaving]
         given_up = sum(worker.is_given_up for worker in self._workers.values())
         if not 0 < len(up) < len(self._replicas) - given_up:
-            self._intake = None
-            self._assignments.limit(self._stage, None, self._answers)
+            self._admission = None
+            self._assignments.limit(self._stage, None, self._terminals)
             return
-        if self._intake is None:
-            self._intake = IntakePolicy(self._config.target_ongoing_requests)
+        if self._admission is None:
+            self._admission = AdmissionPolicy(self._config.target_ongoing_requests)
         full = self._full_instances()
-        most = self._intake.observe(
+        most = self._admission.observe(
             len(up),
             self._assignments.requests(self._stage),
             # One stage that can begin with no more is enough: the others pass on to it, or get from it.
             are_full=all(not full.isdisjoint(worker.stage_names) for worker in up),
         )
-        self._assignments.limit(self._stage, most, self._answers)
+        self._assignments.limit(self._stage, most, self._terminals)
 
     def _full_instances(self) -> set[str]:
         """Those in which more requests wait than they have been seen to run at once."""
@@ -142,6 +142,6 @@ class Autoscaler:
     async def _remove_drained(self) -> None:
         for number, worker in list(self._workers.items()):
             if worker.is_leaving and self._coordinator.is_drained(worker.stage_names):
-                self._assignments.limit(self._stage, None, self._answers)  # Nobody looks meanwhile.
+                self._assignments.limit(self._stage, None, self._terminals)  # Nobody looks meanwhile.
                 await self._remove(worker)
                 del self._workers[number]

@@ -178,10 +178,10 @@ class MultiProcessPipelineRunner:
             replicas = list(of_group)
             config = self.config.stage(stages[0]).autoscaling
             if config is not None and config.max_replicas > config.min_replicas:
-                answers = terminals_after(stages, self.config)
+                terminals = terminals_after(stages, self.config)
                 workers = {w.specs[0].replica or 0: w for w in self._workers if w.group == stages}
                 yield Autoscaler(
-                    config, replicas, answers, self.coordinator, workers, self._add, self._remove
+                    config, replicas, terminals, self.coordinator, workers, self._add, self._remove
                 )
 
     def _add(self, ranks: Sequence[WorkerSpec]) -> WorkerSlot:

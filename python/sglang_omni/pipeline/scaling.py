@@ -72,7 +72,7 @@ class ScalingPolicy:
         return min(max(wanted, config.min_replicas), config.max_replicas)
 
 
-class IntakePolicy:
+class AdmissionPolicy:
     """How many requests the replicas that are up may have, while others may come.
 
     A request stays with its replica, so one that no replica can begin with is better kept until another is
