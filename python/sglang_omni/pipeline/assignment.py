@@ -139,8 +139,8 @@ class Assignments:
         Args:
             stage: One of the process.
             requests: The number; None: they may have any.
-            terminals: The terminal stages that the process works for. Who wants the answer of none of them does
-                not wait.
+            terminals: The terminal stages that the process works for. Who wants the answer of none of these
+                does not wait.
         """
         group = self._group_of[stage]
         group.limit, group.terminals = requests, terminals
