@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import psutil
 
 
@@ -19,3 +21,8 @@ def command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return ""
+
+
+def hear_hangups() -> None:
+    """For ``Popen(preexec_fn=...)``: SIGHUP counts there, also where the tests run under ``nohup``."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

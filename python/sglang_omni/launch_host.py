@@ -78,12 +78,17 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni host") -> i
 
 
 async def _until_told(running: Coroutine[Any, Any, None]) -> None:
-    """Run it until it ends, or SIGINT or SIGTERM does."""
+    """Run it until it ends, or a signal does; SIGHUP only where it is not ignored (``nohup``)."""
     task = asyncio.create_task(running)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, task.cancel)
     try:
         await task
     except asyncio.CancelledError:
         logging.getLogger(__name__).info("Left, and ended what ran here")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

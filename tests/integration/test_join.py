@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -13,13 +16,16 @@ from typing import Any
 
 import pytest
 import zmq
-from host_processes import PATIENCE, pipeline
+from host_processes import PATIENCE, environment, pipeline
+from processes import hear_hangups
+from program_lines import Lines
 from waiting import until
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.hosts import agent as agent_module
 from sglang_omni.pipeline.hosts import join_sockets
 from sglang_omni.pipeline.hosts.agent import HostAgent
+from sglang_omni.pipeline.hosts.join_key import read_or_create_join_key
 from sglang_omni.pipeline.hosts.join_sockets import JoinRefused
 from sglang_omni.pipeline.launchers.hosts import HostsLauncher
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
@@ -281,3 +287,22 @@ async def test_a_port_in_use_is_said_so(tmp_path: Path) -> None:
             RuntimeError, match=rf"cannot listen for hosts at {ADDRESS}:{port}: Address already"
         ):
             await runner.start()
+
+
+def test_a_host_whose_terminal_is_closed_leaves_in_order(tmp_path: Path) -> None:
+    key = tmp_path / "join.key"
+    read_or_create_join_key(key)
+    command = [sys.executable, "-m", "sglang_omni.launch_host", "--name", "b", "--join-key", str(key)]
+    alone = subprocess.Popen(
+        [*command, "--coordinator", "tcp://127.0.0.1:1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(),
+        text=True,
+        preexec_fn=hear_hangups,
+    )
+    host = Lines(alone)
+    host.says("trying on")
+    alone.send_signal(signal.SIGHUP)
+    host.says("Left, and ended what ran here")
+    assert alone.wait(PATIENCE) == 0

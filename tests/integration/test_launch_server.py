@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 import trustme
-from processes import command_line, is_alive
+from processes import command_line, hear_hangups, is_alive
 
 HERE = Path(__file__).parent
 CONFIG = """
@@ -57,6 +57,7 @@ class Launched:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=hear_hangups,
             )
         self.seen: dict[int, psutil.Process] = {}
 

@@ -33,6 +33,7 @@ from sglang_omni.config import (
 from sglang_omni.config.edges import check_edges
 from sglang_omni.config.relay_backends import relay_backend
 from sglang_omni.pipeline.stage_builder import plan_stage_launch
+from sglang_omni.relay import Relay
 
 HERE = __name__
 NETWORKED = ["nixl", "mooncake", "nccl"]
@@ -41,11 +42,11 @@ NETWORKED = ["nixl", "mooncake", "nccl"]
 ELSE = f"{HERE}.SomebodyElses"
 
 
-class SomebodyElses:
+class SomebodyElses(Relay):
     lends_tensors = True
 
 
-class Near:
+class Near(Relay):
     crosses_hosts = False
 
 

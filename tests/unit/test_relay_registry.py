@@ -86,6 +86,21 @@ class Coloured:
     def __init__(self, engine_id: str, colour: str) -> None:
         self.colour = colour
 
+    async def put_async(
+        self, tensor: Any, request_id: str | None = None, dst_rank: int | None = None
+    ) -> Any: ...
+
+    async def get_async(self, metadata: Any, dest_tensor: Any, request_id: str | None = None) -> Any: ...
+
+    def cleanup(self, request_id: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_class_that_is_no_relay_is_refused_with_what_it_lacks() -> None:
+    with pytest.raises(ValueError, match=r"'pathlib.Path' has no put_async, get_async, cleanup, close"):
+        create_relay("pathlib.Path")
+
 
 def test_a_relay_is_made_by_the_path_of_its_class() -> None:
     relay = create_relay(f"{__name__}.Coloured", engine_id="e", colour="red", credits=2)

@@ -37,6 +37,9 @@ BUILT_IN = {
 # What every relay is told and may take.
 _COMMON_OPTIONS = {"engine_id", "slot_size_mb", "credits", "rank", "world_size", "device"}
 
+# What a relay has to have.
+_METHODS = ("put_async", "get_async", "cleanup", "close")
+
 _backends = dict(BUILT_IN)
 
 
@@ -64,13 +67,17 @@ def is_class_path(name: str) -> bool:
 
 
 def import_relay(path: str) -> type:
-    """The class at a dotted path. Raises ImportError where there is none, ValueError where it is no class."""
+    """The class at a dotted path. Raises ImportError where there is none, ValueError where it is no relay."""
     try:
         found = import_string(path)
     except ImportError as exc:
         raise ImportError(f"relay backend: {exc}") from exc
     if not isinstance(found, type):
         raise ValueError(f"relay backend {path!r} is a {type(found).__name__}, not a class")
+    if lacking := [name for name in _METHODS if not hasattr(found, name)]:
+        raise ValueError(
+            f"relay backend {path!r} has no {', '.join(lacking)}; sglang_omni.relay.Relay says what they do"
+        )
     return found
 
 
