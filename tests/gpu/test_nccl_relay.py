@@ -16,7 +16,7 @@ NBYTES = 5 << 20
 @pytest.fixture(params=[1, 2], ids=["one GPU", "two GPUs"])
 def relays(request: pytest.FixtureRequest) -> Iterator[tuple[NcclRelay, NcclRelay]]:
     if torch.cuda.device_count() < request.param:
-        pytest.skip("needs two GPUs")
+        pytest.skip(f"needs {request.param} GPUs")
     a, b = NcclRelay("a", device="cuda:0"), NcclRelay("b", device=f"cuda:{request.param - 1}")
     assert a._endpoint.goes_by_nccl(b._endpoint.gpu) == (request.param == 2)
     yield a, b

@@ -51,7 +51,13 @@ class FleetOptions:
 
 
 class Member:
-    """One process of the fleet, and those that take its place when it ends."""
+    """One process of the fleet, and those that take its place when it ends.
+
+    Attributes:
+        healthy: Set once any of them has been.
+        is_up: Whether the last of them has been.
+        process: The last of them; None before the first.
+    """
 
     def __init__(self, name: str, command: Sequence[str], base_url: str) -> None:
         self.name = name
