@@ -34,8 +34,9 @@ from sglang_omni.pipeline.transport.curve import RunKeys
 
 logger = logging.getLogger(__name__)
 
-# A host whose connection has broken off is back in this time, or it has ended.
-_RECONNECT_S = 2.0
+# A host whose connection has broken off is back in this part of the timeout, or it has ended: one that has
+# heard nothing for a second hangs up itself, and where packets are lost it takes seconds to connect anew.
+_RECONNECT_PART = 0.5
 # From the end of some connection to a look at which hosts are still there: they may come in a burst.
 _CHECK_S = 0.05
 # A host that has missed so many heartbeats is not just late.
@@ -78,6 +79,7 @@ class HostsLauncher:
             )
         self.host_address = address
         self.host_timeout = host_timeout
+        self._reconnect_s = _RECONNECT_PART * host_timeout
         self.join_timeout = join_timeout
         self._port = port
         self._key = key
@@ -286,8 +288,8 @@ class HostsLauncher:
             member.unreachable_since = None
         elif member.unreachable_since is None:
             member.unreachable_since = now
-            asyncio.get_running_loop().call_later(_RECONNECT_S + 0.1, self._tell, member)
-        elif now - member.unreachable_since > _RECONNECT_S:
+            asyncio.get_running_loop().call_later(self._reconnect_s + 0.1, self._tell, member)
+        elif now - member.unreachable_since > self._reconnect_s:
             self._lose(member, f"host {member.name!r} has closed its connection")
 
     def _lose(self, member: Member, reason: str) -> None:
