@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
+
+from sglang_omni.serve.processes import on_stop_signals
 
 _EXAMPLES = """
 example, of two machines:
@@ -78,12 +79,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni host") -> i
 
 
 async def _until_told(running: Coroutine[Any, Any, None]) -> None:
-    """Run it until it ends, or a signal does; SIGHUP only where it is not ignored (``nohup``)."""
+    """Run it until it ends, or is told to."""
     task = asyncio.create_task(running)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, task.cancel)
+    on_stop_signals(lambda _: task.cancel())
     try:
         await task
     except asyncio.CancelledError:

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -29,11 +29,18 @@ def end_with_parent(parent_pid: int, number: int) -> None:
         raise SystemExit("the process that started this one is gone")
 
 
+def on_stop_signals(told: Callable[[signal.Signals], object]) -> None:
+    """Have the running loop call this at SIGINT, SIGTERM, and SIGHUP where it is not ignored (``nohup``)."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, told, number)
+
+
 class StopSignals:
     """What a server is asked by signals, from when this is made in its event loop.
 
-    SIGTERM, or SIGHUP where it is not ignored (``nohup``), lets requests end first; SIGINT does not, nor
-    does a second signal of any kind.
+    SIGTERM and SIGHUP let requests end first; SIGINT does not, nor does a second signal of any kind.
 
     Attributes:
         received: Set by the first.
@@ -44,10 +51,7 @@ class StopSignals:
         self.received = asyncio.Event()
         self.at_once = asyncio.Event()
         self._number = signal.SIGTERM
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, self._on_signal, number)
+        on_stop_signals(self._on_signal)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if not self.received.is_set():
