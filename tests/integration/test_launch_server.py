@@ -173,16 +173,6 @@ def test_a_replica_lets_requests_end_and_refuses_new_ones(launch):
     assert_drains(server, waiting, hanging)
 
 
-def test_a_fleet_lets_requests_end(launch):
-    server = launch("--dp-size", "2", *LONG_DRAIN)
-    url = server.base_url()
-    waiting, hanging = Asked(server, url, "wait"), Asked(server, url, "hang")
-    server.children("")
-    server.process.send_signal(signal.SIGTERM)
-    server.wait_for(lambda: not takes_connections(url), "it does not drain")
-    assert_drains(server, waiting, hanging)
-
-
 def assert_drains(server: Launched, waiting: Asked, hanging: Asked) -> None:
     """What can end does; what cannot is ended by a second signal."""
     (server.folder / "release").touch()
@@ -216,8 +206,8 @@ def test_stage_that_cannot_start_ends_the_launch_with_its_error(launch):
         assert 1 <= log.count("Traceback") <= max(1, len(flags)), log
 
 
-def test_fleet_outlives_the_death_of_its_members(launch):
-    server = launch("--dp-size", "2", "--policy", "round_robin")
+def test_fleet_outlives_its_members_and_lets_requests_end(launch):
+    server = launch("--dp-size", "2", "--policy", "round_robin", *LONG_DRAIN)
     url = server.base_url()
     workers = {shout(url).headers["x-sglang-omni-worker"] for _ in range(4)}
     assert len(workers) == 2
@@ -240,16 +230,14 @@ def test_fleet_outlives_the_death_of_its_members(launch):
     router.kill()
     router.wait()
     server.wait_for(lambda: healthy_workers(url) == 2, "no new router")
-    assert shout(url).status_code == 200
-
+    waiting, hanging = Asked(server, url, "wait"), Asked(server, url, "hang")
     server.children("")
-    server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(PATIENCE) == 0
-    server.assert_nothing_left()
-    assert list((server.folder / "run").iterdir()) == []
+    server.process.send_signal(signal.SIGTERM)
+    server.wait_for(lambda: not takes_connections(url), "it does not drain")
+    assert_drains(server, waiting, hanging)
 
 
-def test_ports_of_a_fleet_stay_its_own(launch):
+def test_ports_of_a_fleet_stay_its_own_until_ctrl_c(launch):
     server = launch("--dp-size", "2", "--router-policy", "random")
     url = server.base_url()
     listed = httpx.get(f"{url}/workers", timeout=PATIENCE).json()
@@ -265,6 +253,12 @@ def test_ports_of_a_fleet_stay_its_own(launch):
             other.bind((address.hostname, address.port))
     server.wait_for(lambda: healthy_workers(url) == 2, "the fleet does not come back")
     assert shout(url).status_code == 200
+
+    server.children("")
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(PATIENCE) == 0
+    server.assert_nothing_left()
+    assert list((server.folder / "run").iterdir()) == []
 
 
 def test_fleet_behind_tls_and_a_key(launch, tmp_path):
