@@ -188,7 +188,8 @@ class _Code2WavSession(StreamSession):
     def result(self) -> dict[str, Any]:
         audio = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
         codes = torch.stack(self._frames) if self._frames else torch.zeros((0, 0), dtype=torch.int64)
-        return {**self._chunk(audio), "codes": codes}
+        # An array: a tensor would have the server, which needs no torch otherwise, import it for seconds.
+        return {**self._chunk(audio), "codes": codes.numpy()}
 
     def _decode(self, end: int) -> Iterator[dict[str, Any]]:
         """Decode the frames up to ``end`` and give out the samples that they complete."""

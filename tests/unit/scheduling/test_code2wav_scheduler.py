@@ -107,7 +107,8 @@ def test_chunks_together_are_the_whole_waveform(drive: Any, count: int, lost_sam
     assert [len(chunk) for chunk in chunks] == [size for size in sizes if size > 0]
     np.testing.assert_array_equal(np.concatenate(chunks), result["audio_data"])
     np.testing.assert_allclose(result["audio_data"], whole(driver, codes), atol=1e-6)
-    assert result["codes"].equal(codes)
+    assert isinstance(result["codes"], np.ndarray)
+    np.testing.assert_array_equal(result["codes"], codes)
 
 
 def test_the_first_chunk_comes_before_the_stream_ends(drive: Any) -> None:
