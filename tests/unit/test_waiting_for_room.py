@@ -93,6 +93,20 @@ async def test_they_do_not_wait_for_room_where_no_replica_is_up(make: Any) -> No
         await soon(waits)
 
 
+async def test_those_that_wait_for_any_replica_are_load_too(make: Any) -> None:
+    pipeline = await with_replicas(make, limit=None)
+    assignments = pipeline.coordinator.assignments
+    pipeline.coordinator.stage_down(["audio@r0", "audio@r1"], "killed")
+    for name in "abc":
+        pipeline.submit(name)
+    await until(lambda: assignments.waiting("audio") == 3)
+    await pipeline.coordinator.abort("b")
+    await until(lambda: assignments.waiting("audio") == 2)
+    pipeline.coordinator.stage_up(["audio@r1"])
+    assert await names_of(pipeline, 2) == ["a", "c"]
+    assert assignments.waiting("audio") == 0
+
+
 async def test_they_fail_with_the_pipeline(make: Any) -> None:
     pipeline = await with_replicas(make, limit=1)
     results = [pipeline.submit(name) for name in "abc"]

@@ -70,8 +70,9 @@ class Assignments:
         self.down: dict[str, str] = {}
         self._groups: dict[str, _Group] = {}
         self._group_of: dict[str, _Group] = {}
-        # Pending while somebody waits for a stage to come up.
+        # Pending while somebody waits for a stage to come up; and how many do.
         self._waited_for: asyncio.Future[None] | None = None
+        self._waiting_until_served = 0
         self._limited: list[_Group] = []
         # Those that wait for room, in the order in which they came.
         self._queue: deque[tuple[asyncio.Future[None], frozenset[str]]] = deque()
@@ -152,8 +153,11 @@ class Assignments:
         return self._group_of[stage].requests()
 
     def waiting(self, stage: str) -> int:
-        """How many requests wait for room in the stage's process."""
-        return 0 if self._group_of[stage].has_room() else len(self._queue)
+        """How many requests wait for room in the stage's process, or for any of its replicas to be up."""
+        group = self._group_of[stage]
+        if not group.able():
+            return self._waiting_until_served
+        return 0 if group.has_room() else len(self._queue)
 
     def must_wait(self, terminals: frozenset[str]) -> bool:
         """Whether a new request, which these stages are to answer, has to ``wait_for_room``."""
@@ -192,10 +196,15 @@ class Assignments:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        while self.unserved() and not unless.done() and (left := deadline - loop.time()) > 0:
-            if self._waited_for is None:
-                self._waited_for = loop.create_future()
-            await asyncio.wait({self._waited_for, unless}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        self._waiting_until_served += 1
+        try:
+            while self.unserved() and not unless.done() and (left := deadline - loop.time()) > 0:
+                if self._waited_for is None:
+                    self._waited_for = loop.create_future()
+                waited_for = {self._waited_for, unless}
+                await asyncio.wait(waited_for, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._waiting_until_served -= 1
         if (unserved := self.unserved()) and not unless.done():
             reason = next(iter(unserved.values()))
             raise Unavailable(
