@@ -7,7 +7,6 @@ import asyncio
 import importlib.util
 import json
 import logging
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,8 +134,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
     if args.parent_pid is not None:
         from sglang_omni.serve.processes import end_with_parent
 
-        # SIGINT ends it at once: nobody is left to wait for what is under way.
-        end_with_parent(args.parent_pid, signal.SIGINT)
+        end_with_parent(args.parent_pid)
     logging.basicConfig(
         level=args.log_level.upper(),
         format=f"%(asctime)s %(levelname)s [{args.log_name}] %(name)s: %(message)s",

@@ -15,25 +15,33 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent(parent_pid: int, number: int) -> None:
-    """Have the kernel send ``number`` to this process when its parent dies, however it dies.
+def end_with_parent(parent_pid: int) -> None:
+    """Have the kernel send SIGINT to this process when its parent dies, however it dies.
+
+    It ends it at once: nobody is left to wait for what is under way.
 
     Args:
         parent_pid: Who is meant; where that process is gone already, this one exits at once.
     """
+    # A shell has what it starts with `&` ignore Ctrl-C, and the children of that inherit it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
         raise SystemExit("the process that started this one is gone")
 
 
 def on_stop_signals(told: Callable[[signal.Signals], object]) -> None:
-    """Have the running loop call this at SIGINT, SIGTERM, and SIGHUP where it is not ignored (``nohup``)."""
+    """Have the running loop call this at SIGINT, SIGTERM, and SIGHUP where it is not ignored (``nohup``).
+
+    SIGINT is ignored, too, in what a shell starts with ``&``, but there whoever sends it means it.
+    """
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, told, number)
 
 

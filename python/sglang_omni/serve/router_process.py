@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 
 from sglang_omni.router import RouterConfig, run_router
 from sglang_omni.serve.processes import end_with_parent
 
 if __name__ == "__main__":
-    # SIGINT ends the router at once: nobody is left to wait for what is in flight.
-    end_with_parent(int(sys.argv[1]), signal.SIGINT)
+    end_with_parent(int(sys.argv[1]))
     sys.exit(run_router(RouterConfig(**json.loads(sys.argv[2]))))
