@@ -246,7 +246,7 @@ def _pipeline_of(checkpoint: Path) -> str:
         kind = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["model_type"]
     except (FileNotFoundError, NotADirectoryError):
         fetch = ""
-        if len(checkpoint.parts) == 2 and not checkpoint.exists():
+        if len(checkpoint.parts) == 2 and not checkpoint.is_absolute() and not checkpoint.exists():
             # Two names, as a model of the hub has, which nothing is loaded from here.
             fetch = f":\n  hf download {checkpoint} --local-dir {checkpoint.name}"
         raise LaunchError(

@@ -48,6 +48,8 @@ def test_checkpoint_that_is_not_there(tmp_path):
         load_pipeline(str(tmp_path / "config.json"), None)
     with pytest.raises(LaunchError, match=r"\n  hf download org/model --local-dir model$"):
         load_pipeline("org/model", None)
+    with pytest.raises(LaunchError, match=r"'speech-chat'$"):
+        load_pipeline("/nowhere", None)
 
 
 def test_checkpoint_without_a_pipeline(checkpoint):
