@@ -171,12 +171,7 @@ async def test_garbage_on_its_ports_does_not_disturb_a_relay(backend: str, relay
     metadata, _ = await relay_io.write_blob(relay, "k", block(1), target="peer")
     await peer("read", "k", metadata)
     draw = random.Random(11)
-    ports = {
-        connection.laddr.port
-        for process in (psutil.Process(), psutil.Process(peer.process.pid))
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    ports = _listening() | _listening(peer.process.pid)
     for port in ports:
         for nbytes in (0, 1, 8, 64, 1000, 20_000):
             await _send(port, draw.randbytes(nbytes))
@@ -188,6 +183,29 @@ async def test_garbage_on_its_ports_does_not_disturb_a_relay(backend: str, relay
                 await lingering.enter_async_context(_linger(port, data))
         await _serves(backend, relay, peer)
     await until(lambda: relay.usage().get("relay_held_bytes", 0) == 0)
+
+
+async def test_a_closed_relay_listens_no_more_though_its_errors_are_kept(backend: str, peer: Peer) -> None:
+    before = _listening()
+    relay = make_relay(backend, "closed", timeout_s=3)
+    true = await peer("write", "k", pattern(1, 200_000))
+    info = true["relay_info"]
+    lie = {**info, "segment": [4096, *info["segment"][1:]]} if backend in WITH_ENGINE else {}
+    with pytest.raises((RelayError, ValueError)) as kept:
+        await relay_io.read_blob(relay, "k", {**true, "relay_info": lie})
+    relay.close()
+    await peer("cleanup", "k")
+    await until(lambda: _listening() <= before)
+    del kept
+
+
+def _listening(pid: int | None = None) -> set[int]:
+    """The TCP ports at which a process listens: this one's by default."""
+    return {
+        connection.laddr.port
+        for connection in psutil.Process(pid).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
 
 
 async def _serves(backend: str, relay: Any, peer: Peer) -> None:

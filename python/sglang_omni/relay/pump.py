@@ -241,10 +241,24 @@ def _advance(read: _Read) -> bool:
         if read.future.set_running_or_notify_cancel():
             read.future.set_result(None)
     except Exception as error:  # noqa: BLE001  whoever asked for the read gets it
+        if isinstance(error, RelayError):
+            _drop_frames(error)
         _fail(read.future, error)
     else:
         return False
     return True
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Forget where an error came from: its text says what there is to know.
+
+    The frames have the engine's own objects, and an engine listens until the last of them is gone. Who keeps
+    the error would keep a closed relay's port open.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__
 
 
 def _is_over(steps: Steps) -> bool:
