@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 from relay_peers import MIB, PATIENCE, Peer, make_relay, pattern, require
 from waiting import until
 
 from sglang_omni.pipeline import relay_io
-from sglang_omni.relay import RelayError, RelayReadError, nccl_links
+from sglang_omni.relay import RelayError, RelayReadError, nccl_groups, nccl_links
 
 # Nothing may end by a deadline here. A thread that was left behind takes as long.
 MEETING = 30.0
@@ -79,3 +80,24 @@ async def test_a_sender_that_is_out_of_files_makes_no_pair_and_goes_on(relay: An
             await relay_io.read_blob(relay, "k", metadata)
         await other("limit_files", limit)
     assert np.array_equal(await relay_io.read_blob(relay, "k", metadata), pattern(3, MIB))
+
+
+async def test_a_sender_that_sends_less_than_it_has_announced_is_left(
+    relay: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make_relay("nccl", "sender")
+    try:
+        whole = nccl_groups.PairGroup.begin_send
+        for nbytes in (MIB, 100_000, 17):
+            payload = torch.from_numpy(pattern(4, nbytes))
+            put = await sender.put_async(payload)
+            with monkeypatch.context() as lying:
+                lying.setattr(
+                    nccl_groups.PairGroup, "begin_send", lambda group, tensor: whole(group, tensor[:-16])
+                )
+                with pytest.raises(RelayReadError, match=f"it sent less than the {nbytes} bytes"):
+                    await relay.get_payload(put.metadata)
+            # What has not been acknowledged is there for whoever asks again.
+            assert np.array_equal(await relay.get_payload(put.metadata), payload.numpy())
+    finally:
+        sender.close()

@@ -5,8 +5,9 @@ it: nobody sends what is not waited for, so an aborted payload is never sent, ge
 and two sides that send to each other do not deadlock. For each connection there is a process group of
 two ranks (see ``nccl_groups``), and what it carries is carried in the order in which it was asked for.
 
-A connection needs the token that is in every put's metadata. The groups themselves take whoever connects:
-this is for networks of one's own.
+A connection needs the token that is in every put's metadata. The groups themselves take whoever connects,
+and gloo ends the process where the other side of a group breaks gloo's own protocol: this is for networks
+of one's own.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ known to ``torch.distributed``'s own registry: a process can have its world besi
 
 from __future__ import annotations
 
+import secrets
 import time
 from datetime import timedelta
 from typing import Any
@@ -22,6 +23,8 @@ SENDER, RECEIVER = 0, 1
 _POLL_SECONDS = 50e-6
 # More than a gloo group opens.
 _FILES = 16
+# Nobody guesses so many bytes.
+_MARK_BYTES = 16
 
 
 def gpu_of(device: str) -> bytes:
@@ -86,19 +89,31 @@ class PairGroup:
         """Receive from the sender.
 
         Raises:
-            RuntimeError: That failed or took too long. The group is of no use any more.
+            RuntimeError: That failed, took too long, or brought less. The group is of no use any more. gloo
+                ends the process where a peer sends more, or anything that gloo does not expect.
         """
-        works = [self._group.recv([part], SENDER, 0) for part in self._parts(tensor)]
         if self.device.type == "cpu":
-            for work in reversed(works):
-                work.wait(timedelta(seconds=max(timeout, 1e-3)))
+            self._receive_by_gloo(tensor, timeout)
             return
+        works = [self._group.recv([part], SENDER, 0) for part in self._parts(tensor)]
         # NCCL's own wait only orders streams, and its watchdog would end the process.
         deadline = time.monotonic() + timeout
         while not works[0].is_completed():
             if time.monotonic() >= deadline:
                 raise RuntimeError(f"NCCL did not finish within {timeout:g} s")
             time.sleep(_POLL_SECONDS)
+
+    def _receive_by_gloo(self, tensor: torch.Tensor, timeout: float) -> None:
+        # For gloo a message that is too short is as good as any. The rest would be what this process had in
+        # that memory before.
+        tail = tensor[-_MARK_BYTES:].numpy()
+        mark = secrets.token_bytes(tail.nbytes)
+        tail[:] = np.frombuffer(mark, np.uint8)
+        works = [self._group.recv([part], SENDER, 0) for part in self._parts(tensor)]
+        for work in reversed(works):
+            work.wait(timedelta(seconds=max(timeout, 1e-3)))
+        if tail.nbytes == _MARK_BYTES and tail.tobytes() == mark:
+            raise RuntimeError(f"it sent less than the {tensor.nbytes} bytes that it has announced")
 
     def _parts(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         # What gloo is in the middle of when a peer dies never ends; what was to come after it fails at once.
