@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
 import numpy as np
@@ -54,3 +55,22 @@ async def test_peers_reach_it_again_once_it_has_files(
             peer.kill()
     # A program's stdout is its own.
     assert capfd.readouterr().out == ""
+
+
+async def test_a_reader_survives_a_sender_that_runs_out_of_files_as_it_connects() -> None:
+    require("nixl")
+    sender, reader = Peer("nixl"), Peer("nixl")
+    try:
+        # Each time the sender has a new engine, and the reader has to connect.
+        for key in map(str, range(6)):
+            metadata = await sender("write", key, pattern(1, MIB))
+            before = await sender("limit_files", psutil.Process(sender.process.pid).num_fds())
+            with contextlib.suppress(PeerError):
+                await reader("read_sum", key, metadata)
+            await sender("limit_files", before)
+            await sender("cleanup", key)
+        await carry(sender, reader, 2)
+        assert [await asyncio.to_thread(peer.close) for peer in (sender, reader)] == [0, 0]
+    finally:
+        for peer in (sender, reader):
+            peer.kill()

@@ -294,6 +294,9 @@ def _import_nixl() -> Any:
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
     # By itself UCX logs to stdout, in the middle of what a program prints there.
     os.environ.setdefault("UCX_LOG_FILE", "stderr")
+    # To wait for connect(), as by default, UCX holds up whoever reads; and it ends the process where a peer
+    # takes a connection, drops it and refuses the next.
+    os.environ.setdefault("UCX_TCP_CONN_NB", "y")
     if not _rdma_ports():
         # Without RDMA its modules find nothing, and one of them brings a library that crashes at exit.
         os.environ.setdefault("UCX_MODULES", "^ib")
