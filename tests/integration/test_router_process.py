@@ -20,7 +20,6 @@ from router_harness import (
     connect,
     get,
     launched,
-    listed,
     post,
     read_body,
     read_head,
@@ -208,21 +207,6 @@ async def test_a_request_on_its_way_when_the_router_drains_is_answered() -> None
             assert await asyncio.to_thread(server.wait, PATIENCE)
         finally:
             server.stop()
-
-
-async def test_a_router_that_is_its_own_worker_finds_out() -> None:
-    async with replicas(None) as [replica]:
-        with socket.create_server(("127.0.0.1", 0)) as held:
-            port = held.getsockname()[1]
-        itself = f"http://127.0.0.1:{port}"
-        async with router(itself, replica, port=port) as url:
-            assert url == itself
-            await until(lambda: lists_only(url, replica.url), "it is out of the list")
-            assert {(await post(url)).status for _ in range(4)} == {200}
-
-
-async def lists_only(url: str, worker: str) -> bool:
-    return [each["url"] for each in await listed(url)] == [worker]
 
 
 async def test_health_checks_that_lack_descriptors_say_nothing_of_the_worker() -> None:

@@ -12,13 +12,17 @@ use serde_json::{Value, json};
 use super::read_body;
 use super::workers::describe;
 use crate::fleet::fan_out::{Answer, Question, ask};
+use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
 use crate::front::reply::{self, Reply};
 use crate::request::choice::no_worker;
 use crate::runtime::lane::Lane;
 
+/// All but routers that would ask this one in turn.
 fn everyone(lane: &Lane) -> Vec<Arc<Worker>> {
-    Vec::clone(&lane.shared.fleet.read())
+    let fleet = lane.shared.fleet.read();
+    let leads_on = |worker: &&Arc<Worker>| !worker.standing.is(Behind::Loop);
+    fleet.iter().filter(leads_on).cloned().collect()
 }
 
 /// `/get_loads`: what each worker says it has to do, and what the router has given it.

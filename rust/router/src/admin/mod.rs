@@ -10,12 +10,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper::header::{ALLOW, HeaderMap, HeaderValue};
+use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
 
+use crate::fleet::chain;
 use crate::fleet::worker::Worker;
-use crate::front::gate::ROUTER;
 use crate::front::reply::{self, Reply};
 use crate::runtime::lane::{Lane, Stopping};
 use crate::telemetry::prometheus;
@@ -36,7 +36,7 @@ pub async fn answer(
         .path_and_query()
         .map_or("/", |target| target.as_str());
     match request.uri().path() {
-        "/health" if is_read => Ok(health(lane, headers)),
+        "/health" if is_read => Ok(health(lane)),
         "/readiness" if is_read => Ok(readiness(lane)),
         "/liveness" if is_read => Ok(reply::text(StatusCode::OK, "text/plain", "OK".to_owned())),
         "/metrics" if is_read => Ok(reply::text(
@@ -85,20 +85,20 @@ fn healthy(lane: &Lane) -> usize {
     lane.shared.fleet.read().iter().filter(is_healthy).count()
 }
 
-fn health(lane: &Lane, headers: &HeaderMap) -> Reply {
-    if headers.get(ROUTER) == Some(&lane.shared.gate.name) {
-        let message = "it is this router that asks, as if it were its own worker";
-        return reply::error(StatusCode::LOOP_DETECTED, message);
-    }
+fn health(lane: &Lane) -> Reply {
     let (healthy, total) = (healthy(lane), lane.shared.fleet.read().len());
     let (status, word) = match healthy {
+        0 if chain::is_closed(&lane.shared.fleet) => (StatusCode::LOOP_DETECTED, "unhealthy"),
         0 => (StatusCode::SERVICE_UNAVAILABLE, "unhealthy"),
         _ => (StatusCode::OK, "healthy"),
     };
-    reply::json(
+    let mut reply = reply::json(
         status,
         &json!({"status": word, "workers": {"healthy": healthy, "total": total}}),
-    )
+    );
+    let routers = chain::list(&lane.shared);
+    reply.headers_mut().insert(chain::ROUTERS, routers);
+    reply
 }
 
 /// Whether to send requests here: not while there is no worker for them, nor once the router is draining.

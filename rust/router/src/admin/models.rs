@@ -51,7 +51,9 @@ impl NoList {
 }
 
 async fn merged(lane: &Rc<Lane>, headers: &HeaderMap) -> Result<Vec<Value>, NoList> {
-    let is_open = |worker: &&Arc<Worker>| !worker.is_draining() && worker.health() != Health::Down;
+    let is_open = |worker: &&Arc<Worker>| {
+        !worker.is_draining() && !matches!(worker.health(), Health::Down | Health::Loop)
+    };
     let workers = lane
         .shared
         .fleet

@@ -3,14 +3,15 @@
 use std::io;
 use std::sync::Arc;
 
+use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, HOST, HeaderMap};
-use hyper::{Request, StatusCode};
+use hyper::{Request, Response};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::fleet::address;
+use crate::fleet::chain::{self, Leads};
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::front::gate::ROUTER;
 use crate::request::proxy::is_exhaustion;
 use crate::request::upload::RequestBody;
 use crate::request::upstream::{CONNECT_TIMEOUT, Upstream};
@@ -56,7 +57,7 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
     let mut tick = interval(shared.config.probe_interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut slow = 0;
-    let mut headers = HeaderMap::from_iter([(ROUTER, shared.gate.name.clone())]);
+    let mut headers = HeaderMap::new();
     if let Some(key) = &shared.gate.keys.worker {
         headers.insert(AUTHORIZATION, key.clone());
     }
@@ -67,20 +68,30 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
         }
         let since = clock::now();
         match timeout(shared.config.probe_timeout, probe(&worker, &headers)).await {
-            Ok(Ok(StatusCode::LOOP_DETECTED)) => {
-                let text = "a worker is this router itself: it is taken out of the list";
-                shared.log.warn(text, &[("worker", &worker.url)]);
-                shared.remove(&worker);
-                return;
-            }
-            Ok(Ok(status)) if status.is_server_error() => {
+            Ok(Ok(answer)) => {
                 slow = 0;
-                mark_down(&shared.log, &worker, &format!("/health answered {status}"));
-            }
-            // Any other answer is one: not every replica has a /health.
-            Ok(Ok(_)) => {
-                slow = 0;
-                mark_up(&shared.log, &worker);
+                match chain::learn(&shared, &worker, &answer) {
+                    Leads::Here => {
+                        let text = "a worker is this router itself: it is taken out of the list";
+                        shared.log.warn(text, &[("worker", &worker.url)]);
+                        shared.remove(&worker);
+                        return;
+                    }
+                    // Should all routers of a ring ask at the same moments, all would give up at once, and
+                    // all begin again at once.
+                    Leads::Back => {
+                        tick.reset_after(shared.config.probe_interval.mul_f64(fastrand::f64()));
+                        continue;
+                    }
+                    Leads::On => {}
+                }
+                let status = answer.status();
+                if status.is_server_error() {
+                    mark_down(&shared.log, &worker, &format!("/health answered {status}"));
+                } else {
+                    // Any other answer is one: not every replica has a /health.
+                    mark_up(&shared.log, &worker);
+                }
             }
             // What this says is of the router.
             Ok(Err(error)) if is_exhaustion(&error) => {}
@@ -105,7 +116,7 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
 }
 
 /// Asks on a new connection each time: what counts is whether the worker takes one.
-async fn probe(worker: &Worker, headers: &HeaderMap) -> io::Result<StatusCode> {
+async fn probe(worker: &Worker, headers: &HeaderMap) -> io::Result<Response<Incoming>> {
     let mut upstream = Upstream::open(worker, CONNECT_TIMEOUT).await?;
     let mut request = Request::get("/health")
         .header(HOST, worker.authority.clone())
@@ -113,9 +124,8 @@ async fn probe(worker: &Worker, headers: &HeaderMap) -> io::Result<StatusCode> {
         .body(RequestBody::empty())
         .expect("a constant request is valid");
     request.headers_mut().extend(headers.clone());
-    let response = upstream
+    upstream
         .send(request)
         .await
-        .map_err(|error| io::Error::other(error.into_error()))?;
-    Ok(response.status())
+        .map_err(|error| io::Error::other(error.into_error()))
 }

@@ -3,10 +3,12 @@
 //! A [`worker`] has an [`address`] and serves [`models`]; [`discovery`] finds more of them. Its [`standing`]
 //! among the others is moved by its probes ([`health`]), by its failures ([`breaker`]) and by requests that
 //! are [`waiting`] for longer than those like them took ([`first_bytes`]), which shows that it is [`hung`].
-//! [`fan_out`] asks all of them at once.
+//! One that is a router and leads back to this one is found in a [`chain`]. [`fan_out`] asks all workers at
+//! once.
 
 pub mod address;
 pub mod breaker;
+pub mod chain;
 pub mod discovery;
 pub mod fan_out;
 pub mod first_bytes;

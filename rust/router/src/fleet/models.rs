@@ -62,7 +62,10 @@ pub async fn watch(shared: Arc<Shared>) {
     loop {
         tick.tick().await;
         let fleet = shared.fleet.read().clone();
-        let answers = |worker: &Worker| !matches!(worker.health(), Health::Down | Health::Unknown);
+        let answers = |worker: &Worker| {
+            let silent = [Health::Down, Health::Loop, Health::Unknown];
+            !silent.contains(&worker.health())
+        };
         // One that was down may come back with other models.
         let known = |id: u32| fleet.iter().any(|w| w.id == id && answers(w));
         asked.retain(|&id, since| known(id) && since.elapsed() < FRESH);

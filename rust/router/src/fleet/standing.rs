@@ -1,7 +1,7 @@
 //! Where a worker stands among the others: what puts it behind them, and what brings it back.
 //!
-//! Nothing ever shuts a worker out. A request goes to the workers of the best class there is, so a lone
-//! worker gets every request whatever is known against it.
+//! Nothing ever shuts a worker out, but that it is a router that leads back to this one. A request goes to
+//! the workers of the best class there is, so a lone worker gets every request whatever is known against it.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
@@ -25,6 +25,8 @@ pub enum Health {
     HalfOpen,
     /// Takes no connection, or its `/health` fails or does not answer.
     Down,
+    /// A router that leads back to this one.
+    Loop,
 }
 
 impl Health {
@@ -37,6 +39,7 @@ impl Health {
             Health::Hung => "hung",
             Health::HalfOpen => "half_open",
             Health::Down => "down",
+            Health::Loop => "loop",
         }
     }
 }
@@ -49,6 +52,8 @@ pub enum Behind {
     Failing = 8,
     Hung = 16,
     Down = 32,
+    /// Unlike the others it shuts a worker out: what it gets comes back.
+    Loop = 64,
 }
 
 const UNPROBED: u8 = 1;
@@ -57,6 +62,7 @@ const BUSY: u8 = Behind::Busy as u8;
 const FAILING: u8 = Behind::Failing as u8;
 const HUNG: u8 = Behind::Hung as u8;
 const DOWN: u8 = Behind::Down as u8;
+const LOOP: u8 = Behind::Loop as u8;
 
 /// Written by every lane, on the way of a request only where something changes, and apart from what every
 /// request changes.
@@ -89,6 +95,7 @@ impl Standing {
     pub fn health(&self) -> Health {
         let flags = self.flags.load(Relaxed);
         match flags {
+            _ if flags & LOOP != 0 => Health::Loop,
             _ if flags & DOWN != 0 => Health::Down,
             _ if flags & TRIAL != 0 => Health::HalfOpen,
             _ if flags & HUNG != 0 => Health::Hung,
@@ -99,12 +106,15 @@ impl Standing {
         }
     }
 
+    /// The class of workers that get requests only where there are no others; those above it get none.
+    pub const LAST_CLASS: u32 = u8::BITS - DOWN.leading_zeros();
+
     /// 0 for a worker nothing is known against; the higher, the further behind.
     pub fn class(&self) -> u32 {
         let flags = self.flags.load(Relaxed);
         let counts = match flags & TRIAL {
-            0 => BUSY | FAILING | HUNG | DOWN,
-            _ => BUSY | DOWN,
+            0 => BUSY | FAILING | HUNG | DOWN | LOOP,
+            _ => BUSY | DOWN | LOOP,
         };
         u8::BITS - (flags & counts).leading_zeros()
     }

@@ -28,6 +28,8 @@ pub struct Worker {
     draining: AtomicBool,
     /// Sorted names of what it serves; None where that is not known.
     models: ArcSwapOption<Vec<String>>,
+    /// Names of the routers that requests to it may meet; empty where it is none.
+    pub routers: ArcSwap<Vec<String>>,
     load: AtomicUsize,
     pub requests: AtomicU64,
     pub failures: AtomicU64,
@@ -89,6 +91,7 @@ impl Worker {
             first_bytes: FirstBytes::default(),
             draining: AtomicBool::new(false),
             models: ArcSwapOption::empty(),
+            routers: ArcSwap::default(),
             load: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
             failures: AtomicU64::new(0),

@@ -10,7 +10,7 @@ use crate::front::auth::Keys;
 use crate::front::cors::Cors;
 use crate::front::in_flight::{InFlight, Refused};
 use crate::front::reply::{self, Reply};
-use crate::front::request_id::{REQUEST_ID, RequestIds, is_usable};
+use crate::front::request_id::{REQUEST_ID, is_usable};
 use crate::request::exchange::Exchange;
 use crate::request::upload::discard;
 use crate::runtime::lane::Lane;
@@ -18,12 +18,7 @@ use crate::runtime::lane::Lane;
 /// Open to everyone: what probes and scrapers ask for, which have no key.
 const OPEN_PATHS: [&str; 4] = ["/health", "/liveness", "/readiness", "/metrics"];
 
-/// Says in health checks which router asks, so that one that is told to be its own worker finds out.
-pub const ROUTER: HeaderName = HeaderName::from_static("x-sglang-omni-router");
-
 pub struct Gate {
-    /// This router among all.
-    pub name: HeaderValue,
     pub keys: Keys,
     pub in_flight: InFlight,
     pub cors: Cors,
@@ -41,7 +36,6 @@ impl Gate {
             })
         };
         Ok(Gate {
-            name: RequestIds::default().next(),
             keys: Keys::read(config)?,
             in_flight: InFlight::new(config),
             cors: Cors::new(config)?,

@@ -50,6 +50,12 @@ impl RequestIds {
     }
 }
 
+/// A name that nothing else has.
+pub fn unique() -> String {
+    let id = RequestIds::default().next();
+    String::from_utf8_lossy(id.as_bytes()).into_owned()
+}
+
 /// The last `N` hexadecimal digits.
 fn hex<const N: usize>(number: u64) -> [u8; N] {
     std::array::from_fn(|index| {

@@ -17,7 +17,7 @@ use crate::fleet::worker::{Fleet, Worker};
 use crate::fleet::{breaker, health};
 use crate::front::gate::Gate;
 use crate::front::tls::{self, Tls};
-use crate::front::{connection, listen};
+use crate::front::{connection, listen, request_id};
 use crate::policy;
 use crate::runtime::lane::{Shared, Stopping};
 use crate::runtime::memory;
@@ -118,6 +118,7 @@ impl Router {
             log,
             stopping: stopped,
             reload: reloaded,
+            name: request_id::unique(),
             config,
         });
         let discovery = Discovery::start(&shared).map_err(StartError::Config)?;

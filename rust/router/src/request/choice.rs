@@ -8,6 +8,7 @@ use hyper::header::HeaderName;
 use hyper::http::request::Parts;
 
 use crate::fleet::models::{self, Serving};
+use crate::fleet::standing::{Behind, Standing};
 use crate::fleet::worker::Worker;
 use crate::front::reply::{self, Reply};
 use crate::key::scan::scan;
@@ -64,7 +65,7 @@ fn find_eligible(
     serving: Serving<'_>,
     eligible: &mut Vec<usize>,
 ) -> bool {
-    let mut best = u32::MAX;
+    let mut best = Standing::LAST_CLASS;
     eligible.clear();
     for (position, worker) in fleet.iter().enumerate() {
         let class = worker.standing.class();
@@ -84,12 +85,21 @@ fn find_eligible(
     !eligible.is_empty()
 }
 
-/// 503 for a request that no worker could take.
+/// 503 for a request that no worker could take, or 508 where it would come back from each that is left.
 pub fn no_worker(lane: &Lane, failure: &str) -> Reply {
     lane.shared.metrics.unserved.fetch_add(1, Relaxed);
+    let fleet = lane.shared.fleet.read();
     let message = match failure {
-        "" if lane.shared.fleet.read().is_empty() => {
+        "" if fleet.is_empty() => {
             "the router has no workers; add one with POST /workers".to_owned()
+        }
+        "" if let Some(worker) = fleet.iter().find(|worker| worker.standing.is(Behind::Loop)) => {
+            let url = &worker.url;
+            let message = format!(
+                "worker {url} is a router that sends requests back to this one, and there is no other \
+                 worker: take this router out of the workers of {url} or of a router behind it"
+            );
+            return reply::error(StatusCode::LOOP_DETECTED, &message);
         }
         "" => "every worker that could serve the request is draining".to_owned(),
         failure => format!("no worker could serve the request; the last one tried was {failure}"),

@@ -25,6 +25,8 @@ use crate::telemetry::metrics::{LaneMetrics, Metrics};
 /// What all threads share.
 pub struct Shared {
     pub config: Config,
+    /// This router among all.
+    pub name: String,
     pub fleet: Fleet,
     pub models: Models,
     pub policy: Box<dyn Policy>,

@@ -1,0 +1,113 @@
+"""Routers behind routers, and those that lead back to themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from router_harness import (
+    change,
+    get,
+    listed,
+    post,
+    replicas,
+    router,
+    until,
+    workers,
+)
+
+
+async def test_a_router_that_is_its_own_worker_finds_out() -> None:
+    async with replicas(None) as [replica]:
+        with socket.create_server(("127.0.0.1", 0)) as held:
+            port = held.getsockname()[1]
+        itself = f"http://127.0.0.1:{port}"
+        async with router(itself, replica, port=port) as url:
+            assert url == itself
+            await until(lambda: lists_only(url, replica.url), "it is out of the list")
+            assert {(await post(url)).status for _ in range(4)} == {200}
+
+
+async def lists_only(url: str, worker: str) -> bool:
+    return [each["url"] for each in await listed(url)] == [worker]
+
+
+@contextlib.asynccontextmanager
+async def ring(*extra: Sequence[str]) -> AsyncIterator[list[str]]:
+    """Routers of which each has the next one as a worker, the last one the first, and some others besides."""
+    async with contextlib.AsyncExitStack() as held:
+        with contextlib.ExitStack() as ports:
+            sockets = [ports.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in extra]
+            numbers = [held_port.getsockname()[1] for held_port in sockets]
+        urls = [f"http://127.0.0.1:{number}" for number in numbers]
+        for index, number in enumerate(numbers):
+            following = urls[(index + 1) % len(urls)]
+            await held.enter_async_context(router(following, *extra[index], port=number))
+        yield urls
+
+
+async def is_in_state(url: str, worker: str, state: str) -> None:
+    async def found() -> bool:
+        return (await workers(url))[worker]["state"] == state
+
+    await until(found, f"{worker} is {state} for {url}")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_a_ring_of_routers_is_opened_at_one_place(size: int) -> None:
+    async with replicas(None) as [replica], ring([replica.url], *[[]] * (size - 1)) as urls:
+        # The only way that is given up is that of the router that has another.
+        wanted = ["loop", *["up"] * (size - 1)]
+
+        async def is_open() -> bool:
+            states = [
+                (await workers(url))[following]["state"]
+                for url, following in zip(urls, urls[1:] + urls[:1], strict=True)
+            ]
+            return states == wanted
+
+        await until(is_open, "the ring is open at one place")
+        assert {(await post(url)).status for url in urls for _ in range(4)} == {200}
+        for path in ("/flush_cache", "/abort_request"):
+            for url in urls:
+                replica.seen.clear()
+                await change(url, "POST", path, {"rid": "a"})
+                assert len(replica.seen) == 1, "it was asked once"
+
+
+async def test_where_nothing_is_behind_a_ring_the_error_says_so() -> None:
+    async with ring([], []) as urls:
+        pairs = (urls, urls[::-1])
+        for url, other in pairs:
+            await is_in_state(url, other, "loop")
+        for url, other in pairs:
+            for answer in (await post(url), await get(url, "/v1/models")):
+                assert answer.status == 508
+                error = json.loads(answer.body)["error"]
+                assert (error["type"], error["code"]) == ("server_error", 508)
+                assert f"take this router out of the workers of {other}" in error["message"]
+            assert (await get(url, "/health")).status == 508
+            assert (await get(url, "/readiness")).status == 503
+
+
+async def test_a_ring_that_is_undone_is_found_so() -> None:
+    async with replicas(None) as [replica], ring([replica.url], []) as (first, second):
+        # It has another worker.
+        await is_in_state(first, second, "loop")
+        await is_in_state(second, first, "up")
+        await change(second, "DELETE", "/workers", {"url": first})
+        await is_in_state(first, second, "down")
+        await change(second, "POST", "/workers", {"url": replica.url})
+        await is_in_state(first, second, "up")
+
+
+async def test_the_way_that_closes_a_ring_is_the_one_given_up() -> None:
+    async with replicas(None) as [replica], router(replica) as back, router(back) as front:
+        await is_in_state(front, back, "up")
+        await change(back, "POST", "/workers", {"url": front})
+        await is_in_state(back, front, "loop")
+        assert (await workers(front))[back]["state"] == "up"
+        assert {(await post(url)).status for url in (front, back) for _ in range(4)} == {200}
