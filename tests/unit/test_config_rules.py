@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sglang_omni.config import ExecutorConfig, PipelineConfig, StageConfig, validate_pipeline
+from sglang_omni.config import (
+    ConfigError,
+    ExecutorConfig,
+    PipelineConfig,
+    StageConfig,
+    check_terminals,
+    compile_pipeline,
+    validate_config,
+    validate_pipeline,
+)
 
 
 def stage(name: str, **fields: Any) -> StageConfig:
@@ -330,3 +339,20 @@ def test_a_list_of_nodes_has_one_for_each_replica(node: list[str], text: str) ->
     with pytest.raises(ValidationError, match=f"stage 'a': {text}"):
         pipeline(stage("a", num_replicas=2, node=node, **END))
     pipeline(stage("a", num_replicas=2, node=["x", None], **END))
+
+
+def test_a_terminal_stage_that_no_request_reaches_is_named() -> None:
+    # Nothing leads to "c" and "d" but they themselves.
+    lost = [stage("a", next="b"), stage("b", **END), stage("c", next="d"), stage("d", **END)]
+    text = "stage 'd' is terminal, and no route from the entry stage 'a' leads to it"
+    with pytest.raises(ConfigError, match=text):
+        validate_config(pipeline(*lost))
+    with pytest.raises(ValueError, match=text):
+        compile_pipeline(pipeline(*lost))
+    with pytest.raises(ConfigError, match="stage 'a' is terminal, and no route from the entry stage 'b'"):
+        validate_config(pipeline(stage("a", **END), stage("b", **END), entry_stage="b"))
+    # A stream leads there, too.
+    streamed = stage("a", next="b", stream_to=["c"])
+    check_terminals(pipeline(streamed, *lost[1:]))
+    # Somebody else decides.
+    check_terminals(pipeline(*lost, terminal_stages_fn="pkg.who_answers"))

@@ -94,6 +94,20 @@ def check_edges(config: PipelineConfig) -> None:
             )
 
 
+def check_terminals(config: PipelineConfig) -> None:
+    """Raise ValueError where every request would wait for a terminal stage that none reaches."""
+    if config.terminal_stages_fn is not None:
+        return  # It says which ones a request waits for.
+    entry = config.resolved_entry_stage
+    lost = [name for name in config.terminal_stages if name not in terminals_after([entry], config)]
+    if lost:
+        raise ValueError(
+            f"stage {lost[0]!r} is terminal, and no route from the entry stage {entry!r} leads to it, so "
+            "every request would wait for it for ever: name it in 'next' or stream_to of a stage that "
+            "requests reach, leave it out, or have terminal_stages_fn say who answers"
+        )
+
+
 def terminals_after(stages: Iterable[str], config: PipelineConfig) -> frozenset[str]:
     """The terminal stages to whose results these stages may contribute, themselves included."""
     found: set[str] = set()

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from sglang_omni.config.edges import Edge, check_edges, merge_replicas, plan_edges
+from sglang_omni.config.edges import Edge, check_edges, check_terminals, merge_replicas, plan_edges
 from sglang_omni.config.factory_args import (
     merge_factory_args,
     resolve_stage_factory_args,
@@ -40,6 +40,7 @@ def validate_config(config: PipelineConfig) -> None:
     """
     try:
         validate_pipeline(config)
+        check_terminals(config)
         check_edges(config)
     except (ValueError, ImportError, TypeError) as exc:
         raise ConfigError(str(exc)) from exc

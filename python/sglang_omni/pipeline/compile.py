@@ -12,6 +12,7 @@ from sglang_omni.config import (
     PipelineConfig,
     apply_env_defaults,
     build_stage_placement_plan,
+    check_terminals,
     plan_edges,
     stage_instances,
 )
@@ -30,7 +31,8 @@ def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
     in this process, where not set already.
 
     Raises:
-        ValueError: The config breaks a rule of its placement, or splits a stage over ranks.
+        ValueError: The config breaks a rule of its placement, splits a stage over ranks, or has a terminal
+            stage that no request reaches.
         ImportError: A dotted path leads nowhere.
         Exception: Whatever a stage's factory raises.
     """
@@ -46,6 +48,7 @@ def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
             f"stage {replicated.name!r}: its replicas need processes of their own; run the pipeline with "
             "MultiProcessPipelineRunner, or set num_replicas=1"
         )
+    check_terminals(config)
     build_stage_placement_plan(config)
     apply_env_defaults(config.env_defaults)
     # Sockets of one process need no files; the name keeps this pipeline apart from others in it.
