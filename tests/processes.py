@@ -15,6 +15,14 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def is_running(pid: int) -> bool:
+    """``is_alive`` of a process of which only its id is known."""
+    try:
+        return is_alive(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
+
+
 def command_line(process: psutil.Process) -> str:
     """Its program and arguments; empty where it has ended."""
     try:

@@ -40,7 +40,7 @@ async def main(options: dict[str, Any]) -> None:
     )
     runner = MultiProcessPipelineRunner(PipelineConfig.from_dict(options["config"]), launcher=launcher)
     try:
-        await runner.start(timeout=60)
+        await runner.start(timeout=240)
     except RuntimeError as error:
         say(id="start", error=str(error))
         return

@@ -21,7 +21,10 @@ def trace(name: str, folder: str = "") -> Callable[[StagePayload], dict]:
     """Adds ``name`` and its process id to the payload; holds requests that ask for it until told to go on.
 
     A request ``{"hold": name}`` makes the stage create ``folder/name.held`` and wait for ``folder/name.go``.
+    A process that starts while there is ``folder/name.shut`` waits until there is not.
     """
+    while Path(folder, f"{name}.shut").exists():
+        time.sleep(0.01)
 
     def run(payload: StagePayload) -> dict:
         inputs = payload.request.inputs

@@ -100,8 +100,11 @@ class Rank(Speaker):
 
     def __init__(self, name: str, rank: int, port: int | None, folder: str) -> None:
         super().__init__(name)
-        self._place = Path(folder, f"rank{rank}.json")
-        self._place.write_text(json.dumps({**here(), "port": port}))
+        place = Path(folder, f"rank{rank}.json")
+        # Whoever reads it finds this or what was there before.
+        written = place.with_suffix(".new")
+        written.write_text(json.dumps({**here(), "port": port}))
+        written.replace(place)
 
     def join_ranks(self, ranks: RankGroup) -> None:
         self._ranks = ranks

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import threading
 import traceback
 from functools import cache
 from multiprocessing.connection import Connection
@@ -122,6 +123,13 @@ class _Servant:
         gc.collect()
         return self.relay.usage()
 
+    async def spare_files(self, count: int) -> int:
+        """Leave so many files to open; returns what the soft limit of open files was."""
+        opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(count)]
+        for descriptor in opened:
+            os.close(descriptor)
+        return await self.limit_files(max(opened) + 1)
+
     async def limit_files(self, limit: int) -> int:
         """Set the soft limit of open files; returns what it was."""
         before, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -139,7 +147,8 @@ class _Servant:
         function = getattr(owner, name)
 
         def stop(*args: Any) -> Any:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # Another thread, which a signal to the process may go to, would let this one go on for a while.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
             return function(*args)
 
         setattr(owner, name, stop)
@@ -219,8 +228,10 @@ class Peer:
                 raise PeerError(kind, text)
 
     def stop(self) -> None:
+        """Returns when it has, with all of its threads."""
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def go_on(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -234,5 +245,5 @@ class Peer:
         """End it; its exit status."""
         self._here.close()
         self.go_on()
-        self.process.join(30)
+        self.process.join(PATIENCE)
         return self.process.exitcode

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from host_processes import HOST_TIMEOUT, PATIENCE, USUAL_FILES, Coordinator, Lines, host, two_hosts
 from host_stages import expected_digest
 from network_namespaces import Network, require_namespaces
-from processes import is_alive
+from processes import is_running
 from relay_peers import require
 
 
@@ -59,7 +58,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 def ended(pid: int) -> None:
     """Return when this process has."""
     deadline = time.monotonic() + PATIENCE
-    while psutil.pid_exists(pid) and is_alive(psutil.Process(pid)):
+    while is_running(pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -154,6 +153,7 @@ def test_a_host_that_is_stopped_leaves_at_once_and_ends_what_ran_there(run: Run)
 def test_a_coordinator_that_was_killed_is_waited_for(run: Run) -> None:
     before = run.served()["pid"]
     run.coordinator.process.kill()
+    run.coordinator.process.wait()
     run.coordinator = Coordinator(run.net, run.folder, run.coordinator.config)
     assert run.coordinator.answer("start") == {"result": None}
     assert run.served()["pid"] != before

@@ -72,13 +72,13 @@ async def test_closing_does_not_wait_for_a_pair_that_is_being_made(relay: Any, p
     await asyncio.wait_for(gone, MEETING / 2)
 
 
-async def test_a_sender_that_is_out_of_files_makes_no_pair_and_goes_on(relay: Any, other: Peer) -> None:
-    metadata = await other("write", "k", pattern(3, MIB))
+async def test_a_sender_that_is_out_of_files_makes_no_pair_and_goes_on(relay: Any, peer: Peer) -> None:
+    metadata = await peer("write", "k", pattern(3, MIB))
     for spare in range(1, 14):
-        limit = await other("limit_files", psutil.Process(other.process.pid).num_fds() + spare)
+        limit = await peer("spare_files", spare)
         with pytest.raises(RelayReadError):
             await relay_io.read_blob(relay, "k", metadata)
-        await other("limit_files", limit)
+        await peer("limit_files", limit)
     assert np.array_equal(await relay_io.read_blob(relay, "k", metadata), pattern(3, MIB))
 
 

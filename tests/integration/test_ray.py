@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import signal
-import socket
+import subprocess
 import sys
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from processes import is_alive
+from processes import is_alive, is_running
+from program_lines import Lines
 from ray._private import ray_constants
 from ray.cluster_utils import Cluster
 from ray.util import list_named_actors, placement_group_table
@@ -41,7 +42,6 @@ class Nodes:
 
     cluster: Cluster
     nodes: dict[str, Any]
-    metrics_ports: dict[str, int]
 
     def name_of(self, node_id: str) -> str:
         return next(name for name, node in self.nodes.items() if node.node_id == node_id)
@@ -58,7 +58,6 @@ def nodes() -> Iterator[Nodes]:
         # Else whoever connects to 127.0.0.1 is sent to the machine's address.
         environment.setenv(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "0")
         environment.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)
-        ports = {name: free_port() for name in ("head", "left", "right")}
         common = {
             "num_cpus": 2,
             "object_store_memory": STORE,
@@ -71,7 +70,6 @@ def nodes() -> Iterator[Nodes]:
             head_node_args={
                 **common,
                 "resources": {"head": 1},
-                "metrics_export_port": ports["head"],
                 # A node that is gone is noticed within seconds.
                 "_system_config": {
                     "health_check_initial_delay_ms": 1000,
@@ -84,11 +82,9 @@ def nodes() -> Iterator[Nodes]:
         try:
             started = {"head": cluster.head_node}
             for name in ("left", "right"):
-                started[name] = cluster.add_node(
-                    **common, resources={name: 1, "either": 1}, metrics_export_port=ports[name]
-                )
+                started[name] = cluster.add_node(**common, resources={name: 1, "either": 1})
             ray.init(address=cluster.address, logging_level="warning")
-            yield Nodes(cluster, started, ports)
+            yield Nodes(cluster, started)
         finally:
             ray.shutdown()
             cluster.shutdown()
@@ -103,11 +99,6 @@ async def nothing_is_left(nodes: Nodes) -> AsyncIterator[None]:
     yield
     await until(lambda: not list_named_actors(all_namespaces=True))
     await until(lambda: not groups())
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def stage(name: str, factory: str = "visit", **fields: Any) -> StageConfig:
@@ -164,7 +155,7 @@ async def on_ray(config: PipelineConfig, **options: Any) -> AsyncIterator[MultiP
     async with running(config, launcher=RayLauncher(), **options) as runner:
         yield runner
         pids += runner.process_ids.values()
-    await until(lambda: not any(psutil.pid_exists(pid) and is_alive(psutil.Process(pid)) for pid in pids))
+    await until(lambda: not any(map(is_running, pids)))
 
 
 async def ask(runner: MultiProcessPipelineRunner, request_id: str, **inputs: Any) -> dict[str, Any]:
@@ -239,7 +230,7 @@ async def test_logs_and_metrics_are_where_ray_has_them(nodes: Nodes, tmp_path: P
             tags = f'process="{stage}",stage="{stage}"'
             return any(
                 line.startswith("ray_sglang_omni_stage_relay_held_bytes{") and tags in line
-                for line in metrics(nodes.metrics_ports[where[stage]])
+                for line in metrics(nodes.nodes[where[stage]].metrics_export_port)
             )
 
         for stage in ("speak", "double"):
@@ -322,29 +313,22 @@ async def test_a_server_on_ray_ends_on_sigterm(nodes: Nodes, tmp_path: Path) -> 
     """Ray's driver ends the process at once on SIGTERM, where nobody keeps it from that."""
     config = pipeline(tmp_path, stage("a", terminal=True))
     save_config(config, tmp_path / "pipeline.yaml")
-    port = free_port()
-    command = f"serve --launcher ray --ray-address {nodes.cluster.address} --port {port} --config"
-    server = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "sglang_omni.cli", *command.split(), str(tmp_path / "pipeline.yaml")],
+    command = f"serve --launcher ray --ray-address {nodes.cluster.address} --port 0 --config"
+    server = subprocess.Popen(  # noqa: ASYNC220  it takes as long as any other here
+        [sys.executable, "-m", "sglang_omni.cli", *command.split(), str(tmp_path / "pipeline.yaml")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
     )
     try:
-        await until(lambda: server.returncode is not None or answers(f"http://127.0.0.1:{port}/health"))
+        await asyncio.to_thread(Lines(server).says, "served on")
         assert actors_of_processes() == {"a"}
         server.terminate()
-        assert await asyncio.wait_for(server.wait(), PATIENCE) == 0
+        assert await asyncio.to_thread(server.wait, PATIENCE) == 0
     finally:
-        if server.returncode is None:
-            server.kill()
-            await server.wait()
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
+        server.kill()
+        server.wait()
 
 
 async def test_processes_of_one_node_are_together_and_move_together(nodes: Nodes, tmp_path: Path) -> None:

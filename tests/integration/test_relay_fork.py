@@ -68,6 +68,6 @@ def test_a_forked_child_takes_nothing_from_its_parent(end: str) -> None:
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "fine\n", "")

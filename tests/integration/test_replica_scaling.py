@@ -105,6 +105,10 @@ async def test_a_burst_is_spread_over_the_replicas_that_it_calls_for(tmp_path: P
     await runner.start(timeout=PATIENCE)
     coordinator = runner.coordinator
     try:
+        # What is slow once is not to look like a stage that has room.
+        gate.touch()
+        await coordinator.submit("first", {})
+        gate.unlink()
         burst = [asyncio.create_task(coordinator.submit(f"r{number}", {})) for number in range(60)]
         # The one replica has its share, and the others wait, but count as load.
         await until(lambda: coordinator.stage_load()["slow@r0"] > 1)
@@ -122,7 +126,7 @@ async def test_a_burst_is_spread_over_the_replicas_that_it_calls_for(tmp_path: P
 
 async def test_a_replica_that_dies_while_others_come_and_go_is_replaced(tmp_path: Path) -> None:
     autoscaling = AutoscalingConfig(
-        min_replicas=2, max_replicas=3, target_ongoing_requests=1, upscale_delay_s=0.0, downscale_delay_s=60
+        min_replicas=2, max_replicas=3, target_ongoing_requests=1, upscale_delay_s=0.0, downscale_delay_s=600
     )
     runner = MultiProcessPipelineRunner(pipeline(tmp_path, autoscaling))
     await runner.start(timeout=PATIENCE)

@@ -226,6 +226,8 @@ async def test_a_replica_that_is_killed_takes_only_its_own_requests(tmp_path: Pa
         held = asyncio.create_task(gather(coordinator, 30, "held", hold="middle"))
         await until(lambda: all(coordinator.stage_load()[name] == 10 for name in names))
         before = runner.process_ids
+        shut = tmp_path / "middle.shut"
+        shut.touch()
         os.kill(before["middle@r1"], signal.SIGKILL)
         await until(lambda: "middle@r1" in coordinator.health()["down_stages"])
         async with served(coordinator) as http:
@@ -247,6 +249,7 @@ async def test_a_replica_that_is_killed_takes_only_its_own_requests(tmp_path: Pa
         )
         assert {r["seen"]["middle"] for r in answered} == {before["middle@r0"], before["middle@r2"]}
         assert not [error for error in await later if isinstance(error, Exception)]
+        shut.unlink()
         await until(lambda: not coordinator.health()["down_stages"])
         assert coordinator.health()["running"]
         again = runner.process_ids

@@ -17,7 +17,7 @@ from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 # Bounds a wait for what must happen; what is tested is that it happens.
-PATIENCE = 60
+PATIENCE = 120
 ERRORS = {"a self-reference", "a lock"}
 
 

@@ -8,6 +8,7 @@ import gc
 import os
 import resource
 import socket
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from local_socket_harness import MIB, WAIT_S, Pull, is_closed, numbered, raw
 from waiting import until
 
+from sglang_omni.pipeline.transport import local_pull
 from sglang_omni.pipeline.transport.base import QUEUED_MESSAGES
 from sglang_omni.pipeline.transport.local_push import PushSocket
 from sglang_omni.pipeline.transport.zmtp import frame_header, opening
@@ -59,8 +61,10 @@ async def test_after_a_restart_all_that_had_not_left_arrives_in_order_and_once(e
     expected = sent + more
     # What the first one had in its hands or in its kernel buffer went with it: a run of messages from the
     # front, as many as that buffer holds.
+    with socket.socket(socket.AF_UNIX) as like_it:
+        buffer = like_it.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     lost = len(expected) - len(second.messages)
-    assert 0 < lost < 400
+    assert 0 < lost < 2 * buffer / 1000
     assert second.messages == expected[lost:]
     push.close()
     second.socket.close()
@@ -210,9 +214,11 @@ async def test_without_descriptors_to_spare_accepting_waits_and_goes_on(
     try:
         client.connect(endpoint.removeprefix("ipc://"))
         client.sendall(opening("PUSH") + frame_header(2) + b"hi")
+        began = time.monotonic()
         await asyncio.sleep(0.1)
         assert os.strerror(errno.EMFILE) in caplog.text
-        assert len(caplog.records) == 1  # It does not spin.
+        # It does not spin.
+        assert len(caplog.records) <= 1 + (time.monotonic() - began) / local_pull._ACCEPT_PAUSE_S
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert await pull.until(1) == [b"hi"]

@@ -105,7 +105,7 @@ class _Relay(OneSidedRelay):
 
 @pytest.fixture
 def pair() -> Any:
-    sender, reader = _Relay("sender", timeout_s=0.2), _Relay("reader", timeout_s=0.2)
+    sender, reader = _Relay("sender"), _Relay("reader")
     yield sender, reader
     sender.close()
     reader.close()
@@ -123,12 +123,14 @@ async def read(relay: _Relay, metadata: Any) -> np.ndarray:
 async def test_a_destination_given_up_is_used_for_nothing_until_its_transfer_is_over(pair: Any) -> None:
     sender, reader = pair
     reader.engine.stuck = True
+    patience, reader._timeout = reader._timeout, 0.2
     with pytest.raises(RelayTimeout, match=r"sender is stopped .* not read within"):
         await read(reader, await write(sender, 1))
     assert reader.usage()["relay_quarantined_reads"] == 1
     reader.engine.stuck = False
     await until(lambda: reader.usage()["relay_quarantined_reads"] == 0)
 
+    reader._timeout = patience
     reader.engine.stuck = True
     late = asyncio.create_task(read(reader, await write(sender, 2)))
     await until(lambda: len(reader.engine.destinations) == 2)
