@@ -190,6 +190,26 @@ async def test_what_comes_over_two_connections_is_taken_once() -> None:
     pull.socket.close()
 
 
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_the_log_tells_a_receiver_that_leaves_from_a_link_that_is_cut(
+    leaves: bool, pull: Pull, link: Link, caplog: pytest.LogCaptureFixture
+) -> None:
+    through = await link.open()
+    endpoint = pull.endpoint if leaves else through
+    push = TcpPushSocket(endpoint, KEYS, lambda frames, reason: None)
+    await push.send(b"0")
+    await pull.until(1)
+    with caplog.at_level("INFO"):
+        if leaves:
+            pull.socket.close()
+        else:
+            link.cut()
+        await until(lambda: push._retry is not None)
+    text = f"The receiver at {endpoint} has left" if leaves else f"Lost the connection to {endpoint}, and"
+    assert [message.startswith(text) for message in caplog.messages] == [True]
+    push.close()
+
+
 async def test_the_successor_of_a_process_gets_only_what_was_never_sent() -> None:
     lost: list[bytes] = []
     first = Pull(room=1)

@@ -9,6 +9,7 @@ processes ends. One connection, DEALER at the sender and ROUTER at the receiver,
     receiver  EXPECTS  the name of its process, and the number of the message it wants next
     sender    message, message, ...   in order, from that number on
     receiver  EXPECTS  again after a while, which confirms all before that number
+    receiver  EXPECTS  nothing more, before it closes: no link was cut
 
 What can be lost, and who is told:
 
@@ -42,3 +43,5 @@ HELLO = struct.Struct("!6s16sQQ")
 HELLO_MAGIC = b"omni/1"
 # The name of the receiver's process, and the number of the next message.
 EXPECTS = struct.Struct("!16sQ")
+# In place of that number.
+NOTHING_MORE = (1 << 64) - 1

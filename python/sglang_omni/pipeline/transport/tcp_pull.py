@@ -11,7 +11,14 @@ import zmq
 from sglang_omni.pipeline.transport.base import QUEUED_MESSAGES, Deliver
 from sglang_omni.pipeline.transport.curve import RunKeys
 from sglang_omni.pipeline.transport.monitor import RefusalLog
-from sglang_omni.pipeline.transport.tcp_link import CONFIRM_EVERY, CONFIRM_S, EXPECTS, HELLO, HELLO_MAGIC
+from sglang_omni.pipeline.transport.tcp_link import (
+    CONFIRM_EVERY,
+    CONFIRM_S,
+    EXPECTS,
+    HELLO,
+    HELLO_MAGIC,
+    NOTHING_MORE,
+)
 from sglang_omni.pipeline.transport.tcp_socket import bind_tcp
 from sglang_omni.pipeline.transport.zmq_socket import ZmqReceiver, zmq_socket
 
@@ -71,6 +78,8 @@ class TcpPullSocket(ZmqReceiver):
         if self._socket.closed:
             return
         self._confirm()
+        for source in self._sources.values():
+            self._send(source.connections[-1], NOTHING_MORE)
         self._refusals.close()
         super().close()
 
@@ -115,7 +124,7 @@ class TcpPullSocket(ZmqReceiver):
         for earlier in source.connections[:-2]:
             del self._connections[earlier]
         del source.connections[:-2]
-        self._send(name, source)
+        self._send(name, source.expected)
 
     def _confirm(self) -> None:
         if self._confirming is not None:
@@ -125,11 +134,11 @@ class TcpPullSocket(ZmqReceiver):
             return
         for source in self._unconfirmed:
             source.unconfirmed = 0
-            self._send(source.connections[-1], source)
+            self._send(source.connections[-1], source.expected)
         self._unconfirmed.clear()
         # Sending may have taken the edge that tells of messages.
         self._loop.call_soon(self._fill)
 
-    def _send(self, connection: bytes, source: _Source) -> None:
+    def _send(self, connection: bytes, expected: int) -> None:
         # To nobody where the connection is gone.
-        self._socket.send_multipart([connection, EXPECTS.pack(self._name, source.expected)], zmq.NOBLOCK)
+        self._socket.send_multipart([connection, EXPECTS.pack(self._name, expected)], zmq.NOBLOCK)

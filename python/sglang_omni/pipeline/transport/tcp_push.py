@@ -20,7 +20,13 @@ from sglang_omni.pipeline.transport.base import (
 from sglang_omni.pipeline.transport.curve import RunKeys
 from sglang_omni.pipeline.transport.monitor import SocketMonitor
 from sglang_omni.pipeline.transport.send_queue import Linger, WaitingSenders
-from sglang_omni.pipeline.transport.tcp_link import EXPECTS, HELLO, HELLO_MAGIC, UNREACHABLE_S
+from sglang_omni.pipeline.transport.tcp_link import (
+    EXPECTS,
+    HELLO,
+    HELLO_MAGIC,
+    NOTHING_MORE,
+    UNREACHABLE_S,
+)
 from sglang_omni.pipeline.transport.tcp_socket import MAX_MESSAGE, connect_tcp, required
 from sglang_omni.pipeline.transport.zmq_socket import state_fd, zmq_socket
 
@@ -172,6 +178,7 @@ class TcpPushSocket:
             case zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._say_hello()
             case zmq.Event.DISCONNECTED:
+                self._read()  # It may have said before that it leaves.
                 if self._welcome:
                     logger.info("Lost the connection to %s, and connects anew", self.endpoint)
                 self._reconnect(self._retry_s)
@@ -212,7 +219,10 @@ class TcpPushSocket:
                 logger.warning("Dropped what %s said: it is no receiver of this version", self.endpoint)
                 continue
             receiver, expected = EXPECTS.unpack(frame)
-            if self._welcome:
+            if expected == NOTHING_MORE:
+                self._welcome = False
+                logger.info("The receiver at %s has left", self.endpoint)
+            elif self._welcome:
                 self._drop(expected - self._first)
             else:
                 self._begin(receiver, expected)
