@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
-from fleet import START_DEADLINE, STOP_DEADLINE, Fleet, free_port, wait_until
+from fleet import START_DEADLINE, STOP_DEADLINE, Fleet, announced, wait_until
 from qwen3_omni_cases import Case, all_cases
 from qwen3_omni_oracle import Oracle, OracleAnswer
 from sample_media import audio_part, image_part, picture, user
@@ -83,34 +84,23 @@ def api(served: Served) -> httpx.Client:
     return served.api
 
 
-class router:
+@contextmanager
+def router(worker: str, log: Path) -> Iterator[str]:
     """The URL of a router in front of one worker."""
-
-    def __init__(self, worker: str, log: Path) -> None:
-        self._port = free_port()
-        self._command = [
-            *(sys.executable, "-m", "sglang_omni.launch_router", "--worker-urls", worker),
-            *("--port", str(self._port)),
-        ]
-        self._log = log
-
-    def __enter__(self) -> str:
-        with self._log.open("wb") as out:
-            self._process = subprocess.Popen(self._command, stdout=out, stderr=subprocess.STDOUT)
-        url = f"http://127.0.0.1:{self._port}"
+    command = [sys.executable, "-m", "sglang_omni.launch_router", "--worker-urls", worker, "--port", "0"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        url = announced(process, log, r"listening on (\S+)\n")
         wait_until(lambda: is_up(url), START_DEADLINE, "the router has no worker")
-        return url
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._process.terminate()
-        self._process.wait(STOP_DEADLINE)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(STOP_DEADLINE)
 
 
 def is_up(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=2).status_code == 200
-    except httpx.TransportError:
-        return False
+    return httpx.get(f"{url}/health", timeout=STOP_DEADLINE).status_code == 200
 
 
 def ask(api: httpx.Client, body: dict[str, Any]) -> dict[str, Any]:
@@ -262,7 +252,7 @@ def test_an_aborted_answer_frees_what_it_held(served: Served) -> None:
     reader.start()
     assert begun.wait(60)
     assert worker.post("/abort_request", json={"rid": "to-be-aborted"}).status_code == 200
-    reader.join(30)
+    reader.join(STOP_DEADLINE)
     assert not reader.is_alive()
 
     def is_free() -> bool:
@@ -270,4 +260,4 @@ def test_an_aborted_answer_frees_what_it_held(served: Served) -> None:
         used = stage_metric(worker, "sglang_omni_stage_kv_used_tokens")
         return {"thinker", "talker"} <= running.keys() and not any((*running.values(), *used.values()))
 
-    wait_until(is_free, 10, f"still held: {stage_metric(worker, 'sglang_omni_stage_kv_used_tokens')}")
+    wait_until(is_free, STOP_DEADLINE, "it still holds something")

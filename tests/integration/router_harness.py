@@ -19,7 +19,7 @@ from sglang_omni._core import RouterServer
 from sglang_omni.router import RouterConfig
 
 # Bounds every wait for what must happen, so that a test that fails ends.
-PATIENCE = 30.0
+PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
@@ -211,11 +211,13 @@ async def launched(*options: str) -> AsyncIterator[tuple[asyncio.subprocess.Proc
     )
     assert process.stderr is not None
     try:
-        while not (
-            found := re.search(r'listening on ([^\s"]+)', line := (await process.stderr.readline()).decode())
-        ):
+        before = b""
+        while not (found := re.search(rb'listening on ([^\s"]+)', line := await process.stderr.readline())):
             assert line, "the router ended before it listened"
-        yield process, found[1]
+            before += line
+        # Its workers are asked from the start, so that "worker is up" may come first: put back for the test.
+        process.stderr._buffer[:0] = before  # type: ignore[attr-defined]
+        yield process, found[1].decode()
     finally:
         if process.returncode is None:
             process.kill()

@@ -16,9 +16,13 @@ from router_harness import (
     PATIENCE,
     Seen,
     change,
+    connect,
     get,
     launched,
+    metric,
     post,
+    read_body,
+    read_head,
     replicas,
     response,
     router,
@@ -162,21 +166,24 @@ async def test_a_reader_that_sleeps_holds_nobody_up() -> None:
         process = await asyncio.create_subprocess_exec(*command, stderr=write)
         os.close(write)
         try:
-            first = await asyncio.to_thread(os.read, read, 4096)
-            url = first.decode().split("listening on ")[1].split()[0]
+            said = b""
+            while not (found := re.search(rb"listening on (\S+)\n", said)):
+                said += await asyncio.to_thread(os.read, read, 4096)
+            url = found[1].decode()
             # The pipe holds 64 KiB, the queue 4096 lines; this makes far more.
-            path = "/" + "x" * 2000
+            ask = b"GET /workers/%s HTTP/1.1\r\nHost: a\r\n\r\n" % (b"x" * 2000)
 
             async def dropped() -> bool:
-                await asyncio.gather(*(get(url, path) for _ in range(50)))
-                page = (await get(url, "/metrics")).body.decode()
-                [line] = [
-                    line for line in page.splitlines() if line.startswith("sglang_omni_router_log_lines")
-                ]
-                return float(line.split()[1]) > 0
+                reader, writer = await connect(url)
+                writer.write(500 * ask)
+                for _ in range(500):
+                    _, headers = await read_head(reader)
+                    await read_body(reader, headers)
+                writer.close()
+                return await metric(url, "log_lines_dropped_total") > 0
 
             await until(dropped, "lines are dropped")
-            assert (await get(url, path)).status == 200
+            assert (await post(url)).status == 200
             process.send_signal(signal.SIGTERM)
             # It ends although the last lines cannot be written.
             assert await asyncio.wait_for(process.wait(), PATIENCE) == 0

@@ -225,17 +225,19 @@ async def test_health_checks_that_lack_descriptors_say_nothing_of_the_worker() -
         async def is_up() -> bool:
             return await state() == "up"
 
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+
         async def is_starved() -> bool:
+            # Each time anew: a health check that runs meanwhile leaves its descriptor to the next.
+            taken = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
+            none_free = next(number for number in itertools.count() if number not in taken)
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (none_free, hard))
             # Twenty times as long as between two health checks, there is none.
             before = replica.probes
             await asyncio.sleep(1)
             return replica.probes == before
 
         await until(is_up, "the worker is up")
-        taken = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}
-        none_free = next(number for number in itertools.count() if number not in taken)
-        before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (none_free, before[1]))
         await until(is_starved, "no health check gets through")
         assert await state() == "up"
         writer.close()

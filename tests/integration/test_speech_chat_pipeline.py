@@ -102,9 +102,8 @@ async def test_a_spoken_question_is_answered_in_text_and_speech(
     assert usage["completion_tokens"] == len(text["token_ids"])
     assert audio["text"] == text["text"].strip()
     assert "Paris" in await transcript(coordinator, audio)
-    assert {"preprocess", "transcribe", "thinker", "decode", "speak"} <= coordinator.timings(
-        request_id
-    ).keys()
+    stages = {"preprocess", "transcribe", "thinker", "decode", "speak"}
+    assert await stages_of(coordinator, request_id, len(stages)) == stages
 
 
 async def test_text_alone_touches_neither_ear_nor_voice(coordinator: Coordinator) -> None:

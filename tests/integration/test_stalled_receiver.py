@@ -69,5 +69,5 @@ async def test_a_stalled_receiver_does_not_slow_the_other_edge(tmp_path: Path) -
         async with asyncio.timeout(PATIENCE):
             assert await asyncio.gather(*waiting) == [7 * BLOCK] * 40
 
-        # An edge that shares anything with the stalled one would stand still.
-        assert beside < 4 * alone
+        # An edge that shares anything with the stalled one would stand still. Other load may come and stay.
+        assert beside < 4 * max(alone, await quickest("afterwards"))

@@ -10,11 +10,14 @@ import sys
 from sglang_omni.serve import fleet
 from sglang_omni.serve.processes import bind
 
-# Takes its time to load, is healthy once, and ends.
+# Is healthy once, and ends. All but the first take their time to load.
 ONCE_HEALTHY = """
 import sys, time
 from http.server import BaseHTTPRequestHandler, HTTPServer
-time.sleep(1)
+try:
+    open(sys.argv[2], "x").close()
+except FileExistsError:
+    time.sleep(2)
 class Health(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -24,13 +27,13 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).handle_request()
 """
 
 
-async def test_a_member_that_ends_as_soon_as_it_is_up_waits_longer_each_time(monkeypatch, caplog):
+async def test_a_member_that_ends_as_soon_as_it_is_up_waits_longer_each_time(monkeypatch, caplog, tmp_path):
     caplog.set_level(logging.ERROR)
     monkeypatch.setattr(fleet, "_FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(fleet, "_SETTLED_S", 0.9)
+    monkeypatch.setattr(fleet, "_SETTLED_S", 1.9)
     with bind("127.0.0.1", 0) as held:
         port = held.getsockname()[1]
-        command = [sys.executable, "-c", ONCE_HEALTHY, str(port)]
+        command = [sys.executable, "-c", ONCE_HEALTHY, str(port), str(tmp_path / "loaded")]
         member = fleet.Member("replica 0", command, f"http://127.0.0.1:{port}")
         running = asyncio.create_task(member.keep_running(60.0))
         async with asyncio.timeout(60):
