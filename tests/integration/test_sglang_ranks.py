@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from thinker_requests import ThinkerPrompt
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
+from sglang_omni.serve.processes import bind
 
 SCRIPT = Path(__file__).with_name("sglang_rank.py")
 
@@ -31,21 +31,21 @@ def test_two_ranks_choose_the_tokens_of_one(tmp_path: Path, qwen3_omni: Callable
     requests = [prompt.request(str(index)) for index, prompt in enumerate([prompts[1], *prompts])]
     job = tmp_path / "job"
     job.write_bytes(pickle.dumps((spec, requests)))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, str(job), str(rank), "2", str(port)],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        for rank in range(2)
-    ]
-    try:
-        answers = [json.loads(rank.communicate(timeout=240)[0]) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    # Held until they are done: they take a while to come, and nobody else is given the port meanwhile.
+    with bind("127.0.0.1", 0) as held:
+        port = held.getsockname()[1]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, SCRIPT, str(job), str(rank), "2", str(port)],
+                stdout=subprocess.PIPE,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+            for rank in range(2)
+        ]
+        try:
+            answers = [json.loads(rank.communicate(timeout=240)[0]) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
     assert answers == [[prompt.token_ids for prompt in prompts]] * 2

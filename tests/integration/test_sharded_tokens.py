@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,29 +13,31 @@ from tiny_checkpoints import SHAPES, TinyCheckpoint
 
 from sglang_omni.engines.options import TensorParallel
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
+from sglang_omni.serve.processes import bind
 
 SCRIPT = Path(__file__).with_name("shard_rank.py")
-WAIT_S = 120
+WAIT_S = 240
 PROMPTS = [[5, 9, 2, 77, 31], [8], [n * 7 % 199 for n in range(50)]]
 
 
 def run_ranks(paths: list[Path], size: int) -> list[list[object]]:
     """What each rank of each model came to."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    job = {"size": size, "port": port, "prompts": PROMPTS, "paths": [str(path) for path in paths]}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, json.dumps({**job, "rank": rank})], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(size)
-    ]
-    try:
-        return [json.loads(rank.communicate(timeout=WAIT_S)[0]) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    # Held until they are done: they take a while to come, and nobody else is given the port meanwhile.
+    with bind("127.0.0.1", 0) as held:
+        port = held.getsockname()[1]
+        job = {"size": size, "port": port, "prompts": PROMPTS, "paths": [str(path) for path in paths]}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, SCRIPT, json.dumps({**job, "rank": rank})], stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(size)
+        ]
+        try:
+            return [json.loads(rank.communicate(timeout=WAIT_S)[0]) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
 
 
 def test_two_ranks_give_the_tokens_of_the_whole(

@@ -38,7 +38,9 @@ SETTLE_S = 40.0
 @contextlib.asynccontextmanager
 async def router(urls: list[str], log: Path) -> AsyncIterator[tuple[int, str]]:
     """Process id and URL of a router."""
-    options = ["--port", "0", "--max-tree-size", str(TREE_BYTES), "--hung-timeout", str(HUNG_S)]
+    # Each thread warms up its own memory: with one for every core of a large machine that takes much longer.
+    options = ["--port", "0", "--threads", "4"]
+    options += ["--max-tree-size", str(TREE_BYTES), "--hung-timeout", str(HUNG_S)]
     options += ["--worker-urls", *urls]
     with log.open("wb") as out:
         command = [sys.executable, "-m", "sglang_omni.launch_router", *options]
