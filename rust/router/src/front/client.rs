@@ -127,6 +127,8 @@ impl Limits {
 pub struct Clients {
     open: RefCell<HashMap<u64, Arc<Client>>>,
     entered: Cell<u64>,
+    /// When they were last looked over.
+    looked_over: Cell<Tick>,
     are_leaving: Cell<bool>,
     are_dismissed: Cell<bool>,
 }
@@ -144,10 +146,16 @@ impl Clients {
         }
     }
 
-    /// Wakes those who are late at `now`.
+    /// Wakes those who are late at `now`. Ticks in which this lane did not run are nobody's lateness: what
+    /// came in them is still to be read.
     pub fn look_over(&self, now: Tick, limits: &Limits) {
+        let missed = now.saturating_sub(self.looked_over.replace(now) + 1);
         for client in self.open.borrow().values() {
-            let waited = now.saturating_sub(client.since.load(Relaxed));
+            let since = client.since.load(Relaxed).saturating_add(missed).min(now);
+            if missed > 0 {
+                client.since.store(since, Relaxed);
+            }
+            let waited = now - since;
             // The tick in which the wait began may have been nearly over.
             if limits
                 .of(client.phase())
@@ -193,5 +201,34 @@ pub struct Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         self.clients.open.borrow_mut().remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_ticks_that_the_lane_has_seen_count_as_lateness() {
+        let limits = Limits {
+            head: 4,
+            idle: 40,
+            stall: 40,
+        };
+        let clients = Rc::new(Clients::default());
+        let entry = clients.enter();
+        let is_late_at = |now| {
+            clients.look_over(now, &limits);
+            entry.client.is_late()
+        };
+        let start = entry.client.since.load(Relaxed);
+        // The first look of a lane, whose clock may have stood still before.
+        assert!(!is_late_at(start));
+        // One tick of a hundred has been seen, then two, and again one of a hundred.
+        assert!(!is_late_at(start + 100));
+        assert!(!is_late_at(start + 101));
+        assert!(!is_late_at(start + 201));
+        assert!(!is_late_at(start + 202));
+        assert!(is_late_at(start + 203));
     }
 }
