@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ class Replica:
     `/health` is answered by `healthy`, or not at all while `health_hangs`.
     """
 
-    def __init__(self, handler: Handler | None = None) -> None:
+    def __init__(self, handler: Handler | None = None, tls: ssl.SSLContext | None = None) -> None:
+        self.tls = tls
         self.handler = handler or self.answer_ok
         self.seen: list[Seen] = []
         self.healthy = True
@@ -79,14 +81,14 @@ class Replica:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     @staticmethod
     async def answer_ok(seen: Seen, writer: asyncio.StreamWriter) -> None:
         writer.write(response())
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
@@ -146,8 +148,10 @@ class Replica:
 
 
 @contextlib.asynccontextmanager
-async def replicas(*handlers: Handler | None) -> AsyncIterator[list[Replica]]:
-    started = [Replica(handler) for handler in handlers]
+async def replicas(
+    *handlers: Handler | None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[list[Replica]]:
+    started = [Replica(handler, tls) for handler in handlers]
     for replica in started:
         await replica.start()
     try:
@@ -158,7 +162,7 @@ async def replicas(*handlers: Handler | None) -> AsyncIterator[list[Replica]]:
 
 
 @contextlib.asynccontextmanager
-async def websocket_echo() -> AsyncIterator[str]:
+async def websocket_echo(tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """A worker that sends back what comes over WebSocket on `/v1/realtime`; yields its URL."""
 
     async def echo(request: web.Request) -> web.WebSocketResponse:
@@ -176,8 +180,8 @@ async def websocket_echo() -> AsyncIterator[str]:
     runner = web.AppRunner(app)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
 

@@ -70,7 +70,7 @@ async def test_a_removed_worker_finishes_its_requests() -> None:
     ("body", "words"),
     [
         ({"url": "127.0.0.1:1"}, "http://host:port"),
-        ({"url": "https://a:1"}, "https"),
+        ({"url": "ftp://a:1"}, "https://host:port"),
         ({"url": 3}, "not a string"),
         ({}, "missing"),
         ("text", "missing"),

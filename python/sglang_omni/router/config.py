@@ -40,8 +40,14 @@ class RouterConfig:
     worker_urls: list[str] = option(
         [],
         WORKERS,
-        "replicas, as http://host:port; POST /workers adds more while running",
+        "replicas, as http://host:port or https://host:port; POST /workers adds more while running",
         metavar="URL",
+    )
+    worker_ca_file: str | None = option(
+        None,
+        WORKERS,
+        "who may have signed https workers' certificates, in PEM; without it those whom the system trusts",
+        metavar="FILE",
     )
     workers_file: str | None = option(
         None,

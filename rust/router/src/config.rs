@@ -20,8 +20,10 @@ pub struct Config {
     pub host: String,
     /// 0 takes a free port; `Router::addr` says which.
     pub port: u16,
-    /// `http://host:port` of each replica. May be empty: `POST /workers` adds more.
+    /// `http://host:port` or `https://host:port` of each replica. May be empty: `POST /workers` adds more.
     pub worker_urls: Vec<String>,
+    /// A PEM file with the authorities that https workers' certificates are signed by; the system's without.
+    pub worker_ca_file: Option<PathBuf>,
     /// A file that lists workers; it is watched.
     pub workers_file: Option<PathBuf>,
     /// `name:port`; each address of the name is a worker.
@@ -118,6 +120,7 @@ impl Default for Config {
             host: "127.0.0.1".to_owned(),
             port: 30000,
             worker_urls: Vec::new(),
+            worker_ca_file: None,
             workers_file: None,
             worker_dns: Vec::new(),
             dns_interval: Duration::from_secs(5),

@@ -11,6 +11,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use crate::fleet::address;
 use crate::fleet::chain::{self, Leads};
 use crate::fleet::standing::Behind;
+use crate::fleet::trust::Trust;
 use crate::fleet::worker::Worker;
 use crate::request::proxy::is_exhaustion;
 use crate::request::upload::RequestBody;
@@ -67,7 +68,8 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
             return;
         }
         let since = clock::now();
-        match timeout(shared.config.probe_timeout, probe(&worker, &headers)).await {
+        let probe = probe(&worker, &shared.trust, &headers);
+        match timeout(shared.config.probe_timeout, probe).await {
             Ok(Ok(answer)) => {
                 slow = 0;
                 match chain::learn(&shared, &worker, &answer) {
@@ -116,8 +118,12 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
 }
 
 /// Asks on a new connection each time: what counts is whether the worker takes one.
-async fn probe(worker: &Worker, headers: &HeaderMap) -> io::Result<Response<Incoming>> {
-    let mut upstream = Upstream::open(worker, CONNECT_TIMEOUT).await?;
+async fn probe(
+    worker: &Worker,
+    trust: &Trust,
+    headers: &HeaderMap,
+) -> io::Result<Response<Incoming>> {
+    let mut upstream = Upstream::open(worker, trust, CONNECT_TIMEOUT).await?;
     let mut request = Request::get("/health")
         .header(HOST, worker.authority.clone())
         .header("connection", "close")

@@ -1,6 +1,7 @@
 //! The workers: who they are, and what is known of each.
 //!
-//! A [`worker`] has an [`address`] and serves [`models`]; [`discovery`] finds more of them. Its [`standing`]
+//! A [`worker`] has an [`address`], perhaps a certificate under [`trust`], and serves [`models`];
+//! [`discovery`] finds more of them. Its [`standing`]
 //! among the others is moved by its probes ([`health`]), by its failures ([`breaker`]) and by requests that
 //! are [`waiting`] for longer than those like them took ([`first_bytes`]), which shows that it is [`hung`].
 //! One that is a router and leads back to this one is found in a [`chain`]. [`fan_out`] asks all workers at
@@ -16,5 +17,6 @@ pub mod health;
 pub mod hung;
 pub mod models;
 pub mod standing;
+pub mod trust;
 pub mod waiting;
 pub mod worker;

@@ -55,7 +55,7 @@ impl Models {
 
 /// Keeps every worker's list until the runtime ends.
 pub async fn watch(shared: Arc<Shared>) {
-    let pool = Rc::new(Pool::default());
+    let pool = Pool::new(&shared);
     let mut asked: HashMap<u32, Instant> = HashMap::new();
     let mut tick = interval(LOOK_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -7,6 +7,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use hyper::Uri;
 use hyper::header::HeaderValue;
 use tokio::sync::Notify;
+use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::config::ConfigError;
 use crate::fleet::address::Address;
@@ -18,11 +19,13 @@ use crate::telemetry::histogram::Histogram;
 pub struct Worker {
     /// Grows with every worker ever added, so a fleet in its order is sorted by it.
     pub id: u32,
-    /// `http://host:port`, as shown to users.
+    /// `http://host:port` or `https://host:port`, as shown to users.
     pub url: String,
     pub url_header: HeaderValue,
     pub authority: HeaderValue,
     pub address: Address,
+    /// The name that its certificate must be for; None without TLS.
+    pub certified_as: Option<ServerName<'static>>,
     pub standing: Standing,
     pub first_bytes: FirstBytes,
     draining: AtomicBool,
@@ -43,20 +46,16 @@ impl Worker {
     pub fn parse(url: &str) -> Result<Worker, ConfigError> {
         let wrong = |what: &str| {
             ConfigError(format!(
-                "worker url {url:?}: {what}; the right form is http://host:port"
+                "worker url {url:?}: {what}; the right form is http://host:port or https://host:port"
             ))
         };
         let uri: Uri = url.trim().parse().map_err(|_| wrong("is not a URL"))?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => {
-                return Err(wrong(
-                    "https is not spoken to workers; have a tunnel or a mesh do it where the network is not yours",
-                ));
-            }
+        let (scheme, default_port) = match uri.scheme_str() {
+            Some("http") => ("http", 80),
+            Some("https") => ("https", 443),
             Some(other) => return Err(wrong(&format!("scheme {other:?} is not supported"))),
             None => return Err(wrong("has no scheme")),
-        }
+        };
         if !matches!(uri.path(), "" | "/") || uri.query().is_some() {
             return Err(wrong(
                 "must not have a path, paths of requests are passed through as they are",
@@ -77,15 +76,23 @@ impl Worker {
             {
                 return Err(wrong("has a port outside 1..65535"));
             }
-            None => 80,
+            None => default_port,
         };
-        let url = format!("http://{authority}");
+        let certified_as = match scheme {
+            "https" => {
+                let name = ServerName::try_from(host.clone());
+                Some(name.map_err(|_| wrong("has a host that no certificate can be for"))?)
+            }
+            _ => None,
+        };
+        let url = format!("{scheme}://{authority}");
         let header = |text: &str| HeaderValue::from_str(text).map_err(|_| wrong("is not a URL"));
         Ok(Worker {
             id: NEXT_ID.fetch_add(1, Relaxed),
             url_header: header(&url)?,
             authority: header(authority.as_str())?,
             address: Address::new(&host, port),
+            certified_as,
             url,
             standing: Standing::default(),
             first_bytes: FirstBytes::default(),
@@ -240,6 +247,8 @@ mod tests {
             ("http://10.0.0.1:8000/", "http://10.0.0.1:8000", 8000),
             (" http://replica ", "http://replica", 80),
             ("http://[::1]:9", "http://[::1]:9", 9),
+            ("https://replica/", "https://replica", 443),
+            ("https://[::1]:9", "https://[::1]:9", 9),
         ] {
             let worker = Worker::parse(given).unwrap();
             assert_eq!((worker.url.as_str(), worker.address.port), (url, port));
@@ -251,7 +260,8 @@ mod tests {
         for url in [
             "10.0.0.1:8000",
             "localhost",
-            "https://a:1",
+            "https://-:1",
+            "ftp://a:1",
             "http://",
             "http://a:1/v1",
             "http://a:99999",

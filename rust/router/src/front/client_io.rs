@@ -11,15 +11,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::front::client::{Client, Phase};
 use crate::front::reply::error_body;
-use crate::front::tls::ClientStream;
+use crate::runtime::stream::Stream;
 
 pub struct ClientIo {
-    stream: ClientStream,
+    stream: Stream,
     client: Arc<Client>,
 }
 
 impl ClientIo {
-    pub fn new(stream: ClientStream, client: Arc<Client>) -> Self {
+    pub fn new(stream: Stream, client: Arc<Client>) -> Self {
         ClientIo { stream, client }
     }
 }

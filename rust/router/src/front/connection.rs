@@ -25,7 +25,6 @@ use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
 use crate::front::client::{Client, Limits, Phase};
 use crate::front::client_io::ClientIo;
-use crate::front::tls::ClientStream;
 use crate::front::{cors, gate, reply};
 use crate::request::body::ReplyBody;
 use crate::request::exchange::Exchange;
@@ -34,6 +33,7 @@ use crate::request::{forwarding, proxy, upgrade};
 use crate::runtime::clock::{self, TICK};
 use crate::runtime::lane::{Lane, Open, Shared, Stopping};
 use crate::runtime::spin::Spin;
+use crate::runtime::stream::Stream;
 use crate::telemetry::log::Level;
 
 /// Bytes of headers in one request; more is refused with 431.
@@ -133,9 +133,9 @@ async fn connection(lane: Rc<Lane>, stream: TcpStream, peer: SocketAddr) {
 }
 
 /// The connection with TLS on it, if clients are to use that. The handshake has as long as a head.
-async fn secured(lane: &Lane, stream: TcpStream) -> Option<ClientStream> {
+async fn secured(lane: &Lane, stream: TcpStream) -> Option<Stream> {
     let Some(tls) = &lane.shared.tls else {
-        return Some(ClientStream::Plain(stream));
+        return Some(Stream::Plain(stream));
     };
     let mut stopping = lane.shared.stopping.clone();
     let error = tokio::select! {

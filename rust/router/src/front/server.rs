@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use crate::config::{Config, ConfigError};
 use crate::fleet::discovery::Discovery;
 use crate::fleet::models::{self, Models};
+use crate::fleet::trust::{self, Trust};
 use crate::fleet::worker::{Fleet, Worker};
 use crate::fleet::{breaker, health};
 use crate::front::gate::Gate;
@@ -90,6 +91,7 @@ impl Router {
         let workers = workers.map_err(StartError::Config)?;
         let gate = Gate::new(&config).map_err(StartError::Config)?;
         let tls = Tls::read(&config).map_err(StartError::Config)?;
+        let trust = Trust::read(&config).map_err(StartError::Config)?;
         listen::allow_descriptors();
         let lanes = match config.threads {
             0 => thread::available_parallelism().map_or(1, |count| count.get()),
@@ -114,6 +116,7 @@ impl Router {
             models: Models::default(),
             gate,
             tls,
+            trust: Arc::new(trust),
             metrics: Metrics::new(lanes),
             log,
             stopping: stopped,
@@ -157,6 +160,7 @@ impl Router {
                 tokio::task::spawn_local(discovery.watch(shared.clone()));
                 tokio::task::spawn_local(breaker::watch(shared.clone()));
                 tokio::task::spawn_local(tls::watch(shared.clone()));
+                tokio::task::spawn_local(trust::watch(shared.clone()));
                 tokio::task::spawn_local(memory::give_back(shared.clone()));
                 for listener in scraped {
                     tokio::task::spawn_local(scrape::serve(shared.clone(), listener));

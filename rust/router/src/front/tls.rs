@@ -1,23 +1,20 @@
-//! TLS towards clients: the certificate, its reload, and connections with or without it.
+//! TLS towards clients: the certificate and its reload.
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use arc_swap::ArcSwap;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{self, ServerConfig};
-use tokio_rustls::server::TlsStream;
 
 use crate::config::{Config, ConfigError};
 use crate::runtime::lane::Shared;
+use crate::runtime::stream::Stream;
 use crate::telemetry::log::Level;
 
 /// The router's certificate and key, as they are in their files now or were when these could last be read.
@@ -60,10 +57,10 @@ impl Tls {
     }
 
     /// Makes a connection out of one that was just accepted.
-    pub async fn accept(&self, stream: TcpStream) -> io::Result<ClientStream> {
+    pub async fn accept(&self, stream: TcpStream) -> io::Result<Stream> {
         let acceptor = TlsAcceptor::from(self.current.load_full());
         let stream = acceptor.accept(stream).await?;
-        Ok(ClientStream::Tls(Box::new(stream)))
+        Ok(Stream::Tls(Box::new(stream.into())))
     }
 }
 
@@ -89,13 +86,7 @@ pub async fn watch(shared: Arc<Shared>) {
 }
 
 fn server_config(cert_path: &Path, key_path: &Path) -> Result<Arc<ServerConfig>, ConfigError> {
-    let certs: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(cert_path)
-        .and_then(Iterator::collect)
-        .map_err(|error| unreadable("tls_cert_path", cert_path, &error))?;
-    if certs.is_empty() {
-        let error = pem::Error::NoItemsFound;
-        return Err(unreadable("tls_cert_path", cert_path, &error));
-    }
+    let certs = certificates("tls_cert_path", cert_path)?;
     let key = PrivateKeyDer::from_pem_file(key_path)
         .map_err(|error| unreadable("tls_key_path", key_path, &error))?;
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -116,6 +107,17 @@ fn server_config(cert_path: &Path, key_path: &Path) -> Result<Arc<ServerConfig>,
     Ok(Arc::new(config))
 }
 
+/// The certificates in a file that a field of the configuration names; at least one.
+pub fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
+    let certs: Vec<_> = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect)
+        .map_err(|error| unreadable(field, path, &error))?;
+    if certs.is_empty() {
+        return Err(unreadable(field, path, &pem::Error::NoItemsFound));
+    }
+    Ok(certs)
+}
+
 fn unreadable(field: &str, path: &Path, error: &pem::Error) -> ConfigError {
     let path = path.display();
     ConfigError(match error {
@@ -129,69 +131,4 @@ fn unreadable(field: &str, path: &Path, error: &pem::Error) -> ConfigError {
         ),
         error => format!("{field}: {path} is not a PEM file: {error}"),
     })
-}
-
-/// A client's connection.
-pub enum ClientStream {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-}
-
-/// Calls the same function of whichever stream it is.
-macro_rules! on_stream {
-    ($self:expr, $stream:ident => $call:expr) => {
-        match $self.get_mut() {
-            ClientStream::Plain(stream) => {
-                let $stream = Pin::new(stream);
-                $call
-            }
-            ClientStream::Tls(stream) => {
-                let $stream = Pin::new(stream.as_mut());
-                $call
-            }
-        }
-    };
-}
-
-impl AsyncRead for ClientStream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        on_stream!(self, stream => stream.poll_read(cx, buf))
-    }
-}
-
-impl AsyncWrite for ClientStream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        on_stream!(self, stream => stream.poll_write(cx, buf))
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        on_stream!(self, stream => stream.poll_write_vectored(cx, bufs))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        match self {
-            ClientStream::Plain(stream) => stream.is_write_vectored(),
-            ClientStream::Tls(stream) => stream.is_write_vectored(),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        on_stream!(self, stream => stream.poll_flush(cx))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        on_stream!(self, stream => stream.poll_shutdown(cx))
-    }
 }

@@ -49,7 +49,7 @@ pub async fn forward(
         };
         exchange.tries(&worker);
         let load = LoadGuard::new(worker.clone());
-        let mut sender = match connect(&worker, connect_limit(&worker)).await {
+        let mut sender = match connect(&worker, &lane.shared.trust, connect_limit(&worker)).await {
             Ok((sender, connection)) => {
                 // It ends with the exchange, or hands its stream over.
                 tokio::task::spawn_local(connection.with_upgrades());

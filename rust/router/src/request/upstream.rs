@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -13,14 +15,19 @@ use hyper::client::conn::{TrySendError, http1};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::TcpStream;
 
 use crate::fleet::standing::Behind;
+use crate::fleet::trust::Trust;
 use crate::fleet::worker::Worker;
 use crate::request::upload::RequestBody;
 use crate::request::usage::Tail;
+use crate::runtime::lane::Shared;
+use crate::runtime::stream::Stream;
 
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Unlike a connection, which its system takes, a handshake takes the worker itself, which may be busy.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A host that vanished without a word is asked after this long, and given up by the system after that.
 const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
@@ -34,7 +41,7 @@ const CONNECT_TIMEOUT_DOWN: Duration = Duration::from_millis(500);
 /// Idle connections are looked over once in this many seconds, and closed the second time.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 
-type Connection = http1::Connection<TokioIo<TcpStream>, RequestBody>;
+type Connection = http1::Connection<TokioIo<Stream>, RequestBody>;
 pub type Sender = http1::SendRequest<RequestBody>;
 
 /// Boxed wherever it is handed on: a connection's state is most of a KiB.
@@ -60,18 +67,24 @@ pub fn connect_limit(worker: &Worker) -> Duration {
 }
 
 /// Opens a connection; the caller drives it.
-pub async fn connect(worker: &Worker, limit: Duration) -> io::Result<(Sender, Connection)> {
-    let too_late = |_| {
-        let text = format!("no connection after {} s", limit.as_secs_f32());
-        io::Error::new(io::ErrorKind::TimedOut, text)
-    };
-    let stream = tokio::time::timeout(limit, worker.address.connect())
-        .await
-        .map_err(too_late)??;
+pub async fn connect(
+    worker: &Worker,
+    trust: &Trust,
+    limit: Duration,
+) -> io::Result<(Sender, Connection)> {
+    let stream = within(limit, "connection", worker.address.connect()).await?;
     stream.set_nodelay(true)?;
     let socket = SockRef::from(&stream);
     socket.set_tcp_keepalive(&KEEPALIVE)?;
     socket.set_tcp_user_timeout(Some(GONE_AFTER))?;
+    let stream = match worker.certified_as.clone() {
+        None => Stream::Plain(stream),
+        Some(name) => {
+            // Boxed, that a request has no room for it where there is none.
+            let secured = Box::pin(trust.secure(name, stream));
+            within(HANDSHAKE_TIMEOUT, "TLS", secured).await?
+        }
+    };
     http1::Builder::new()
         .preserve_header_case(true)
         .handshake(TokioIo::new(stream))
@@ -79,9 +92,27 @@ pub async fn connect(worker: &Worker, limit: Duration) -> io::Result<(Sender, Co
         .map_err(io::Error::other)
 }
 
+async fn within<T>(
+    limit: Duration,
+    what: &str,
+    coming: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    let too_late = |_| {
+        let text = format!("no {what} after {} s", limit.as_secs_f32());
+        io::Error::new(io::ErrorKind::TimedOut, text)
+    };
+    tokio::time::timeout(limit, coming)
+        .await
+        .map_err(too_late)?
+}
+
 impl Upstream {
-    pub async fn open(worker: &Worker, limit: Duration) -> io::Result<Box<Upstream>> {
-        let (sender, connection) = connect(worker, limit).await?;
+    pub async fn open(
+        worker: &Worker,
+        trust: &Trust,
+        limit: Duration,
+    ) -> io::Result<Box<Upstream>> {
+        let (sender, connection) = connect(worker, trust, limit).await?;
         Ok(Box::new(Upstream {
             sender,
             connection: Some(connection),
@@ -131,14 +162,22 @@ fn drive(connection: &mut Option<Connection>, cx: &mut Context<'_>) {
 }
 
 /// Idle connections by worker, the most recently used one last.
-#[derive(Default)]
 pub struct Pool {
     #[allow(clippy::vec_box)] // They come boxed and leave boxed.
     idle: RefCell<HashMap<u32, Vec<Box<Upstream>>>>,
     sweeps: Cell<u32>,
+    trust: Arc<Trust>,
 }
 
 impl Pool {
+    pub fn new(shared: &Shared) -> Rc<Pool> {
+        Rc::new(Pool {
+            idle: RefCell::default(),
+            sweeps: Cell::new(0),
+            trust: shared.trust.clone(),
+        })
+    }
+
     /// An idle connection to the worker, or a new one.
     pub async fn get(&self, worker: &Worker) -> io::Result<Box<Upstream>> {
         while let Some(mut upstream) = self.pop(worker.id) {
@@ -151,7 +190,7 @@ impl Pool {
 
     /// A connection that nothing was sent on yet.
     pub async fn open(&self, worker: &Worker) -> io::Result<Box<Upstream>> {
-        Upstream::open(worker, connect_limit(worker)).await
+        Upstream::open(worker, &self.trust, connect_limit(worker)).await
     }
 
     fn pop(&self, worker: u32) -> Option<Box<Upstream>> {

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::fleet::models::Models;
+use crate::fleet::trust::Trust;
 use crate::fleet::waiting::Waiting;
 use crate::fleet::worker::{Fleet, Worker};
 use crate::front::client::Clients;
@@ -33,6 +34,8 @@ pub struct Shared {
     pub gate: Gate,
     /// What client connections are secured with, if they are.
     pub tls: Option<Tls>,
+    /// What connections to https workers are secured with.
+    pub trust: Arc<Trust>,
     pub metrics: Metrics,
     pub log: Log,
     pub stopping: watch::Receiver<Stopping>,
@@ -85,9 +88,9 @@ pub struct Scratch {
 impl Lane {
     pub fn new(shared: Arc<Shared>, index: usize, spin: Arc<Spin>) -> Rc<Lane> {
         Rc::new(Lane {
+            pool: Pool::new(&shared),
             shared,
             index,
-            pool: Rc::default(),
             scratch: RefCell::default(),
             retries: Budget::default(),
             request_ids: RefCell::default(),
