@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -188,8 +189,14 @@ async def test_a_killed_actors_requests_fail_and_ray_starts_it_again(nodes: Node
         before = (await ask(runner, "before"))["seen"]
         request = await held(runner, tmp_path, "b")
         os.kill(before["b"]["pid"], signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=rf"stage 'b'.*lost by Ray.*pid {before['b']['pid']}"):
+        text = rf"stage 'b': process 'b' was lost by Ray: its process is gone \(pid {before['b']['pid']} on "
+        with pytest.raises(RuntimeError, match=text) as caught:
             await request
+        log, reason = re.fullmatch(r".* on 127\.0\.0\.1, log (/\S+)\): (.+)", str(caught.value)).groups()
+        assert re.fullmatch(rf"worker-.*-{before['b']['pid']}\.err", Path(log).name)
+        assert Path(log).is_file()
+        # Why, without the number of an actor that nobody knows.
+        assert "The actor" not in reason
         after = (await ask(runner, "after"))["seen"]
     assert after["b"]["actor"] == before["b"]["actor"]
     assert after["b"]["pid"] != before["b"]["pid"]

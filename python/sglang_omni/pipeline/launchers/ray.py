@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
@@ -60,6 +61,8 @@ _GONE_S = 10.0
 # To connect to a cluster's address.
 _REACH_S = 10.0
 _KILLED = -signal.SIGKILL
+# What Ray says of an actor before it says why.
+_WHICH_ACTOR = re.compile(r"^The actor .*?(?:temporarily unavailable: |is dead because )")
 
 
 @dataclass(frozen=True)
@@ -380,9 +383,13 @@ class RayProcess:
             return
         arrival = self._arrival
         self._node_lost = not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == arrival.node_id)
-        what = "node" if self._node_lost else "process"
+        if self._node_lost:
+            what, log = "node", ""
+        else:
+            what, log = "process", f", log {arrival.log}" if arrival.log else ""
         self.lost = (
-            f"was lost by Ray: its {what} is gone (pid {arrival.pid} on {arrival.address}): {_plain(cause)}"
+            f"was lost by Ray: its {what} is gone (pid {arrival.pid} on {arrival.address}{log}): "
+            f"{_plain(cause)}"
         )
 
     def ends(self, status: int) -> None:
@@ -440,9 +447,10 @@ async def _awaited(ref: Any) -> Any:
 
 
 def _plain(cause: RayActorError) -> str:
-    """Ray's words in one line, to go on after, without its advice."""
+    """Why, in Ray's words: in one line, to go on after, without its advice and which actor it was."""
     words = " ".join(str(cause).split())
-    return words.removesuffix(" The task may or may not have been executed on the actor.").rstrip(".")
+    words = words.removesuffix(" The task may or may not have been executed on the actor.").rstrip(".")
+    return _WHICH_ACTOR.sub("", words)
 
 
 @contextmanager

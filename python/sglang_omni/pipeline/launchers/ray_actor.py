@@ -45,6 +45,7 @@ class Arrival:
         token: Another one for each process; a process id may come back.
         address: Its node's, as Ray's other nodes reach it.
         free_port: A port that is free on its node now.
+        log: The file on its node that Ray has made its stderr, or "".
     """
 
     token: str
@@ -52,6 +53,7 @@ class Arrival:
     node_id: str
     address: str
     free_port: int
+    log: str
 
 
 class StageActor:
@@ -76,7 +78,7 @@ class StageActor:
         with socket.create_server((address, 0)) as server:
             port = server.getsockname()[1]
         node_id = ray.get_runtime_context().get_node_id()
-        return Arrival(self._token, os.getpid(), node_id, address, port)
+        return Arrival(self._token, os.getpid(), node_id, address, port, _stderr_file())
 
     @ray.method(max_task_retries=0)  # a second process would not know what the first one's requests were
     def run(self, spec: WorkerSpec, port: int) -> Iterator[dict[str, object]]:
@@ -98,6 +100,11 @@ class StageActor:
             text = traceback.format_exc()
             logging.getLogger(__name__).error("The process ends with an error\n%s", text)
             yield {"failure": text[-LONGEST_TRACEBACK:]}
+
+
+def _stderr_file() -> str:
+    path = os.readlink(f"/proc/self/fd/{sys.__stderr__.fileno()}") if sys.__stderr__ is not None else ""
+    return path if os.path.isfile(path) else ""
 
 
 def _planned_here(spec: WorkerSpec, folder: IpcRuntimeDir, port: int) -> WorkerSpec:
