@@ -11,6 +11,7 @@ that is stopped, ``close`` takes up to 5 seconds (``MC_TCP_PROGRESS_TIMEOUT_SEC`
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -24,6 +25,8 @@ from sglang_omni.relay.exposure import check_address
 from sglang_omni.relay.one_sided import OneSidedRelay, Source
 from sglang_omni.relay.outbox import KEEP_SECONDS
 from sglang_omni.relay.slots import HEADER_BYTES, Segment, Slots
+
+logger = logging.getLogger(__name__)
 
 INSTALL = "pip install 'sglang-omni[mooncake]'"
 LIBRARIES = "apt-get install --no-install-recommends libibverbs1 libnuma1 libcurl4"
@@ -136,19 +139,23 @@ class MooncakeEngine:
                 )
         nbytes = HEADER_BYTES if header_only else HEADER_BYTES + source.nbytes
         self._check_local(into, nbytes)
-        message = self._api.TransferNotify("", notify.decode()) if notify else None
-        read = partial(
-            self._engine.transfer_sync,
-            session,
-            into.start,
-            source.start,
-            nbytes,
-            self._api.TransferOpcode.Read,
-            message,
-        )
-        status = self._threads.submit(_try_twice, read)
-        status.add_done_callback(lambda _: self._on_read())
+        transfer = partial(self._engine.transfer_sync, session, into.start, source.start)
+        status: Future[int] = Future()
+        self._threads.submit(self._transfer, transfer, nbytes, notify, status)
         return MooncakeTransfer(session, status)
+
+    def _transfer(
+        self, transfer: Callable[..., int], nbytes: int, notify: bytes, status: Future[int]
+    ) -> None:
+        read = self._api.TransferOpcode.Read
+        status.set_result(_try_twice(partial(transfer, nbytes, read)))
+        self._on_read()
+        if notify and status.result() == 0:
+            # The engine needs longer for this than for a small read, so nobody is to wait for it. It notifies
+            # after a transfer only: one of nothing, over TCP and RDMA, is over at once.
+            message = self._api.TransferNotify("", notify.decode())
+            if _try_twice(partial(transfer, 0, read, message)) != 0:
+                logger.warning("mooncake has read a payload and could not tell its sender")
 
     def knows(self, source: Source) -> bool:
         """See ``one_sided.Engine``. Another thread makes the connection."""
