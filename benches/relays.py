@@ -23,7 +23,7 @@ from two_processes import LOOK, Line, line, one_thread
 from sglang_omni.relay import create_relay
 
 BACKENDS = ("shm", "nixl", "mooncake", "nccl")
-SIZES = (16 * KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB)
+SIZES = (16 * KIB, 64 * KIB, 256 * KIB, MIB, 16 * MIB, 256 * MIB)
 ROUNDS, SAMPLES = 7, 5
 
 

@@ -13,7 +13,7 @@ from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 
 # Neither fits into a control message.
 PAYLOAD_BYTES = 256 << 10
-CHUNK_BYTES = 96 << 10
+CHUNK_BYTES = 160 << 10
 CHUNKS = 3
 STREAMED = ("near", "left_one", "right_one")
 

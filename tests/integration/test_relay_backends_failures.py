@@ -120,8 +120,8 @@ async def test_a_stopped_sender_costs_a_read_its_deadline_and_nothing_else(
     relay = make_relay(backend, "here", **deadlines(monkeypatch, backend, wait=3, keep=300))
     stopped, other = peers(backend), peers(backend)
     try:
-        warm = await relay_io.read_blob(relay, "warm", await stopped("write", "warm", block(1, 100_000)))
-        assert warm.sum(dtype=np.int64) == 100_000
+        warm = await relay_io.read_blob(relay, "warm", await stopped("write", "warm", block(1, 150_000)))
+        assert warm.sum(dtype=np.int64) == 150_000
         await stopped("complete")
         metadata = await stopped("write", "k", pattern(5, 2 * MIB))
         stopped.stop()
@@ -198,7 +198,7 @@ from sglang_omni.pipeline import relay_io
 async def main():
     a, b = make_relay(sys.argv[1], "a"), make_relay(sys.argv[1], "b")
     for value in range(3):
-        metadata, _ = await relay_io.write_blob(a, "k", np.full(100_000, value, np.uint8))
+        metadata, _ = await relay_io.write_blob(a, "k", np.full(150_000, value, np.uint8))
         kept.append(await relay_io.read_blob(b, "k", metadata))
     await relay_io.write_blob(a, "unread", np.ones(100_000))
 kept = []

@@ -115,8 +115,8 @@ async def test_sizes_that_lie_read_nothing_that_was_not_announced(
     backend: str, relay: Any, peer: Peer
 ) -> None:
     secret = await peer("write", "secret", pattern(3, 500_000))
-    for nbytes in (99_000, 101_000, 600_000, 3 * MIB, 1 << 33, 1 << 62):
-        metadata = await peer("write", "k", pattern(4, 100_000))
+    for nbytes in (199_000, 201_000, 600_000, 3 * MIB, 1 << 33, 1 << 62):
+        metadata = await peer("write", "k", pattern(4, 200_000))
         info = metadata["relay_info"]
         lie = {**info, "nbytes": nbytes}
         if backend == "shm":
@@ -132,7 +132,7 @@ async def test_sizes_that_lie_read_nothing_that_was_not_announced(
 async def test_places_that_lie_are_not_read(backend: str, relay: Any, peer: Peer) -> None:
     if backend not in WITH_ENGINE:
         return  # Its metadata names no address.
-    true = await peer("write", "k", pattern(5, 100_000))
+    true = await peer("write", "k", pattern(5, 200_000))
     address, slot_bytes, slots = true["relay_info"]["segment"]
     nbytes = slot_bytes * slots
     places = [
@@ -143,12 +143,12 @@ async def test_places_that_lie_are_not_read(backend: str, relay: Any, peer: Peer
         [1 << 46, slot_bytes, slots],
     ]
     for place in places:
-        lie = {**true["relay_info"], "segment": place, "slots": [slots - 2, 2]}
+        lie = {**true["relay_info"], "segment": place, "slots": [slots - 4, 4]}
         with pytest.raises(RelayError):
             await relay_io.read_blob(relay, "k", {**true, "relay_info": lie})
     # A reader that has been lied to is done with the payload.
-    true = await peer("write", "k", pattern(5, 100_000))
-    assert np.array_equal(await relay_io.read_blob(relay, "k", true), pattern(5, 100_000))
+    true = await peer("write", "k", pattern(5, 200_000))
+    assert np.array_equal(await relay_io.read_blob(relay, "k", true), pattern(5, 200_000))
 
 
 @pytest.mark.parametrize(

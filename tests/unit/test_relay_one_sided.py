@@ -18,7 +18,7 @@ from sglang_omni.relay import RelayError, RelayReadError, RelayTimeout
 from sglang_omni.relay.one_sided import OneSidedRelay, Source
 from sglang_omni.relay.slots import CHECKED_BYTES, HEADER_BYTES, Segment, Slots
 
-NBYTES = 100_000
+NBYTES = 150_000
 
 
 class _Transfer:

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from sglang_omni._core import PayloadPlan
 
 
+# What a relay between hosts leaves to the control message, which is with its reader in two thirds of the
+# time or less: no engine and no thread is to be woken. A larger one would be quicker still between processes
+# of one host. But what is in a message takes no credit, and a stage that stands still takes thousands of
+# messages before its senders wait; and encryption costs more than a transfer from about 256 KiB on.
+INLINE_BYTES = 128 << 10
+
+
 class RelayError(RuntimeError):
     """A transfer failed."""
 

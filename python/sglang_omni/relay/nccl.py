@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_omni.relay.base import Relay, RelayError, RelayReadError, credit_bytes, register_relay
+from sglang_omni.relay.base import (
+    INLINE_BYTES,
+    Relay,
+    RelayError,
+    RelayReadError,
+    credit_bytes,
+    register_relay,
+)
 from sglang_omni.relay.exposure import check_address
 from sglang_omni.relay.nccl_groups import host_memory
 from sglang_omni.relay.nccl_links import Endpoint, Link, Offer, Server
@@ -50,7 +57,7 @@ class NcclRelay(Relay):
         ValueError: ``host`` is public and ``allow_public`` is not set.
     """
 
-    inline_limit = 64 << 10
+    inline_limit = INLINE_BYTES
     packs = True
     lends = True
 

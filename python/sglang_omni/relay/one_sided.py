@@ -26,7 +26,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from sglang_omni.relay.base import Relay, RelayError, RelayReadError, credit_bytes
+from sglang_omni.relay.base import INLINE_BYTES, Relay, RelayError, RelayReadError, credit_bytes
 from sglang_omni.relay.outbox import Got, Outbox, Put
 from sglang_omni.relay.pump import Pump
 from sglang_omni.relay.slots import CHECKED_BYTES, SLOT_BYTES, MemoryRegistrar, SlotPool, Slots, slots_for
@@ -130,7 +130,7 @@ class OneSidedRelay(Relay):
         keep_s: After how long a payload that nobody reads is given up.
     """
 
-    inline_limit = 64 << 10
+    inline_limit = INLINE_BYTES
     packs = True
     fans_out = True
     lends = True
