@@ -108,7 +108,7 @@ async def test_a_coordinator_that_is_paused_is_waited_for(
         async with asyncio.timeout(PATIENCE):
             while len(taken) < 5:
                 taken.append(await asyncio.get_running_loop().sock_accept(paused))
-        assert "takes connections, but does not answer" in caplog.text
+        await until(lambda: "takes connections, but does not answer" in caplog.text)
         assert not joining.done()
         joining.cancel()
         for connection, _ in taken:

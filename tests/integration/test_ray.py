@@ -90,7 +90,7 @@ def nodes() -> Iterator[Nodes]:
             ray.shutdown()
             cluster.shutdown()
     left_behind = set(psutil.Process().children(recursive=True)) - before
-    _, alive = psutil.wait_procs(left_behind, timeout=30)
+    _, alive = psutil.wait_procs(left_behind, timeout=120)
     assert not [process for process in alive if is_alive(process)]
 
 

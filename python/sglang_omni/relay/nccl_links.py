@@ -332,6 +332,9 @@ class Link:
             ready = [descriptor for descriptor, _ in poll.poll()]
             if self.is_closed or (connection.fileno() in ready and not made.done()):
                 made.add_done_callback(_discard)
+                # That thread may wait in it, and would not hear of its being closed alone.
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
                 raise ConnectionError("it has closed the connection")
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
