@@ -132,7 +132,6 @@ async def test_sigterm_finishes_what_is_in_flight() -> None:
 
     async with replicas(handler) as [replica], launched("--worker-urls", replica.url) as (process, url):
         running = asyncio.ensure_future(post_chunked(url))
-        # It has had an answer: a connection that was not taken yet may be reset instead of closed.
         idle = await connect(url)
         idle[1].write(b"GET /workers HTTP/1.1\r\nHost: a\r\n\r\n")
         _, headers = await read_head(idle[0])
@@ -186,6 +185,26 @@ async def test_open_streams_do_not_hold_up_the_end(signals: list[signal.Signals]
             await reader.read()
             writer.close()
         assert len(replica.seen) == 5
+
+
+async def test_requests_that_no_one_has_accepted_yet_when_the_router_drains_are_answered() -> None:
+    request = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}"
+    async with replicas(None) as [replica], launched("--worker-urls", replica.url) as (process, url):
+        assert (await post(url)).status == 200
+        process.send_signal(signal.SIGSTOP)
+        try:
+            connections = [await connect(url) for _ in range(300)]
+            for _, writer in connections:
+                writer.write(request)
+            process.send_signal(signal.SIGTERM)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        for reader, writer in connections:
+            line, headers = await read_head(reader)
+            assert line == "HTTP/1.1 200 OK"
+            await read_body(reader, headers)
+            writer.close()
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
 
 
 async def test_a_request_on_its_way_when_the_router_drains_is_answered() -> None:

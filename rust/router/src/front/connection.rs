@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::poll_fn;
+use std::iter;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::pin::pin;
 use std::rc::Rc;
@@ -17,6 +18,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::admin;
@@ -25,6 +27,7 @@ use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
 use crate::front::client::{Client, Limits, Phase};
 use crate::front::client_io::ClientIo;
+use crate::front::listen::BACKLOG;
 use crate::front::{cors, gate, reply};
 use crate::request::body::ReplyBody;
 use crate::request::exchange::Exchange;
@@ -59,9 +62,7 @@ pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spi
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => {
-                    tokio::task::spawn_local(connection(lane.clone(), stream, peer));
-                }
+                Ok((stream, peer)) => admit(&lane, stream, peer),
                 // Out of descriptors, most likely: some must be closed first.
                 Err(_) => sleep(Duration::from_millis(50)).await,
             },
@@ -82,7 +83,9 @@ pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spi
             _ = stopping.changed() => break,
         }
     }
-    drop(listener);
+    for (stream, peer) in backlog(listener) {
+        admit(&lane, stream, peer);
+    }
     lane.clients.leave();
     let began = Instant::now();
     let deadline = began + shared.config.drain_timeout;
@@ -97,12 +100,31 @@ pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spi
     }
 }
 
+/// What the system had taken from clients by now, which would be reset with the listener. It closes in the
+/// end.
+fn backlog(listener: TcpListener) -> impl Iterator<Item = (TcpStream, SocketAddr)> {
+    // The system is asked: what the runtime knows is as old as its last look.
+    let listener = listener.into_std().ok();
+    let accept = move || listener.as_ref()?.accept().ok();
+    iter::from_fn(accept)
+        .take(BACKLOG)
+        .filter_map(|(stream, peer)| {
+            stream.set_nonblocking(true).ok()?;
+            Some((TcpStream::from_std(stream).ok()?, peer))
+        })
+}
+
+fn admit(lane: &Rc<Lane>, stream: TcpStream, peer: SocketAddr) {
+    // It is open from now on, not from when its task first runs: the lane's end waits for it.
+    let open = Open::new(lane.clone());
+    tokio::task::spawn_local(connection(lane.clone(), open, stream, peer));
+}
+
 /// One client's connection.
-async fn connection(lane: Rc<Lane>, stream: TcpStream, peer: SocketAddr) {
+async fn connection(lane: Rc<Lane>, _open: Open, stream: TcpStream, peer: SocketAddr) {
     if stream.set_nodelay(true).is_err() {
         return; // Already closed by the client.
     }
-    let _open = Open::new(lane.clone());
     lane.metrics().accepted.fetch_add(1, Relaxed);
     let Some(stream) = secured(&lane, stream).await else {
         return;
@@ -124,6 +146,10 @@ async fn connection(lane: Rc<Lane>, stream: TcpStream, peer: SocketAddr) {
         }
         if lane.clients.are_dismissed() && !is_leaving {
             is_leaving = true;
+            // What has come by now is read first, and so still answered.
+            if http.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(());
+            }
             http.as_mut().graceful_shutdown();
         }
         // Errors are the client's: it left, or sent what is not HTTP and was told so.
@@ -144,12 +170,18 @@ async fn secured(lane: &Lane, stream: TcpStream) -> Option<Stream> {
             Ok(Err(error)) => error,
             Err(late) => late.into(),
         },
-        _ = stopping.changed() => return None,
+        () = last_call(&mut stopping) => return None,
     };
     lane.metrics().failed_handshakes.fetch_add(1, Relaxed);
     let log = &lane.shared.log;
     log.event(Level::Debug, "TLS handshake failed", &[("why", &error)]);
     None
+}
+
+/// When a client that has not asked for anything is waited for no longer.
+async fn last_call(stopping: &mut watch::Receiver<Stopping>) {
+    let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
+    sleep(LAST_REQUESTS).await;
 }
 
 async fn respond(

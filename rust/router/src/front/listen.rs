@@ -5,7 +5,8 @@ use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-const BACKLOG: i32 = 4096;
+/// Connections that the system takes ahead of the router, for each lane.
+pub const BACKLOG: usize = 4096;
 
 /// Raises the limit on open descriptors to what the system allows: each request in flight takes two.
 pub fn allow_descriptors() {
@@ -42,7 +43,7 @@ pub fn bind(host: &str, port: u16, lanes: usize) -> io::Result<Vec<TcpListener>>
             let socket = socket(addr)?;
             socket.set_reuse_port(true)?;
             socket.bind(&addr.into())?;
-            socket.listen(BACKLOG)?;
+            socket.listen(BACKLOG as i32)?;
             socket.set_nonblocking(true)?;
             Ok(socket.into())
         })
