@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
@@ -10,6 +12,8 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeCausalConvNet,
     Qwen3OmniMoeCausalTransConvNet,
     Qwen3OmniMoeCode2Wav,
+    Qwen3OmniMoeCode2WavDecoderResidualUnit,
+    Qwen3OmniMoeConvNeXtBlock,
 )
 
 from sglang_omni.model_runner.loader import load_component
@@ -17,7 +21,7 @@ from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpo
 
 
 class Code2Wav:
-    """transformers' own module, which decodes whole sequences, and its parts as a stream.
+    """transformers' own module, which decodes whole sequences, and its weights as a stream.
 
     Codes are (1, groups, frames) int64. A waveform is (1, 1, samples) in +-1, and a few hundred samples
     shorter than ``frames * total_upsample``: the end of the last frame needs the next one.
@@ -26,15 +30,8 @@ class Code2Wav:
     def __init__(self, module: Qwen3OmniMoeCode2Wav) -> None:
         self.module = module
         self.total_upsample = int(module.total_upsample)
-        # The stream that is being decoded; None while whole sequences are.
-        self.stream: Code2WavStream | None = None
-        for part in module.modules():
-            if isinstance(part, Qwen3OmniMoeCausalConvNet):
-                part.register_forward_pre_hook(self._go_on)
-                part.register_forward_hook(self._without_before)
-            elif isinstance(part, Qwen3OmniMoeCausalTransConvNet) and part.left_pad > 0:
-                # It cuts a stride off both ends of what it makes: one step of before makes up for that.
-                part.register_forward_pre_hook(self._go_on)
+        # By a field: the class has another name in each version of transformers.
+        self.snakes = {part: Snake(part) for part in module.modules() if hasattr(part, "no_div_by_zero")}
 
     def __call__(self, codes: Tensor) -> Tensor:
         waveform: Tensor = self.module(codes)
@@ -44,21 +41,24 @@ class Code2Wav:
         """A waveform that grows as codes come: together the same as decoding them all at once."""
         return Code2WavStream(self)
 
-    def _go_on(self, part: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor] | None:
-        """Puts what the stream's convolution saw last before what it sees now."""
-        if self.stream is None:
-            return None
-        (now,) = inputs
-        before = self.stream.before.get(part)
-        seen = now if before is None else torch.cat((before, now), dim=-1)
-        reach = part.padding if isinstance(part, Qwen3OmniMoeCausalConvNet) else 1
-        self.stream.before[part] = seen[..., -reach:] if reach else seen[..., :0]
-        self.stream.repeated[part] = seen.shape[-1] - now.shape[-1]
-        return (seen,)
 
-    def _without_before(self, part: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor | None:
-        """Leaves out what the convolution has made of what it saw before: it was handed on then."""
-        return None if self.stream is None else output[..., self.stream.repeated[part] :]
+class Snake:
+    """``x + sin(x * frequency)^2 * height`` in three passes; the reference's takes eight."""
+
+    def __init__(self, part: nn.Module) -> None:
+        with torch.no_grad():
+            self._frequency = part.alpha.exp().unsqueeze(-1)
+            self._height = (1 / (part.beta.exp() + part.no_div_by_zero)).unsqueeze(-1)
+
+    def __call__(self, wave: Tensor) -> Tensor:
+        angle = wave * self._frequency
+        if angle.device.type == "cpu" and angle.dtype == torch.float32:
+            # NumPy's takes a third of the time of torch's, and sines are what the decoder does most.
+            array = angle.numpy()
+            np.sin(array, out=array)
+        else:
+            angle.sin_()
+        return torch.addcmul(wave, angle.square_(), self._height)
 
 
 class Code2WavStream:
@@ -68,29 +68,57 @@ class Code2WavStream:
     """
 
     def __init__(self, vocoder: Code2Wav) -> None:
-        self._vocoder = vocoder
+        self._module = vocoder.module
+        self._snakes = vocoder.snakes
         self._cache = DynamicCache(config=vocoder.module.config)
-        self.before: dict[nn.Module, Tensor] = {}
-        self.repeated: dict[nn.Module, int] = {}
+        self._before: dict[nn.Module, Tensor] = {}
 
     def decode(self, codes: Tensor) -> Tensor:
         """The samples (1, 1, n) that these frames complete."""
-        module = self._vocoder.module
+        module = self._module
         embeds = module.code_embedding(codes + module.code_offset).mean(1)
         hidden = module.pre_transformer(
             inputs_embeds=embeds, past_key_values=self._cache, use_cache=True
         ).last_hidden_state
         wave = hidden.permute(0, 2, 1)
-        self._vocoder.stream = self
-        try:
-            for blocks in module.upsample:
-                for block in blocks:
-                    wave = block(wave)
-            for block in module.decoder:
-                wave = block(wave)
-        finally:
-            self._vocoder.stream = None
-        return wave.clamp(min=-1, max=1)
+        for transposed, convnext in module.upsample:
+            wave = self._convnext(convnext, self._transposed(transposed, wave))
+        first, *blocks, snake, last = module.decoder
+        wave = self._convolve(first, wave)
+        for block in blocks:
+            before, transposed, *units = block.block
+            wave = self._transposed(transposed, self._snakes[before](wave))
+            for unit in units:
+                wave = self._residual(unit, wave)
+        return self._convolve(last, self._snakes[snake](wave)).clamp_(min=-1, max=1)
+
+    def _convolve(self, part: Qwen3OmniMoeCausalConvNet, now: Tensor) -> Tensor:
+        conv, reach = part.conv, part.padding
+        if reach:
+            before = self._before.get(part)
+            # Before the first frame there was silence.
+            now = F.pad(now, (reach, 0)) if before is None else torch.cat((before, now), dim=-1)
+            self._before[part] = now[..., -reach:].clone()  # not a view, which would keep all of it
+        return F.conv1d(now, conv.weight, conv.bias, dilation=conv.dilation, groups=conv.groups)
+
+    def _transposed(self, part: Qwen3OmniMoeCausalTransConvNet, now: Tensor) -> Tensor:
+        cut = part.left_pad
+        if cut:
+            # A stride is cut off both ends of what it makes: one step of before makes up for that.
+            before = self._before.get(part)
+            now = now if before is None else torch.cat((before, now), dim=-1)
+            self._before[part] = now[..., -1:].clone()
+        wave: Tensor = part(now)
+        return wave
+
+    def _convnext(self, part: Qwen3OmniMoeConvNeXtBlock, wave: Tensor) -> Tensor:
+        hidden = part.norm(self._convolve(part.dwconv, wave).transpose(1, 2))
+        hidden = part.pwconv2(part.act(part.pwconv1(hidden)))
+        return torch.addcmul(wave, hidden.transpose(1, 2), part.gamma.unsqueeze(-1))
+
+    def _residual(self, part: Qwen3OmniMoeCode2WavDecoderResidualUnit, wave: Tensor) -> Tensor:
+        hidden = self._convolve(part.conv1, self._snakes[part.act1](wave))
+        return self._convolve(part.conv2, self._snakes[part.act2](hidden)).add_(wave)
 
 
 def load_code2wav(checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, device: str) -> Code2Wav:
