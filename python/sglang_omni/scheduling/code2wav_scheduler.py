@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from sglang_omni.proto import StagePayload
-from sglang_omni.scheduling.stream_scheduler import StreamScheduler, StreamSession
+from sglang_omni.scheduling.stream_scheduler import BatchItem, StreamScheduler, StreamSession
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +41,18 @@ class StreamingVocoder(Protocol):
     """A vocoder that remembers what later frames need of earlier ones."""
 
     def open_stream(self) -> VocoderStream: ...
+
+
+@runtime_checkable
+class BatchingVocoder(StreamingVocoder, Protocol):
+    """One that decodes several streams together."""
+
+    def decode_batch(self, streams: Sequence[Any], codes: torch.Tensor) -> torch.Tensor:
+        """The new samples (n, 1, samples), given the next codes (n, groups, frames) of n streams.
+
+        The streams are all new, or none of them is; they are as they were where it fails.
+        """
+        ...
 
 
 class Chunking(NamedTuple):
@@ -112,6 +125,7 @@ class Code2WavScheduler(StreamScheduler):
         codec_eos_token_id: int | None = None,
         first_chunk_size: int = 2,
         chunking_of: Callable[[StagePayload, Chunking], Chunking] | None = None,
+        max_batch_frames: int = 64,
     ) -> None:
         """
         Args:
@@ -123,6 +137,7 @@ class Code2WavScheduler(StreamScheduler):
             codec_eos_token_id: First code of the frame that ends a stream.
             first_chunk_size: See ``Chunking``.
             chunking_of: One request's own chunking, given the stage's.
+            max_batch_frames: Frames, of several requests, that a ``BatchingVocoder`` decodes at once.
         """
         if stream_chunk_size < 1 or (left_context_size or 0) < 0 or first_chunk_size < 1:
             raise ValueError(
@@ -139,10 +154,12 @@ class Code2WavScheduler(StreamScheduler):
         self.sample_rate = sample_rate
         self.codec_eos_token_id = codec_eos_token_id
         self.chunking_of = chunking_of
+        self.max_batch_frames = max_batch_frames
         super().__init__(
             lambda: _Code2WavSession(self),
             expects_stream=lambda payload: True,
             wants_chunks=lambda payload: bool(payload.request.params.get("stream", True)),
+            batch_compute_fn=self._decode,
         )
 
     def open_stream(self, chunking: Chunking) -> VocoderStream:
@@ -151,6 +168,27 @@ class Code2WavScheduler(StreamScheduler):
             assert isinstance(self.model, StreamingVocoder)
             return self.model.open_stream()
         return WindowStream(self.model, chunking.left_context_size, gapless=chunking.gapless)
+
+    def _decode(self, pieces: list[_Piece]) -> None:
+        with torch.inference_mode():
+            codes = torch.cat([piece.codes for piece in pieces]).to(self.device)
+            if len(pieces) > 1:
+                assert isinstance(self.model, BatchingVocoder), "others' pieces have a key each"
+                waves = self.model.decode_batch([piece.stream for piece in pieces], codes)
+            else:
+                waves = pieces[0].stream.decode(codes)
+            audio = waves.flatten(1).float().cpu().numpy()
+        for piece, samples in zip(pieces, audio, strict=True):
+            piece.samples = samples
+
+
+@dataclass(eq=False)
+class _Piece(BatchItem):
+    """The next codes (1, groups, frames) of a stream, and the samples that they become."""
+
+    stream: VocoderStream
+    codes: torch.Tensor
+    samples: NDArray[np.float32] | None = None
 
 
 class _Code2WavSession(StreamSession):
@@ -191,17 +229,21 @@ class _Code2WavSession(StreamSession):
         # An array: a tensor would have the server, which needs no torch otherwise, import it for seconds.
         return {**self._chunk(audio), "codes": codes.numpy()}
 
-    def _decode(self, end: int) -> Iterator[dict[str, Any]]:
+    def _decode(self, end: int) -> Iterator[_Piece | dict[str, Any]]:
         """Decode the frames up to ``end`` and give out the samples that they complete."""
         assert self._stream is not None, "begin comes first"
         codes = torch.stack(self._frames[self._decoded_frames : end], dim=1).unsqueeze(0)
-        with torch.inference_mode():
-            wave = self._stream.decode(codes.to(self._vocoder.device)).reshape(-1)
+        vocoder, num_frames = self._vocoder, codes.shape[-1]
+        together = self._chunking.left_context_size is None and isinstance(vocoder.model, BatchingVocoder)
+        # Pieces of equal length, all the first of their streams or none of them.
+        key = (num_frames, self._decoded_frames == 0) if together else self
+        piece = _Piece(key, max(1, vocoder.max_batch_frames // num_frames), self._stream, codes)
+        yield piece
+        assert piece.samples is not None
         self._decoded_frames = end
-        if len(wave):
-            audio = wave.float().cpu().numpy()
-            self._audio.append(audio)
-            yield self._chunk(audio)
+        if len(piece.samples):
+            self._audio.append(piece.samples)
+            yield self._chunk(piece.samples)
 
     def _chunk(self, audio: NDArray[np.float32]) -> dict[str, Any]:
         return {"modality": "audio", "audio_data": audio, "sample_rate": self._vocoder.sample_rate}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,8 +16,25 @@ from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.recent_ids import RecentIds
 
 
+@dataclass(eq=False)
+class BatchItem:
+    """Work that a session yields to have it done together with that of other requests.
+
+    Attributes:
+        key: Of what can be done together.
+        max_batch_size: How much of it.
+    """
+
+    key: Hashable
+    max_batch_size: int
+
+
 class StreamSession(ABC):
-    """One request's work. Its methods yield chunks, or None to let other requests run before going on."""
+    """One request's work.
+
+    Its methods yield chunks, None to let other requests run before going on, or a ``BatchItem``, which is
+    done when they go on.
+    """
 
     @abstractmethod
     def begin(self, payload: StagePayload) -> Iterator[Any]:
@@ -61,7 +78,15 @@ class StreamScheduler:
         *,
         expects_stream: Callable[[StagePayload], bool],
         wants_chunks: Callable[[StagePayload], bool],
+        batch_compute_fn: Callable[[list[Any]], None] | None = None,
     ) -> None:
+        """
+        Args:
+            open_session: Makes a request's session.
+            expects_stream, wants_chunks: See above.
+            batch_compute_fn: Does the ``BatchItem``s that sessions yield, all of one key. One that fails must
+                leave them as they were: they are then done one by one, for the fault to be one request's.
+        """
         self.inbox: queue.Queue[IncomingMessage] = Inbox()
         self.outbox: queue.Queue[OutgoingMessage] = Outbox()
         self._open_session = open_session
@@ -69,7 +94,9 @@ class StreamScheduler:
         self._wants_chunks = wants_chunks
         self._requests: dict[str, _Request] = {}
         self._ready: deque[str] = deque()
-        self._is_stepping = False
+        self._batch_compute_fn = batch_compute_fn
+        self._batchable: dict[str, BatchItem] = {}  # oldest first
+        self._num_running = 0
         self._commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         # Chunks of an aborted or failed request may still be on their way when it is forgotten here.
         self._dropped = RecentIds()
@@ -77,7 +104,7 @@ class StreamScheduler:
     def start(self) -> None:
         """Serve until ``stop``; blocks."""
         while True:
-            message = self._next_message(wait=not self._ready)
+            message = self._next_message(wait=not self._ready and not self._batchable)
             while message is not None:
                 if message is _WAKE:
                     if self._run_command():
@@ -86,9 +113,13 @@ class StreamScheduler:
                     self._receive(message)
                 message = self._next_message(wait=False)
             if self._ready:
-                self._is_stepping = True
+                self._num_running = 1
                 self._step(self._ready.popleft())
-                self._is_stepping = False
+            elif self._batchable:
+                batch = self._next_batch()
+                self._num_running = len(batch)
+                self._compute(batch)
+            self._num_running = 0
 
     def stop(self) -> None:
         self._commands.put(None)
@@ -100,8 +131,9 @@ class StreamScheduler:
         self.inbox.put(_WAKE)
 
     def stats(self) -> dict[str, int]:
-        """How many requests are in a step, which is one at most, and how many wait for theirs."""
-        return {"num_running_reqs": int(self._is_stepping), "num_queue_reqs": len(self._ready)}
+        """How many requests are in a step or batch, and how many wait for theirs."""
+        waiting = len(self._ready) + len(self._batchable)
+        return {"num_running_reqs": self._num_running, "num_queue_reqs": waiting}
 
     def _next_message(self, *, wait: bool) -> IncomingMessage | None:
         try:
@@ -119,6 +151,7 @@ class StreamScheduler:
 
     def _drop(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
+        self._batchable.pop(request_id, None)
         self._dropped.add(request_id)
 
     def _receive(self, message: IncomingMessage) -> None:
@@ -159,6 +192,9 @@ class StreamScheduler:
             if request.running is None:
                 request.running = request.steps.popleft()()
             chunk = next(request.running, _END)
+            if isinstance(chunk, BatchItem):
+                self._batchable[request_id] = chunk
+                return
             if chunk is not _END and chunk is not None and self._wants_chunks(request.payload):
                 self.outbox.put(OutgoingMessage(request_id, "stream", chunk))
             if chunk is _END:
@@ -174,11 +210,33 @@ class StreamScheduler:
                     )
                     return
         except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
-            self._drop(request_id)
-            self.outbox.put(OutgoingMessage(request_id, "error", exc))
+            self._fail(request_id, exc)
             return
         if request.running is not None or request.steps:
             self._ready.append(request_id)
+
+    def _next_batch(self) -> dict[str, BatchItem]:
+        """The item that has waited longest, and what can be done with it."""
+        first = next(iter(self._batchable.values()))
+        alike = [request_id for request_id, item in self._batchable.items() if item.key == first.key]
+        return {request_id: self._batchable.pop(request_id) for request_id in alike[: first.max_batch_size]}
+
+    def _compute(self, batch: dict[str, BatchItem]) -> None:
+        assert self._batch_compute_fn is not None, "sessions that yield a BatchItem need a batch_compute_fn"
+        try:
+            self._batch_compute_fn(list(batch.values()))
+        except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
+            for request_id, item in batch.items():
+                if len(batch) > 1:
+                    self._compute({request_id: item})
+                else:
+                    self._fail(request_id, exc)
+            return
+        self._ready.extend(batch)
+
+    def _fail(self, request_id: str, error: Exception) -> None:
+        self._drop(request_id)
+        self.outbox.put(OutgoingMessage(request_id, "error", error))
 
 
 _END = object()

@@ -45,6 +45,32 @@ def test_a_stream_in_any_pieces_is_the_whole(
     assert whole.std() > 0.02, "too quiet to tell"
 
 
+def test_streams_decoded_together_are_each_the_whole(vocoder: Code2Wav) -> None:
+    codes = torch.randint(0, 64, (3, 4, 140), generator=torch.Generator().manual_seed(1))
+    heads = (5, 80, 7)  # where they stand when they meet: before and behind what the transformer sees
+    with torch.inference_mode():
+        streams = [vocoder.open_stream() for _ in codes]
+        pieces = [
+            [stream.decode(row[None, :, :head])]
+            for stream, row, head in zip(streams, codes, heads, strict=True)
+        ]
+        for start, stop in ((0, 8), (8, 33), (33, 58)):
+            batch = torch.stack(
+                [row[:, head + start : head + stop] for row, head in zip(codes, heads, strict=True)]
+            )
+            with pytest.raises(IndexError):  # of a batch that fails, nothing stays
+                vocoder.decode_batch(streams, batch + 100_000)
+            waves = vocoder.decode_batch(streams, batch)
+            for piece, wave in zip(pieces, waves, strict=True):
+                piece.append(wave.unsqueeze(0))
+        whole = vocoder(codes)
+
+    for row, piece, head in zip(whole, pieces, heads, strict=True):
+        together = torch.cat(piece, dim=-1)[0]
+        assert together.shape[-1] > (head + 57) * vocoder.total_upsample
+        assert (together - row[:, : together.shape[-1]]).abs().max() < 3e-6
+
+
 def pieces_of(sizes: list[int]) -> list[int]:
     """``sizes``, cut or filled up to all frames."""
     taken: list[int] = []

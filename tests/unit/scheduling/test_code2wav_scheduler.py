@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sglang_omni.proto import OmniRequest, StagePayload
-from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Code2WavScheduler
+from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Code2WavScheduler, WindowStream
 from sglang_omni.scheduling.messages import IncomingMessage
 
 GROUPS, UPSAMPLE, RECEPTIVE_FRAMES = 3, 8, 5
@@ -38,6 +38,23 @@ class CausalVocoder(torch.nn.Module):
         padded = torch.nn.functional.pad(impulses, (self.kernel.shape[-1] - 1, 0))
         wave = torch.nn.functional.conv1d(padded, self.kernel)
         return wave[..., : wave.shape[-1] - self.lost_samples]
+
+
+class BatchVocoder(CausalVocoder):
+    """The same, several streams at a time; notes how many frames of how many streams."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.batches: list[tuple[int, int]] = []
+
+    def open_stream(self) -> WindowStream:
+        return WindowStream(self, RECEPTIVE_FRAMES, gapless=True)
+
+    def decode_batch(self, streams: Sequence[WindowStream], codes: torch.Tensor) -> torch.Tensor:
+        if (codes >= len(self.embed)).any():
+            raise IndexError("no such code")
+        self.batches.append((len(streams), codes.shape[-1]))
+        return torch.cat([stream.decode(row[None]) for stream, row in zip(streams, codes, strict=True)])
 
 
 @dataclass
@@ -176,6 +193,49 @@ def test_shapes_that_codes_may_come_in(drive: Any, items: list[Any]) -> None:
     _, result = driver.run(items)
 
     np.testing.assert_allclose(result["audio_data"], whole(driver, frames(23)), atol=1e-6)
+
+
+def results_of_all_at_once(
+    model: BatchVocoder, max_batch_frames: int, requests: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """What becomes of requests that are all there before the first is decoded."""
+    scheduler = Code2WavScheduler(model, "cpu", left_context_size=None, max_batch_frames=max_batch_frames)
+    for name, codes in requests.items():
+        payload = StagePayload(name, OmniRequest(None, {"stream": False}), None)
+        scheduler.inbox.put(IncomingMessage(name, "new_request", payload))
+        scheduler.inbox.put(IncomingMessage(name, "stream_chunk", Item(codes)))
+        scheduler.inbox.put(IncomingMessage(name, "stream_done"))
+    thread = threading.Thread(target=scheduler.start)
+    thread.start()
+    messages = [scheduler.outbox.get(timeout=60) for _ in requests]
+    scheduler.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert scheduler.stats() == {"num_running_reqs": 0, "num_queue_reqs": 0}
+    return {message.request_id: message.data for message in messages}
+
+
+def test_pieces_of_several_requests_are_decoded_together() -> None:
+    model = BatchVocoder()
+    requests = {str(count): frames(count) for count in (17, 18, 20, 6)}
+
+    results = results_of_all_at_once(model, 16, requests)
+
+    # The first pieces, then the second; not more frames than that at once, and only what is equally long.
+    assert model.batches == [(4, 2), (4, 4), (2, 8)]
+    for name, codes in requests.items():
+        audio = results[name].data["audio_data"]
+        np.testing.assert_allclose(audio, model(codes.T.unsqueeze(0)).reshape(-1).numpy(), atol=1e-6)
+
+
+def test_codes_that_fail_in_a_batch_are_one_requests_error() -> None:
+    bad = frames(6)
+    bad[3, 1] = 1000
+
+    results = results_of_all_at_once(BatchVocoder(), 64, {"a": frames(7), "bad": bad, "b": frames(8)})
+
+    assert isinstance(results["bad"], IndexError)
+    assert [len(results[name].data["audio_data"]) for name in "ab"] == [7 * UPSAMPLE, 8 * UPSAMPLE]
 
 
 def test_the_frame_that_ends_the_stream_is_no_audio(drive: Any) -> None:

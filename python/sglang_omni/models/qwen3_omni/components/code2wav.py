@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, cast
+
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import DynamicCache
+from torch import Tensor
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeCausalConvNet,
@@ -41,11 +43,27 @@ class Code2Wav:
         """A waveform that grows as codes come: together the same as decoding them all at once."""
         return Code2WavStream(self)
 
+    def decode_batch(self, streams: Sequence[Code2WavStream], codes: Tensor) -> Tensor:
+        """The samples (n, 1, samples) that the next frames of n streams complete.
+
+        Args:
+            streams: All new, or none of them. Where decoding fails, they are as they were.
+            codes: (n, groups, frames).
+        """
+        kept = [torch.cat(rows) for rows in zip(*(stream.kept for stream in streams), strict=True)]
+        positions = torch.tensor([stream.position for stream in streams], device=codes.device)
+        decoding = _Decoding(self, kept)
+        wave = decoding.run(codes, positions)
+        for row, stream in enumerate(streams):
+            stream.position += codes.shape[-1]
+            stream.kept = [keeps[row : row + 1] for keeps in decoding.memory.keeps]
+        return wave
+
 
 class Snake:
     """``x + sin(x * frequency)^2 * height`` in three passes; the reference's takes eight."""
 
-    def __init__(self, part: nn.Module) -> None:
+    def __init__(self, part: Any) -> None:
         with torch.no_grad():
             self._frequency = part.alpha.exp().unsqueeze(-1)
             self._height = (1 / (part.beta.exp() + part.no_div_by_zero)).unsqueeze(-1)
@@ -62,25 +80,63 @@ class Snake:
 
 
 class Code2WavStream:
-    """Decodes each frame once, whatever came with it.
+    """One waveform in the making: each frame is decoded once, whatever came with it.
 
-    The transformer keeps its keys and values, each convolution the end of what it saw.
+    Attributes:
+        position: Frames decoded so far.
+        kept: What the next frames need of them, (1, ...) each: the end of what each convolution saw, and the
+            transformer's keys and values; in the order in which the decoder comes by. Empty at first.
     """
 
     def __init__(self, vocoder: Code2Wav) -> None:
-        self._module = vocoder.module
-        self._snakes = vocoder.snakes
-        self._cache = DynamicCache(config=vocoder.module.config)
-        self._before: dict[nn.Module, Tensor] = {}
+        self._vocoder = vocoder
+        self.position = 0
+        self.kept: list[Tensor] = []
 
     def decode(self, codes: Tensor) -> Tensor:
         """The samples (1, 1, n) that these frames complete."""
+        return self._vocoder.decode_batch([self], codes)
+
+
+class _Memory:
+    """What streams remember while their next frames are decoded. For the transformer, it is the cache."""
+
+    def __init__(self, kept: list[Tensor], window: int) -> None:
+        self._kept = iter(kept)
+        self._window = window
+        self.keeps: list[Tensor] = []
+
+    def extend(self, now: Tensor, reach: int, dim: int = -1) -> Tensor:
+        """``now`` behind the ``reach`` steps that came before; before the first ones, there was silence."""
+        before = next(self._kept, None)
+        if before is None:
+            shape = list(now.shape)
+            shape[dim] = reach
+            before = now.new_zeros(shape)
+        seen = torch.cat((before, now), dim=dim)
+        # A copy: a view would keep all that was seen.
+        self.keeps.append(seen.narrow(dim, seen.shape[dim] - reach, reach).clone())
+        return seen
+
+    def update(self, keys: Tensor, values: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        return self.extend(keys, self._window, dim=-2), self.extend(values, self._window, dim=-2)
+
+
+class _Decoding:
+    """The decoder's one pass over the next frames of a batch of streams."""
+
+    def __init__(self, vocoder: Code2Wav, kept: list[Tensor]) -> None:
+        self._module = vocoder.module
+        self._snakes = vocoder.snakes
+        self._window = vocoder.module.config.sliding_window - 1
+        self._is_first = not kept
+        self.memory = _Memory(kept, self._window)
+
+    def run(self, codes: Tensor, positions: Tensor) -> Tensor:
+        """Samples (n, 1, samples) of codes (n, groups, frames), the first of each at its position (n,)."""
         module = self._module
-        embeds = module.code_embedding(codes + module.code_offset).mean(1)
-        hidden = module.pre_transformer(
-            inputs_embeds=embeds, past_key_values=self._cache, use_cache=True
-        ).last_hidden_state
-        wave = hidden.permute(0, 2, 1)
+        wave = self._transform(module.code_embedding(codes + module.code_offset).mean(1), positions)
+        wave = wave.transpose(1, 2)
         for transposed, convnext in module.upsample:
             wave = self._convnext(convnext, self._transposed(transposed, wave))
         first, *blocks, snake, last = module.decoder
@@ -92,24 +148,35 @@ class Code2WavStream:
                 wave = self._residual(unit, wave)
         return self._convolve(last, self._snakes[snake](wave)).clamp_(min=-1, max=1)
 
-    def _convolve(self, part: Qwen3OmniMoeCausalConvNet, now: Tensor) -> Tensor:
-        conv, reach = part.conv, part.padding
-        if reach:
-            before = self._before.get(part)
-            # Before the first frame there was silence.
-            now = F.pad(now, (reach, 0)) if before is None else torch.cat((before, now), dim=-1)
-            self._before[part] = now[..., -reach:].clone()  # not a view, which would keep all of it
-        return F.conv1d(now, conv.weight, conv.bias, dilation=conv.dilation, groups=conv.groups)
+    def _transform(self, embeds: Tensor, positions: Tensor) -> Tensor:
+        window, device = self._window, embeds.device
+        frames = torch.arange(embeds.shape[1], device=device)
+        # Of what is remembered and what is new: neither later nor too early, nor before the first frame.
+        key, query = torch.arange(window + len(frames), device=device), frames.unsqueeze(-1)
+        positions = positions.unsqueeze(-1)
+        seen = (key >= query) & (key <= query + window) & (key >= window - positions).unsqueeze(1)
+        hidden: Tensor = self._module.pre_transformer(
+            inputs_embeds=embeds,
+            attention_mask={"sliding_attention": seen.unsqueeze(1)},
+            position_ids=positions + frames,
+            past_key_values=self.memory,
+            use_cache=True,
+        ).last_hidden_state
+        return hidden
 
-    def _transposed(self, part: Qwen3OmniMoeCausalTransConvNet, now: Tensor) -> Tensor:
+    def _convolve(self, part: Qwen3OmniMoeCausalConvNet, wave: Tensor) -> Tensor:
+        conv = part.conv
+        if part.padding:
+            wave = self.memory.extend(wave, part.padding)
+        return F.conv1d(wave, conv.weight, conv.bias, dilation=conv.dilation, groups=conv.groups)
+
+    def _transposed(self, part: Qwen3OmniMoeCausalTransConvNet, wave: Tensor) -> Tensor:
         cut = part.left_pad
-        if cut:
-            # A stride is cut off both ends of what it makes: one step of before makes up for that.
-            before = self._before.get(part)
-            now = now if before is None else torch.cat((before, now), dim=-1)
-            self._before[part] = now[..., -1:].clone()
-        wave: Tensor = part(now)
-        return wave
+        if not cut:
+            return cast(Tensor, part(wave))
+        # It cuts a stride off both ends of what it makes: one step of before makes up for that.
+        wave = part(self.memory.extend(wave, 1))
+        return wave[..., cut:] if self._is_first else wave
 
     def _convnext(self, part: Qwen3OmniMoeConvNeXtBlock, wave: Tensor) -> Tensor:
         hidden = part.norm(self._convolve(part.dwconv, wave).transpose(1, 2))
