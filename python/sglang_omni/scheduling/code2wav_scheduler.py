@@ -112,7 +112,7 @@ class Code2WavScheduler(StreamScheduler):
     ``{"modality": "audio", "audio_data": float32 (samples,), "sample_rate": int}``; the result holds the
     whole waveform, which is the chunks put together, sample for sample, and its ``codes``: int64
     (frames, groups). Where chunks begin depends on the number of frames alone, so that the same codes always
-    give the same samples.
+    give the same samples; those of a ``BatchingVocoder`` up to its rounding, where requests come together.
     """
 
     def __init__(

@@ -209,6 +209,7 @@ def create_code2wav(
     num_threads: int | None = None,
     chunk_size: int = 25,
     first_chunk_size: int = 2,
+    max_batch_frames: int = 64,
 ) -> Code2WavScheduler:
     """Frames of codes -> speech, chunk by chunk.
 
@@ -216,6 +217,8 @@ def create_code2wav(
         model_path: As all others, see ``create_thinker``.
         chunk_size: Frames of a chunk, 80 ms each.
         first_chunk_size: Frames of the first chunk; those after it grow up to ``chunk_size``.
+        max_batch_frames: Frames decoded at once, of requests whose chunks are equally long. More pay where
+            there are more cores: a request's first chunk waits for those that are being decoded.
     """
     import torch
 
@@ -237,6 +240,7 @@ def create_code2wav(
         sample_rate=SAMPLE_RATE,
         first_chunk_size=first_chunk_size,
         chunking_of=lambda payload, own: code2wav_chunking(payload.request, own),
+        max_batch_frames=max_batch_frames,
     )
 
 
