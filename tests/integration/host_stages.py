@@ -62,16 +62,16 @@ def invert(folder: str) -> Callable[[StagePayload], dict[str, Any]]:
 
 
 class Chunks(WordSource):
-    """Streams the noise to the next stage in pieces of 100 KB, and sends on the rest of its payload."""
+    """Streams the noise to the next stage in pieces of 150 KB, and sends on the rest of its payload."""
 
     def start(self) -> None:
         while (message := self.inbox.get()) is not None:
             data = dict(message.data.data)
             noise = data.pop("noise")
-            for start in range(0, len(noise), 100_000):
+            for start in range(0, len(noise), 150_000):
                 self.outbox.put(
                     OutgoingMessage(
-                        message.request_id, "stream", noise[start : start + 100_000], target="digest"
+                        message.request_id, "stream", noise[start : start + 150_000], target="digest"
                     )
                 )
             result = StagePayload(message.request_id, message.data.request, data)
