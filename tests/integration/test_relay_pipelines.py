@@ -57,6 +57,8 @@ async def spoken(backend: str) -> list[Any]:
     )
 
 
+# Four pipelines with three models each, one after the other.
+@pytest.mark.timeout(900)
 async def test_every_relay_gives_the_same_tokens_and_the_same_speech() -> None:
     for backend in BACKENDS:
         require(backend)
