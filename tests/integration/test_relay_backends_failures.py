@@ -190,6 +190,22 @@ async def test_leaving_with_transfers_in_flight_is_quick_and_clean(
         relay.close()
 
 
+async def test_what_mooncakes_engine_raises_is_the_reads_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("mooncake")
+
+    def fail(read: Any) -> int:
+        raise OSError("the engine's own words")
+
+    monkeypatch.setattr("sglang_omni.relay.mooncake._try_twice", fail)
+    relay = make_relay("mooncake", "here")
+    try:
+        metadata, _ = await relay_io.write_blob(relay, "k", block(1))
+        with pytest.raises(OSError, match="the engine's own words"):
+            await relay_io.read_blob(relay, "k", metadata)
+    finally:
+        relay.close()
+
+
 _DROPPED = """
 import asyncio, sys
 import numpy as np

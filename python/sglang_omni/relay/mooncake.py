@@ -148,9 +148,12 @@ class MooncakeEngine:
         self, transfer: Callable[..., int], nbytes: int, notify: bytes, status: Future[int]
     ) -> None:
         read = self._api.TransferOpcode.Read
-        status.set_result(_try_twice(partial(transfer, nbytes, read)))
+        try:
+            status.set_result(_try_twice(partial(transfer, nbytes, read)))
+        except Exception as error:  # noqa: BLE001  whoever asked for the read gets it
+            status.set_exception(error)
         self._on_read()
-        if notify and status.result() == 0:
+        if notify and not status.exception() and status.result() == 0:
             # The engine needs longer for this than for a small read, so nobody is to wait for it. It notifies
             # after a transfer only: one of nothing, over TCP and RDMA, is over at once.
             message = self._api.TransferNotify("", notify.decode())
