@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import socket
 from pathlib import Path
 
 import pytest
@@ -113,11 +114,13 @@ def test_each_rank_of_a_stage_has_a_process_and_the_first_has_its_io(tmp_path: P
 
 def test_the_ranks_of_a_stage_share_a_port_of_their_own(tmp_path: Path) -> None:
     specs = plan(tmp_path, stage("a", "a", tp_size=2), stage("b", "b", tp_size=2))
-    a, b = (with_port([specs[f"{name}_tp0"], specs[f"{name}_tp1"]]) for name in "ab")
-    ports = [spec.stages[0].nccl_port for spec in (*a, *b)]
-    assert None not in ports
-    assert ports[0] == ports[1]
-    assert ports[2] == ports[3]
+    (a, of_a), (b, of_b) = (with_port([specs[f"{name}_tp0"], specs[f"{name}_tp1"]]) for name in "ab")
+    with of_a, of_b:
+        ports = [spec.stages[0].nccl_port for spec in (*a, *b)]
+        assert ports == [of.getsockname()[1] for of in (of_a, of_a, of_b, of_b)]
+        # It is left to whoever binds it by its number, as they do.
+        with socket.create_server(("127.0.0.1", of_a.getsockname()[1])):
+            pass
 
 
 def test_a_rank_on_the_cpu_sees_what_it_would_see_anyway() -> None:

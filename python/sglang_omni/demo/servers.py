@@ -24,8 +24,14 @@ _STOP_TIMEOUT = 10.0
 @contextlib.contextmanager
 def servers(port: int, flags: Sequence[str], *, replicas: int) -> Iterator[str]:
     """The base URL of the replicas, behind a router where there are several; they end with the block."""
-    with bind("127.0.0.1", port) as probe:
-        port = probe.getsockname()[1]
+    # Held to the end, which leaves the port to the servers: they take long to come.
+    with bind("127.0.0.1", port) as held, _server(held.getsockname()[1], flags, replicas) as base_url:
+        yield base_url
+
+
+@contextlib.contextmanager
+def _server(port: int, flags: Sequence[str], replicas: int) -> Iterator[str]:
+    base_url = f"http://127.0.0.1:{port}"
     command = [
         *(sys.executable, "-m", "sglang_omni.launch_server", "--dp-size", str(replicas)),
         *("--port", str(port), "--parent-pid", str(os.getpid())),
@@ -37,8 +43,8 @@ def servers(port: int, flags: Sequence[str], *, replicas: int) -> Iterator[str]:
         # A session of its own: Ctrl-C ends the demo, which ends the servers and waits for them.
         server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        _wait_until_up(server, f"http://127.0.0.1:{port}", log)
-        yield f"http://127.0.0.1:{port}"
+        _wait_until_up(server, base_url, log)
+        yield base_url
     except (DemoFailed, ClientError):
         print(log.read_text(errors="replace"), file=sys.stderr)
         raise

@@ -141,14 +141,21 @@ def plan_workers(
     ]
 
 
-def with_port(ranks: Sequence[WorkerSpec]) -> list[WorkerSpec]:
-    """The ranks of one stage, told a port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+def with_port(ranks: Sequence[WorkerSpec]) -> tuple[list[WorkerSpec], socket.socket]:
+    """The ranks of one stage, told a port of their own.
+
+    Returns:
+        The ranks, and the socket that holds the port until it is closed: it never listens, which leaves the
+        port to the ranks and out of what the system hands out as free.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port = held.getsockname()[1]
     return [
         replace(spec, stages=tuple(replace(launch, nccl_port=port) for launch in spec.stages))
         for spec in ranks
-    ]
+    ], held
 
 
 def get_stage_process_env(spec: StageLaunchConfig, env: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -37,17 +37,23 @@ class LocalLauncher:
         """This host is there."""
 
     def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
-        """See ``Launcher``. Ranks are told a port that is free now."""
-        specs = with_port(ranks) if len(ranks) > 1 else ranks
+        """See ``Launcher``. Ranks are told a port that is theirs while they run."""
+        held = None
+        if len(ranks) > 1:
+            ranks, held = with_port(ranks)
         processes: list[LaunchedProcess] = []
         try:
-            for spec in specs:
+            for spec in ranks:
                 environment = worker_environment(spec, os.environ)
                 processes.append(WorkerProcess(spec.process_name, spec, environment))
         except BaseException:
             for process in processes:
                 process.kill()
+            if held is not None:
+                held.close()
             raise
+        if held is not None:
+            processes[0].exited.add_done_callback(lambda _: held.close())
         return processes
 
     def release(self, ranks: Sequence[WorkerSpec]) -> None:
