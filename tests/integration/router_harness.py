@@ -208,13 +208,24 @@ COMMAND = [sys.executable, "-m", "sglang_omni.launch_router"]
 
 
 @contextlib.asynccontextmanager
+async def ending(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
+    """The process does not outlive the block."""
+    try:
+        yield
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@contextlib.asynccontextmanager
 async def launched(*options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A router in a process of its own; yields the process and the router's URL."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND, "--port", "0", *options, stderr=asyncio.subprocess.PIPE
     )
     assert process.stderr is not None
-    try:
+    async with ending(process):
         before = b""
         while not (found := re.search(rb'listening on ([^\s"]+)', line := await process.stderr.readline())):
             assert line, "the router ended before it listened"
@@ -222,10 +233,6 @@ async def launched(*options: str) -> AsyncIterator[tuple[asyncio.subprocess.Proc
         # Its workers are asked from the start, so that "worker is up" may come first: put back for the test.
         process.stderr._buffer[:0] = before  # type: ignore[attr-defined]
         yield process, found[1].decode()
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 @dataclass(frozen=True)

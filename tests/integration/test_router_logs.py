@@ -17,6 +17,7 @@ from router_harness import (
     Seen,
     change,
     connect,
+    ending,
     get,
     launched,
     metric,
@@ -147,16 +148,18 @@ async def test_lines_below_the_level_are_left_out(level: str) -> None:
             *command, "--worker-urls", replica.url, stderr=asyncio.subprocess.PIPE
         )
 
-        async def probed() -> bool:
-            return replica.probes > 1
+        async with ending(process):
 
-        await until(probed, "the router asks its worker")
-        await replica.stop()
-        expected = [] if level == "error" else ["worker is down"]
-        assert process.stderr is not None
-        lines = [json.loads(await process.stderr.readline())["msg"] for _ in expected]
-        assert lines == expected
-        assert await ended(process) == b""
+            async def probed() -> bool:
+                return replica.probes > 1
+
+            await until(probed, "the router asks its worker")
+            await replica.stop()
+            expected = [] if level == "error" else ["worker is down"]
+            assert process.stderr is not None
+            lines = [json.loads(await process.stderr.readline())["msg"] for _ in expected]
+            assert lines == expected
+            assert await ended(process) == b""
 
 
 async def test_a_reader_that_sleeps_holds_nobody_up() -> None:
@@ -166,27 +169,28 @@ async def test_a_reader_that_sleeps_holds_nobody_up() -> None:
         process = await asyncio.create_subprocess_exec(*command, stderr=write)
         os.close(write)
         try:
-            said = b""
-            while not (found := re.search(rb"listening on (\S+)\n", said)):
-                said += await asyncio.to_thread(os.read, read, 4096)
-            url = found[1].decode()
-            # The pipe holds 64 KiB, the queue 4096 lines; this makes far more.
-            ask = b"GET /workers/%s HTTP/1.1\r\nHost: a\r\n\r\n" % (b"x" * 2000)
+            async with ending(process):
+                said = b""
+                while not (found := re.search(rb"listening on (\S+)\n", said)):
+                    said += await asyncio.to_thread(os.read, read, 4096)
+                url = found[1].decode()
+                # The pipe holds 64 KiB, the queue 4096 lines; this makes far more.
+                ask = b"GET /workers/%s HTTP/1.1\r\nHost: a\r\n\r\n" % (b"x" * 2000)
 
-            async def dropped() -> bool:
-                reader, writer = await connect(url)
-                writer.write(500 * ask)
-                for _ in range(500):
-                    _, headers = await read_head(reader)
-                    await read_body(reader, headers)
-                writer.close()
-                return await metric(url, "log_lines_dropped_total") > 0
+                async def dropped() -> bool:
+                    reader, writer = await connect(url)
+                    writer.write(500 * ask)
+                    for _ in range(500):
+                        _, headers = await read_head(reader)
+                        await read_body(reader, headers)
+                    writer.close()
+                    return await metric(url, "log_lines_dropped_total") > 0
 
-            await until(dropped, "lines are dropped")
-            assert (await post(url)).status == 200
-            process.send_signal(signal.SIGTERM)
-            # It ends although the last lines cannot be written.
-            assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
+                await until(dropped, "lines are dropped")
+                assert (await post(url)).status == 200
+                process.send_signal(signal.SIGTERM)
+                # It ends although the last lines cannot be written.
+                assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
         finally:
             os.close(read)
 
