@@ -40,6 +40,12 @@ class Authority:
         self._ca.issue_cert(name, not_after=until).configure_cert(context)
         return context
 
+    def itself(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with self._ca.private_key_pem.tempfile() as key:
+            context.load_cert_chain(self.file, key)
+        return context
+
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
@@ -122,6 +128,13 @@ async def test_a_certificate_for_another_name_is_refused(authority: Authority) -
     async with replicas(None, tls=authority.server("elsewhere.test")) as [replica]:
         answer = await refusal(authority, replica)
         assert_refused(answer, replica.url, "certificate is not accepted", "127.0.0.1", "elsewhere.test")
+        assert not replica.seen
+
+
+async def test_an_authoritys_own_certificate_is_refused(authority: Authority) -> None:
+    """A self-signed certificate, as ``openssl req -x509`` makes it, named as the authority."""
+    async with replicas(None, tls=authority.itself()) as [replica]:
+        assert_refused(await refusal(authority, replica), "certificate is not accepted", "CA:FALSE")
         assert not replica.seen
 
 

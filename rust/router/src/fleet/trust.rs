@@ -110,16 +110,33 @@ fn client_config(roots: RootCertStore) -> Arc<ClientConfig> {
 fn explained(error: &io::Error) -> String {
     let cause = error.get_ref();
     match cause.and_then(|cause| cause.downcast_ref::<rustls::Error>()) {
-        Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
-            "no trusted authority has signed its certificate; name the one that has with worker_ca_file"
-                .to_owned()
-        }
-        Some(rustls::Error::InvalidCertificate(why)) => {
-            format!("its certificate is not accepted: {why}")
-        }
+        Some(rustls::Error::InvalidCertificate(why)) => unaccepted(why),
         Some(rustls::Error::InvalidMessage(_)) => {
             "it does not speak TLS there; is its URL http://?".to_owned()
         }
         _ => format!("no TLS connection: {error}"),
     }
+}
+
+fn unaccepted(why: &CertificateError) -> String {
+    let why = match why {
+        CertificateError::UnknownIssuer => {
+            return "no trusted authority has signed its certificate; name the one that has with worker_ca_file"
+                .to_owned();
+        }
+        CertificateError::Other(why) => match why.0.downcast_ref() {
+            Some(webpki::Error::CaUsedAsEndEntity) => {
+                "it is an authority's (CA:TRUE), as \"openssl req -x509\" makes them; the worker needs one \
+                 of its own (CA:FALSE)"
+                    .to_owned()
+            }
+            Some(webpki::Error::UnsupportedCertVersion) => {
+                "it is of X.509 version 1, without a subjectAltName; make one that names the worker there"
+                    .to_owned()
+            }
+            _ => why.0.to_string(),
+        },
+        why => why.to_string(),
+    };
+    format!("its certificate is not accepted: {why}")
 }
