@@ -111,3 +111,20 @@ async def test_the_way_that_closes_a_ring_is_the_one_given_up() -> None:
         await is_in_state(back, front, "loop")
         assert (await workers(front))[back]["state"] == "up"
         assert {(await post(url)).status for url in (front, back) for _ in range(4)} == {200}
+
+
+async def test_a_ring_ends_with_one_of_its_routers() -> None:
+    async with replicas(None) as [replica], router() as last, contextlib.AsyncExitStack() as stops:
+        middle = await stops.enter_async_context(router(last))
+        async with router(middle, replica) as first:
+
+            async def knows_all() -> bool:
+                names = (await get(first, "/health")).header("x-sglang-omni-routers")
+                return names is not None and len(names.split(", ")) == 3
+
+            await until(knows_all, "the first knows what is behind it")
+            await change(last, "POST", "/workers", {"url": first})
+            await is_in_state(last, first, "loop")
+            await stops.aclose()
+            await is_in_state(last, first, "up")
+            assert (await post(last)).status == 200

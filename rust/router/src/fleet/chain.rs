@@ -62,7 +62,7 @@ pub fn learn<B>(shared: &Shared, worker: &Worker, answer: &Response<B>) -> Leads
     };
     let (log, url) = (&shared.log, &worker.url);
     if leads == Leads::Back {
-        worker.routers.store(Default::default());
+        forget(worker);
         if worker.standing.put_behind(Behind::Loop) {
             let text = "worker is a router that leads back to this one, or to itself: it gets no requests; \
                         take this router out of the workers of that one, or of one behind it";
@@ -75,6 +75,11 @@ pub fn learn<B>(shared: &Shared, worker: &Worker, answer: &Response<B>) -> Leads
         }
     }
     leads
+}
+
+/// Nothing is behind a worker that cannot be reached: a ring over it is open.
+pub fn forget(worker: &Worker) {
+    worker.routers.store(Default::default());
 }
 
 fn read(headers: &HeaderMap) -> Vec<String> {

@@ -99,6 +99,7 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
             Ok(Err(error)) if is_exhaustion(&error) => {}
             Ok(Err(error)) => {
                 slow = 0;
+                chain::forget(&worker);
                 mark_down(&shared.log, &worker, &error.to_string());
             }
             // One that still answers requests is only too busy to answer this.
