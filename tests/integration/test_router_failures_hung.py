@@ -20,6 +20,7 @@ from router_harness import (
     becomes,
     change,
     connect,
+    launched,
     metric,
     post,
     read_head,
@@ -179,6 +180,24 @@ async def test_a_request_that_takes_long_everywhere_is_waited_for() -> None:
             assert {answer.status for answer in answers} == {200}
         assert {worker["state"] for worker in (await workers(url)).values()} == {"up"}
         assert sum(len(replica.seen) for replica in both) == 12
+
+
+async def test_what_waits_for_a_worker_that_hangs_goes_elsewhere_while_the_router_drains() -> None:
+    options = ["--policy", "round_robin", "--hung-timeout", "2", "--drain-timeout", "60", "--worker-urls"]
+    async with (
+        replicas(Hangs(), None) as [hung, well],
+        launched(*options, hung.url, well.url) as (process, url),
+    ):
+        waiting = [asyncio.ensure_future(post(url)) for _ in range(4)]
+
+        async def both_have_requests() -> bool:
+            return len(hung.seen) == len(well.seen) == 2
+
+        await until(both_have_requests, "each has its share")
+        process.send_signal(signal.SIGTERM)
+        answers = await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE)
+        assert [answer.status for answer in answers] == [200] * 4
+        assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
 
 
 async def test_a_long_request_is_not_measured_by_short_ones() -> None:

@@ -15,7 +15,7 @@ use crate::fleet::first_bytes::Kind;
 use crate::fleet::hung::{Patience, Wait};
 use crate::fleet::worker::Worker;
 use crate::request::route::Route;
-use crate::runtime::clock::{self, Tick};
+use crate::runtime::clock::{self, Look, Tick};
 use crate::telemetry::log::Log;
 
 /// Why a wait ended without an answer.
@@ -115,11 +115,12 @@ impl Waiting {
     }
 
     /// Looks over all that wait, once a tick.
-    pub fn sweep(&self, fleet: &[Arc<Worker>], patience: &Patience, now: Tick, log: &Log) {
+    pub fn sweep(&self, fleet: &[Arc<Worker>], patience: &Patience, look: Look, log: &Log) {
         for entry in self.entries.borrow_mut().iter_mut().flatten() {
-            let verdict = if now >= entry.deadline {
+            entry.wait.since = look.excusing(entry.wait.since);
+            let verdict = if look.now >= entry.deadline {
                 Some(GaveUp::Expired)
-            } else if patience.is_over(&mut entry.wait, fleet, now, log) {
+            } else if patience.is_over(&mut entry.wait, fleet, look.now, log) {
                 Some(GaveUp::Hung)
             } else {
                 None
@@ -187,14 +188,47 @@ mod tests {
             let never = pending::<Result<Response<()>, ()>>();
             let mut wait = pin!(waiting.head(&fleet[0], &asked, || true, never));
             assert!(wait.as_mut().poll(&mut context).is_pending());
-            waiting.sweep(&fleet, &patience, 7, &Log::nowhere());
+            let look = Look::default().next(7);
+            waiting.sweep(&fleet, &patience, look, &Log::nowhere());
             assert!(wait.as_mut().poll(&mut context).is_pending());
-            waiting.sweep(&fleet, &patience, 8, &Log::nowhere());
+            waiting.sweep(&fleet, &patience, look.next(8), &Log::nowhere());
             let Poll::Ready(Err(gave_up)) = wait.as_mut().poll(&mut context) else {
                 panic!("it still waits");
             };
             assert_eq!(gave_up, GaveUp::Expired);
         }
         assert!(matches!(waiting.entries.borrow()[..], [None]));
+    }
+    #[test]
+    fn a_worker_does_not_hang_while_the_lane_does_not_run() {
+        let fleet = fleet(2);
+        let waiting = Waiting::default();
+        let patience = Patience {
+            hung: 40,
+            recovery: 8,
+        };
+        let body = Bytes::from_static(b"{}");
+        let asked = Asked {
+            route: Route::of("/"),
+            body: Some(&body),
+            deadline: Tick::MAX,
+        };
+        let never = pending::<Result<Response<()>, ()>>();
+        let mut wait = pin!(waiting.head(&fleet[0], &asked, || true, never));
+        let mut context = Context::from_waker(Waker::noop());
+        let mut look = Look::default();
+        let start = clock::now();
+        let mut gave_up_after = |ticks| {
+            let now = start + ticks;
+            look = look.next(now);
+            let kind = Kind::new(asked.route, false, body.len());
+            fleet[1].first_bytes.record(kind, now, 1);
+            waiting.sweep(&fleet, &patience, look, &Log::nowhere());
+            wait.as_mut().poll(&mut context).is_ready()
+        };
+        assert!(!gave_up_after(0));
+        assert!(!gave_up_after(1000));
+        assert!((1001..1039).all(|ticks| !gave_up_after(ticks)));
+        assert!(gave_up_after(1039));
     }
 }

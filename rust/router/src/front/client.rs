@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 use crate::config::Config;
-use crate::runtime::clock::{self, Tick};
+use crate::runtime::clock::{self, Look, Tick};
 
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,8 +127,6 @@ impl Limits {
 pub struct Clients {
     open: RefCell<HashMap<u64, Arc<Client>>>,
     entered: Cell<u64>,
-    /// When they were last looked over.
-    looked_over: Cell<Tick>,
     are_leaving: Cell<bool>,
     are_dismissed: Cell<bool>,
 }
@@ -146,16 +144,12 @@ impl Clients {
         }
     }
 
-    /// Wakes those who are late at `now`. Ticks in which this lane did not run are nobody's lateness: what
-    /// came in them is still to be read.
-    pub fn look_over(&self, now: Tick, limits: &Limits) {
-        let missed = now.saturating_sub(self.looked_over.replace(now) + 1);
+    /// Wakes those who are late by now.
+    pub fn look_over(&self, look: Look, limits: &Limits) {
         for client in self.open.borrow().values() {
-            let since = client.since.load(Relaxed).saturating_add(missed).min(now);
-            if missed > 0 {
-                client.since.store(since, Relaxed);
-            }
-            let waited = now - since;
+            let since = look.excusing(client.since.load(Relaxed));
+            client.since.store(since, Relaxed);
+            let waited = look.now - since;
             // The tick in which the wait began may have been nearly over.
             if limits
                 .of(client.phase())
@@ -217,11 +211,13 @@ mod tests {
         };
         let clients = Rc::new(Clients::default());
         let entry = clients.enter();
-        let is_late_at = |now| {
-            clients.look_over(now, &limits);
+        let start = entry.client.since.load(Relaxed);
+        let mut look = Look::default();
+        let mut is_late_at = |now| {
+            look = look.next(now);
+            clients.look_over(look, &limits);
             entry.client.is_late()
         };
-        let start = entry.client.since.load(Relaxed);
         // The first look of a lane, whose clock may have stood still before.
         assert!(!is_late_at(start));
         // One tick of a hundred has been seen, then two, and again one of a hundred.

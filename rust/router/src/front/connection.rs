@@ -33,7 +33,7 @@ use crate::request::body::ReplyBody;
 use crate::request::exchange::Exchange;
 use crate::request::upstream::SWEEP_INTERVAL;
 use crate::request::{forwarding, proxy, upgrade};
-use crate::runtime::clock::{self, TICK};
+use crate::runtime::clock::{self, Look, TICK};
 use crate::runtime::lane::{Lane, Open, Shared, Stopping};
 use crate::runtime::spin::Spin;
 use crate::runtime::stream::Stream;
@@ -59,6 +59,14 @@ pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spi
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let limits = Limits::new(&shared.config);
+    let mut look = Look::default();
+    let mut look_over = || {
+        lane.retries.refill();
+        look = look.next(clock::advance());
+        let fleet = shared.fleet.read();
+        lane.waiting.sweep(&fleet, &patience, look, &shared.log);
+        lane.clients.look_over(look, &limits);
+    };
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -73,13 +81,7 @@ pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spi
                 lane.pool
                     .sweep(|id| fleet.iter().any(|worker| worker.id == id && is_usable(worker)));
             }
-            _ = tick.tick() => {
-                lane.retries.refill();
-                let now = clock::advance();
-                let fleet = shared.fleet.read();
-                lane.waiting.sweep(&fleet, &patience, now, &shared.log);
-                lane.clients.look_over(now, &limits);
-            }
+            _ = tick.tick() => look_over(),
             _ = stopping.changed() => break,
         }
     }
@@ -94,6 +96,7 @@ pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spi
             lane.clients.dismiss();
         }
         tokio::select! {
+            _ = tick.tick() => look_over(),
             _ = stopping.changed() => {}
             () = sleep(Duration::from_millis(20)) => {}
         }
