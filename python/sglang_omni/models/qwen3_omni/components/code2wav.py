@@ -194,6 +194,8 @@ def load_code2wav(checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, device: s
         ValueError: The checkpoint has no such component, or not all of it.
     """
     checkpoint.require_talker()
-    config = Qwen3OmniMoeCode2WavConfig(**checkpoint.config["code2wav_config"])
+    # Its streams' masks are for this attention alone, whatever a checkpoint names.
+    settings = {**checkpoint.config["code2wav_config"], "attn_implementation": "sdpa"}
+    config = Qwen3OmniMoeCode2WavConfig(**settings)
     module = load_component(checkpoint.path, "code2wav.", lambda: Qwen3OmniMoeCode2Wav(config), dtype, device)
     return Code2Wav(module)
