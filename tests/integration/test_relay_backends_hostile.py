@@ -277,5 +277,5 @@ def test_a_missing_engine_is_reported_as_what_to_run(
 ) -> None:
     for name in modules:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf"pip install 'sglang-omni\[{kind}\]'"):
+    with pytest.raises(ImportError, match=rf"pip install 'sgl-omni\[{kind}\]'"):
         make_relay(kind, "missing")

@@ -148,4 +148,4 @@ def test_without_ray_the_command_that_installs_it_is_shown(
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "sglang_omni.pipeline.launchers.ray")
     assert launch_server.main(["--launcher", "ray", "--port", "0"]) == 1
-    assert "pip install 'sglang-omni[ray]'" in capsys.readouterr().err
+    assert "pip install 'sgl-omni[ray]'" in capsys.readouterr().err

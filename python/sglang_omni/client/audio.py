@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_omni.packages import install_line
+
 Samples = NDArray[np.float32]
 
 DEFAULT_SAMPLE_RATE = 24000
@@ -136,7 +138,7 @@ def check_format(response_format: str) -> None:
             import soundfile  # noqa: F401
         except (ImportError, OSError) as exc:
             raise ValueError(
-                f"audio format {response_format!r} needs soundfile: pip install 'sglang-omni[serve]'"
+                f"audio format {response_format!r} needs soundfile: {install_line('serve')}"
             ) from exc
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sglang_omni._core import PAYLOAD_DTYPES
+from sglang_omni.packages import install_line
 
 CODES = {name: code for code, name in enumerate(PAYLOAD_DTYPES)}
 NUMPY_DTYPES: dict[int, np.dtype[Any]] = {
@@ -33,7 +34,7 @@ def load_torch() -> Any:
         return import_module("torch")
     except ImportError as error:
         raise ValueError(
-            "a torch object was received and torch is not installed; pip install 'sglang-omni[serve]'"
+            f"a torch object was received and torch is not installed: {install_line('serve')}"
         ) from error
 
 

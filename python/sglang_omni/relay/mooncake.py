@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from sglang_omni.packages import install_line
 from sglang_omni.relay.base import RelayError, RelayReadError, register_relay
 from sglang_omni.relay.exposure import check_address
 from sglang_omni.relay.one_sided import OneSidedRelay, Source
@@ -28,7 +29,7 @@ from sglang_omni.relay.slots import HEADER_BYTES, Segment, Slots
 
 logger = logging.getLogger(__name__)
 
-INSTALL = "pip install 'sglang-omni[mooncake]'"
+INSTALL = install_line("mooncake")
 LIBRARIES = "apt-get install --no-install-recommends libibverbs1 libnuma1 libcurl4"
 
 _SESSION = re.compile(r"(\[[0-9a-fA-F:.]+\]|[0-9A-Za-z.-]+):[0-9]{1,5}")

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sglang_omni.packages import install_line
 from sglang_omni.relay.base import RelayError, RelayReadError, register_relay
 from sglang_omni.relay.exposure import check_address, device_of, is_loopback
 from sglang_omni.relay.one_sided import OneSidedRelay, Source
@@ -30,7 +31,7 @@ from sglang_omni.relay.slots import HEADER_BYTES, Segment, Slots
 
 logger = logging.getLogger(__name__)
 
-INSTALL = "pip install 'sglang-omni[nixl]'"
+INSTALL = install_line("nixl")
 
 # The package for each version of CUDA has a name of its own; neither needs a GPU.
 _MODULES = ("nixl_cu13._api", "nixl_cu12._api")

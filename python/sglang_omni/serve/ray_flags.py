@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from sglang_omni.packages import install_line
+
 if TYPE_CHECKING:
     from sglang_omni.pipeline.launchers.ray import RayLauncher
 
@@ -60,5 +62,5 @@ def ray_launcher(args: argparse.Namespace) -> RayLauncher:
     except ModuleNotFoundError as exc:
         if exc.name != "ray":
             raise
-        raise RuntimeError("--launcher ray needs Ray:\n  pip install 'sglang-omni[ray]'") from None
+        raise RuntimeError(f"--launcher ray needs Ray:\n  {install_line('ray')}") from None
     return RayLauncher(args.ray_address, placement_timeout=args.start_timeout)

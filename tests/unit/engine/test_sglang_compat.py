@@ -21,7 +21,7 @@ def unprepared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_sglang_is_reported_as_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"pip install 'sglang-omni\[sglang\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'sgl-omni\[sglang\]'"):
         compat.prepare("cpu")
 
 

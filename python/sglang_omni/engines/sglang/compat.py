@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from sglang_omni.engines.options import EngineOptions, TensorParallel
+from sglang_omni.packages import install_line
 
 SUPPORTED_VERSION = "0.5.23"
 
@@ -97,7 +98,7 @@ def prepare(device: str) -> None:
 def _check_version() -> None:
     if importlib.util.find_spec("sglang") is None:
         raise ImportError(
-            "engine 'sglang' needs SGLang, which is not installed: pip install 'sglang-omni[sglang]'",
+            f"engine 'sglang' needs SGLang, which is not installed: {install_line('sglang')}",
             name="sglang",
         )
     version = importlib.metadata.version("sglang")

