@@ -91,14 +91,25 @@ class Oracle:
     @classmethod
     def make(cls, path: Path, *, seed: int = 0, shape: str = "default") -> Oracle:
         """Writes the checkpoint to ``path`` and loads it."""
+        make_tiny_checkpoint(path, seed, SHAPES[shape])
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Oracle:
+        """Loads the checkpoint that is in ``path``."""
         import torch
         from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
-        make_tiny_checkpoint(path, seed, SHAPES[shape])
         model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
         # transformers 5.19 reads this one where a prompt with image and audio is spoken, and has not set it.
         model.config.talker_config.audio_config = model.config.thinker_config.audio_config
         return cls(path, model, Qwen3OmniMoeProcessor.from_pretrained(path))
+
+    @property
+    def audio_tower(self) -> Any:
+        """The audio encoder, which newer transformers has one level further down."""
+        towers = (part for name, part in self.model.thinker.named_modules() if name.endswith("audio_tower"))
+        return next(towers)
 
     def inputs(
         self, messages: list[dict[str, Any]], *, use_audio_in_video: bool = False, **processor: Any
@@ -107,6 +118,8 @@ class Oracle:
         from transformers.image_utils import load_image
 
         images, audio, videos = [], [], []
+        # For each sound, the video it belongs to.
+        of_videos: list[int | None] = []
         conversation = []
         for message in messages:
             parts = message["content"]
@@ -123,6 +136,7 @@ class Oracle:
                         converted.append({"type": "image"})
                     case "input_audio" | "audio_url":
                         audio.append(_sound(_bytes(part)))
+                        of_videos.append(None)
                         converted.append({"type": "audio"})
                     case "video_url":
                         frames, track = _frames(_bytes(part))
@@ -130,6 +144,7 @@ class Oracle:
                         if use_audio_in_video:
                             assert track is not None, "the video is silent"
                             audio.append(track)
+                            of_videos.append(len(videos) - 1)
                         converted.append({"type": "video"})
             conversation.append({**message, "content": converted})
         text = self.processor.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
@@ -138,10 +153,16 @@ class Oracle:
             images=images or None,
             audio=audio or None,
             videos=videos or None,
-            use_audio_in_video=use_audio_in_video,
+            **self._with_sound(of_videos) if use_audio_in_video else {},
             return_tensors="pt",
             **processor,
         )
+
+    def _with_sound(self, of_videos: list[int | None]) -> dict[str, Any]:
+        """How the processor is told that sounds are videos' own, and newer ones also which."""
+        if hasattr(self.processor, "load_audio_from_video"):
+            return {"load_audio_from_video": True, "audio_from_video_indices": of_videos}
+        return {"use_audio_in_video": True}
 
     def answer(
         self,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn.functional import linear
+
+from sglang_omni.compat.torch import can_pack, pack, packed_linear
 
 # Below this, calling oneDNN costs more than its layout saves.
 _PACKED_FROM = 2**18
@@ -25,27 +26,14 @@ class Linear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._packed = _can_pack(weight)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self._packed else weight
+        self._weight = pack(weight, _ROWS) if self._packed else weight
         self._bias = bias
 
     def __call__(self, rows: Tensor) -> Tensor:
         if self._packed:
-            return torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+            return packed_linear(rows, self._weight, self._bias)
         return linear(rows, self._weight, self._bias)
 
 
 def _can_pack(weight: Tensor) -> bool:
-    if (
-        weight.device.type != "cpu"
-        or weight.numel() < _PACKED_FROM
-        or not torch.backends.mkldnn.is_available()
-    ):
-        return False
-    match weight.dtype:
-        case torch.float32:
-            return True
-        case torch.bfloat16:
-            return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        case torch.float16:
-            return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
-    return False
+    return weight.device.type == "cpu" and weight.numel() >= _PACKED_FROM and can_pack(weight.dtype)

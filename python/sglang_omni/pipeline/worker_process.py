@@ -150,7 +150,7 @@ class WorkerProcess:
         """How it ended: ``was killed by SIGKILL (exit status -9)``, ``exited with status 1: KeyError: 3``."""
         status = self.exited.result()
         if status < 0:
-            known = -status in signal.Signals._value2member_map_
+            known = -status in signal.valid_signals()
             name = signal.Signals(-status).name if known else f"signal {-status}"
             return f"was killed by {name} (exit status {status})"
         return exited_with(status, self.failure)

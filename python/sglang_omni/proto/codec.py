@@ -161,7 +161,7 @@ def _find(name: str, trusted: bool) -> tuple[Any, Any, bool, tuple[str, ...] | N
         names = written + tuple(name for name in cls.__dataclass_fields__ if name not in written)
     return (
         cls,
-        dict(cls._member_map_) if is_enum else None,
+        dict(cls.__members__) if is_enum else None,
         is_enum and issubclass(cls, enum.Flag),
         names,
         len(cls._fields) if _is_namedtuple(cls) else None,

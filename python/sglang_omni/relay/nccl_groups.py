@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from sglang_omni.compat.torch import gloo_group, nccl_group
 from sglang_omni.relay.settings import setting
 from sglang_omni.relay.spare_files import require_spare_files
 
@@ -63,11 +64,7 @@ class PairGroup:
         self._store = store
         if device is None:
             require_spare_files(_FILES)
-            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-            options._timeout = timedelta(seconds=timeout)
-            options._threads = 1
-            self._group: Any = dist.ProcessGroupGloo(store, rank, 2, options)
+            self._group: Any = gloo_group(store, rank, 2, host, timeout)
         else:
             self._group = _nccl_group(store, rank, self.device, timeout)
 
@@ -128,8 +125,6 @@ class PairGroup:
 
 def _nccl_group(store: dist.Store, rank: int, device: torch.device, timeout: float) -> Any:
     torch.cuda.set_device(device)
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout)
     # By default a transfer that fails takes the whole process with it.
     with setting("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"):
-        return dist.ProcessGroupNCCL(store, rank, 2, options)
+        return nccl_group(store, rank, 2, timeout)

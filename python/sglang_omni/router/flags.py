@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_type_hints
@@ -39,7 +40,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     """``parse_args``, which for an unknown option names the one that was probably meant."""
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        known = list(parser._option_string_actions)
+        known = re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
         near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_omni.packages import install_line
 
@@ -26,8 +26,14 @@ def add_ray_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_launcher_flag(parser: argparse._ActionsContainer) -> None:
-    """``--launcher``, to a parser or a group of one."""
+class TakesFlags(Protocol):
+    """A parser, or a group of one."""
+
+    def add_argument(self, *names: str, **settings: Any) -> Any: ...
+
+
+def add_launcher_flag(parser: TakesFlags) -> None:
+    """``--launcher``."""
     parser.add_argument(
         "--launcher",
         choices=("local", "ray"),

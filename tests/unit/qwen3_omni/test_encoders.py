@@ -55,6 +55,11 @@ def preprocess(oracle: Any, messages: list[dict[str, Any]]) -> Any:
     return processor(StagePayload("r", OmniRequest({"messages": messages}), None)).data
 
 
+def by_visual(level: Any, alike: Any) -> Any:
+    """A level's rows for each visual, which older transformers leaves together."""
+    return level.split([len(rows) for rows in alike]) if isinstance(level, torch.Tensor) else level
+
+
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     """Equal up to the order in which a product of another size is summed."""
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
@@ -73,7 +78,7 @@ def test_images_and_videos(oracle) -> None:
         assert_close(visual["embeds"], source.pooler_output[at])
         assert len(visual["deepstack"]) == len(thinker.config.vision_config.deepstack_visual_indexes)
         for level, expected in zip(visual["deepstack"], source.deepstack_features, strict=True):
-            assert_close(level, expected[at])
+            assert_close(level, by_visual(expected, source.pooler_output)[at])
 
 
 def test_audio(oracle) -> None:

@@ -163,7 +163,7 @@ def check_rows(oracle: Any, prompt: dict[str, Any]) -> None:
     for item in prompt["audios"]:
         features = item["input_features"]
         lengths = torch.tensor([features.shape[1]])
-        rows += len(oracle.model.thinker.audio_tower(features, feature_lens=lengths).last_hidden_state)
+        rows += len(oracle.audio_tower(features, feature_lens=lengths).last_hidden_state)
     assert ids.count(config.audio_token_id) == rows
 
 

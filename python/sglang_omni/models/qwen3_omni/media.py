@@ -27,6 +27,21 @@ CheckLength = Callable[[int, str], None]
 # Called with the number of tokens that one medium takes, before it is computed.
 CheckTokens = Callable[[int], None]
 
+# What the model's own processor sets in transformers, beside what a checkpoint says.
+_VIDEO_OPTIONS: dict[str, Any] = {
+    "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
+    "cap_pixels_per_frame": False,
+}
+_SAMPLE_RATE = 16_000
+_SOUND_OPTIONS: dict[str, Any] = {
+    "sampling_rate": _SAMPLE_RATE,
+    "padding": True,
+    "truncation": False,
+    "return_attention_mask": True,
+}
+# Positions of a second by which a video's tokens are put among those of its sound.
+SOUND_RATE = 13.0
+
 
 @dataclass(frozen=True)
 class MediaLimits:
@@ -90,26 +105,16 @@ class MediaReader:
         limits: MediaLimits,
         allowed_hosts: Collection[str] = (),
     ) -> None:
-        from transformers import Qwen3OmniMoeProcessor
-        from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import Qwen3OmniMoeProcessorKwargs
+        from sglang_omni.models.qwen3_omni.components.reference import Qwen3OmniMoeProcessor
 
         processor = Qwen3OmniMoeProcessor.from_pretrained(checkpoint)
-        defaults = Qwen3OmniMoeProcessorKwargs._defaults
         self._images = processor.image_processor
         self._videos = processor.video_processor
-        self._video_options: dict[str, Any] = {
-            "size": defaults["videos_kwargs"]["size"],
-            "cap_pixels_per_frame": False,
-        }
-        audio = {key: value for key, value in defaults["audio_kwargs"].items() if key != "n_window"}
-        self._sample_rate = int(audio["sampling_rate"])
         self._hop = int(processor.feature_extractor.hop_length)
-        self._features = partial(processor.feature_extractor, **audio, return_tensors="pt")
+        self._features = partial(processor.feature_extractor, **_SOUND_OPTIONS, return_tensors="pt")
         self._rules = rules
         self._limits = limits
         self._allowed_hosts = frozenset(allowed_hosts)
-        # Positions of a second by which a video's tokens are put among those of its sound.
-        self.sound_rate = float(defaults["videos_kwargs"]["position_id_per_seconds"])
 
     def read(self, parts: Sequence[MediaPart], options: VideoOptions, check_length: CheckLength) -> Media:
         """
@@ -165,7 +170,7 @@ class MediaReader:
         def choose(info: VideoInfo) -> Sequence[int]:
             chosen = self._choose_frames(info, options.fps, param)
             patches = self._videos.get_num_of_video_patches(
-                len(chosen), info.height, info.width, self._video_options
+                len(chosen), info.height, info.width, _VIDEO_OPTIONS
             )
             check(patches // self._rules.merge_size**2)
             return chosen
@@ -175,7 +180,7 @@ class MediaReader:
             videos=[torch.from_numpy(frames).permute(0, 3, 1, 2)],
             do_sample_frames=False,
             return_tensors="pt",
-            **self._video_options,
+            **_VIDEO_OPTIONS,
         )
         grid = _grid(output["video_grid_thw"])
         seconds = self._videos.temporal_patch_size / (options.fps or 1.0)
@@ -188,7 +193,7 @@ class MediaReader:
         )
 
     def _choose_frames(self, info: VideoInfo, fps: float | None, param: str) -> Sequence[int]:
-        from transformers.video_utils import VideoMetadata
+        from sglang_omni.models.qwen3_omni.components.reference import VideoMetadata
 
         if fps is None:
             return range(info.num_frames)
@@ -204,7 +209,7 @@ class MediaReader:
     def _clip(self, data: bytes, part: MediaPart) -> NDArray[np.float32]:
         limit = self._limits.audio_seconds
         decode = decode_audio if part.kind == "audio" else decode_sound_track
-        return decode(data, param=part.param, sample_rate=self._sample_rate, max_seconds=limit).samples
+        return decode(data, param=part.param, sample_rate=_SAMPLE_RATE, max_seconds=limit).samples
 
     def _audios(self, clips: list[NDArray[np.float32]]) -> list[AudioInput]:
         """All clips of a request at once: the end of a short one looks otherwise beside a longer one."""

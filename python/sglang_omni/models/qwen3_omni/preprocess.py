@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.media import Media, MediaLimits, MediaReader, VideoOptions
+from sglang_omni.models.qwen3_omni.media import SOUND_RATE, Media, MediaLimits, MediaReader, VideoOptions
 from sglang_omni.models.qwen3_omni.payloads import MediaShape, Prompt
 from sglang_omni.models.qwen3_omni.positions import PositionRules, interleave, rope_positions
 from sglang_omni.preprocessing.messages import Content, MediaKind, MediaPart, parse_messages
@@ -134,7 +134,7 @@ class Preprocessor:
         ids, keys = list(token_ids), list(token_ids)
         if media.images or media.videos or media.audios:
             audio_end = self._prompts.tokenizer.token_to_id("<|audio_end|>")
-            layout = _Layout(self._rules, shape, self._reader.sound_rate if self._reader else 0.0, audio_end)
+            layout = _Layout(self._rules, shape, SOUND_RATE, audio_end)
             ids, keys = layout.expand(token_ids, self._content_ids(media))
         positions = rope_positions(ids, shape, self._rules)
         return Prompt(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from asyncio.tasks import _enter_task, _leave_task  # made for task implementations: "Extending asyncio"
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+
+from sglang_omni.compat.asyncio import Begun, begin
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Lane:
         # By request, first the one whose turn it is. No deque is empty.
         self._jobs: OrderedDict[str, deque[tuple[Job, tuple[Any, ...]]]] = OrderedDict()
         self._queued = 0
-        self._begun: _Begun | None = None
+        self._begun: Begun | None = None
         # Pending while the lane's task has nothing to do.
         self._wake: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
@@ -89,22 +90,13 @@ class Lane:
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs a job up to its first wait, as the lane's task would."""
         assert self._task is not None
-        loop = self._task.get_loop()
-        _enter_task(loop, self._task)
         try:
-            awaited = coroutine.send(None)
-        except StopIteration:
-            return
+            # A future it waits for may be another job's as well, as those of a fan-out are.
+            self._begun = begin(coroutine, self._task)
         except Exception:
             logger.exception("%s: a message was lost", self.name)
-            return
-        finally:
-            _leave_task(loop, self._task)
-        if awaited is not None:
-            # No task has it yet: another job may await the same future until then, as those of a fan-out do.
-            awaited._asyncio_future_blocking = False
-        self._begun = _Begun(coroutine, awaited)
-        self._go_on()
+        if self._begun is not None:
+            self._go_on()
 
     def _go_on(self) -> None:
         self._idle.clear()
@@ -150,31 +142,3 @@ class Lane:
                     raise
                 self._begun.interrupt = exc
             self._wake = None
-
-
-class _Begun:
-    """The rest of a coroutine that waits for what it yielded, for a task to await."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
-        self.coroutine = coroutine
-        self.interrupt: BaseException | None = None
-        self._awaited = awaited
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        awaited, interrupt = self._awaited, self.interrupt
-        if awaited is not None and interrupt is None:
-            awaited._asyncio_future_blocking = True
-        try:
-            while True:
-                if interrupt is None:
-                    try:
-                        yield awaited
-                    except BaseException as exc:  # noqa: BLE001  thrown in by the task: the coroutine's to handle
-                        interrupt = exc
-                if interrupt is None:
-                    awaited = self.coroutine.send(None)
-                else:
-                    thrown, interrupt = interrupt, None
-                    awaited = self.coroutine.throw(thrown)
-        except StopIteration:
-            return

@@ -104,15 +104,14 @@ class StageProfiler:
 
 def _start_torch_profile() -> Any:
     import torch
-    from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile
+
+    from sglang_omni.compat.torch import all_threads
 
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
     # The scheduler works in a thread of its own, not in the one that starts the profile.
-    torch_profile = profile(
-        activities=activities, experimental_config=_ExperimentalConfig(profile_all_threads=True)
-    )
+    torch_profile = profile(activities=activities, experimental_config=all_threads())
     torch_profile.start()
     return torch_profile

@@ -31,13 +31,13 @@ class AudioEncoder:
         Args:
             config: ``audio_config`` of the thinker's.
         """
-        from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+        from sglang_omni.models.qwen3_omni.components.reference import (
+            Qwen3OmniMoeAudioEncoder,
             Qwen3OmniMoeAudioEncoderConfig,
         )
-        from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
 
         def build() -> Qwen3OmniMoeAudioEncoder:
-            return Qwen3OmniMoeAudioEncoder._from_config(Qwen3OmniMoeAudioEncoderConfig(**config))
+            return Qwen3OmniMoeAudioEncoder(Qwen3OmniMoeAudioEncoderConfig(**config))
 
         self._model = load_component(model_path, _PREFIX, build, dtype, device)
         self._dtype = dtype

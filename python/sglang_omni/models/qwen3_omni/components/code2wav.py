@@ -9,17 +9,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
-    Qwen3OmniMoeCausalConvNet,
-    Qwen3OmniMoeCausalTransConvNet,
-    Qwen3OmniMoeCode2Wav,
-    Qwen3OmniMoeCode2WavDecoderResidualUnit,
-    Qwen3OmniMoeConvNeXtBlock,
-)
 
 from sglang_omni.model_runner.loader import load_component
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.components.reference import (
+    Qwen3OmniMoeCausalConvNet,
+    Qwen3OmniMoeCausalTransConvNet,
+    Qwen3OmniMoeCode2Wav,
+    Qwen3OmniMoeCode2WavConfig,
+    Qwen3OmniMoeCode2WavDecoderResidualUnit,
+    Qwen3OmniMoeConvNeXtBlock,
+)
 
 
 class Code2Wav:

@@ -30,13 +30,13 @@ class VisionEncoder:
         Args:
             config: ``vision_config`` of the thinker's.
         """
-        from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+        from sglang_omni.models.qwen3_omni.components.reference import (
+            Qwen3OmniMoeVisionEncoder,
             Qwen3OmniMoeVisionEncoderConfig,
         )
-        from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeVisionEncoder
 
         def build() -> Qwen3OmniMoeVisionEncoder:
-            return Qwen3OmniMoeVisionEncoder._from_config(Qwen3OmniMoeVisionEncoderConfig(**config))
+            return Qwen3OmniMoeVisionEncoder(Qwen3OmniMoeVisionEncoderConfig(**config))
 
         self._model = load_component(model_path, _PREFIX, build, dtype, device)
         self._dtype = dtype

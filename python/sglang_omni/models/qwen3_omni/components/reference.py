@@ -1,0 +1,40 @@
+"""transformers' own modules of Qwen3-Omni, of which the encoders and the codec are run as they are.
+
+transformers documents none of their insides, and its minor versions reshape them. They are imported here
+alone, and tried with transformers 5.16 to 5.23: before, the audio encoder takes no padded pieces, or the
+video processor has no ``cap_pixels_per_frame``.
+"""
+
+from __future__ import annotations
+
+from transformers import Qwen3OmniMoeProcessor
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeAudioEncoderConfig,
+    Qwen3OmniMoeCode2WavConfig,
+    Qwen3OmniMoeVisionEncoderConfig,
+)
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeAudioEncoder,
+    Qwen3OmniMoeCausalConvNet,
+    Qwen3OmniMoeCausalTransConvNet,
+    Qwen3OmniMoeCode2Wav,
+    Qwen3OmniMoeCode2WavDecoderResidualUnit,
+    Qwen3OmniMoeConvNeXtBlock,
+    Qwen3OmniMoeVisionEncoder,
+)
+from transformers.video_utils import VideoMetadata
+
+__all__ = [
+    "Qwen3OmniMoeAudioEncoder",
+    "Qwen3OmniMoeAudioEncoderConfig",
+    "Qwen3OmniMoeCausalConvNet",
+    "Qwen3OmniMoeCausalTransConvNet",
+    "Qwen3OmniMoeCode2Wav",
+    "Qwen3OmniMoeCode2WavConfig",
+    "Qwen3OmniMoeCode2WavDecoderResidualUnit",
+    "Qwen3OmniMoeConvNeXtBlock",
+    "Qwen3OmniMoeProcessor",
+    "Qwen3OmniMoeVisionEncoder",
+    "Qwen3OmniMoeVisionEncoderConfig",
+    "VideoMetadata",
+]
