@@ -74,6 +74,15 @@ system-packages: ## the system's packages that the mooncake relay and tests of s
 	fi; \
 	apt-get update -qq && apt-get install -qq --yes --no-install-recommends $(SYSTEM_PACKAGES) >/dev/null
 
+.PHONY: test-versions
+test-versions: build ## the wheel with the oldest and the newest versions of what it needs, each in an environment of its own
+	$(BIN)/ruff check --quiet --target-version py314 --ignore UP python
+	for version in 3.12 3.13 3.14; do \
+		echo "mypy for Python $$version"; \
+		$(BIN)/mypy --python-version $$version --enable-error-code deprecated --cache-dir build/versions/mypy; \
+	done
+	$(BIN)/python tests/versions/run.py $(VERSIONS)
+
 .PHONY: test-gpu
 test-gpu: build ## what needs a CUDA GPU: memory shared on it, copies to and from it
 	$(BIN)/python -m pytest tests/gpu

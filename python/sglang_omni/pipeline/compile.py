@@ -16,6 +16,7 @@ from sglang_omni.config import (
     plan_edges,
     stage_instances,
 )
+from sglang_omni.packages import warn_of_untried
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.runtime_config import build_coordinator
@@ -89,6 +90,7 @@ class PipelineRunner:
         """
         if self._running:
             raise RuntimeError("the pipeline is running already")
+        warn_of_untried()
         await self.coordinator.start()
         try:
             for stage in self.stages:

@@ -11,6 +11,7 @@ from typing import Self
 
 from sglang_omni.config import PipelineConfig, validate_config
 from sglang_omni.config.edges import terminals_after
+from sglang_omni.packages import warn_of_untried
 from sglang_omni.pipeline.autoscaler import Autoscaler
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.launchers.base import LaunchedProcess, Launcher
@@ -103,6 +104,7 @@ class MultiProcessPipelineRunner:
         if self._coordinator is not None:
             raise RuntimeError("the pipeline is running already")
         refuse_inside_worker()
+        warn_of_untried()
         validate_config(self.config)
         try:
             config = self.launcher.place(self.config)

@@ -7,6 +7,7 @@ import logging
 from urllib.parse import urlsplit
 
 from sglang_omni import __version__
+from sglang_omni.packages import warn_of_untried
 from sglang_omni.pipeline.hosts.addresses import address_towards, require_own_address
 from sglang_omni.pipeline.hosts.join_sockets import DealerSocket, JoinRefused
 from sglang_omni.pipeline.hosts.messages import (
@@ -62,6 +63,7 @@ class HostAgent:
         Raises:
             JoinRefused: The coordinator does not let it in; the text says why.
         """
+        warn_of_untried()
         while True:
             connection = DealerSocket(self.coordinator, self._key)
             try:
