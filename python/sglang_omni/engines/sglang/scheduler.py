@@ -25,7 +25,7 @@ from sglang_omni.engines.sglang.inputs import lay_out
 from sglang_omni.engines.sglang.models.decoder import OmniDecoder
 from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.sampler import OmniSampler
-from sglang_omni.model_runner.feedback import FeedbackStrategy
+from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackStrategy, StateOutbox
 from sglang_omni.model_runner.media import taps_due
 from sglang_omni.model_runner.sequence import SequenceSpan
 
@@ -58,10 +58,13 @@ class HoldingScheduler(Scheduler):
         self.sampler = OmniSampler(spec.suppress_token_ids)
         self.tp_worker.model_runner.sampler = self.sampler
         self._strategy = spec.strategy
+        self._outbox = StateOutbox()
         model = self.tp_worker.model_runner.model
         self._decoder = model if isinstance(model, OmniDecoder) else None
         if self._decoder is not None:
-            self._decoder.keep_tapped(self.token_to_kv_pool_allocator.size + 1)
+            # The first page is SGLang's own, for rows that pad a batch.
+            pool = self.token_to_kv_pool_allocator
+            self._decoder.keep_tapped(pool.size + pool.page_size)
 
     # What belongs to SGLang's own processes around the scheduler is left out.
 
@@ -188,8 +191,9 @@ class HoldingScheduler(Scheduler):
         assert self._decoder.output_rows is not None
         sampled = [index for index, span in enumerate(spans) if span.samples]
         if sampled:
-            hidden = self._decoder.output_rows[sampled]
-            strategy.extract_output([spans[i] for i in sampled], hidden, next_token_ids[sampled].tolist())
+            self._decoder.feedback.output_rows = self._decoder.output_rows[sampled]
+            scheduled = FeedbackBatch(spans, next_token_ids[sampled].tolist())
+            strategy.extract_output(self._decoder, scheduled, [spans[i] for i in sampled], self._outbox)
 
     @property
     def is_stuck(self) -> bool:
