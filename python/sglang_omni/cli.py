@@ -1,4 +1,4 @@
-"""``sgl-omni serve | host | config {view,resolve,validate} | route [top] | make-tiny-checkpoint``."""
+"""The command ``sgl-omni``: serve, host, route, config, make-tiny-checkpoint, version."""
 
 from __future__ import annotations
 
@@ -42,11 +42,16 @@ def _run(args: list[str]) -> int:
 
         make = import_string(_TINY_CHECKPOINTS[args[1]])
         return make(args[2:], prog=f"sgl-omni make-tiny-checkpoint {args[1]}")
+    from sglang_omni._core import __version__
+    from sglang_omni.router.flags import parse
     from sglang_omni.serve.ray_flags import add_launcher_flag
 
     parser = argparse.ArgumentParser(
-        prog="sgl-omni", description="Serve omni models as pipelines of stages, behind a cache-aware router."
+        prog="sgl-omni",
+        description="Serve omni models as pipelines of stages, behind a cache-aware router.",
+        allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"sgl-omni {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands.add_parser(
         "serve", help="serve a model; sgl-omni serve --help lists its options", add_help=False
@@ -72,12 +77,16 @@ def _run(args: list[str]) -> int:
         ("resolve", "everything the runtime derives from the config, as YAML"),
         ("validate", "check every rule; exit status 1 where one is broken"),
     ):
-        action = actions.add_parser(name, help=text, description=text)
+        action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
         action.add_argument("file", nargs="?", type=Path, help="YAML or JSON; default: speech-chat")
         action.add_argument("--model-path", help="as in sgl-omni serve")
         if name == "resolve":
             add_launcher_flag(action)
-    chosen = parser.parse_args(args)
+    commands.add_parser("version", help="print the version, as --version does", add_help=False)
+    chosen = parse(parser, args)
+    if chosen.command == "version":
+        print(f"sgl-omni {__version__}")
+        return 0
     return _config(chosen)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from sglang_omni.router.flags import parse
 from sglang_omni.serve.processes import on_stop_signals
 
 _EXAMPLES = """
@@ -29,6 +30,7 @@ def build_parser(prog: str = "sgl-omni host") -> argparse.ArgumentParser:
         description="Join a coordinator over the network, and run the stages its config puts on this node.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--coordinator",
@@ -55,12 +57,13 @@ def build_parser(prog: str = "sgl-omni host") -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni host") -> int:
     parser = build_parser(prog)
-    args = parser.parse_args(argv)
+    args = parse(parser, argv)
     logging.basicConfig(
         level=args.log_level.upper(),
         format=f"%(asctime)s %(levelname)s [host {args.name}] %(name)s: %(message)s",
     )
     # Imported here, so that --help is there at once.
+    from sglang_omni.config.imports import import_beside
     from sglang_omni.pipeline.hosts.agent import HostAgent
     from sglang_omni.pipeline.hosts.join_key import default_key_file, read_join_key
     from sglang_omni.pipeline.hosts.join_sockets import JoinRefused
@@ -70,6 +73,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni host") -> i
         agent = HostAgent(args.coordinator, args.name, key, args.address)
     except (OSError, ValueError) as exc:
         parser.error(str(exc))
+    import_beside()
     try:
         asyncio.run(_until_told(agent.run()))
     except JoinRefused as exc:

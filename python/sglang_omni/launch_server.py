@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni._core import check_router_config
 from sglang_omni.router.flags import add_flags, parse, port
+from sglang_omni.serve.counterparts import counterpart
 from sglang_omni.serve.host_flags import add_host_flags, check_host_flags, hosts_launcher
 from sglang_omni.serve.model_flags import add_model_flags, apply_model_flags, model_arguments
 from sglang_omni.serve.ray_flags import add_ray_flags, check_ray_flags, ray_launcher
@@ -40,16 +41,19 @@ class LaunchError(Exception):
 def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        usage="%(prog)s [--model-path PATH] [--port PORT] [--dp-size REPLICAS] [--OPTION VALUE]...",
+        usage="%(prog)s [MODEL] [--port PORT] [--dp-size REPLICAS] [--OPTION VALUE]...",
         description="Serve an omni model with an OpenAI-compatible API.",
         epilog="Options with --router- in front are the router's, which --dp-size 2 or more starts.",
+        allow_abbrev=False,
     )
     parser.add_argument(
-        "--model-path",
-        metavar="PATH",
+        "model",
+        nargs="?",
+        metavar="MODEL",
         help="directory of a Qwen3-Omni, Llama or Qwen checkpoint, or "
         f"{DEFAULT_MODEL!r} for the bundled one (default)",
     )
+    parser.add_argument("--model-path", metavar="MODEL", help="the same, as an option")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the pipeline as a YAML or JSON file")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=port, default=8000, help="0 picks a free one (default: %(default)s)")
@@ -111,14 +115,21 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omni.launch_server") -> int:
     parser = build_parser(prog)
+    argv = sys.argv[1:] if argv is None else argv
+    if elsewhere := counterpart(argv, parser._option_string_actions):
+        parser.error(elsewhere)
     args = parse(parser, argv)
+    if args.model is not None:
+        if args.model_path not in (None, args.model):
+            parser.error(f"the model is given twice, as {args.model!r} and --model-path {args.model_path!r}")
+        args.model_path = args.model
     if args.dp_size < 1:
         parser.error("--dp-size must be at least 1")
     check_host_flags(parser, args)
     check_ray_flags(parser, args)
-    if args.start_timeout <= 0:
+    if not args.start_timeout > 0:
         parser.error("--start-timeout must be more than 0 seconds")
-    if args.drain_timeout < 0:
+    if not args.drain_timeout >= 0:
         parser.error("--drain-timeout must be at least 0 seconds")
     if args.max_body_size < 1:
         parser.error("--max-body-size must be at least 1")
@@ -161,6 +172,7 @@ def _serve(args: argparse.Namespace) -> int:
         apply_model_flags(config, args)
         _check_installed(config)
         validate_config(config)
+        _check_split(config)
         return _run_fleet(args) if args.dp_size > 1 else _run_replica(config, args)
     except ConfigError as exc:
         raise LaunchError(f"the config cannot be used:\n{exc}") from exc
@@ -230,8 +242,10 @@ def load_pipeline(model_path: str | None, config_file: Path | None) -> PipelineC
         LaunchError: There is no such checkpoint, or no pipeline for it.
     """
     from sglang_omni.config import import_string, load_config
+    from sglang_omni.config.imports import import_beside
 
     if config_file is not None:
+        import_beside(config_file)
         config = load_config(config_file)
         if model_path is not None:
             config.model_path = model_path
@@ -274,6 +288,25 @@ def _check_installed(config: PipelineConfig) -> None:
         names = ", ".join(name for modules in missing.values() for name in modules)
         commands = "".join(f"\n  {command}" for command, modules in missing.items() if modules)
         raise LaunchError(f"{config.name} needs {names}, not installed here:{commands}")
+
+
+def _check_split(config: PipelineConfig) -> None:
+    """Says before anything is loaded that a model cannot be split over the ranks its stages ask for.
+
+    A pipeline's class may give in ``decoder_fields(stage_name)`` what its checkpoint says of a stage's
+    decoder, or None if nothing is known yet.
+    """
+    from sglang_omni.config.split import check_split, possible_splits
+
+    decoder_fields = getattr(config, "decoder_fields", None)
+    for stage in config.stages:
+        if stage.tp_size == 1 or decoder_fields is None or (fields := decoder_fields(stage.name)) is None:
+            continue
+        try:
+            check_split(fields, stage.tp_size)
+        except ValueError as exc:
+            possible = ", ".join(map(str, possible_splits(fields)))
+            raise LaunchError(f"stage {stage.name!r}: {exc}; it can be {possible}") from None
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.abc import InspectLoader
+from pathlib import Path
 from typing import Any
 
 from sglang_omni.config.strict import did_you_mean
@@ -31,6 +32,17 @@ def import_string(path: str) -> Any:
         return getattr(module, name)
     except AttributeError:
         raise ImportError(_missing_name(path, module_path, name, vars(module))) from None
+
+
+def import_beside(config_file: Path | None = None) -> None:
+    """Lets a config name functions in modules beside it, and in the current directory.
+
+    They come last: what is installed keeps its name. Processes that are started get the same path.
+    """
+    folders = [] if config_file is None else [config_file.absolute().parent]
+    for folder in (*folders, Path.cwd()):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
 
 
 def import_callable(path: str, *, stage: str | None, field: str) -> Callable[..., Any]:

@@ -16,7 +16,9 @@ _DEMOS = {"speech-chat": speech_chat.run, "qwen3-omni-tiny": qwen3_omni_tiny.run
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m sglang_omni.demo", description="Ask a question; see and hear the answer."
+        prog="python -m sglang_omni.demo",
+        description="Ask a question; see and hear the answer.",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--model",

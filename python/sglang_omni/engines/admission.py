@@ -11,7 +11,7 @@ def admit(request: EngineRequest, *, vocab_size: int, context_length: int, pool_
 
     Args:
         context_length: Tokens of prompt and output together.
-        pool_tokens: Tokens the KV pool holds.
+        pool_tokens: Tokens of one request that the KV pool can hold, as it was built.
 
     Raises:
         RequestError: It can never run: an empty prompt, unknown tokens, or a prompt that is too long.
@@ -38,3 +38,13 @@ def admit(request: EngineRequest, *, vocab_size: int, context_length: int, pool_
     room = limit - len(prompt)
     wanted = request.sampling.max_new_tokens
     request.max_new_tokens = room if wanted is None else min(wanted, room)
+
+
+def never_runs(request: EngineRequest, free_tokens: int, pool_tokens: int) -> RuntimeError:
+    """The failure of a request that finds no room although nothing else is running."""
+    more = request.max_new_tokens - len(request.output_token_ids)
+    return RuntimeError(
+        f"the engine cannot go on with the request: its {request.num_tokens} tokens, and up to {more} more "
+        f"of the answer, find no room in the KV cache ({free_tokens} of {pool_tokens} tokens free) though "
+        "nothing else is running"
+    )

@@ -34,7 +34,11 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[EngineRequest]:
-        """Computes one batch. Returns the requests that got a token, finished ones among them."""
+        """Computes one batch. Returns the requests that got a token, finished ones among them.
+
+        A request that can never run is ended with a ``failure``, and returned too: if nothing runs and the
+        first in line still finds no room, no later step could change that.
+        """
         ...
 
     def flush_cache(self) -> None:

@@ -66,13 +66,19 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
     config = model.config
     page_size = options.page_size or PAGE_SIZE
     num_pages = options.max_total_tokens // page_size
+    if num_pages == 0:
+        raise ValueError(
+            f"max_total_tokens ({options.max_total_tokens}) must hold at least one page of {page_size} tokens"
+        )
     cache = PagedKVCache(
         config, num_pages=num_pages, page_size=page_size, dtype=model.dtype, tap_layer=spec.tap_layer
     )
     scheduler = Scheduler(
         BatchPlanner(
             max_running_requests=options.max_running_requests,
-            chunked_prefill_size=options.chunked_prefill_size,
+            chunked_prefill_size=options.max_total_tokens
+            if options.chunked_prefill_size == -1
+            else options.chunked_prefill_size,
         ),
         ResourceManager(num_pages, page_size, prefix_cache=options.prefix_cache),
         IterationController(config.eos_token_ids),

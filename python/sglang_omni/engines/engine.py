@@ -47,10 +47,14 @@ class OmniEngine:
         return request
 
     def step(self) -> list[EngineRequest]:
-        """Computes one batch. Returns the requests that got a token, finished ones among them."""
+        """Computes one batch. Returns the requests that got a token or ended, see ``Engine.step``."""
         chunks = self.scheduler.schedule()
         if not chunks:
-            return []
+            lost = self.scheduler.give_up()
+            if lost is None:
+                return []
+            del self._requests[lost.request_id]
+            return [lost]
         step = self.builder.build(chunks)
         output = self.runner.execute(step.forward, step.sampling)
         advanced = self.scheduler.update(step.chunks, output.tokens)

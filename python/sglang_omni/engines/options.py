@@ -29,8 +29,10 @@ class EngineOptions:
     """
     Attributes:
         max_running_requests: Sequences decoded together.
-        max_total_tokens: Size of the KV pool that all sequences share.
-        chunked_prefill_size: Tokens of prompts in one step; longer prompts are computed in several.
+        max_total_tokens: Size of the KV pool that all sequences share. What memory leaves of it is what the
+            engine goes by, and says in ``stats()``.
+        chunked_prefill_size: Tokens of prompts in one step; longer prompts are computed in several. -1 for
+            whole prompts.
         context_length: Tokens of prompt and answer together; the checkpoint's own limit where None.
         page_size: Tokens of a page of the KV pool, within which nothing is shared; the engine's own choice
             where None.
@@ -51,6 +53,31 @@ class EngineOptions:
     device: str = "cpu"
     mem_fraction_static: float | None = None
     tp: TensorParallel = field(default_factory=TensorParallel)
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ValueError: With such an option no request could ever be computed.
+        """
+        for name in (
+            "max_running_requests",
+            "max_total_tokens",
+            "context_length",
+            "page_size",
+            "num_threads",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.chunked_prefill_size < 1 and self.chunked_prefill_size != -1:
+            raise ValueError(
+                f"chunked_prefill_size must be at least 1, or -1 for whole prompts, "
+                f"got {self.chunked_prefill_size}"
+            )
+        if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static <= 1.0:
+            raise ValueError(
+                f"mem_fraction_static must be more than 0 and at most 1, got {self.mem_fraction_static}"
+            )
 
 
 @dataclass(frozen=True)

@@ -111,10 +111,12 @@ class BatchPlanner:
     def has_work(
         self, waiting: deque[EngineRequest], running: list[EngineRequest], resources: ResourceManager
     ) -> bool:
-        """Whether a step would compute something now."""
-        return any(map(_is_ready, running)) or (
-            self.next_in_line(waiting, len(running), resources) is not None
-        )
+        """Whether a step would change something now: compute, or give up what can never run."""
+        if any(map(_is_ready, running)):
+            return True
+        if not running:
+            return any(map(_is_ready, waiting))
+        return self.next_in_line(waiting, len(running), resources) is not None
 
 
 def _is_ready(request: EngineRequest) -> bool:

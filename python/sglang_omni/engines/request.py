@@ -45,6 +45,7 @@ class EngineRequest:
         cacheable: Whether equal tokens mean equal keys and values, so that they can be shared. Where they do
             not, the prompt's tokens are placeholders, and penalties leave them out.
         output_token_ids: What was generated, with the end token where one was.
+        failure: Why the engine ended the request without its answer; its finish reason is ``"abort"`` then.
         num_computed: Tokens of prompt and output whose keys and values are in the cache.
         cached_tokens: Prompt tokens that were found in the cache when the request first ran.
     """
@@ -61,6 +62,7 @@ class EngineRequest:
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    failure: Exception | None = None
     cached_tokens: int = 0
     max_new_tokens: int = 0
     num_computed: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from sglang_omni.engines.admission import admit
+from sglang_omni.engines.admission import admit, never_runs
 from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.planner import BatchPlanner, Chunk
 from sglang_omni.engines.request import EngineRequest, RequestStatus
@@ -79,6 +79,22 @@ class Scheduler:
             request.status = RequestStatus.RUNNING
             self.running.append(request)
         return plan.chunks
+
+    def give_up(self) -> EngineRequest | None:
+        """After a step with nothing to compute: ends the first in line if it can never run.
+
+        With nothing running, nothing will free any room for it, and it keeps all others waiting. Admission
+        refuses such a request; this is what keeps a mistake there, or lost pages, from stopping the engine.
+        """
+        if self.running:
+            return None
+        request = next((request for request in self.waiting if request.is_ready(request.num_tokens)), None)
+        if request is None or self.resources.fits(request):
+            return None
+        free = self.resources.num_pages - self.resources.num_used_pages
+        request.failure = never_runs(request, free * self.resources.page_size, self._pool_tokens)
+        self.abort(request)
+        return request
 
     def update(self, chunks: list[Chunk], tokens: list[int]) -> list[EngineRequest]:
         """Takes a step's tokens, one for each chunk that samples. Returns the requests that got one."""

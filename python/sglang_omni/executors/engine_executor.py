@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sglang_omni.executors.interface import Executor, failed, into_payload
 from sglang_omni.proto import StagePayload
 
+if TYPE_CHECKING:
+    from sglang_omni.engines.base import Engine
+    from sglang_omni.engines.request import EngineRequest
 
-class Engine(Protocol):
-    """What ``EngineExecutor`` needs; it also uses ``start``, ``stop`` and ``stream(request_id)`` if there."""
+
+class AsyncEngine(Protocol):
+    """An engine that runs by itself. ``start``, ``stop`` and ``stream(request_id)`` are used if there."""
 
     async def add_request(self, request_id: str, data: Any) -> None: ...
 
@@ -25,28 +29,40 @@ class EngineExecutor(Executor):
     """Runs requests on an engine, several at once. Results come in the order in which they are done.
 
     Args:
-        engine: The engine.
-        request_builder: ``(payload)`` -> what the engine's ``add_request`` takes.
-        result_builder: ``(payload, result)`` -> the payload that goes on, or its data. By default the
-            result is stored in the payload's data as ``"model_output"``.
-        stream_builder: ``(payload, item)`` -> the chunk for the caller, or None for no chunk. By default
-            a dict is passed on, a token id becomes ``{"token_ids": [id]}``, anything else ``{"data": item}``.
+        engine: An ``OmniEngine`` or any other ``engines.base.Engine``, which is stepped in a thread of its
+            own, or an engine with asynchronous methods.
+        request_builder: ``(payload)`` -> what the engine takes: an ``EngineRequest`` of the payload's id, or
+            what an asynchronous engine's ``add_request`` takes.
+        result_builder: ``(payload, result)`` -> the payload that goes on, or its data; ``result`` is the
+            finished ``EngineRequest``, or what an asynchronous engine's ``get_result`` gave. By default it is
+            stored in the payload's data as ``"model_output"``: an asynchronous engine's as it is, the other's
+            as a dict of ``token_ids`` and ``finish_reason``.
+        stream_builder: ``(payload, item)`` -> the chunk for the caller, or None for no chunk; an item of a
+            stepped engine is a token. By default a dict is passed on, a token id becomes
+            ``{"token_ids": [id]}``, anything else ``{"data": item}``.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | AsyncEngine,
         request_builder: Callable[[StagePayload], Any],
         result_builder: Callable[[StagePayload, Any], Any] | None = None,
         stream_builder: Callable[[StagePayload | None, Any], Any] | None = None,
     ) -> None:
-        self._engine = engine
+        self._done: asyncio.Queue[str | Exception] = asyncio.Queue()
+        if hasattr(engine, "add_request"):
+            self._engine = cast(AsyncEngine, engine)
+            self._build_result = result_builder or _store_model_output
+        else:
+            # Engines import torch, which an asynchronous one may do without.
+            from sglang_omni.executors.stepped_engine import SteppedEngine
+
+            self._engine = SteppedEngine(engine, crashed=self._done.put_nowait)
+            self._build_result = result_builder or _store_answer
         self._build_request = request_builder
-        self._build_result = result_builder or _store_model_output
         self._build_chunk = stream_builder or _default_chunk
         self._payloads: dict[str, StagePayload] = {}
         self._tasks: dict[str, asyncio.Task[StagePayload]] = {}
-        self._done: asyncio.Queue[str] = asyncio.Queue()
 
     async def start(self) -> None:
         await _call_if_any(self._engine, "start")
@@ -63,7 +79,10 @@ class EngineExecutor(Executor):
 
     async def get_result(self) -> StagePayload:
         while True:
-            request_id = await self._done.get()
+            done = await self._done.get()
+            if isinstance(done, Exception):
+                raise done
+            request_id = done
             task = self._tasks.pop(request_id, None)
             self._payloads.pop(request_id, None)
             if task is None or task.cancelled():
@@ -106,6 +125,11 @@ def _store_model_output(payload: StagePayload, result: Any) -> StagePayload:
     data = payload.data if isinstance(payload.data, dict) else {}
     payload.data = {**data, "model_output": result}
     return payload
+
+
+def _store_answer(payload: StagePayload, request: EngineRequest) -> StagePayload:
+    answer = {"token_ids": request.output_token_ids, "finish_reason": request.finish_reason}
+    return _store_model_output(payload, answer)
 
 
 def _default_chunk(payload: StagePayload | None, item: Any) -> Any:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from sglang_omni.model_runner.batch import ForwardBatch
 from sglang_omni.model_runner.decoder import Decoder
-from sglang_omni.model_runner.feedback import FeedbackStrategy
+from sglang_omni.model_runner.feedback import (
+    FeedbackBatch,
+    FeedbackBuffers,
+    FeedbackStrategy,
+    StateOutbox,
+    prefill,
+)
 from sglang_omni.model_runner.kv_cache import PagedKVCache
 from sglang_omni.model_runner.runner import ModelRunner
 
@@ -26,16 +31,23 @@ class FeedbackARModelRunner(ModelRunner):
     ) -> None:
         super().__init__(model, cache, suppress_token_ids)
         self._strategy = strategy
+        self._outbox = StateOutbox()
+        self.feedback = FeedbackBuffers()
 
     def input_rows(self, batch: ForwardBatch) -> Tensor:
         # Steps of one token come first in a batch, chunks of prompts after them.
         count = next((i for i, span in enumerate(batch.spans) if span.num_tokens > 1), len(batch.spans))
         steps, prompts = batch.spans[:count], batch.spans[count:]
-        if not prompts:
-            return self._strategy.write_buffers(steps)
-        rows = self._strategy.prefill_forward(prompts)
-        return torch.cat((self._strategy.write_buffers(steps), rows)) if steps else rows
+        # New ones: what a step that failed has written is not the next one's.
+        self.feedback = FeedbackBuffers()
+        if steps:
+            self._strategy.write_buffers(self, FeedbackBatch(batch.spans), steps)
+        if prompts:
+            prefill(self._strategy, self, batch, prompts)
+        return self.feedback.take_input_rows()
 
     def process_output(self, batch: ForwardBatch, hidden: Tensor, tokens: Sequence[int]) -> None:
         if tokens:
-            self._strategy.extract_output([span for span in batch.spans if span.samples], hidden, tokens)
+            self.feedback.output_rows = hidden
+            sampled = [span for span in batch.spans if span.samples]
+            self._strategy.extract_output(self, FeedbackBatch(batch.spans, tokens), sampled, self._outbox)

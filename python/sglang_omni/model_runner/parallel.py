@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sglang_omni.config.split import check_split
 from sglang_omni.model_runner.config import DecoderConfig
 
 # A rank that has ended is noticed by whoever started it, long before; a rank may load for minutes.
@@ -58,19 +59,11 @@ class TensorParallelGroup:
         """
         if self.size == 1:
             return config
-        for name in (
-            *("num_attention_heads", "intermediate_size"),
-            *("moe_intermediate_size", "shared_expert_intermediate_size"),
-        ):
-            self._check(getattr(config, name), name)
-        kv_heads = config.num_key_value_heads
-        # Where there are fewer of them than ranks, several ranks have the same one.
-        if self.size % kv_heads:
-            self._check(kv_heads, "num_key_value_heads")
+        check_split(vars(config), self.size)
         return replace(
             config,
             num_attention_heads=config.num_attention_heads // self.size,
-            num_key_value_heads=max(1, kv_heads // self.size),
+            num_key_value_heads=max(1, config.num_key_value_heads // self.size),
         )
 
     def rows(self, weight: Tensor, most: int | None = None) -> Tensor:
@@ -107,10 +100,6 @@ class TensorParallelGroup:
         parts = [torch.empty_like(part) for _ in range(self.size)]
         dist.all_gather(parts, part)
         return torch.cat(parts, dim=-1)
-
-    def _check(self, total: int, what: str) -> None:
-        if total % self.size:
-            raise ValueError(f"tp_size={self.size} does not divide the model's {what} ({total})")
 
 
 # A model that is whole in its process.

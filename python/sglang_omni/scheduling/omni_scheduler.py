@@ -255,6 +255,8 @@ class OmniScheduler:
 
     def _emit(self, active: _Active) -> None:
         payload, request = active.payload, active.request
+        if request.failure is not None:
+            raise request.failure
         if self._build_stream_output is not None:
             new_tokens = request.output_token_ids[active.num_streamed :]
             active.num_streamed = len(request.output_token_ids)

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sglang_omni.router.flags import port
+
 if TYPE_CHECKING:
     from sglang_omni.pipeline.launchers.hosts import HostsLauncher
 
@@ -18,7 +20,7 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
         "several hosts", "For stages with a `node`: each such host runs `sgl-omni host`. See docs/hosts.md."
     )
     group.add_argument(
-        "--join-port", type=int, metavar="PORT", help="let hosts join here; 0 picks a free port"
+        "--join-port", type=port, metavar="PORT", help="let hosts join here; 0 picks a free port"
     )
     group.add_argument(
         "--join-key",
@@ -49,6 +51,8 @@ def check_host_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) 
     ]
     if args.join_port is None and given:
         parser.error(f"{', '.join(given)}: hosts join only with a --join-port")
+    if args.host_timeout is not None and not args.host_timeout > 0:
+        parser.error("--host-timeout must be more than 0 seconds")
     if args.join_port is not None and args.dp_size > 1:
         parser.error("--join-port: hosts join one replica; with --dp-size, start each with its own")
 

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
+
+
+def count(text: str) -> int:
+    """For ``type=``: a whole number of at least 1."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _count_or_all(text: str) -> int:
+    return -1 if text == "-1" else count(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0.0 < share <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; give a number above 0, and at most 1")
+    return share
 
 
 class _Flag(NamedTuple):
@@ -16,7 +37,7 @@ class _Flag(NamedTuple):
     flag: str
     argument: str
     help: str
-    type: type = int
+    type: Callable[[str], Any] = count
     choices: Sequence[str] | None = None
     const: Any = None
 
@@ -27,8 +48,13 @@ _FLAGS = (
     _Flag("--context-length", "context_length", "tokens of prompt and answer together"),
     _Flag("--max-running-requests", "max_running_requests", "requests that are computed together"),
     _Flag("--max-total-tokens", "max_total_tokens", "size of the KV cache"),
-    _Flag("--chunked-prefill-size", "chunked_prefill_size", "tokens of a prompt computed in one step"),
-    _Flag("--mem-fraction-static", "mem_fraction_static", "share of a GPU for weights and KV cache", float),
+    _Flag(
+        "--chunked-prefill-size",
+        "chunked_prefill_size",
+        "tokens of a prompt computed in one step; -1 for all of them",
+        _count_or_all,
+    ),
+    _Flag("--mem-fraction-static", "mem_fraction_static", "share of a GPU for weights and KV cache", _share),
     _Flag("--disable-radix-cache", "prefix_cache", "share no prefixes between requests", const=False),
     _Flag("--tp-size", "tp_size", "ranks that a model is split over"),
 )

@@ -42,6 +42,16 @@ _KERNELS_IMPORTED_BY_NAME = (
 # runs.
 _POOL_SLACK = 8
 
+
+def usable_tokens(allocator: Any) -> int:
+    """Tokens of one request that a KV pool can hold, as SGLang admits requests to it.
+
+    Args:
+        allocator: SGLang's, whose ``size`` is what was really built.
+    """
+    return int(allocator.size) - _POOL_SLACK * int(allocator.page_size)
+
+
 _prepared_for: str | None = None
 
 
@@ -310,6 +320,13 @@ def _server_args(model_path: Path, options: EngineOptions, load_format: Any) -> 
     from sglang.srt.server_args import ServerArgs
 
     kind = options.device.split(":")[0]
+    page_size = options.page_size or 1
+    if 0 < options.chunked_prefill_size < page_size:
+        # SGLang cuts prompts at the end of a page, and would never find one to cut at.
+        raise ValueError(
+            f"chunked_prefill_size ({options.chunked_prefill_size}) must hold a page of page_size "
+            f"({page_size}) tokens"
+        )
     per_device: dict[str, Any]
     if kind == "cpu":
         # Plain torch on a CPU; elsewhere SGLang chooses by the hardware.
@@ -330,9 +347,9 @@ def _server_args(model_path: Path, options: EngineOptions, load_format: Any) -> 
         disable_cuda_graph=True,
         disable_custom_all_reduce=kind == "cpu",
         chunked_prefill_size=options.chunked_prefill_size,
-        max_total_tokens=options.max_total_tokens + _POOL_SLACK * (options.page_size or 1),
+        max_total_tokens=options.max_total_tokens + _POOL_SLACK * page_size,
         max_running_requests=options.max_running_requests,
-        page_size=options.page_size or 1,
+        page_size=page_size,
         disable_radix_cache=not options.prefix_cache,
         skip_tokenizer_init=True,
         random_seed=0,

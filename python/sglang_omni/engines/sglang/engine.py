@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from sglang_omni.engines.admission import admit
@@ -9,9 +11,11 @@ from sglang_omni.engines.counters import StepCounters
 from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.request import EngineRequest, RequestStatus
-from sglang_omni.engines.sglang.compat import Runtime
+from sglang_omni.engines.sglang.compat import Runtime, usable_tokens
 from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.scheduler import HoldingScheduler
+
+logger = logging.getLogger(__name__)
 
 
 class SGLangEngine:
@@ -28,6 +32,20 @@ class SGLangEngine:
         self._controller = IterationController(spec.config.eos_token_ids)
         with runtime.building():
             self.scheduler = HoldingScheduler(runtime, spec)
+        # What SGLang built, which is less than the option where memory is short: SGLang only warns of that.
+        self._pool_tokens = usable_tokens(self.scheduler.token_to_kv_pool_allocator)
+        if self._pool_tokens < 1:
+            raise ValueError(
+                f"memory leaves room for a KV cache of {self.scheduler.max_total_num_tokens} tokens, too few "
+                "for any request: raise mem_fraction_static, or free memory"
+            )
+        if self._pool_tokens <= options.max_total_tokens - (options.page_size or 1):
+            logger.warning(
+                "The KV cache holds %d tokens: memory leaves no room for the %d of max_total_tokens; longer "
+                "prompts are refused",
+                self._pool_tokens,
+                options.max_total_tokens,
+            )
         self._requests: dict[str, ScheduledRequest] = {}
         # After a step that could run nothing, only news can change that.
         self._stalled = False
@@ -59,7 +77,7 @@ class SGLangEngine:
             request,
             vocab_size=config.vocab_size,
             context_length=min(options.context_length or limit, limit),
-            pool_tokens=options.max_total_tokens,
+            pool_tokens=self._pool_tokens,
         )
         with self._runtime.active():
             req = ScheduledRequest(request, self._controller, config.vocab_size)
@@ -80,12 +98,12 @@ class SGLangEngine:
         return req.request
 
     def step(self) -> list[EngineRequest]:
-        """Computes one batch. Returns the requests that got a token, finished ones among them.
-
-        One that SGLang gives up because the pool cannot hold it is finished by ``"abort"``.
-        """
+        """Computes one batch. Returns the requests that got a token or ended, see ``Engine.step``."""
         with self._runtime.active():
             stepped = self.scheduler.step()
+            if not stepped and self.scheduler.is_stuck:
+                # What ended since the last step leaves SGLang's batches only with the next one.
+                stepped = self.scheduler.step() or self.scheduler.give_up(self._pool_tokens)
         self._stalled = not stepped
         if not stepped:
             return []
@@ -119,7 +137,7 @@ class SGLangEngine:
             "num_queue_reqs": len(self._requests) - running,
             "kv_used_tokens": pool.size - pool.available_size() - evictable,
             "kv_evictable_tokens": evictable,
-            "max_total_num_tokens": self._options.max_total_tokens,
+            "max_total_num_tokens": self._pool_tokens,
             "num_retracted_requests_total": scheduler.num_retracted,
             **self._counters.stats(),
         }

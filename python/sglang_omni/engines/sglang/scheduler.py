@@ -18,13 +18,14 @@ from sglang.srt.mem_cache.common import release_kv_cache
 from sglang.srt.utils.torch_memory_saver_adapter import TorchMemorySaverAdapter
 from torch import Tensor
 
+from sglang_omni.engines.admission import never_runs
 from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.engines.sglang.compat import Runtime
 from sglang_omni.engines.sglang.inputs import lay_out
 from sglang_omni.engines.sglang.models.decoder import OmniDecoder
 from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.sampler import OmniSampler
-from sglang_omni.model_runner.feedback import FeedbackStrategy
+from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackStrategy, StateOutbox
 from sglang_omni.model_runner.media import taps_due
 from sglang_omni.model_runner.sequence import SequenceSpan
 
@@ -57,10 +58,13 @@ class HoldingScheduler(Scheduler):
         self.sampler = OmniSampler(spec.suppress_token_ids)
         self.tp_worker.model_runner.sampler = self.sampler
         self._strategy = spec.strategy
+        self._outbox = StateOutbox()
         model = self.tp_worker.model_runner.model
         self._decoder = model if isinstance(model, OmniDecoder) else None
         if self._decoder is not None:
-            self._decoder.keep_tapped(self.token_to_kv_pool_allocator.size + 1)
+            # The first page is SGLang's own, for rows that pad a batch.
+            pool = self.token_to_kv_pool_allocator
+            self._decoder.keep_tapped(pool.size + pool.page_size)
 
     # What belongs to SGLang's own processes around the scheduler is left out.
 
@@ -187,8 +191,39 @@ class HoldingScheduler(Scheduler):
         assert self._decoder.output_rows is not None
         sampled = [index for index, span in enumerate(spans) if span.samples]
         if sampled:
-            hidden = self._decoder.output_rows[sampled]
-            strategy.extract_output([spans[i] for i in sampled], hidden, next_token_ids[sampled].tolist())
+            self._decoder.feedback.output_rows = self._decoder.output_rows[sampled]
+            scheduled = FeedbackBatch(spans, next_token_ids[sampled].tolist())
+            strategy.extract_output(self._decoder, scheduled, [spans[i] for i in sampled], self._outbox)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether there is a request in line, and none that holds KV and might give it back."""
+        batches = (self.running_batch, self.last_batch)
+        others = (req for batch in batches if batch is not None for req in batch.reqs)
+        blocked = self._first_in_line
+        return blocked is not None and all(req is blocked or req.finished() for req in others)
+
+    @property
+    def _first_in_line(self) -> ScheduledRequest | None:
+        if self.chunked_req is not None:
+            return self.chunked_req
+        return self.waiting_queue[0] if self.waiting_queue else None
+
+    def give_up(self, pool_tokens: int) -> list[ScheduledRequest]:
+        """Ends the first in line, which finds no room though nothing else could make some: the others go on.
+
+        Admission refuses what the pool cannot hold; this is what keeps a mistake there, or lost KV, from
+        stopping the engine.
+        """
+        req = self._first_in_line
+        assert req is not None
+        free = self.token_to_kv_pool_allocator.available_size() + self.tree_cache.evictable_size()
+        self.remove(req)
+        req.took_token = False
+        req.request.finish_reason = "abort"
+        req.request.failure = never_runs(req.request, free, pool_tokens)
+        self.running_batch.batch_is_full = False
+        return [req]
 
     def update_running_batch(self, batch: ScheduleBatch) -> ScheduleBatch | None:
         ready = [index for index, req in enumerate(batch.reqs) if req.is_ready]
@@ -234,6 +269,9 @@ class HoldingScheduler(Scheduler):
         """SGLang has ended a request that the pool does not even hold alone, and freed what it held."""
         req.took_token = False
         req.update_finish_state()
+        size = self.token_to_kv_pool_allocator.size
+        free = self.token_to_kv_pool_allocator.available_size() + self.tree_cache.evictable_size()
+        req.request.failure = never_runs(req.request, free, size)
         self._given_up.append(req)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -127,6 +127,13 @@ class Qwen3OmniThinkerPipelineConfig(PipelineConfig):
     entry_stage: str | None = "preprocess"
     # Several processes share few cores: idle worker threads must sleep instead of spinning.
     env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
+
+    def decoder_fields(self, stage: str) -> dict[str, Any] | None:
+        """What the checkpoint's ``config.json`` says of a stage's decoder; None for stages without one."""
+        if stage not in ("thinker", "talker"):
+            return None
+        fields: dict[str, Any] = Qwen3OmniCheckpoint.from_dir(self.model_path).config[f"{stage}_config"]
+        return dict(fields["text_config"])
 
 
 class Qwen3OmniTextPipelineConfig(Qwen3OmniThinkerPipelineConfig):

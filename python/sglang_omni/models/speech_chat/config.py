@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import json
+from pathlib import Path
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.models.speech_chat.components.smollm2 import checkpoint_place
 from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE, OPENAI_VOICES
 from sglang_omni.packages import install_line
 
@@ -86,6 +89,15 @@ class SpeechChatPipelineConfig(PipelineConfig):
     env_defaults: dict[str, str] = Field(
         default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE", "ORT_DISABLE_TELEMETRY": "1"}
     )
+
+    def decoder_fields(self, stage: str) -> dict[str, Any] | None:
+        """What the checkpoint's ``config.json`` says of a stage's decoder; None if it is not there yet."""
+        directory = checkpoint_place() if self.model_path == BUNDLED else Path(self.model_path)
+        file = directory / "config.json"
+        if stage != "thinker" or not file.exists():
+            return None
+        fields: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return fields
 
     @property
     def required_packages(self) -> dict[str, tuple[str, ...]]:

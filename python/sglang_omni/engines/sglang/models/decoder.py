@@ -18,6 +18,7 @@ from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.engines.sglang.inputs import StepInputs
 from sglang_omni.engines.sglang.models.mlp import DenseMLP, SparseMLP
 from sglang_omni.model_runner.config import DecoderConfig
+from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackBuffers, prefill
 from sglang_omni.model_runner.media import deepstack_of, has_media, merge_media
 
 
@@ -86,6 +87,7 @@ class OmniDecoder(nn.Module):
     Attributes:
         inputs: Of the batch to be computed, set before each forward.
         output_rows: (B, hidden_size) after the last norm, of the last forward's last tokens.
+        feedback: What its strategy reads and writes.
         tapped: (slots, hidden_size), ``hidden_states[tap_layer]`` of the tokens in the cache, by their slot.
             None where nobody taps.
     """
@@ -105,6 +107,7 @@ class OmniDecoder(nn.Module):
         self.logits_processor = LogitsProcessor(config)
         self.inputs: StepInputs | None = None
         self.output_rows: Tensor | None = None
+        self.feedback = FeedbackBuffers()
         self.tapped: Tensor | None = None
 
     def keep_tapped(self, num_slots: int) -> None:
@@ -120,7 +123,7 @@ class OmniDecoder(nn.Module):
         assert inputs is not None
         if self._config.mrope_section is not None:
             positions = inputs.positions.to(positions.device)
-        hidden = self._input_rows(input_ids, inputs)
+        hidden = self._input_rows(input_ids, inputs, forward_batch)
         deepstack = deepstack_of(inputs.spans)
         tap_layer = self._tap_layer if self.tapped is not None and has_media(inputs.spans) else None
         if tap_layer == 0:
@@ -138,10 +141,15 @@ class OmniDecoder(nn.Module):
         self.output_rows = hidden[inputs.last_rows.to(hidden.device)]
         return self.logits_processor(input_ids, hidden, self.lm_head, forward_batch)
 
-    def _input_rows(self, input_ids: Tensor, inputs: StepInputs) -> Tensor:
+    def _input_rows(self, input_ids: Tensor, inputs: StepInputs, forward_batch: ForwardBatch) -> Tensor:
         if self._strategy is not None:
-            read = self._strategy.prefill_forward if inputs.prefill else self._strategy.write_buffers
-            return read(inputs.spans).to(self.norm.weight)
+            # New ones: what a step that failed has written is not the next one's.
+            self.feedback = FeedbackBuffers()
+            if inputs.prefill:
+                prefill(self._strategy, self, forward_batch, inputs.spans)
+            else:
+                self._strategy.write_buffers(self, FeedbackBatch(inputs.spans), inputs.spans)
+            return self.feedback.take_input_rows().to(self.norm.weight)
         assert self.embed is not None
         # Ids beyond the vocabulary stand for media in the prefix cache; their rows are replaced.
         rows = self.embed(input_ids.clamp(max=self._config.vocab_size - 1))

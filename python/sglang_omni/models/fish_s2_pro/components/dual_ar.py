@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.nn.functional import embedding
 
 from sglang_omni.engines.options import DecoderSpec, WeightNames
 from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
+from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackWorker, Outbox
 from sglang_omni.model_runner.sampling import SamplingRow, sample
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FAST, SLOW, FishS2Checkpoint
@@ -69,7 +70,22 @@ class FishDualARStrategy:
         )
         return cls(checkpoint, text_embed, code_embed, fast_embed, fast)
 
-    def prefill_forward(self, spans: Sequence[SequenceSpan]) -> Tensor:
+    def prefill_forward(
+        self, tp_worker: FeedbackWorker, forward_batch: Any, requests: Sequence[SequenceSpan]
+    ) -> None:
+        tp_worker.model.feedback.input_rows.append(self._rows(requests))
+
+    def write_buffers(
+        self, model: FeedbackModel, schedule_batch: FeedbackBatch, requests: Sequence[SequenceSpan]
+    ) -> None:
+        frames = [_state(span).frame(span.start) for span in requests]
+        if any(frame is None for frame in frames):
+            model.feedback.input_rows.append(self._rows(requests))
+        else:
+            model.feedback.input_rows.append(self._frame_rows(torch.stack(cast(list[Tensor], frames))))
+
+    def _rows(self, spans: Sequence[SequenceSpan]) -> Tensor:
+        """Of any spans, text among them."""
         rows = []
         for span in spans:
             state, stop = _state(span), span.start + span.num_tokens
@@ -83,23 +99,25 @@ class FishDualARStrategy:
             rows.append(embeds)
         return torch.cat(rows)
 
-    def write_buffers(self, spans: Sequence[SequenceSpan]) -> Tensor:
-        frames = [_state(span).frame(span.start) for span in spans]
-        if any(frame is None for frame in frames):
-            return self.prefill_forward(spans)
-        return self._frame_rows(torch.stack(cast(list[Tensor], frames)))
-
-    def extract_output(self, spans: Sequence[SequenceSpan], hidden: Tensor, tokens: Sequence[int]) -> None:
+    def extract_output(
+        self,
+        model: FeedbackModel,
+        schedule_batch: FeedbackBatch,
+        requests: Sequence[SequenceSpan],
+        outbox: Outbox,
+    ) -> None:
+        hidden, tokens = model.feedback.output_rows, schedule_batch.tokens
+        assert hidden is not None
         speaking = [index for index, token in enumerate(tokens) if token != self._end]
         if not speaking:
             return
-        states = [_state(spans[index]) for index in speaking]
+        states = [_state(requests[index]) for index in speaking]
         first = torch.tensor([tokens[index] for index in speaking]) - self._start
-        if len(speaking) < len(spans):
+        if len(speaking) < len(requests):
             hidden = hidden[speaking]
         codes = self._fast.predict(hidden, first, embedding(first, self._fast_embed), _choose_with(states))
-        for state, frame in zip(states, codes.unbind(), strict=True):
-            state.frames.append(frame)
+        for index, frame in zip(speaking, codes.unbind(), strict=True):
+            outbox.put(requests[index], frame)
 
     def _frame_rows(self, codes: Tensor) -> Tensor:
         """(n, G) -> (n, hidden_size)."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
 from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
+from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackWorker, Outbox
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
@@ -128,7 +129,22 @@ class Qwen3TalkerStrategy:
             weights, offsets, eos_id=talker.codec.eos, tts_eos_id=tokens.tts_eos, tts_pad_id=tokens.tts_pad
         )
 
-    def prefill_forward(self, spans: Sequence[SequenceSpan]) -> Tensor:
+    def prefill_forward(
+        self, tp_worker: FeedbackWorker, forward_batch: Any, requests: Sequence[SequenceSpan]
+    ) -> None:
+        tp_worker.model.feedback.input_rows.append(self._rows(requests))
+
+    def write_buffers(
+        self, model: FeedbackModel, schedule_batch: FeedbackBatch, requests: Sequence[SequenceSpan]
+    ) -> None:
+        places = [(_state(span), span.start - _state(span).num_prompt_rows) for span in requests]
+        if any(index < 0 for _, index in places):
+            model.feedback.input_rows.append(self._rows(requests))
+        else:
+            model.feedback.input_rows.append(self._frame_rows(places))
+
+    def _rows(self, spans: Sequence[SequenceSpan]) -> Tensor:
+        """Of any spans, prompts' rows among them."""
         rows: list[Tensor] = []
         for span in spans:
             state = _state(span)
@@ -140,31 +156,33 @@ class Qwen3TalkerStrategy:
                 rows.append(self._frame_rows([(state, i) for i in range(first, stop - boundary)]))
         return torch.cat(rows)
 
-    def write_buffers(self, spans: Sequence[SequenceSpan]) -> Tensor:
-        places = [(_state(span), span.start - _state(span).num_prompt_rows) for span in spans]
-        if any(index < 0 for _, index in places):
-            return self.prefill_forward(spans)
-        return self._frame_rows(places)
-
-    def extract_output(self, spans: Sequence[SequenceSpan], hidden: Tensor, tokens: Sequence[int]) -> None:
+    def extract_output(
+        self,
+        model: FeedbackModel,
+        schedule_batch: FeedbackBatch,
+        requests: Sequence[SequenceSpan],
+        outbox: Outbox,
+    ) -> None:
+        hidden, tokens = model.feedback.output_rows, schedule_batch.tokens
+        assert hidden is not None
         # The code that ends the speech, or is cut off, makes no frame.
         speaking = [
             index
-            for index, (span, token) in enumerate(zip(spans, tokens, strict=True))
+            for index, (span, token) in enumerate(zip(requests, tokens, strict=True))
             if token != self._eos_id and len(_state(span).frames) + 1 < _state(span).max_new_tokens
         ]
         if not speaking:
             return
-        states = [_state(spans[index]) for index in speaking]
+        states = [_state(requests[index]) for index in speaking]
         first = torch.tensor([tokens[index] for index in speaking], device=hidden.device)
-        if len(speaking) < len(spans):
+        if len(speaking) < len(requests):
             hidden = hidden[speaking]
         weights = self._weights
         codes = weights.predictor.predict(
             hidden, first, embedding(first, weights.embed), self._choose(states)
         )
-        for state, frame in zip(states, codes.cpu().unbind(), strict=True):
-            state.frames.append(frame)
+        for index, frame in zip(speaking, codes.cpu().unbind(), strict=True):
+            outbox.put(requests[index], frame)
 
     def _choose(self, states: Sequence[TalkerState]) -> Choose | None:
         if all(state.generator is None for state in states):

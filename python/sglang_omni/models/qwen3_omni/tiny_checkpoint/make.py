@@ -52,6 +52,7 @@ def main(argv: Sequence[str], prog: str = "make-tiny-checkpoint qwen3_omni") -> 
         "types of a published one, which transformers loads as it loads that. Equal options give equal "
         "bytes. What such a model says means nothing, and its speech is noise.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("directory", type=Path, help="where to write; made where it is not there")
     parser.add_argument("--seed", type=int, default=0, help="of the weights")

