@@ -100,7 +100,12 @@ class Relay(ABC):
 
     @abstractmethod
     def cleanup(self, request_id: str) -> None:
-        """Free what a request still has under way and nobody has begun to read."""
+        """Free what a request still has under way and nobody has begun to read.
+
+        Of a relay that does not lend, the reader also calls it with the key of what it has read, which it
+        was put under: the request's id for a payload, ``{request_id}:stream:{from}:{to}:{chunk_id}`` for a
+        chunk, and that with ``:{name}`` for a tensor of its metadata. Only what is under that key is meant.
+        """
 
     @abstractmethod
     def close(self) -> None:
