@@ -72,6 +72,7 @@ class Relay(ABC):
         lends_tensors: The relay has ``lend_tensors`` and ``borrow_tensors``, by which processes on one GPU
             share what is in its memory.
         crosses_hosts: The peers may be on other hosts.
+        cpu_only: It takes a device, and only the CPU.
         trusted: The peers are processes of this host and user, so payloads may name classes that
             are not registered with ``proto.codec``.
     """
@@ -82,6 +83,7 @@ class Relay(ABC):
     lends: ClassVar[bool] = False
     lends_tensors: ClassVar[bool] = False
     crosses_hosts: ClassVar[bool] = True
+    cpu_only: ClassVar[bool] = False
     trusted: ClassVar[bool] = False
 
     device: str = "cpu"
