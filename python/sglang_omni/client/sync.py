@@ -92,6 +92,7 @@ class SyncClient:
         translate: bool = False,
         request_id: str | None = None,
         timeout: float | None = None,
+        session_id: str | None = None,
     ) -> TranscriptionResult:
         """See ``Client.transcribe``."""
         return self._run(
@@ -102,6 +103,7 @@ class SyncClient:
                 translate=translate,
                 request_id=request_id,
                 timeout=timeout,
+                session_id=session_id,
             )
         )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from queue import Queue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage, Scheduler
@@ -15,6 +15,8 @@ from sglang_omni.scheduling.threads import run_together
 
 # Finished requests that may come back, and sessions, whose workers are remembered.
 _REMEMBERED = 10_000
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 class WorkerPool:
@@ -39,8 +41,9 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._next = 0
         self._of_request: dict[str, Scheduler] = {}
-        self._of_finished: _Recent = _Recent(_REMEMBERED)
-        self._of_session: _Recent = _Recent(_REMEMBERED)
+        self._of_finished: _Recent[str] = _Recent(_REMEMBERED)
+        # By hash: a session's name is the caller's, and as long as that likes.
+        self._of_session: _Recent[int] = _Recent(_REMEMBERED)
         self.inbox: Queue[IncomingMessage] = _Spread(self)
         self.outbox: Queue[OutgoingMessage] = _Collect(self)
         for worker in self._workers:
@@ -100,26 +103,26 @@ class WorkerPool:
                 self._of_finished.put(request_id, worker)
 
 
-class _Recent:
+class _Recent(Generic[_Key]):
     """The workers of the ``limit`` keys that were put last."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._workers: OrderedDict[str, Scheduler] = OrderedDict()
+        self._workers: OrderedDict[_Key, Scheduler] = OrderedDict()
 
-    def put(self, key: str, worker: Scheduler) -> None:
+    def put(self, key: _Key, worker: Scheduler) -> None:
         self._workers[key] = worker
         self._workers.move_to_end(key)
         if len(self._workers) > self._limit:
             self._workers.popitem(last=False)
 
-    def get(self, key: str) -> Scheduler | None:
+    def get(self, key: _Key) -> Scheduler | None:
         return self._workers.get(key)
 
-    def pop(self, key: str) -> Scheduler | None:
+    def pop(self, key: _Key) -> Scheduler | None:
         return self._workers.pop(key, None)
 
-    def __contains__(self, key: str) -> bool:
+    def __contains__(self, key: _Key) -> bool:
         return key in self._workers
 
 
@@ -150,8 +153,8 @@ class _Collect(Outbox[OutgoingMessage]):
         super().put(item, block, timeout)
 
 
-def _session_of(data: Any) -> str | None:
+def _session_of(data: Any) -> int | None:
     if not isinstance(data, StagePayload):
         return None
     session = data.request.metadata.get("session_id")
-    return session if isinstance(session, str) else None
+    return hash(session) if isinstance(session, str) else None

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    WithJsonSchema,
+)
 
 # Tags of unions begin with this character, so that errors can tell them from field names.
 TAG = "§"
@@ -98,3 +107,13 @@ class ExtensionFields(ApiModel):
     timeout: Timeout | None = None
     request_id: RequestId | None = None
     timings: bool = False
+    _session_id: str | None = PrivateAttr(default=None)
+
+    @property
+    def session_id(self) -> str | None:
+        """No field of a body: the route sets it to what ``session_key`` has found."""
+        return self._session_id
+
+    @session_id.setter
+    def session_id(self, key: str | None) -> None:
+        self._session_id = key

@@ -15,6 +15,7 @@ from sglang_omni.client import ClientError, GenerateChunk, GenerateRequest, Requ
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, check_format, encode_pcm
 from sglang_omni.client.transport import Deltas
 from sglang_omni.serve.protocol import SpeechRequest
+from sglang_omni.serve.session import session_key
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import EventStream, StreamedResponse, answer
 
@@ -30,6 +31,7 @@ def speech_routes(server: Server) -> APIRouter:
         server.check_stages(body.stage_params)
         server.check_voice(body.voice, "voice")
         request_id = request_id_of(request, body.request_id)
+        body.session_id = session_key(request, body)
         streamed = body.stream or body.stream_format is not None
         if streamed:
             if body.response_format not in (None, "pcm"):
@@ -134,6 +136,7 @@ def _request(body: SpeechRequest, *, stream: bool) -> GenerateRequest:
         output_modalities=["audio"],
         metadata={"task": "speech"},
         timeout=body.timeout,
+        session_id=body.session_id,
     )
 
 

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from sglang_omni.client import RequestError, TranscriptionResult, TranscriptionSegment
 from sglang_omni.serve.errors import validation_error
 from sglang_omni.serve.protocol import TranscriptionForm
+from sglang_omni.serve.session import session_key
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import answer
 
@@ -58,6 +59,7 @@ async def _transcribe(server: Server, request: Request, task: str) -> Response:
             translate=task == "translation",
             request_id=request_id,
             timeout=fields.timeout,
+            session_id=session_key(request),
         ),
     )
     response = _response(fields.response_format, result, task)
