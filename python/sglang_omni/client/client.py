@@ -122,22 +122,22 @@ class Client:
         self,
         audio: bytes,
         *,
+        session_id: str | None = None,
         model: str | None = None,
         language: str | None = None,
         translate: bool = False,
         request_id: str | None = None,
         timeout: float | None = None,
-        session_id: str | None = None,
     ) -> TranscriptionResult:
         """What was said in an encoded audio file; ``translate`` gives it in English."""
         request = GenerateRequest(
+            session_id=session_id,
             model=model,
             audio=audio,
             stream=False,
             extra_params={} if language is None else {"language": language},
             metadata={"task": "translation" if translate else "transcription"},
             timeout=timeout,
-            session_id=session_id,
         )
         collected, last = await self._transport.collect(request, request_id or new_request_id())
         return TranscriptionResult(

@@ -87,23 +87,23 @@ class SyncClient:
         self,
         audio: bytes,
         *,
+        session_id: str | None = None,
         model: str | None = None,
         language: str | None = None,
         translate: bool = False,
         request_id: str | None = None,
         timeout: float | None = None,
-        session_id: str | None = None,
     ) -> TranscriptionResult:
         """See ``Client.transcribe``."""
         return self._run(
             self._client.transcribe(
                 audio,
+                session_id=session_id,
                 model=model,
                 language=language,
                 translate=translate,
                 request_id=request_id,
                 timeout=timeout,
-                session_id=session_id,
             )
         )
 

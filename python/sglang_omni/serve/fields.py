@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PrivateAttr,
-    Tag,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
 
 # Tags of unions begin with this character, so that errors can tell them from field names.
 TAG = "§"
@@ -107,7 +98,7 @@ class ExtensionFields(ApiModel):
     timeout: Timeout | None = None
     request_id: RequestId | None = None
     timings: bool = False
-    _session_id: str | None = PrivateAttr(default=None)
+    _session_id: str | None = None
 
     @property
     def session_id(self) -> str | None:

@@ -28,10 +28,10 @@ def speech_routes(server: Server) -> APIRouter:
         """Say a text."""
         server.check_model(body.model)
         server.check_task("speech")
+        body.session_id = session_key(request, body)
         server.check_stages(body.stage_params)
         server.check_voice(body.voice, "voice")
         request_id = request_id_of(request, body.request_id)
-        body.session_id = session_key(request, body)
         streamed = body.stream or body.stream_format is not None
         if streamed:
             if body.response_format not in (None, "pcm"):
@@ -129,6 +129,7 @@ def _request(body: SpeechRequest, *, stream: bool) -> GenerateRequest:
     extra = {name: getattr(body, name) for name in ("voice", "language", "seed")}
     return GenerateRequest(
         model=body.model,
+        session_id=body.session_id,
         prompt=body.input,
         stage_params=body.stage_params,
         extra_params={name: value for name, value in extra.items() if value is not None},
@@ -136,7 +137,6 @@ def _request(body: SpeechRequest, *, stream: bool) -> GenerateRequest:
         output_modalities=["audio"],
         metadata={"task": "speech"},
         timeout=body.timeout,
-        session_id=body.session_id,
     )
 
 

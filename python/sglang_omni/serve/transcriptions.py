@@ -54,12 +54,12 @@ async def _transcribe(server: Server, request: Request, task: str) -> Response:
         request,
         server.client.transcribe(
             audio,
+            session_id=session_key(request),
             model=fields.model,
             language=fields.language,
             translate=task == "translation",
             request_id=request_id,
             timeout=fields.timeout,
-            session_id=session_key(request),
         ),
     )
     response = _response(fields.response_format, result, task)
