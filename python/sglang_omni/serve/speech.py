@@ -27,8 +27,8 @@ def speech_routes(server: Server) -> APIRouter:
     async def speech(body: SpeechRequest, request: Request) -> Response:
         """Say a text."""
         server.check_model(body.model)
-        server.check_task("speech")
         body.session_id = session_key(request, body)
+        server.check_task("speech")
         server.check_stages(body.stage_params)
         server.check_voice(body.voice, "voice")
         request_id = request_id_of(request, body.request_id)
