@@ -143,7 +143,7 @@ class WordSource:
         pass
 
 
-def word_source() -> WordSource:
+def word_source(gpu_id: int | None = None) -> WordSource:
     return WordSource()
 
 
@@ -187,7 +187,7 @@ class WordSink(StreamSink):
         return {"count": data, "words": "+".join(self._words.pop(request_id))}
 
 
-def word_sink() -> WordSink:
+def word_sink(gpu_id: int | None = None) -> WordSink:
     return WordSink()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from sglang_omni.cli import main
 from sglang_omni.config import (
     LOCAL_OBJECT,
+    ConfigError,
     Edge,
     ExecutorConfig,
     PipelineConfig,
@@ -31,6 +33,7 @@ from sglang_omni.config import (
     validate_config,
 )
 from sglang_omni.config.edges import check_edges
+from sglang_omni.config.io import config_to_dict
 from sglang_omni.config.relay_backends import relay_backend
 from sglang_omni.pipeline.stage_builder import plan_stage_launch
 from sglang_omni.relay import Relay
@@ -50,7 +53,7 @@ class Near(Relay):
     crosses_hosts = False
 
 
-def make() -> None: ...
+def make(gpu_id: int | None = None) -> None: ...
 
 
 def stage(name: str, *targets: str, **fields: Any) -> StageConfig:
@@ -490,6 +493,82 @@ def test_the_hosts_address_is_where_networked_relays_are_reached() -> None:
     assert relays_of(config, "a", host_address="10.0.0.1")["nixl"]["host"] == "10.0.0.1"
     config.stages[0].relay = RelayConfig(backend_options={"host": "10.9.0.1"})
     assert relays_of(config, "a", host_address="10.0.0.1")["nixl"]["host"] == "10.9.0.1"
+
+
+def test_a_relays_device_follows_the_placement_unless_it_was_set() -> None:
+    config = pipeline(stage("a", "b", gpu=1), stage("b"), relay_backend="nccl")
+    for relay, device in [
+        (None, "cuda:1"),
+        (RelayConfig(credits=4), "cuda:1"),
+        (RelayConfig(credits=4, device="cpu"), "cpu"),
+        (RelayConfig(device="cuda:2"), "cuda:2"),
+    ]:
+        config.stages[0].relay = relay
+        assert relays_of(config, "a")["nccl"]["device"] == device
+        # It is still so in another process, and after a file.
+        again = PipelineConfig.from_dict(config_to_dict(pickle.loads(pickle.dumps(config))))
+        assert relays_of(again, "a")["nccl"]["device"] == device
+    assert RelayConfig().device == "cpu"
+
+
+def test_shared_memory_takes_no_device_from_a_stage_that_says_nothing_of_it() -> None:
+    config = pipeline(stage("a", "b", gpu=1, relay=RelayConfig(credits=4)), stage("b"))
+    assert relays_of(config, "a")["shm"]["device"] == "cpu"
+
+
+class Ranked(SomebodyElses):
+    def __init__(self, engine_id: str, rank: int, world_size: int, device: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("backend", "relay", "text"),
+    [
+        (
+            "shm",
+            {"rank": 1},
+            r"stage 'a': relay.rank: none of the stage's relays, shm, reads it; leave",
+        ),
+        ("nccl", {"world_size": 2}, r"relay.world_size: none of the stage's relays, nccl, reads it"),
+        ("nixl", {"device": "cuda:0"}, r"relay.device: none of .*, nixl, reads it; leave it out \(nccl and "),
+        ("mooncake", {"device": "cuda"}, r"relay.device: none of the stage's relays, mooncake, reads it"),
+        ("shm", {"device": "cuda:1"}, r"relay.device: none of the stage's relays, shm, reads it"),
+        (f"{HERE}.Ranked", {"credits": 3}, r"relay.credits: none of .*Ranked, reads it; .*shm and nixl"),
+    ],
+)
+def test_a_setting_that_no_relay_of_the_stage_reads_is_refused(
+    backend: str, relay: dict[str, Any], text: str
+) -> None:
+    config = pipeline(stage("a", "b", relay=RelayConfig(**relay)), stage("b"), relay_backend=backend)
+    with pytest.raises(ConfigError, match=text):
+        validate_config(config)
+
+
+@pytest.mark.parametrize(
+    ("backend", "relay"),
+    [
+        ("nixl", {"device": "cpu", "credits": 1, "rank": None}),
+        ("nccl", {"device": "cuda:1", "slot_size_mb": 8}),
+        (f"{HERE}.Ranked", {"rank": 3, "world_size": 7, "device": "cuda"}),
+    ],
+)
+def test_a_setting_that_a_relay_of_the_stage_reads_is_good(backend: str, relay: dict[str, Any]) -> None:
+    config = pipeline(stage("a", "b", relay=RelayConfig(**relay)), stage("b"), relay_backend=backend)
+    validate_config(config)
+    given = relays_of(config, "a")[backend]
+    assert {name: given[name] for name in relay if relay[name] is not None} == {
+        name: value for name, value in relay.items() if value is not None
+    }
+
+
+def test_a_setting_counts_for_the_relays_that_the_stages_edges_have() -> None:
+    near = pipeline(stage("a", "b", relay=RelayConfig(rank=1)), stage("b", process="a"))
+    validate_config(near)  # It has no relay at all.
+    config = pipeline(stage("a", "b", "c", edge_relays={"c": "nccl"}), stage("b"), stage("c"))
+    config.stages[2].relay = RelayConfig(device="cuda:1")  # What it receives comes over nccl.
+    validate_config(config)
+    config.stages[1].relay = RelayConfig(device="cuda:1")
+    with pytest.raises(ConfigError, match=r"stage 'b': relay.device: none of the stage's relays, shm, reads"):
+        validate_config(config)
 
 
 def test_only_the_first_rank_has_relays() -> None:

@@ -9,15 +9,27 @@ from typing import Any
 import pytest
 
 from sglang_omni.config import (
+    ConfigError,
     ExecutorConfig,
     PipelineConfig,
     StageConfig,
     apply_env_defaults,
+    compile_pipeline,
     import_callable,
     import_string,
     resolve_stage_factory_args,
+    validate_config,
 )
+from sglang_omni.config.factory_args import complete_factory_args
 from sglang_omni.config.imports import inspect_path
+from sglang_omni.config.overrides import override_stage
+from sglang_omni.models.qwen3_omni.config import (
+    Qwen3OmniColocatedPipelineConfig,
+    Qwen3OmniPipelineConfig,
+    Qwen3OmniThinkerPipelineConfig,
+    place_on_gpu,
+)
+from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 
 CONSTANT = 3
 
@@ -34,6 +46,9 @@ def engine(
 
 
 def anything(**arguments: Any) -> None: ...
+
+
+def on_device(device: str = "cpu") -> None: ...
 
 
 def resolve(factory: str, *, gpu_id: int | None = None, overrides: dict | None = None, **fields: Any) -> dict:
@@ -66,12 +81,20 @@ def test_a_mapping_gives_way_to_another_kind_of_value() -> None:
 
 def test_model_path_and_gpu_id_go_to_factories_that_take_them() -> None:
     assert resolve("plain") == {}
-    assert resolve("anything", gpu=1) == {}
+    assert resolve("anything") == {}
+    assert resolve("anything", gpu=1) == {"gpu_id": 1}
     assert resolve("placed") == {"model_path": "the/model", "gpu_id": None}
     assert resolve("placed", gpu=2) == {"model_path": "the/model", "gpu_id": 2}
     assert resolve("placed", tp_size=2, gpu=[4, 5])["gpu_id"] == 4
     assert resolve("placed", tp_size=2, gpu=[4, 5], gpu_id=5)["gpu_id"] == 5
     assert resolve("placed", gpu=0, gpu_id=0)["gpu_id"] == 0
+
+
+def test_the_ranks_of_a_factory_that_takes_anything_hear_of_themselves() -> None:
+    stage = StageConfig(name="a", factory=f"{__name__}.anything", terminal=True, tp_size=2, gpu=[4, 5])
+    config = PipelineConfig(model_path="m", stages=[stage])
+    args = complete_factory_args(anything, {}, stage, config, gpu_id=5, tp_rank=1, nccl_port=29500)
+    assert args == {"gpu_id": 5, "tp_rank": 1, "tp_size": 2, "nccl_port": 29500}
 
 
 def test_what_is_set_is_not_injected_over() -> None:
@@ -96,15 +119,81 @@ def test_typed_values_reach_the_arguments_they_are_mapped_to() -> None:
             "thinker_max_seq_len": 1,
             "server_args_overrides": {"a": 1, "mem_fraction_static": 0.1},
         },
-        overrides={"thinker_max_seq_len": 2},
+        overrides={"server_args_overrides": {"b": 2, "mem_fraction_static": 0.7}},
         runtime={"max_seq_len": 8192, "video_fps": 2.0, "sglang_server_args": {"mem_fraction_static": 0.7}},
         runtime_arg_map={"max_seq_len": "thinker_max_seq_len", "video_fps": "fps"},
     )
     assert args == {
         "thinker_max_seq_len": 8192,
         "fps": 2.0,
-        "server_args_overrides": {"a": 1, "mem_fraction_static": 0.7},
+        "server_args_overrides": {"a": 1, "b": 2, "mem_fraction_static": 0.7},
     }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (
+            {"thinker_max_seq_len": 2},
+            r"runtime.max_seq_len=8192 conflicts with runtime_overrides, which set thinker_max_seq_len=2",
+        ),
+        (
+            {"server_args_overrides": {"mem_fraction_static": 0.1}},
+            r"mem_fraction_static=0.7 conflicts .* which set server_args_overrides.mem_fraction_static=0.1",
+        ),
+        ({"budget": 0.1}, r"resources.total_gpu_memory_fraction=0.5 conflicts with .* which set budget=0.1"),
+    ],
+)
+def test_a_typed_value_and_an_override_that_differ_are_refused(overrides: dict, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^stage 'a': .*{text}; set one of them"):
+        resolve(
+            "engine",
+            overrides=overrides,
+            runtime={
+                "max_seq_len": 8192,
+                "sglang_server_args": {"mem_fraction_static": 0.7},
+                "resources": {"total_gpu_memory_fraction": 0.5},
+            },
+            runtime_arg_map={"max_seq_len": "thinker_max_seq_len", "total_gpu_memory_fraction": "budget"},
+        )
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_stage_on_a_gpu_has_a_factory_that_hears_of_it(size: int) -> None:
+    def validate(factory: str, **fields: Any) -> None:
+        gpu = [0, 1] if size == 2 else 0
+        one = StageConfig(
+            name="a", process="p", factory=f"{__name__}.{factory}", terminal=True, gpu=gpu, **fields
+        )
+        validate_config(PipelineConfig(model_path="m", stages=[one.model_copy(update={"tp_size": size})]))
+
+    validate("placed")
+    validate("anything")
+    validate("on_device", factory_args={"device": "cuda:0"})
+    for factory in ("plain", "on_device"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"stage 'a': gpu=.*factory .*{factory} takes no gpu_id, so .* on the CPU; leave",
+        ):
+            validate(factory)
+
+
+def test_the_bundled_pipelines_place_no_stage_on_a_gpu_that_its_factory_does_not_hear_of() -> None:
+    for kind in (Qwen3OmniThinkerPipelineConfig, Qwen3OmniPipelineConfig, Qwen3OmniColocatedPipelineConfig):
+        config = kind(model_path="m")
+        place_on_gpu(config, 0)
+        validate_config(config)
+    config = SpeechChatPipelineConfig()
+    validate_config(config)
+    override_stage(config, "preprocess.gpu=0")
+    with pytest.raises(ConfigError, match=r"stage 'preprocess': gpu=0, .*create_preprocess takes no gpu_id"):
+        validate_config(config)
+
+
+def test_the_process_of_a_stage_whose_factory_does_not_hear_of_its_gpu_says_so() -> None:
+    one = StageConfig(name="a", process="p", factory=f"{__name__}.plain", terminal=True, gpu=0)
+    with pytest.raises(ValueError, match=r"stage 'a': gpu=0, but factory .*plain takes no gpu_id"):
+        compile_pipeline(PipelineConfig(model_path="m", stages=[one]))
 
 
 def test_mem_fraction_static_may_be_mapped_too() -> None:

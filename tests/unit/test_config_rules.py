@@ -12,6 +12,7 @@ from sglang_omni.config import (
     ExecutorConfig,
     PipelineConfig,
     StageConfig,
+    check_inputs,
     check_terminals,
     compile_pipeline,
     validate_config,
@@ -125,6 +126,48 @@ BROKEN: dict[str, tuple[list[StageConfig], dict[str, Any], str]] = {
         [stage("a", wait_for_fn="pkg.w", **END)],
         {},
         "stage 'a' has wait_for_fn but no wait_for",
+    ),
+    "merge_fn without wait_for": (
+        [stage("a", merge_fn="pkg.m", **END)],
+        {},
+        "stage 'a' has merge_fn but no wait_for",
+    ),
+    "project_payload for a stage that gets none": (
+        [
+            stage("a", next="b", stream_to=["c"], project_payload={"c": "pkg.p"}),
+            stage("b", next="c"),
+            stage("c", **END),
+        ],
+        {},
+        "stage 'a': project_payload names 'c', to which the stage sends no payload; .*'b'",
+    ),
+    "a port without tcp": (
+        [stage("a", **END)],
+        {"endpoints": {"base_port": 9000}},
+        "endpoints: base_port=9000 is of scheme 'tcp', but scheme is 'ipc', .* set scheme to 'tcp', or leave",
+    ),
+    "an address without tcp": (
+        [stage("a", **END)],
+        {"endpoints": {"host": "10.0.0.1"}},
+        "endpoints: host='10.0.0.1' is of scheme 'tcp'",
+    ),
+    "two placements": (
+        [stage("a", gpu=0, **END)],
+        {"gpu_placement": {"a": 1}},
+        "stage 'a': gpu=0 conflicts with gpu_placement, which says 1",
+    ),
+    "sources of one sender at a time": (
+        [
+            earlier("a"),
+            {
+                "name": "b",
+                "executor": {"factory": "pkg.make"},
+                "get_next": "pkg.n",
+                "input_handler": {"type": "direct", "sources": ["a"]},
+            },
+        ],
+        {},
+        "type 'direct' takes no 'sources'",
     ),
     "route_fn at the end": (
         [stage("a", route_fn="pkg.r", **END)],
@@ -356,3 +399,21 @@ def test_a_terminal_stage_that_no_request_reaches_is_named() -> None:
     check_terminals(pipeline(streamed, *lost[1:]))
     # Somebody else decides.
     check_terminals(pipeline(*lost, terminal_stages_fn="pkg.who_answers"))
+
+
+def test_no_stage_waits_for_a_payload_that_none_sends() -> None:
+    merged = {"merge_fn": "pkg.m", "wait_for": ["a", "b"]}
+    stages = [stage("a", next="c"), stage("b", next="d", stream_to=["c"])]
+    waiting = [*stages, stage("c", next="d", **merged), stage("d", **END)]
+    with pytest.raises(
+        ConfigError,
+        match=r"stage 'c': wait_for names 'b', which sends it no payload, .*'next' of 'b', or leave",
+    ):
+        validate_config(pipeline(*waiting))
+    with pytest.raises(ValueError, match="wait_for names 'b'"):
+        compile_pipeline(pipeline(*waiting))
+    # Somebody else decides.
+    check_inputs(pipeline(*stages, stage("c", next="d", wait_for_fn="pkg.w", **merged), stage("d", **END)))
+    routed = earlier("a")
+    handler = {"type": "aggregated", "sources": ["a"], "merge_fn": "pkg.m"}
+    check_inputs(pipeline(routed, earlier("b", input_handler=handler)))

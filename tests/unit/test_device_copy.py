@@ -78,6 +78,8 @@ async def test_a_relay_with_plain_methods_gets_them_too(gpu: FakeGpu) -> None:
             dest_tensor.copy_(self.flat)
             return Operation()
 
+        def cleanup(self, request_id: str) -> None: ...
+
     source = torch.randn(1000)
     assert torch.equal(await through(Plain(), on_gpu(source)), source)
 

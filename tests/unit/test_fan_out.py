@@ -114,7 +114,7 @@ async def test_a_relay_that_cannot_gets_a_put_for_each_target() -> None:
     for key in ("one", "two"):
         metadata, _ = await sent.write(key, key)
         assert (await relay_io.read_blob(relay, key, metadata))[0] == 6
-    assert set(relay.stored) == {"one", "two"}
+    assert set(relay.put) == {"one", "two"}
 
 
 async def test_what_cannot_be_packed_is_each_targets_error(relay: ShmRelay) -> None:

@@ -47,8 +47,8 @@ def test_plans_know_what_a_registered_relay_says() -> None:
     class Plain:
         def __init__(self, **options: Any) -> None: ...
 
-    assert relay_backend("test-near") == (False, False, {"colour"})
-    assert relay_backend("test-plain") == (True, False, None)
+    assert relay_backend("test-near") == (False, False, {"colour"}, {"rank"})
+    assert relay_backend("test-plain") == (True, False, None, None)
     with pytest.raises(ValueError, match="there is no relay backend 'nobodys'"):
         relay_backend("nobodys")
     assert {"test-plain", "nixl"} <= set(network_backends())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_omni.proto import OmniRequest, StagePayload
+from sglang_omni.scheduling import worker_pool
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 from sglang_omni.scheduling.worker_pool import WorkerPool
@@ -77,6 +78,71 @@ def test_a_finished_request_is_forgotten() -> None:
     workers[0].outbox.put(OutgoingMessage("a", "result"))
     assert not pool._of_request
     assert [pool.outbox.get_nowait().type for _ in range(2)] == ["stream", "result"]
+
+
+def test_a_request_that_comes_back_meets_the_worker_it_had() -> None:
+    workers = [Recorder(), Recorder(), Recorder()]
+    pool = WorkerPool(workers)
+    for loop in range(3):
+        for request_id in "ab":
+            pool.inbox.put(request(request_id))
+        for worker, request_id in zip(workers, "ab", strict=False):
+            assert worker.received() == [(request_id, "new_request")], loop
+            worker.outbox.put(OutgoingMessage(request_id, "result"))
+    # One that comes back, and is then aborted, ends where it is and is forgotten.
+    pool.inbox.put(request("a"))
+    pool.abort("a")
+    assert [worker.aborted for worker in workers] == [["a"], [], []]
+    pool.inbox.put(request("a"))
+    assert workers[2].received() == [("a", "new_request")]
+
+
+def test_a_chunk_before_a_request_comes_back_goes_where_the_request_will() -> None:
+    workers = [Recorder(), Recorder()]
+    pool = WorkerPool(workers)
+    pool.inbox.put(request("a"))
+    workers[0].outbox.put(OutgoingMessage("a", "result"))
+    pool.inbox.put(IncomingMessage("a", "stream_chunk"))
+    assert not pool._of_request, "a chunk that trails behind a result must not be remembered for ever"
+    pool.abort("a")
+    assert [message for message, _ in workers[0].received()] == ["a", "a"]
+    assert workers[0].aborted == ["a"]
+
+
+def test_a_request_that_came_back_is_bound_more_than_its_session() -> None:
+    workers = [Recorder(), Recorder()]
+    pool = WorkerPool(workers)
+    pool.inbox.put(request("a", "s"))
+    workers[0].outbox.put(OutgoingMessage("a", "result"))
+    pool.inbox.put(request("b", "t"))
+    pool.inbox.put(request("a", "t"))
+    assert [message for message, _ in workers[0].received()] == ["a", "a"]
+
+
+def test_what_is_remembered_of_finished_requests_and_sessions_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_pool, "_REMEMBERED", 4)
+    workers = [Recorder(), Recorder()]
+    pool = WorkerPool(workers)
+    for number in range(100):
+        pool.inbox.put(request(f"r{number}", f"s{number}"))
+        pool.outbox.put(OutgoingMessage(f"r{number}", "result"))
+    assert not pool._of_request
+    assert [*pool._of_finished._workers] == [f"r{number}" for number in range(96, 100)]
+    assert [*pool._of_session._workers] == [hash(f"s{number}") for number in range(96, 100)]
+
+
+def test_the_caches_of_all_workers_are_flushed() -> None:
+    flushed = []
+
+    class Cached(Recorder):
+        def flush_cache(self) -> None:
+            flushed.append(self)
+
+    workers = [Cached(), Cached()]
+    WorkerPool([*workers, Recorder()]).flush_cache()
+    assert flushed == workers
 
 
 def test_workers_run_side_by_side_and_answer_through_one_outbox() -> None:

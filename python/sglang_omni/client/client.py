@@ -122,6 +122,7 @@ class Client:
         self,
         audio: bytes,
         *,
+        session_id: str | None = None,
         model: str | None = None,
         language: str | None = None,
         translate: bool = False,
@@ -130,6 +131,7 @@ class Client:
     ) -> TranscriptionResult:
         """What was said in an encoded audio file; ``translate`` gives it in English."""
         request = GenerateRequest(
+            session_id=session_id,
             model=model,
             audio=audio,
             stream=False,

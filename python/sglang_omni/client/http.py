@@ -205,7 +205,9 @@ class HttpTransport(Transport):
 
     async def _send(self, path: str, request: GenerateRequest, **content: Any) -> httpx.Response:
         async with _reported(self.base_url):
-            response = await self._http.post(path, timeout=_timeout(request), **content)
+            response = await self._http.post(
+                path, timeout=_timeout(request), headers=_encoded(_session(request)), **content
+            )
             if not response.is_success:
                 raise _error(response)
             return response
@@ -219,7 +221,9 @@ class HttpTransport(Transport):
     ) -> AsyncIterator[httpx.Response]:
         async with (
             _reported(self.base_url),
-            self._http.stream("POST", path, json=body, timeout=_timeout(request)) as response,
+            self._http.stream(
+                "POST", path, json=body, timeout=_timeout(request), headers=_encoded(_session(request))
+            ) as response,
         ):
             if not response.is_success:
                 await response.aread()
@@ -236,6 +240,15 @@ async def _reported(base_url: str) -> AsyncIterator[None]:
         raise TimeoutError(f"no answer from {base_url} in time ({type(exc).__name__})") from exc
     except httpx.HTTPError as exc:
         raise ClientError(f"no answer from {base_url}: {str(exc) or type(exc).__name__}") from exc
+
+
+def _session(request: GenerateRequest) -> dict[str, str]:
+    session = request.session_id or request.metadata.get("session_id")
+    return {} if session is None else {"x-session-id": str(session)}
+
+
+def _encoded(headers: dict[str, str]) -> httpx.Headers:
+    return httpx.Headers(headers, encoding="utf-8")
 
 
 def _timeout(request: GenerateRequest) -> httpx.Timeout:

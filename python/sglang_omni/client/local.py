@@ -181,6 +181,8 @@ def to_omni_request(request: GenerateRequest) -> OmniRequest:
         metadata.setdefault("output_modalities", ["audio"] if task == "speech" else ["text"])
     if request.timeout is not None:
         metadata["timeout"] = request.timeout
+    if request.session_id is not None:
+        metadata["session_id"] = request.session_id
     return OmniRequest(inputs=_inputs(request, task), params=_params(request), metadata=metadata)
 
 

@@ -87,6 +87,7 @@ class SyncClient:
         self,
         audio: bytes,
         *,
+        session_id: str | None = None,
         model: str | None = None,
         language: str | None = None,
         translate: bool = False,
@@ -97,6 +98,7 @@ class SyncClient:
         return self._run(
             self._client.transcribe(
                 audio,
+                session_id=session_id,
                 model=model,
                 language=language,
                 translate=translate,

@@ -107,6 +107,8 @@ class GenerateRequest:
         metadata: What routing may look at and no model consumes. ``task`` is one of ``chat``,
             ``completion``, ``speech``, ``transcription`` and ``translation``; it follows from the input
             where it is not given.
+        session_id: What requests of one conversation or user have in common. A stage with several workers
+            gives them to the same one, and a router with the policy ``consistent_hash`` to the same replica.
         timeout: Seconds until the request is aborted and ``TimeoutError`` raised.
         timings: Whether the result shall tell the seconds spent in each stage.
     """
@@ -126,6 +128,7 @@ class GenerateRequest:
     audio: bytes | None = None
     timeout: float | None = None
     timings: bool = False
+    session_id: str | None = None
 
     @property
     def task(self) -> str:

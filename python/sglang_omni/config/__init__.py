@@ -6,7 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.config.edges import LOCAL_OBJECT, Edge, check_terminals, plan_edges
+from sglang_omni.config.edges import LOCAL_OBJECT, Edge, check_inputs, check_terminals, plan_edges
 from sglang_omni.config.factory_args import apply_env_defaults, resolve_stage_factory_args
 from sglang_omni.config.imports import import_callable, import_string
 from sglang_omni.config.instances import StageInstance, instance_name, stage_instances, stage_of
@@ -67,6 +67,7 @@ __all__ = [
     "apply_env_defaults",
     "build_process_topology_plan",
     "build_stage_placement_plan",
+    "check_inputs",
     "check_terminals",
     "compile_pipeline",
     "describe_config",

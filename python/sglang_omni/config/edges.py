@@ -8,7 +8,7 @@ from typing import Literal
 
 from sglang_omni.config.instances import StageInstance, instances_of, stage_instances, stage_of
 from sglang_omni.config.placement import build_stage_placement_plan
-from sglang_omni.config.relay_backends import network_backends, relay_backend
+from sglang_omni.config.relay_backends import network_backends, refuse_unread_settings, relay_backend
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.config.topology import build_process_topology_plan
 
@@ -85,13 +85,21 @@ def merge_replicas(edges: list[Edge]) -> list[Edge]:
 
 def check_edges(config: PipelineConfig) -> None:
     """Raise ValueError where what the config says of relays does not fit where its stages run."""
-    for edge in plan_edges(config):
+    edges = plan_edges(config)
+    for edge in edges:
         source, target = stage_of(edge.source), stage_of(edge.target)
         if edge.transport == LOCAL_OBJECT and target in config.stage(source).edge_relays:
             raise ValueError(
                 f"stage {source!r}: edge_relays names {target!r}, which runs in the same process and is "
                 "handed the object itself; leave it out, or give the two stages different values of 'process'"
             )
+    for stage in config.stages:
+        if stage.relay is None:
+            continue
+        ends = ((edge.relay, stage_of(edge.source), stage_of(edge.target)) for edge in edges)
+        backends = {relay for relay, *both in ends if relay is not None and stage.name in both}
+        if backends:  # Else it has no relay: its neighbours are all in its process.
+            refuse_unread_settings(f"stage {stage.name!r}: relay", stage.relay.restricting, backends)
 
 
 def check_terminals(config: PipelineConfig) -> None:
@@ -106,6 +114,23 @@ def check_terminals(config: PipelineConfig) -> None:
             "every request would wait for it for ever: name it in 'next' or stream_to of a stage that "
             "requests reach, leave it out, or have terminal_stages_fn say who answers"
         )
+
+
+def check_inputs(config: PipelineConfig) -> None:
+    """Raise ValueError where every request would wait for a payload that no stage sends."""
+    for stage in config.stages:
+        if stage.wait_for_fn is not None:
+            continue  # It says which ones a request waits for.
+        field, sources = "wait_for", stage.wait_for
+        if stage.input_handler is not None:
+            field, sources = "input_handler.sources", stage.input_handler.sources
+        for source in map(config.stage, sources or ()):
+            if source.get_next is None and stage.name not in source.next_stages:
+                raise ValueError(
+                    f"stage {stage.name!r}: {field} names {source.name!r}, which sends it no payload, so "
+                    f"that every request would wait for it for ever: name {stage.name!r} in 'next' of "
+                    f"{source.name!r}, or leave {source.name!r} out"
+                )
 
 
 def terminals_after(stages: Iterable[str], config: PipelineConfig) -> frozenset[str]:

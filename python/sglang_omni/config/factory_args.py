@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from sglang_omni.config.imports import import_callable
@@ -42,37 +42,76 @@ def stage_factory_path(stage: StageConfig) -> tuple[str, str]:
 def merge_factory_args(stage: StageConfig, config: PipelineConfig) -> dict[str, Any]:
     """The arguments that the config sets, found without importing the factory.
 
-    ``factory_args``, with ``runtime_overrides`` merged over them (mappings key by key), with the
-    stage's typed runtime values over both.
+    ``factory_args`` are the stage's defaults. ``runtime_overrides`` and the stage's typed runtime values go
+    over them, mappings key by key; neither goes over the other.
 
     Raises:
-        ValueError: a typed runtime value is set and ``runtime_arg_map`` does not say where it goes.
+        ValueError: A typed runtime value is set and ``runtime_arg_map`` does not say where it goes, or
+            ``runtime_overrides`` give the same argument another value.
     """
     args = stage.executor.args if stage.executor is not None else stage.factory_args
-    merged = _merged(args, config.runtime_overrides.get(stage.name, {}))
-    runtime = stage.runtime
+    overrides = config.runtime_overrides.get(stage.name, {})
+    merged = _merged(args, overrides)
+    for name, typed in _typed_arguments(stage):
+        _refuse_conflict(stage, name, typed, overrides)
+        merged = _merged(merged, typed)
+    return merged
+
+
+def _typed_arguments(stage: StageConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each typed runtime value that is set for the factory: its field of the stage, and the argument."""
+    runtime, targets = stage.runtime, stage.runtime_arg_map
     for name, value in (("max_seq_len", runtime.max_seq_len), ("video_fps", runtime.video_fps)):
         if value is None:
             continue
-        if name not in stage.runtime_arg_map:
+        if name not in targets:
             raise ValueError(
                 f"stage {stage.name!r}: runtime.{name} is set but runtime_arg_map does not name the factory "
                 f"argument that receives it; add runtime_arg_map: {{{name}: ARGUMENT}}"
             )
-        merged[stage.runtime_arg_map[name]] = value
-    mem_fraction = runtime.sglang_server_args.mem_fraction_static
-    if mem_fraction is not None:
-        target = stage.runtime_arg_map.get("mem_fraction_static")
-        update = (
-            {target: mem_fraction}
-            if target
-            else {"server_args_overrides": {"mem_fraction_static": mem_fraction}}
-        )
-        merged = _merged(merged, update)
+        yield f"runtime.{name}", {targets[name]: value}
+    if (fraction := runtime.sglang_server_args.mem_fraction_static) is not None:
+        target = targets.get("mem_fraction_static")
+        field = "runtime.sglang_server_args.mem_fraction_static"
+        if target is not None:
+            yield field, {target: fraction}
+        else:
+            yield field, {"server_args_overrides": {"mem_fraction_static": fraction}}
     budget = runtime.resources.total_gpu_memory_fraction
-    if budget is not None and "total_gpu_memory_fraction" in stage.runtime_arg_map:
-        merged[stage.runtime_arg_map["total_gpu_memory_fraction"]] = budget
-    return merged
+    if budget is not None and "total_gpu_memory_fraction" in targets:
+        field = "runtime.resources.total_gpu_memory_fraction"
+        yield field, {targets["total_gpu_memory_fraction"]: budget}
+
+
+def _refuse_conflict(
+    stage: StageConfig, field: str, typed: Mapping[str, Any], overrides: Mapping[str, Any], inside: str = ""
+) -> None:
+    for argument in typed.keys() & overrides.keys():
+        value, other = typed[argument], overrides[argument]
+        if isinstance(value, Mapping) and isinstance(other, Mapping):
+            _refuse_conflict(stage, field, value, other, f"{inside}{argument}.")
+        elif value != other:
+            raise ValueError(
+                f"stage {stage.name!r}: {field}={value} conflicts with runtime_overrides, which set "
+                f"{inside}{argument}={other!r}; set one of them"
+            )
+
+
+def refuse_unread_gpu(stage: StageConfig, accepts: Callable[[str], bool], arguments: Collection[str]) -> None:
+    """Raise ValueError for a stage that is placed on a GPU of which its factory would not hear.
+
+    Args:
+        stage: The stage.
+        accepts: Whether its factory takes an argument of this name.
+        arguments: The names of those that the config sets.
+    """
+    if stage.gpu is None or accepts("gpu_id") or "device" in arguments:
+        return
+    path, field = stage_factory_path(stage)
+    raise ValueError(
+        f"stage {stage.name!r}: gpu={stage.gpu}, but {field} {path} takes no gpu_id, so that the stage would "
+        "compute on the CPU; leave gpu out, or have the factory take gpu_id: the GPU's id, None for the CPU"
+    )
 
 
 def complete_factory_args(
@@ -87,6 +126,9 @@ def complete_factory_args(
 ) -> dict[str, Any]:
     """``args`` with ``model_path``, ``gpu_id``, ``total_gpu_memory_fraction``, ``tp_rank``, ``tp_size`` and
     ``nccl_port`` where ``factory`` has such a parameter and nothing set it.
+
+    A factory that takes ``**kwargs`` gets what the stage says of where it runs: ``gpu_id`` on a GPU, and the
+    ranks' three if it is split over ranks.
 
     Raises:
         ValueError: ``args`` holds one that the factory does not take.
@@ -110,7 +152,11 @@ def complete_factory_args(
     budget = stage.runtime.resources.total_gpu_memory_fraction
     if budget is not None:
         injected["total_gpu_memory_fraction"] = budget
-    return {**{name: value for name, value in injected.items() if name in parameters}, **args}
+    wanted = set(parameters)
+    if takes_any:
+        wanted |= {"gpu_id"} if injected["gpu_id"] is not None else set()
+        wanted |= {"tp_rank", "tp_size", "nccl_port"} if stage.tp_size > 1 else set()
+    return {**{name: value for name, value in injected.items() if name in wanted}, **args}
 
 
 def apply_env_defaults(defaults: Mapping[str, str], env: MutableMapping[str, str] = os.environ) -> None:

@@ -85,7 +85,7 @@ def inspect_path(path: str) -> Signature:
     """
     module_path, name = _split(path)
     if module_path in sys.modules:
-        return _signature_of(import_string(path))
+        return signature_of(import_string(path))
     try:
         spec = importlib.util.find_spec(module_path)
     except ModuleNotFoundError as exc:
@@ -128,7 +128,8 @@ def _missing_name(path: str, module_path: str, name: str, names: Any) -> str:
     return f"cannot import {path!r}: module {module_path!r} has no {name!r}{hint}"
 
 
-def _signature_of(found: Any) -> Signature:
+def signature_of(found: Any) -> Signature:
+    """The arguments that an object takes when it is called."""
     try:
         parameters = inspect.signature(found).parameters.values()
     except (TypeError, ValueError):  # not a callable, or one written in C

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from sglang_omni.config.imports import import_string
-from sglang_omni.config.schema import PipelineConfig
+from sglang_omni.config.schema import PipelineConfig, RelayConfig
 from sglang_omni.config.strict import did_you_mean, dotted, error_text
 
 _YAML = {".yaml", ".yml"}
@@ -158,8 +158,9 @@ def _without_defaults(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
         # Stages are written even at a class's defaults: the file then says what runs, and still
-        # means it when the defaults change.
-        if name != "stages" and value == field.get_default(call_default_factory=True):
+        # means it when the defaults change. A relay's device says something else when it is not set.
+        is_said = name == "stages" or (isinstance(model, RelayConfig) and name in model.model_fields_set)
+        if not is_said and value == field.get_default(call_default_factory=True):
             continue
         if isinstance(value, BaseModel):
             kept[name] = _without_defaults(value, data[name])

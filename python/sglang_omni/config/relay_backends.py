@@ -17,25 +17,28 @@ class RelayBackend(NamedTuple):
         crosses_hosts: It reaches processes of other hosts.
         lends_tensors: Processes on one GPU can share tensors over it without a copy.
         options: What its constructor takes beside the fields of RelayConfig; None where it takes anything.
+        settings: The fields of RelayConfig that it reads; None where it takes anything.
     """
 
     crosses_hosts: bool = True
     lends_tensors: bool = False
     options: frozenset[str] | None = None
+    settings: frozenset[str] | None = None
 
 
 _NETWORK_OPTIONS = frozenset({"host", "allow_public", "timeout_s", "keep_s"})
+_CREDIT = frozenset({"slot_size_mb", "credits"})
 
 #: The relays of this package, which are imported when they are first created.
 BUILT_IN = {
-    "shm": RelayBackend(crosses_hosts=False, lends_tensors=True, options=frozenset()),
-    "nixl": RelayBackend(options=_NETWORK_OPTIONS),
-    "mooncake": RelayBackend(options=_NETWORK_OPTIONS | {"protocol", "rdma_devices"}),
-    "nccl": RelayBackend(options=_NETWORK_OPTIONS),
+    "shm": RelayBackend(crosses_hosts=False, lends_tensors=True, options=frozenset(), settings=_CREDIT),
+    "nixl": RelayBackend(options=_NETWORK_OPTIONS, settings=_CREDIT),
+    "mooncake": RelayBackend(options=_NETWORK_OPTIONS | {"protocol", "rdma_devices"}, settings=_CREDIT),
+    "nccl": RelayBackend(options=_NETWORK_OPTIONS, settings=_CREDIT | {"device"}),
 }
 
-# What every relay is told and may take.
-_COMMON_OPTIONS = {"engine_id", "slot_size_mb", "credits", "rank", "world_size", "device"}
+# The fields of RelayConfig that every relay is told and may take.
+_SETTINGS = frozenset({"slot_size_mb", "credits", "rank", "world_size", "device"})
 
 # What a relay has to have.
 _METHODS = ("put_async", "get_async", "cleanup", "close")
@@ -91,10 +94,12 @@ def constructor_parameters(relay: type) -> frozenset[str] | None:
 
 def _describe(relay: type) -> RelayBackend:
     parameters = constructor_parameters(relay)
+    read = _SETTINGS - {"device"} if getattr(relay, "cpu_only", False) else _SETTINGS
     return RelayBackend(
         crosses_hosts=getattr(relay, "crosses_hosts", True),
         lends_tensors=getattr(relay, "lends_tensors", False),
-        options=None if parameters is None else parameters - _COMMON_OPTIONS,
+        options=None if parameters is None else parameters - _SETTINGS - {"engine_id"},
+        settings=None if parameters is None else parameters & read,
     )
 
 
@@ -120,6 +125,23 @@ def refuse_unknown_options(where: str, given: Iterable[str], backends: Iterable[
             f"; {' and '.join(others)} would" if others else did_you_mean(option, frozenset().union(*taken))
         )
         raise ValueError(f"{where}: none of the stage's relays, {', '.join(options)}, takes {option!r}{hint}")
+
+
+def refuse_unread_settings(where: str, given: Iterable[str], backends: Iterable[str]) -> None:
+    """Raise ValueError where none of the backends that a stage uses reads a field that is given."""
+    settings = {name: relay_backend(name).settings for name in sorted(set(backends))}
+    read = [names for names in settings.values() if names is not None]
+    if len(read) < len(settings):
+        return
+    for field in sorted(given):
+        if any(field in names for names in read):
+            continue
+        others = [name for name, known in _backends.items() if known.settings and field in known.settings]
+        others.append("a relay of your own whose constructor takes it")
+        raise ValueError(
+            f"{where}.{field}: none of the stage's relays, {', '.join(settings)}, reads it; leave it out "
+            f"({' and '.join(others)} would)"
+        )
 
 
 def refuse_unknown_backend(where: str, name: str) -> None:

@@ -7,9 +7,17 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from sglang_omni.config.edges import Edge, check_edges, check_terminals, merge_replicas, plan_edges
+from sglang_omni.config.edges import (
+    Edge,
+    check_edges,
+    check_inputs,
+    check_terminals,
+    merge_replicas,
+    plan_edges,
+)
 from sglang_omni.config.factory_args import (
     merge_factory_args,
+    refuse_unread_gpu,
     resolve_stage_factory_args,
     stage_factory_path,
 )
@@ -40,6 +48,7 @@ def validate_config(config: PipelineConfig) -> None:
     """
     try:
         validate_pipeline(config)
+        check_inputs(config)
         check_terminals(config)
         check_edges(config)
     except (ValueError, ImportError, TypeError) as exc:
@@ -203,6 +212,10 @@ def _factory_problems(stage: StageConfig, config: PipelineConfig) -> Iterator[st
     except ValueError as exc:
         yield str(exc)
         return
+    try:
+        refuse_unread_gpu(stage, signature.accepts, args)
+    except ValueError as exc:
+        yield str(exc)
     for name in args:
         if not signature.accepts(name):
             yield (

@@ -45,6 +45,8 @@ class InputHandlerConfig(StrictModel):
     def _check(self) -> Self:
         if self.type == "aggregated" and not (self.sources and self.merge_fn):
             raise ValueError("input_handler of type 'aggregated' needs both 'sources' and 'merge_fn'")
+        if self.type == "direct" and (self.sources or self.merge_fn):
+            raise ValueError("input_handler of type 'direct' takes no 'sources' and no 'merge_fn'")
         return self
 
 
@@ -58,7 +60,8 @@ class RelayConfig(StrictModel):
         rank: This stage's rank, for a relay of your own that has ranks; its position when None. No relay of
             this package has: nccl's groups are pairs, made as they are needed.
         world_size: The number of ranks, likewise; the number of stages when None.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``; the stage's own unless it is set. Of this package's
+            relays, nccl reads it; the others are for the CPU.
         backend_options: What the backend's constructor takes beside these, as ``host`` or ``protocol``. A
             name that none of the stage's backends takes is an error.
     """
@@ -69,6 +72,19 @@ class RelayConfig(StrictModel):
     world_size: Integer | None = Field(default=None, gt=0)
     device: str = "cpu"
     backend_options: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def explicit_device(self) -> str | None:
+        """``device`` if it was set; None if it is to follow the placement."""
+        return self.device if "device" in self.model_fields_set else None
+
+    @property
+    def restricting(self) -> set[str]:
+        """The fields that were set and that a relay must read to be what they say."""
+        given = {name for name in self.model_fields_set if getattr(self, name) is not None}
+        # A relay that reads no device is on the CPU.
+        unread = {"backend_options", *(["device"] if self.device == "cpu" else [])}
+        return given - unread
 
     @field_validator("device")
     @classmethod
@@ -402,8 +418,11 @@ class PipelineConfig(StrictModel):
         for stage in stages:
             if stage.get("name") in terminal:
                 stage["terminal"] = True
-            if stage.get("name") in gpus:
-                stage.setdefault("gpu", gpus[stage["name"]])
+            if (name := stage.get("name")) in gpus and stage.setdefault("gpu", gpus[name]) != gpus[name]:
+                raise ValueError(
+                    f"stage {name!r}: gpu={stage['gpu']} conflicts with gpu_placement, which says "
+                    f"{gpus[name]}; set one of them"
+                )
         return {**data, "stages": stages}
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from sglang_omni.config.relay_backends import refuse_unknown_backend, refuse_unk
 from sglang_omni.config.strict import did_you_mean
 
 if TYPE_CHECKING:
-    from sglang_omni.config.schema import PipelineConfig, StageConfig
+    from sglang_omni.config.schema import EndpointsConfig, PipelineConfig, StageConfig
 
 #: Typed runtime values that ``runtime_arg_map`` may hand to a factory.
 RUNTIME_VALUES = ("max_seq_len", "video_fps", "total_gpu_memory_fraction", "mem_fraction_static")
@@ -42,12 +42,14 @@ def validate_pipeline(config: PipelineConfig) -> None:
         )
     for field in ("relay_backend", "network_relay_backend"):
         refuse_unknown_backend(field, getattr(config, field))
+    _check_endpoints(config.endpoints)
     for stage in config.stages:
         _check_form(stage)
         _check_routing(stage)
         _check_inputs(stage)
         _check_parallelism(stage)
         _check_references(stage, names)
+        _check_projections(stage)
         _check_edge_relays(stage)
         _check_runtime(stage)
     for stage in config.stages:
@@ -62,6 +64,18 @@ def validate_pipeline(config: PipelineConfig) -> None:
             "Stages that name the same process share it"
         )
     _check_fusion(config, names)
+
+
+def _check_endpoints(endpoints: EndpointsConfig) -> None:
+    if endpoints.scheme == "tcp":
+        return
+    for field in ("host", "base_port"):
+        if field in endpoints.model_fields_set and getattr(endpoints, field) is not None:
+            raise ValueError(
+                f"endpoints: {field}={getattr(endpoints, field)!r} is of scheme 'tcp', but scheme is "
+                f"{endpoints.scheme!r}, whose sockets are files in base_path; set scheme to 'tcp', or leave "
+                f"{field} out"
+            )
 
 
 def _check_form(stage: StageConfig) -> None:
@@ -99,8 +113,10 @@ def _check_inputs(stage: StageConfig) -> None:
             raise ValueError(f"stage {stage.name!r} has wait_for but no merge_fn")
         if stage.input_handler is not None:
             raise ValueError(f"stage {stage.name!r}: set either wait_for or input_handler, not both")
-    elif stage.wait_for_fn is not None:
-        raise ValueError(f"stage {stage.name!r} has wait_for_fn but no wait_for")
+    else:
+        for field in ("wait_for_fn", "merge_fn"):
+            if getattr(stage, field) is not None:
+                raise ValueError(f"stage {stage.name!r} has {field} but no wait_for")
 
 
 def _check_parallelism(stage: StageConfig) -> None:
@@ -154,6 +170,17 @@ def _check_references(stage: StageConfig, names: list[str]) -> None:
         repeated = sorted({value for value in values if values.count(value) > 1})
         if repeated:
             raise ValueError(f"{where}{field} names {repeated} more than once")
+
+
+def _check_projections(stage: StageConfig) -> None:
+    if stage.get_next is not None:
+        return  # where it routes is known only when it runs
+    for target in stage.project_payload:
+        if target not in stage.next_stages:
+            raise ValueError(
+                f"stage {stage.name!r}: project_payload names {target!r}, to which the stage sends no payload"
+                f"{did_you_mean(target, stage.next_stages)}"
+            )
 
 
 def _check_edge_relays(stage: StageConfig) -> None:

@@ -12,6 +12,7 @@ from sglang_omni.config import (
     PipelineConfig,
     apply_env_defaults,
     build_stage_placement_plan,
+    check_inputs,
     check_terminals,
     plan_edges,
     stage_instances,
@@ -28,12 +29,13 @@ def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
     """Build a pipeline's coordinator and stages in this process, for a ``PipelineRunner``.
 
     Both forms of config work. All stages share the process, whatever ``process`` and ``node`` say, so
-    payloads are handed over as objects; a stage on a GPU still gets that GPU. ``env_defaults`` are set
-    in this process, where not set already.
+    payloads are handed over as objects; a stage on a GPU still gets that GPU. So ``relay``, ``edge_relays``
+    and ``endpoints`` say nothing here. ``env_defaults`` are set in this process, where not set already: what
+    a library that is already imported has read by then, they do not change.
 
     Raises:
-        ValueError: The config breaks a rule of its placement, splits a stage over ranks, or has a terminal
-            stage that no request reaches.
+        ValueError: The config breaks a rule of its placement, splits a stage over ranks, waits for what no
+            stage sends, or has a terminal stage that no request reaches.
         ImportError: A dotted path leads nowhere.
         Exception: Whatever a stage's factory raises.
     """
@@ -49,6 +51,7 @@ def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
             f"stage {replicated.name!r}: its replicas need processes of their own; run the pipeline with "
             "MultiProcessPipelineRunner, or set num_replicas=1"
         )
+    check_inputs(config)
     check_terminals(config)
     build_stage_placement_plan(config)
     apply_env_defaults(config.env_defaults)

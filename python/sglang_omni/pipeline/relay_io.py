@@ -10,7 +10,7 @@ Received tensors are views of one buffer and read-only by contract: who wants to
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_omni._core import PayloadPlan
@@ -156,12 +156,15 @@ def relayed_bytes(message: DataReadyMessage) -> int:
 
 
 async def _receive(relay: Relay, key: str, relay_info: Any, nbytes: int) -> Any:
-    """A payload's bytes through a relay's plain methods."""
+    """A payload's bytes through a relay's plain methods. Nothing is left under its key."""
     import torch
 
     flat = torch.empty(nbytes, dtype=torch.uint8, device=getattr(relay, "device", "cpu"))
-    get = await relay.get_async(metadata=relay_info, dest_tensor=flat, request_id=key)
-    await get.wait_for_completion()
+    try:
+        get = await relay.get_async(metadata=relay_info, dest_tensor=flat, request_id=key)
+        await get.wait_for_completion()
+    finally:
+        relay.cleanup(key)
     return flat.cpu().numpy()
 
 
@@ -171,6 +174,11 @@ async def _receive(relay: Relay, key: str, relay_info: Any, nbytes: int) -> Any:
 def stream_key(request_id: str, from_stage: str, to_stage: str, chunk_id: int) -> str:
     """The key a chunk's data has at the relay."""
     return f"{request_id}:stream:{from_stage}:{to_stage}:{chunk_id}"
+
+
+def _metadata_key(key: str, name: str) -> str:
+    """The key that a tensor of a chunk's metadata has."""
+    return f"{key}:{name}"
 
 
 async def send_stream_chunk(
@@ -187,10 +195,12 @@ async def send_stream_chunk(
     same_gpu_targets: Collection[str] | None = None,
     fan_out: FanOut | None = None,
     replicas: Replicas = None,
+    watch: Callable[[str, RelayOperation], None] | None = None,
 ) -> None:
     """Send one chunk of a stream and announce it.
 
-    Returns as soon as the message is out: the slot comes back by itself when the chunk was read.
+    With a relay that lends its memory, returns as soon as the message is out: the slot comes back by itself
+    when the chunk was read. Any other's puts are then waited for.
 
     Args:
         relay: What carries the data.
@@ -206,9 +216,11 @@ async def send_stream_chunk(
             without a copy, where the relay can.
         fan_out: Writes the data where other targets get it as well.
         replicas: The request's, as in its SubmitMessage.
+        watch: Called with the key and the operation of each put that is to be waited for, once the message
+            is out. They are waited for here without it.
 
     Raises:
-        As ``write_payload``.
+        As ``write_payload``, and what a put that was waited for here raises.
     """
     key = stream_key(request_id, from_stage, target_stage, chunk_id)
     loan = None
@@ -216,29 +228,48 @@ async def send_stream_chunk(
         (data, metadata), loan = await lend(relay, (data, metadata), request_id, target_stage)
     plain, tensors = _split_metadata(metadata or {})
     if fan_out is not None and loan is None:
-        info, _ = await fan_out.write(key, target_stage)
+        info, put = await fan_out.write(key, target_stage)
     else:
-        info, _ = await _write(relay, key, data, target_stage)
+        info, put = await _write(relay, key, data, target_stage)
+    puts = {key: put}
     wire: dict[str, Any] = {
         "relay_info": info,
         "chunk_metadata": plain if metadata is not None else None,
         "chunk_metadata_tensors": {},
     }
-    for name, plan in tensors.items():
-        wire["chunk_metadata_tensors"][name], _ = await write_plan(relay, f"{key}:{name}", plan, target_stage)
     if loan is not None:
         wire["loan"] = loan
-    await control_plane.send_to_stage(
-        target_stage,
-        target_endpoint,
-        DataReadyMessage(request_id, from_stage, target_stage, wire, chunk_id=chunk_id, replicas=replicas),
+    message = DataReadyMessage(
+        request_id, from_stage, target_stage, wire, chunk_id=chunk_id, replicas=replicas
     )
+    try:
+        for name, plan in tensors.items():
+            part = _metadata_key(key, name)
+            wire["chunk_metadata_tensors"][name], puts[part] = await write_plan(
+                relay, part, plan, target_stage
+            )
+        await control_plane.send_to_stage(target_stage, target_endpoint, message)
+    except BaseException:
+        for unread in puts:
+            relay.cleanup(unread)
+        raise
+    if getattr(relay, "lends", False):
+        return
+    for part, put in puts.items():
+        if watch is not None:
+            watch(part, put)
+        else:
+            await put.wait_for_completion()
 
 
 async def read_stream_chunk(
-    relay: Relay, request_id: str, metadata: Mapping[str, Any], *, trusted: bool = True
+    relay: Relay, key: str, metadata: Mapping[str, Any], *, trusted: bool = True
 ) -> tuple[Any, dict[str, Any] | None]:
-    """Data and metadata of a chunk, from the ``shm_metadata`` of its message. As ``read_payload``."""
+    """Data and metadata of a chunk, from the ``shm_metadata`` of its message. As ``read_payload``.
+
+    Args:
+        key: The chunk's ``stream_key``.
+    """
     match metadata:
         case {
             "relay_info": dict(info),
@@ -248,9 +279,12 @@ async def read_stream_chunk(
             pass
         case _:
             raise RelayReadError(f"not the metadata of a stream chunk: {metadata!r:.200}")
-    data = await _read(relay, request_id, info, trusted)
+    data = await _read(relay, key, info, trusted)
     if tensors:
-        read = {name: await _read(relay, request_id, tensor, trusted) for name, tensor in tensors.items()}
+        read = {
+            name: await _read(relay, _metadata_key(key, name), tensor, trusted)
+            for name, tensor in tensors.items()
+        }
         plain = {**(plain or {}), **read}
     if metadata.get("loan") is not None:
         data, plain = borrow(relay, (data, plain), metadata["loan"])

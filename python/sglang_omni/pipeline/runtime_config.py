@@ -178,8 +178,8 @@ def build_relay_configs(
     """Each backend that a stage's edges use -> the options of ``create_relay``.
 
     Every relay has slots and credits of its own, and takes those of the stage's ``backend_options`` that its
-    constructor knows. Where the stage says nothing, tensors of a stage on a GPU travel from that GPU, except
-    through shared memory, which is the CPU's. Ranks of a collective relay are the stages' positions.
+    constructor knows. Unless the stage sets a device, tensors of a stage on a GPU travel from that GPU,
+    except through shared memory, which is the CPU's. Ranks of a collective relay are the stages' positions.
 
     Args:
         config: The pipeline.
@@ -188,7 +188,8 @@ def build_relay_configs(
         gpu_id: The stage's GPU, None on the CPU.
         host_address: Where peers of other hosts reach this one; None where there are none.
     """
-    relay = stage.relay or RelayConfig(device="cpu" if gpu_id is None else f"cuda:{gpu_id}")
+    relay = stage.relay or RelayConfig()
+    device = relay.explicit_device or ("cpu" if gpu_id is None else f"cuda:{gpu_id}")
     given = {} if host_address is None else {"host": host_address}
     options = {
         **given,
@@ -199,8 +200,7 @@ def build_relay_configs(
         "world_size": len(config.stages) if relay.world_size is None else relay.world_size,
     }
     # Told a GPU, shared memory refuses; a stage that has nothing else is to hear of that.
-    told = stage.relay is not None and len(backends) == 1
+    told = relay.explicit_device is not None and len(backends) == 1
     return {
-        backend: {**options, "device": relay.device if backend != "shm" or told else "cpu"}
-        for backend in backends
+        backend: {**options, "device": device if backend != "shm" or told else "cpu"} for backend in backends
     }

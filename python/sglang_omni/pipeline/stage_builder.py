@@ -18,7 +18,13 @@ from sglang_omni.config import (
     instance_name,
     stage_instances,
 )
-from sglang_omni.config.factory_args import complete_factory_args, merge_factory_args, stage_factory_path
+from sglang_omni.config.factory_args import (
+    complete_factory_args,
+    merge_factory_args,
+    refuse_unread_gpu,
+    stage_factory_path,
+)
+from sglang_omni.config.imports import signature_of
 from sglang_omni.pipeline.control_plane import StageControlPlane
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
 from sglang_omni.pipeline.runtime_config import build_relay_configs
@@ -190,13 +196,15 @@ def build_scheduler(launch: StageLaunchConfig, config: PipelineConfig) -> Schedu
     Raises:
         ImportError: The factory's path leads nowhere.
         TypeError: The factory returned something no stage can run, or that cannot be split over ranks.
-        ValueError: The stage is split over ranks, and the factory does not take ``tp_rank`` and ``tp_size``.
+        ValueError: The stage is on a GPU or split over ranks, and the factory does not take ``gpu_id``, or
+            ``tp_rank`` and ``tp_size``.
         Exception: Whatever the factory raises.
     """
     stage = launch.stage
     assert stage is not None
     path, field = stage_factory_path(stage)
     factory = import_callable(path, stage=stage.name, field=field)
+    refuse_unread_gpu(stage, signature_of(factory).accepts, launch.factory_args)
     arguments = complete_factory_args(
         factory,
         launch.factory_args,

@@ -324,3 +324,12 @@ def configure_logging(spec: WorkerSpec) -> None:
 
 def _report(report_fd: int, **report: object) -> None:
     os.write(report_fd, json.dumps(report).encode() + b"\n")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "StageGroup":
+        # The name that a place in the plan of processes has in code written for such pipelines.
+        from sglang_omni.pipeline.worker_slot import WorkerSlot  # worker_slot imports this module
+
+        return WorkerSlot
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

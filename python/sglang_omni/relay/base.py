@@ -72,6 +72,7 @@ class Relay(ABC):
         lends_tensors: The relay has ``lend_tensors`` and ``borrow_tensors``, by which processes on one GPU
             share what is in its memory.
         crosses_hosts: The peers may be on other hosts.
+        cpu_only: It takes a device, and only the CPU.
         trusted: The peers are processes of this host and user, so payloads may name classes that
             are not registered with ``proto.codec``.
     """
@@ -82,6 +83,7 @@ class Relay(ABC):
     lends: ClassVar[bool] = False
     lends_tensors: ClassVar[bool] = False
     crosses_hosts: ClassVar[bool] = True
+    cpu_only: ClassVar[bool] = False
     trusted: ClassVar[bool] = False
 
     device: str = "cpu"
@@ -100,7 +102,12 @@ class Relay(ABC):
 
     @abstractmethod
     def cleanup(self, request_id: str) -> None:
-        """Free what a request still has under way and nobody has begun to read."""
+        """Free what a request still has under way and nobody has begun to read.
+
+        Of a relay that does not lend, the reader also calls it with the key of what it has read, which it
+        was put under: the request's id for a payload, ``{request_id}:stream:{from}:{to}:{chunk_id}`` for a
+        chunk, and that with ``:{name}`` for a tensor of its metadata. Only what is under that key is meant.
+        """
 
     @abstractmethod
     def close(self) -> None:

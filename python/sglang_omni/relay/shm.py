@@ -71,6 +71,7 @@ class ShmRelay(Relay):
     lends = True
     lends_tensors = True
     crosses_hosts = False
+    cpu_only = True
     trusted = True
 
     def __init__(

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from queue import Queue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage, Scheduler
 from sglang_omni.scheduling.queues import Outbox
 from sglang_omni.scheduling.threads import run_together
 
-_REMEMBERED_SESSIONS = 10_000
+# Finished requests that may come back, and sessions, whose workers are remembered.
+_REMEMBERED = 10_000
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 class WorkerPool:
     """The ``num_workers`` schedulers of a stage: a Scheduler that spreads requests over others.
 
-    Requests go round robin. All messages of one request go to one worker, and so do all requests of
-    one session (``request.metadata["session_id"]``), as long as it is among the 10,000 last seen.
+    Requests go round robin, except that
+
+    - all messages of one request go to one worker. So does what comes back to the stage after its result,
+      from a pipeline that loops, as long as the request is among the 10,000 last finished;
+    - all requests of one session (``request.metadata["session_id"]``) go to one worker, as long as the
+      session is among the 10,000 last seen.
 
     Args:
         workers: At least one scheduler; each must emit through its ``outbox`` attribute, which the pool
@@ -34,7 +41,9 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._next = 0
         self._of_request: dict[str, Scheduler] = {}
-        self._of_session: OrderedDict[str, Scheduler] = OrderedDict()
+        self._of_finished: _Recent[str] = _Recent(_REMEMBERED)
+        # By hash: a session's name is the caller's, and as long as that likes.
+        self._of_session: _Recent[int] = _Recent(_REMEMBERED)
         self.inbox: Queue[IncomingMessage] = _Spread(self)
         self.outbox: Queue[OutgoingMessage] = _Collect(self)
         for worker in self._workers:
@@ -50,9 +59,17 @@ class WorkerPool:
 
     def abort(self, request_id: str) -> None:
         with self._lock:
-            worker = self._of_request.pop(request_id, None)
+            finished = self._of_finished.pop(request_id)
+            worker = self._of_request.pop(request_id, finished)
         if worker is not None:
             worker.abort(request_id)
+
+    def flush_cache(self) -> None:
+        """Has every worker that has a cache empty it."""
+        for worker in self._workers:
+            flush = getattr(worker, "flush_cache", None)
+            if flush is not None:
+                flush()
 
     def stats(self) -> dict[str, float]:
         """The workers' numbers: their sum, or of what is called a maximum, the largest."""
@@ -64,25 +81,49 @@ class WorkerPool:
         return pooled
 
     def _worker_for(self, message: IncomingMessage) -> Scheduler:
-        session = _session_of(message.data)
+        request_id, session = message.request_id, _session_of(message.data)
         with self._lock:
-            worker = self._of_request.get(message.request_id)
+            worker = self._of_request.get(request_id) or self._of_finished.get(request_id)
             if worker is None and session is not None:
                 worker = self._of_session.get(session)
             if worker is None:
                 worker = self._workers[self._next]
                 self._next = (self._next + 1) % len(self._workers)
-            self._of_request[message.request_id] = worker
+            # A chunk that trails behind the result starts nothing that would end again.
+            if message.type == "new_request" or request_id not in self._of_finished:
+                self._of_request[request_id] = worker
             if session is not None:
-                self._of_session[session] = worker
-                self._of_session.move_to_end(session)
-                if len(self._of_session) > _REMEMBERED_SESSIONS:
-                    self._of_session.popitem(last=False)
+                self._of_session.put(session, worker)
         return worker
 
     def _finished(self, request_id: str) -> None:
         with self._lock:
-            self._of_request.pop(request_id, None)
+            worker = self._of_request.pop(request_id, None)
+            if worker is not None:
+                self._of_finished.put(request_id, worker)
+
+
+class _Recent(Generic[_Key]):
+    """The workers of the ``limit`` keys that were put last."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._workers: OrderedDict[_Key, Scheduler] = OrderedDict()
+
+    def put(self, key: _Key, worker: Scheduler) -> None:
+        self._workers[key] = worker
+        self._workers.move_to_end(key)
+        if len(self._workers) > self._limit:
+            self._workers.popitem(last=False)
+
+    def get(self, key: _Key) -> Scheduler | None:
+        return self._workers.get(key)
+
+    def pop(self, key: _Key) -> Scheduler | None:
+        return self._workers.pop(key, None)
+
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._workers
 
 
 class _Spread(Queue[IncomingMessage]):
@@ -112,8 +153,8 @@ class _Collect(Outbox[OutgoingMessage]):
         super().put(item, block, timeout)
 
 
-def _session_of(data: Any) -> str | None:
+def _session_of(data: Any) -> int | None:
     if not isinstance(data, StagePayload):
         return None
     session = data.request.metadata.get("session_id")
-    return session if isinstance(session, str) else None
+    return hash(session) if isinstance(session, str) else None

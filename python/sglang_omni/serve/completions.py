@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from sglang_omni.client import CompletionResult, GenerateRequest, RequestError, UsageInfo
 from sglang_omni.serve.chat import to_sampling
 from sglang_omni.serve.protocol import CompletionRequest
+from sglang_omni.serve.session import session_key
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import EventStream, answer
 
@@ -29,6 +30,7 @@ def completion_routes(server: Server) -> APIRouter:
         server.check_stages(body.stage_params)
         prompts = _prompts(body)
         request_id = request_id_of(request, body.request_id)
+        body.session_id = session_key(request, body)
         head = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
@@ -128,6 +130,7 @@ def _request(body: CompletionRequest, prompt: str | list[int]) -> GenerateReques
         max_tokens=body.max_tokens,
         metadata={"task": "completion"},
         timeout=body.timeout,
+        session_id=body.session_id,
         timings=body.timings,
     )
 

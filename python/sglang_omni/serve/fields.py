@@ -98,3 +98,13 @@ class ExtensionFields(ApiModel):
     timeout: Timeout | None = None
     request_id: RequestId | None = None
     timings: bool = False
+    _session_id: str | None = None
+
+    @property
+    def session_id(self) -> str | None:
+        """No field of a body: the route sets it to what ``session_key`` has found."""
+        return self._session_id
+
+    @session_id.setter
+    def session_id(self, key: str | None) -> None:
+        self._session_id = key

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from sglang_omni.client import GenerateRequest, RequestError, UsageInfo
 from sglang_omni.serve.chat import to_sampling
 from sglang_omni.serve.protocol import NativeRequest
+from sglang_omni.serve.session import session_key
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import EventStream, answer
 
@@ -27,6 +28,7 @@ def generate_routes(server: Server) -> APIRouter:
         if (body.text is None) == (body.input_ids is None):
             raise RequestError("give exactly one of text and input_ids", param="text")
         request_id = request_id_of(request, body.rid or body.request_id)
+        body.session_id = session_key(request, body)
         if body.stream:
             return EventStream(_events(server, body, request_id), request_id=request_id)
         result = await answer(request, server.client.completion(_request(body), request_id=request_id))
@@ -65,6 +67,7 @@ def _request(body: NativeRequest) -> GenerateRequest:
         max_tokens=body.sampling_params.max_new_tokens,
         metadata={"task": "completion"},
         timeout=body.timeout,
+        session_id=body.session_id,
         timings=body.timings,
     )
 

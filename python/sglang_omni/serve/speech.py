@@ -15,6 +15,7 @@ from sglang_omni.client import ClientError, GenerateChunk, GenerateRequest, Requ
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, check_format, encode_pcm
 from sglang_omni.client.transport import Deltas
 from sglang_omni.serve.protocol import SpeechRequest
+from sglang_omni.serve.session import session_key
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import EventStream, StreamedResponse, answer
 
@@ -26,6 +27,7 @@ def speech_routes(server: Server) -> APIRouter:
     async def speech(body: SpeechRequest, request: Request) -> Response:
         """Say a text."""
         server.check_model(body.model)
+        body.session_id = session_key(request, body)
         server.check_task("speech")
         server.check_stages(body.stage_params)
         server.check_voice(body.voice, "voice")
@@ -127,6 +129,7 @@ def _request(body: SpeechRequest, *, stream: bool) -> GenerateRequest:
     extra = {name: getattr(body, name) for name in ("voice", "language", "seed")}
     return GenerateRequest(
         model=body.model,
+        session_id=body.session_id,
         prompt=body.input,
         stage_params=body.stage_params,
         extra_params={name: value for name, value in extra.items() if value is not None},

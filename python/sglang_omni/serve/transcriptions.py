@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from sglang_omni.client import RequestError, TranscriptionResult, TranscriptionSegment
 from sglang_omni.serve.errors import validation_error
 from sglang_omni.serve.protocol import TranscriptionForm
+from sglang_omni.serve.session import session_key
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import answer
 
@@ -53,6 +54,7 @@ async def _transcribe(server: Server, request: Request, task: str) -> Response:
         request,
         server.client.transcribe(
             audio,
+            session_id=session_key(request),
             model=fields.model,
             language=fields.language,
             translate=task == "translation",

@@ -164,6 +164,10 @@ class Qwen3OmniColocatedPipelineConfig(Qwen3OmniPipelineConfig):
     stages: list[StageConfig] = Field(default_factory=colocated_stages)
 
 
+# The name this config has in files written for such pipelines.
+Qwen3OmniSpeechColocatedPipelineConfig = Qwen3OmniColocatedPipelineConfig
+
+
 def place_on_gpu(config: PipelineConfig, gpu: int) -> None:
     """Puts the stages that compute on one GPU, each with its share of the memory."""
     for stage in config.stages:

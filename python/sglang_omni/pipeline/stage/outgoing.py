@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from sglang_omni.config.instances import instance_name, stage_of
@@ -28,6 +29,7 @@ from sglang_omni.proto import (
     StatsMessage,
     StreamMessage,
 )
+from sglang_omni.relay.base import Relay, RelayOperation
 from sglang_omni.scheduling.messages import OutgoingMessage
 
 GetNextFn = Callable[[str, Any], str | list[str] | None]
@@ -331,7 +333,7 @@ class Outgoing:
                 await self._endpoints.of(target),
                 DataReadyMessage(request_id, self._name, target, metadata, replicas=replicas),
             )
-            self._watch_put(request_id, target, put)
+            self._watch_put(request_id, target, request_id, put)
         except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
             self._fail_sending(request_id, target, exc)
 
@@ -373,6 +375,7 @@ class Outgoing:
                 same_gpu_targets=self._same_gpu_targets,
                 fan_out=fan_out,
                 replicas=replicas,
+                watch=partial(self._watch_put, request_id, target),
             )
         except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
             self._fail_sending(request_id, target, exc)
@@ -434,23 +437,29 @@ class Outgoing:
     def _fail_sending(self, request_id: str, target: str, exc: Exception) -> None:
         self._fail(request_id, f"sending to {target!r} failed: {type(exc).__name__}: {exc}")
 
-    def _watch_put(self, request_id: str, target: str, put: Any) -> None:
-        """Waits for a put beside the lane, so that one unread payload does not hold up the next.
+    def _watch_put(self, request_id: str, target: str, key: str, put: RelayOperation) -> None:
+        """Waits for a put beside the lane, so that what is not read does not hold up the next.
 
         A relay that lends its memory gets it back by itself: there is nothing to wait for.
         """
-        if put is None or getattr(self._relays.to(target), "lends", False):
+        relay = self._relays.to(target)
+        if getattr(relay, "lends", False):
             return
-        task = asyncio.get_running_loop().create_task(self._wait_for_put(request_id, target, put))
+        task = asyncio.get_running_loop().create_task(self._wait_for_put(request_id, target, key, put, relay))
         self._puts.add(task)
         task.add_done_callback(self._puts.discard)
 
-    async def _wait_for_put(self, request_id: str, target: str, put: Any) -> None:
+    async def _wait_for_put(
+        self, request_id: str, target: str, key: str, put: RelayOperation, relay: Relay
+    ) -> None:
         try:
             await put.wait_for_completion()
         except Exception as exc:  # noqa: BLE001  reported as the request's failure
             if not self.requests.is_dropped(request_id):
                 self._fail_sending(request_id, target, exc)
+            # Ending the request has freed what is under its id, which no chunk is.
+            if key != request_id:
+                relay.cleanup(key)
 
 
 def _instances(targets: list[str], replicas: Replicas) -> list[str]:

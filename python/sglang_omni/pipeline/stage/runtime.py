@@ -274,7 +274,7 @@ class Stage:
                 if lane is None:
                     lane = Lane(f"{message.from_stage}->{self.name}", self._room.check)
                     self._receive_lanes[message.from_stage] = lane
-                lane.put(message.request_id, self._receive, message)
+                lane.put(message.request_id, self._on_data_ready, message)
             case SubmitMessage():
                 self._intake.payload(message.request_id, None, message.data, replicas=message.replicas)
             case EndpointsMessage():
@@ -301,29 +301,36 @@ class Stage:
                 return
             self.abort(message.request_id)
 
-    async def _receive(self, message: DataReadyMessage) -> None:
+    async def _on_data_ready(self, message: DataReadyMessage) -> None:
         """One message of another stage, in the lane of that stage."""
         request_id, source, replicas = message.request_id, message.from_stage, message.replicas
         if message.error is not None or message.is_done:
             self._intake.end(request_id, source, message.error, replicas)
         elif message.chunk_id is not None:
-            read = await self._read(message, relay_io.read_stream_chunk)
-            if read is not None:
-                data, metadata = read
-                item = StreamItem(message.chunk_id, data, stage_of(source), metadata)
-                self._intake.chunk(request_id, source, item, relay_io.relayed_bytes(message), replicas)
+            await self._on_stream_chunk(message)
         else:
-            payload = await self._read(message, relay_io.read_payload)
+            payload = await self._read(message, relay_io.read_payload, request_id)
             if payload is not None:
                 self._intake.payload(request_id, source, payload, relay_io.relayed_bytes(message), replicas)
 
-    async def _read(self, message: DataReadyMessage, read: Any) -> Any:
+    async def _on_stream_chunk(self, message: DataReadyMessage) -> None:
+        """One chunk of another stage's stream."""
+        assert message.chunk_id is not None
+        request_id, source = message.request_id, message.from_stage
+        key = relay_io.stream_key(request_id, source, message.to_stage, message.chunk_id)
+        read = await self._read(message, relay_io.read_stream_chunk, key)
+        if read is not None:
+            data, metadata = read
+            item = StreamItem(message.chunk_id, data, stage_of(source), metadata)
+            self._intake.chunk(request_id, source, item, relay_io.relayed_bytes(message), message.replicas)
+
+    async def _read(self, message: DataReadyMessage, read: Any, key: str) -> Any:
         """What ``read`` returns; None where the request is not wanted any more, or could not be read."""
         request_id = message.request_id
         await self._room.wait()
         try:
             relay = self.relays.from_(message.from_stage)
-            value = await read(relay, request_id, message.shm_metadata, trusted=message.trusted)
+            value = await read(relay, key, message.shm_metadata, trusted=message.trusted)
         except Exception as exc:  # noqa: BLE001  whatever the bytes hold, it is that request's failure
             self.relays.cleanup(request_id)
             self._fail(request_id, f"relay read failed: {_text(exc)}")

@@ -1,0 +1,26 @@
+"""Whose requests belong together: the key by which a stage has them meet one of its workers.
+
+It is what the router's policy ``consistent_hash`` goes by, so that router and stages agree.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from sglang_omni.serve.fields import ApiModel
+
+SESSION_HEADER = "x-session-id"
+
+
+def session_key(request: Request, body: ApiModel | None = None) -> str | None:
+    """The request's session: its ``x-session-id``, or else the body's ``prompt_cache_key`` or ``user``.
+
+    None if there is none. A header that is there and empty says so, whatever the body has.
+    """
+    named = request.headers.get(SESSION_HEADER)
+    if named is not None:
+        # Starlette reads headers as Latin-1.
+        named = named.encode("latin-1").decode(errors="replace")
+    else:
+        named = getattr(body, "prompt_cache_key", None) or getattr(body, "user", None)
+    return named or None
