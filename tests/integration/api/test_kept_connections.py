@@ -33,8 +33,8 @@ async def served(host: str) -> AsyncIterator[tuple[uvicorn.Server, str]]:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 async def test_no_answer_waits_for_the_clients_acknowledgement(host: str) -> None:
-    # A head and its body are two writes: without TCP_NODELAY the second waits until the client has acknowledged
-    # the first, for 40 ms on a connection that is kept.
+    # A head and its body are two writes: without TCP_NODELAY the second waits until the client has
+    # acknowledged the first, for 40 ms on a connection that is kept.
     async with served(host) as (server, url), httpx.AsyncClient(trust_env=False) as client:
         for _ in range(2):
             assert (await client.get(f"{url}/v1/models")).is_success

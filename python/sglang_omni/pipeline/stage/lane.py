@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 
 # Jobs done in a row before the loop's other work gets its turn.
 _BATCH = 64
+_LOST = "%s: a message was lost (request %s)"
 
 Job = Callable[..., Coroutine[Any, Any, None]]
 
@@ -58,7 +59,7 @@ class Lane:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=self.name)
         elif self._is_waiting() and asyncio.current_task() is None:
-            self._begin(job(*args))
+            self._begin(request_id, job(*args))
             return
         jobs = self._jobs.get(request_id)
         if jobs is None:
@@ -86,7 +87,7 @@ class Lane:
     def _is_waiting(self) -> bool:
         return self._wake is not None and not self._wake.done()
 
-    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, request_id: str, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs a job up to its first wait, as the lane's task would."""
         assert self._task is not None
         loop = self._task.get_loop()
@@ -96,14 +97,14 @@ class Lane:
         except StopIteration:
             return
         except Exception:
-            logger.exception("%s: a message was lost", self.name)
+            logger.exception(_LOST, self.name, request_id)
             return
         finally:
             _leave_task(loop, self._task)
         if awaited is not None:
             # No task has it yet: another job may await the same future until then, as those of a fan-out do.
             awaited._asyncio_future_blocking = False
-        self._begun = _Begun(coroutine, awaited)
+        self._begun = _Begun(request_id, coroutine, awaited)
         self._go_on()
 
     def _go_on(self) -> None:
@@ -112,10 +113,10 @@ class Lane:
             assert self._wake is not None
             self._wake.set_result(None)
 
-    def _next(self) -> Awaitable[None] | None:
+    def _next(self) -> tuple[str, Awaitable[None]] | None:
         if self._begun is not None:
             begun, self._begun = self._begun, None
-            return begun
+            return begun.request_id, begun
         if not self._jobs:
             return None
         request_id, jobs = self._jobs.popitem(last=False)
@@ -123,19 +124,20 @@ class Lane:
         self._queued -= 1
         if jobs:
             self._jobs[request_id] = jobs
-        return job(*args)
+        return request_id, job(*args)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         done = 0
         while True:
             while (job := self._next()) is not None:
+                request_id, work = job
                 try:
-                    await job
+                    await work
                 except Exception:
-                    logger.exception("%s: a message was lost", self.name)
+                    logger.exception(_LOST, self.name, request_id)
                 # A payload's memory is given back as soon as nobody refers to it, idle lanes included.
-                del job
+                del job, work
                 self._on_done()
                 done += 1
                 if done % _BATCH == 0:
@@ -155,7 +157,8 @@ class Lane:
 class _Begun:
     """The rest of a coroutine that waits for what it yielded, for a task to await."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+    def __init__(self, request_id: str, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
+        self.request_id = request_id
         self.coroutine = coroutine
         self.interrupt: BaseException | None = None
         self._awaited = awaited
