@@ -20,6 +20,7 @@ from dataclasses import asdict
 from typing import Any
 
 import router_hits
+import router_real
 import router_report
 from measure import RESULTS, conditions, progress
 from router_cases import CASES, IDLE_MEMORY, Case, Row, Windows, rows_of
@@ -27,6 +28,8 @@ from router_ways import LOAD, OURS, PEER_NAMES, Way, load, pass_through, router,
 
 # Hit rate and balance, which are measured by themselves.
 HITS = "hits"
+# Through a real server, in place of mock workers.
+REAL = "real"
 # After this long without requests a router has given back what it is going to give back soon.
 REST_S = 3.0
 
@@ -92,11 +95,14 @@ def main() -> None:
     failures: dict[str, dict[str, str]] = {}
     cases = [case for case in CASES if case.name in arguments.cases]
     speed = measure_speed(cases, arguments, failures) if cases else []
+    through_all = REAL in arguments.cases
+    real = router_real.rows(_routers(arguments), _extra(arguments), failures) if through_all else []
     hits = router_hits.rows(not arguments.no_peers, failures) if HITS in arguments.cases else []
     measured = {
         "began": began,
         "ended": conditions(),
         "speed": {"ways": ["direct", "pass", *_routers(arguments)], "rows": list(map(as_json, speed))},
+        "real": {"ways": ["direct", *_routers(arguments)], "rows": list(map(as_json, real))},
         "hits": {
             "ways": [router_hits.PERFECT, router_hits.ROUND_ROBIN, OURS, *PEER_NAMES],
             "rows": list(map(as_json, hits)),
@@ -124,7 +130,7 @@ def _routers(arguments: argparse.Namespace) -> list[str]:
 def _arguments() -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    names = [*(case.name for case in CASES), HITS]
+    names = [*(case.name for case in CASES), REAL, HITS]
     parser.add_argument("--cases", default=",".join(names), help=f"some of {','.join(names)}")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each window (2)")
     parser.add_argument("--rounds", type=int, default=2, help="of A B B A (2)")

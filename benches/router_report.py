@@ -26,6 +26,7 @@ PEER_VERSIONS = Path(__file__).with_name("router_peers.txt")
 def tables(measured: dict[str, Any]) -> str:
     """Everything that was measured, in Markdown."""
     parts = [speed(measured)] if measured["speed"]["rows"] else []
+    parts += [real(measured)] if measured["real"]["rows"] else []
     parts += [hits(measured)] if measured["hits"]["rows"] else []
     return "\n\n".join([*parts, notes(measured)]) + "\n"
 
@@ -36,6 +37,10 @@ def _rows(part: dict[str, Any]) -> list[Row]:
 
 def speed(measured: dict[str, Any]) -> str:
     return table(_rows(measured["speed"]), measured["speed"]["ways"])
+
+
+def real(measured: dict[str, Any]) -> str:
+    return table(_rows(measured["real"]), measured["real"]["ways"])
 
 
 def hits(measured: dict[str, Any]) -> str:
@@ -81,7 +86,7 @@ def _title(way: str) -> str:
     return {"pass": "a bare TCP pass-through", OURS: "**sglang_omni**"}[way]
 
 
-PARTS = {"speed": speed, "hits": hits, "notes": notes, "summary": summary}
+PARTS = {"speed": speed, "real": real, "hits": hits, "notes": notes, "summary": summary}
 
 
 def main() -> None:

@@ -128,7 +128,8 @@ def _status_kib(pid: int, name: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
 
 
-def _start(command: Sequence[str], core: int, name: str, **options: Any) -> subprocess.Popen[bytes]:
+def start(command: Sequence[str], core: int, name: str, **options: Any) -> subprocess.Popen[bytes]:
+    """Starts what is measured, or what it is measured with, on one core; it writes to a log of its own."""
     log = RESULTS / f"{name}.log"
     RESULTS.mkdir(exist_ok=True)
     with log.open("wb") as out:
@@ -153,10 +154,10 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 def workers(count: int, *mode: str) -> Iterator[list[int]]:
     """Mock workers, all of one process; yields their ports. ``mode`` is the load program's, if not worker."""
     ports = [free_port() for _ in range(count)]
-    process = _start([str(LOAD), *(mode or ("worker",)), *map(str, ports)], cores()[1], "workers")
+    process = start([str(LOAD), *(mode or ("worker",)), *map(str, ports)], cores()[1], "workers")
     try:
         for port in ports:
-            _until_listening(port, process)
+            until_listening(port, process)
         yield ports
     finally:
         stop(process)
@@ -165,9 +166,9 @@ def workers(count: int, *mode: str) -> Iterator[list[int]]:
 @contextlib.contextmanager
 def pass_through(target: int) -> Iterator[Way]:
     port = free_port()
-    process = _start([str(LOAD), "pass", str(port), str(target)], cores()[0], "pass")
+    process = start([str(LOAD), "pass", str(port), str(target)], cores()[0], "pass")
     try:
-        _until_listening(port, process)
+        until_listening(port, process)
         path = Way("pass", port, process)
         path.idle_mib = path.resident_mib()
         yield path
@@ -193,7 +194,7 @@ def router(
         path.failure = f"{words[0]} is not there" + ("" if command else " (`make bench-router-peers`)")
         yield path
         return
-    path.process = _start(words, cores()[0], name, env=environment(OURS if command else name))
+    path.process = start(words, cores()[0], name, env=environment(OURS if command else name))
     try:
         path.failure = _until_answering(path)
         if path.failure is None:
@@ -203,7 +204,8 @@ def router(
         stop(path.process)
 
 
-def _until_listening(port: int, process: subprocess.Popen[bytes]) -> None:
+def until_listening(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Waits until the process takes connections there."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:

@@ -249,12 +249,23 @@ class Answer:
         return next((value for key, value in self.headers if key.lower() == name), None)
 
 
+# What the router refuses before it looks at workers.
+CODES = {
+    400: "invalid_http",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+    414: "uri_too_long",
+    431: "headers_too_large",
+}
+
+
 def assert_error(answer: Answer, status: int, *words: str) -> None:
     """The router refused: in OpenAI's shape, and saying `words`."""
     assert answer.status == status
     error = json.loads(answer.body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert (error["code"], error["type"]) == (status, "invalid_request_error")
+    assert (error["code"], error["type"]) == (CODES[status], "invalid_request_error")
     for word in words:
         assert word in error["message"]
 

@@ -7,8 +7,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 
 from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
+from sglang_omni.scheduling.queues import Inbox, Outbox
 
 
 def upper() -> Callable[[StagePayload], dict]:
@@ -33,3 +36,30 @@ def broken() -> None:
 def never() -> None:
     """A model that takes for ever to load."""
     threading.Event().wait()
+
+
+class Speaker:
+    """Streams the words it is asked for; after the word HANG it says nothing more, not even the end."""
+
+    def __init__(self) -> None:
+        self.inbox: Queue[IncomingMessage | None] = Inbox()
+        self.outbox: Queue[OutgoingMessage] = Outbox()
+
+    def start(self) -> None:
+        while (message := self.inbox.get()) is not None:
+            request_id, inputs = message.request_id, message.data.request.inputs
+            words = inputs["messages"][-1]["content"].split(" ")
+            for word in words:
+                said = {"modality": "text", "text": word}
+                self.outbox.put(OutgoingMessage(request_id, "stream", said))
+            if "HANG" not in words:
+                whole = {"modality": "text", "text": "".join(words), "finish_reason": "stop"}
+                self.outbox.put(OutgoingMessage(request_id, "result", whole))
+            elif "FAIL" in words:
+                self.outbox.put(OutgoingMessage(request_id, "error", RuntimeError("out of words")))
+
+    def stop(self) -> None:
+        self.inbox.put(None)
+
+    def abort(self, request_id: str) -> None:
+        """What was said is said."""

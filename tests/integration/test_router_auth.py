@@ -18,7 +18,7 @@ def assert_unauthorized(answer: Answer, words: str) -> None:
     assert answer.status == 401
     assert answer.header("www-authenticate") == "Bearer"
     error = json.loads(answer.body)["error"]
-    assert (error["code"], error["type"]) == (401, "authentication_error")
+    assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
     assert words in error["message"]
 
 

@@ -87,7 +87,7 @@ async def test_where_nothing_is_behind_a_ring_the_error_says_so() -> None:
             for answer in (await post(url), await get(url, "/v1/models")):
                 assert answer.status == 508
                 error = json.loads(answer.body)["error"]
-                assert (error["type"], error["code"]) == ("server_error", 508)
+                assert (error["type"], error["code"]) == ("server_error", "routing_loop")
                 assert f"take this router out of the workers of {other}" in error["message"]
             assert (await get(url, "/health")).status == 508
             assert (await get(url, "/readiness")).status == 503

@@ -11,6 +11,7 @@ from router_harness import (
     Handler,
     Seen,
     answering,
+    becomes,
     change,
     get,
     listed,
@@ -154,7 +155,8 @@ async def test_models_are_merged_over_workers() -> None:
         assert body_of(await get(url, "/v1/models/a%2Fb"))["id"] == "a/b"
         assert body_of(await get(url, "/v1/models/a/b"))["id"] == "a/b"
         unknown = await get(url, "/v1/models/d")
-        assert (unknown.status, body_of(unknown)["error"]["type"]) == (404, "model_not_found")
+        error = body_of(unknown)["error"]
+        assert (unknown.status, error["code"], error["param"]) == (404, "model_not_found", "model")
 
 
 async def test_readiness_needs_a_worker_and_liveness_none() -> None:
@@ -230,3 +232,44 @@ async def test_a_list_of_models_that_no_worker_has_is_404_like_theirs() -> None:
             assert "/v1/models: HTTP 404" in error["message"]
     async with replicas(missing, answering("401 Who")) as both, router(*both) as url:
         assert (await get(url, "/v1/models")).status == 503
+
+
+async def test_models_of_a_fleet_that_is_down_draining_or_not_there() -> None:
+    """Each is told as what it is; the first command of docs/router.md meets one of these on a bad day."""
+    async with replicas(says(v1_models={"data": [{"id": "a"}]})) as [replica], router(replica) as url:
+        await becomes(url, replica, "up")
+        await change(url, "POST", "/workers/drain", {"url": replica.url})
+        await assert_unserved(url, "workers_draining", "is draining")
+        await change(url, "POST", "/workers", {"url": replica.url})
+        await replica.stop()
+        await becomes(url, replica, "down")
+        await assert_unserved(url, "workers_down", f"{replica.url}: /v1/models: Connection refused")
+        # Back, and not probed yet: it is asked all the same.
+        await replica.start()
+        assert (await get(url, "/v1/models")).status == 200
+    async with router() as url:
+        await assert_unserved(url, "no_workers", "POST /workers")
+
+
+async def assert_unserved(url: str, code: str, words: str) -> None:
+    for answer in (await get(url, "/v1/models"), await get(url, "/v1/models/a")):
+        error = body_of(answer)["error"]
+        assert (answer.status, error["code"], error["type"]) == (503, code, "server_error")
+        assert words in error["message"]
+
+
+async def test_an_abort_that_every_worker_refuses_is_their_error() -> None:
+    refusal = {"error": {"message": "request_id: which?", "type": "t", "param": "request_id", "code": "c"}}
+    refuses = says("400 Bad Request", abort_request=refusal)
+    async with replicas(refuses, refuses) as both, router(*both) as url:
+        answer = await post(url, b'{"abort_all": true}', "/abort_request")
+        fields = body_of(answer)
+        assert (answer.status, fields["error"], fields["success"]) == (400, refusal["error"], False)
+        assert [entry["status"] for entry in fields["workers"]] == [400, 400]
+    async with replicas(None) as [replica], router(replica) as url:
+        await replica.stop()
+        for path in ("/abort_request", "/flush_cache"):
+            answer = await post(url, b"{}", path)
+            error = body_of(answer)["error"]
+            assert (answer.status, error["code"], error["type"]) == (502, "worker_failed", "server_error")
+            assert f"{replica.url}: Connection refused" in error["message"]

@@ -61,7 +61,7 @@ async def test_all_down_is_a_quick_503() -> None:
             assert (answer.status, answer.header("retry-after")) == (503, "1")
             error = json.loads(answer.body)["error"]
             assert set(error) == {"message", "type", "param", "code"}
-            assert error["code"] == 503
+            assert (error["code"], error["type"]) == ("workers_down", "server_error")
             assert "no worker could serve" in error["message"]
             assert (await get(url, "/health")).status == 503
 

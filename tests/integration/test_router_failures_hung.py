@@ -287,7 +287,7 @@ async def test_an_answer_that_does_not_begin_in_time_is_a_504() -> None:
     async with replicas(Hangs()) as [replica], router(replica, request_timeout=0.5) as url:
         answer = await asyncio.wait_for(post(url), PATIENCE)
         error = json.loads(answer.body)["error"]
-        assert (answer.status, error["code"], error["type"]) == (504, 504, "server_error")
+        assert (answer.status, error["code"], error["type"]) == (504, "worker_timeout", "server_error")
         assert f"worker {replica.url} has not begun to answer in 0.5 s" in error["message"]
         # The worker is told, by the end of its connection.
         await asyncio.wait_for(replica.closed.wait(), PATIENCE)

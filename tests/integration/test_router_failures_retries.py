@@ -91,7 +91,7 @@ async def test_a_request_that_every_worker_resets_is_a_502() -> None:
     async with replicas(*[reset] * 6) as six, router(*six) as url:
         answer = await post(url)
         error = json.loads(answer.body)["error"]
-        assert (answer.status, error["code"], error["type"]) == (502, 502, "server_error")
+        assert (answer.status, error["code"], error["type"]) == (502, "worker_failed", "server_error")
         assert sum(len(replica.seen) for replica in six) == 4
 
 

@@ -79,7 +79,7 @@ async def in_flight(url: str, count: int) -> None:
 def assert_refused(answer: Answer, words: str) -> None:
     assert (answer.status, answer.header("retry-after")) == (429, "1")
     error = json.loads(answer.body)["error"]
-    assert (error["code"], error["type"]) == (429, "rate_limit_error")
+    assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
     assert words in error["message"]
 
 

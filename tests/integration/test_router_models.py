@@ -53,7 +53,11 @@ async def test_a_model_that_nobody_has_is_404_once_all_lists_are_known() -> None
             answer = await post(url, b'{"model": "c"}')
             assert answer.status == 404
             error = json.loads(answer.body)["error"]
-            assert (error["type"], error["param"]) == ("model_not_found", "model")
+            assert (error["type"], error["code"], error["param"]) == (
+                "invalid_request_error",
+                "model_not_found",
+                "model",
+            )
             assert not one.seen
             assert not two.seen
 

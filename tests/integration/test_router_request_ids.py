@@ -5,7 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from router_harness import Seen, connect, get, post, read_body, read_head, replicas, response, router
+from router_harness import (
+    Seen,
+    connect,
+    get,
+    launched,
+    post,
+    read_body,
+    read_head,
+    replicas,
+    response,
+    router,
+)
 
 
 async def test_an_id_is_made_forwarded_and_returned() -> None:
@@ -80,3 +91,76 @@ async def test_a_name_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"request_id_headers: \"x id\" is not a header's name"):
         async with router(request_id_headers=["x id"]):
             pass
+
+
+async def test_openais_header_counts_if_there_is_no_other() -> None:
+    async with replicas(None) as [replica], router(replica) as url:
+        for headers, expected in (
+            ("X-Client-Request-Id: theirs\r\n", "theirs"),
+            ("X-Client-Request-Id: theirs\r\nX-Request-Id: mine\r\n", "mine"),
+            ("X-Client-Request-Id: theirs\r\nX-Request-Id: two words\r\n", "theirs"),
+        ):
+            assert (await post(url, headers=headers)).header("x-request-id") == expected
+            assert replica.seen[-1].header("x-request-id") == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "answered", "shown"),
+    [
+        # The worker knows the request by what its body says, and the client named none elsewhere.
+        ("", "chosen", "chosen"),
+        # The client gave several requests one id, and the worker tells them apart.
+        ("x-request-id: mine\r\n", "mine-1a2b3c4d", "mine-1a2b3c4d"),
+        ("x-request-id: mine\r\n", "mine2", "mine"),
+    ],
+)
+async def test_an_id_that_a_worker_settles_on_is_in_answer_and_log(
+    given: str, answered: str, shown: str
+) -> None:
+    async def other(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(headers=f"x-request-id: {answered}\r\n"))
+
+    async with (
+        replicas(other) as [replica],
+        launched("--worker-urls", replica.url, "--access-log") as (process, url),
+    ):
+        assert (await post(url, headers=given)).header("x-request-id") == shown
+        assert process.stderr is not None
+        while b" request " not in (line := await process.stderr.readline()):
+            assert line
+        assert f" id={shown} ".encode() in line
+
+
+async def test_what_asks_every_worker_names_itself_to_them() -> None:
+    async with replicas(None) as [replica], router(replica) as url:
+        await post(url, path="/abort_request", headers="x-request-id: mine\r\n")
+    assert replica.seen[-1].header("x-request-id") == "mine"
+
+
+async def test_what_failed_is_logged_with_its_id() -> None:
+    async with launched("--worker-urls", "http://127.0.0.1:1") as (process, url):
+        assert (await post(url, headers="x-request-id: mine\r\n")).status == 503
+        assert process.stderr is not None
+        while b"request failed" not in (line := await process.stderr.readline()):
+            assert line
+        for words in (b"WARN", b"id=mine", b"status=503", b"127.0.0.1:1: Connection refused"):
+            assert words in line
+
+
+async def test_an_answer_that_a_worker_cuts_is_logged_with_its_id() -> None:
+    async def cut(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf")
+        await writer.drain()
+        writer.transport.abort()
+
+    async with (
+        replicas(cut) as [replica],
+        launched("--worker-urls", replica.url) as (process, url),
+    ):
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await post(url, headers="x-request-id: mine\r\n")
+        assert process.stderr is not None
+        while b"request failed" not in (line := await process.stderr.readline()):
+            assert line
+        assert b"id=mine" in line
+        assert b"broke off" in line

@@ -164,7 +164,7 @@ async def test_a_failed_job_is_logged_and_the_lane_goes_on(
     await from_callback(lane.put, "r", quick)
     await asyncio.wait_for(lane.drain(), WAIT_S)
     assert seen == ["quick"]
-    assert "edge: a message was lost" in caplog.text
+    assert "edge: a message was lost (request r)" in caplog.text
     assert "no way out" in caplog.text
 
 

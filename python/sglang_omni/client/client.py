@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any, Self
 
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, audio_to_base64
-from sglang_omni.client.local import CoordinatorLike, LocalTransport, new_request_id
+from sglang_omni.client.local import CoordinatorLike, LocalTransport
+from sglang_omni.client.request_id import new_request_id
 from sglang_omni.client.transport import Deltas, Transport
 from sglang_omni.client.types import (
     AbortResult,

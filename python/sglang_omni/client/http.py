@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, decode_wav
+from sglang_omni.client.request_id import HEADER, is_usable, new_request_id
 from sglang_omni.client.transport import Transport
 from sglang_omni.client.types import (
     ClientError,
@@ -56,8 +57,10 @@ class HttpTransport(Transport):
         await self._http.aclose()
 
     async def abort(self, request_id: str) -> bool:
-        answer = await self._json("/abort_request", {"request_id": request_id})
-        return bool(answer.get("success"))
+        # A request of its own, with an id of its own.
+        body = {"request_id": request_id}
+        answer = await self._send("/abort_request", GenerateRequest(), new_request_id(), json=body)
+        return bool(answer.json().get("success"))
 
     def health(self) -> dict[str, Any]:
         try:
@@ -89,7 +92,7 @@ class HttpTransport(Transport):
                 yield chunk
         else:
             path, body = _completion_body(request, request_id, audio_format="wav")
-            answer = await self._post(path, body, request)
+            answer = await self._post(path, body, request, request_id)
             yield _completion_chunk(request_id, answer.json(), answer.headers.get(_WORKER_HEADER))
 
     async def completion(
@@ -97,7 +100,7 @@ class HttpTransport(Transport):
     ) -> CompletionResult:
         # The server encodes the audio, so that no codec is needed here.
         path, body = _completion_body(request, request_id, audio_format=audio_format)
-        answer = await self._post(path, body | {"stream": False}, request)
+        answer = await self._post(path, body | {"stream": False}, request, request_id)
         fields, worker = answer.json(), answer.headers.get(_WORKER_HEADER)
         chunk = _completion_chunk(request_id, fields, worker, decode_audio=False)
         spoken = (fields["choices"][0].get("message") or {}).get("audio")
@@ -116,7 +119,7 @@ class HttpTransport(Transport):
 
     async def speech(self, request: GenerateRequest, request_id: str, response_format: str) -> SpeechResult:
         body = _speech_body(request, request_id) | {"response_format": response_format}
-        answer = await self._post("/v1/audio/speech", body, request)
+        answer = await self._post("/v1/audio/speech", body, request, request_id)
         rate = answer.headers.get("x-sample-rate")
         return SpeechResult(
             audio_bytes=answer.content,
@@ -131,7 +134,7 @@ class HttpTransport(Transport):
     ) -> AsyncGenerator[GenerateChunk, None]:
         whole = GenerateChunk(request_id, sample_rate=DEFAULT_SAMPLE_RATE)
         audio: list[Samples] = []
-        async with self._open(path, body, request) as response:
+        async with self._open(path, body, request, request_id) as response:
             whole.worker = response.headers.get(_WORKER_HEADER)
             async for event in _events(response):
                 chunk = _delta_chunk(request_id, event)
@@ -148,7 +151,7 @@ class HttpTransport(Transport):
                 if chunk.text or chunk.audio_data is not None or chunk.heard:
                     yield chunk
         if whole.finish_reason is None:
-            raise ClientError(f"request {request_id!r}: the stream from {self.base_url} was cut off")
+            raise ClientError(f"the stream from {self.base_url} was cut off {_of(request_id)}")
         if audio:
             whole.audio_data = np.concatenate(audio)
         yield whole
@@ -157,7 +160,7 @@ class HttpTransport(Transport):
         body = _speech_body(request, request_id) | {"response_format": "pcm", "stream": request.stream}
         whole = GenerateChunk(request_id, modality="audio", finish_reason="stop")
         audio: list[Samples] = []
-        async with self._open("/v1/audio/speech", body, request) as response:
+        async with self._open("/v1/audio/speech", body, request, request_id) as response:
             whole.worker = response.headers.get(_WORKER_HEADER)
             rate = whole.sample_rate = int(response.headers.get("x-sample-rate", DEFAULT_SAMPLE_RATE))
             rest = b""
@@ -182,6 +185,7 @@ class HttpTransport(Transport):
         answer = await self._send(
             _TRANSCRIPT_PATHS[request.task],
             request,
+            request_id,
             data=form,
             files={"file": ("audio", request.audio or b"", "application/octet-stream")},
         )
@@ -200,29 +204,30 @@ class HttpTransport(Transport):
             result=fields,
         )
 
-    async def _post(self, path: str, body: dict[str, Any], request: GenerateRequest) -> httpx.Response:
-        return await self._send(path, request, json=body)
+    async def _post(
+        self, path: str, body: dict[str, Any], request: GenerateRequest, request_id: str
+    ) -> httpx.Response:
+        return await self._send(path, request, request_id, json=body)
 
-    async def _send(self, path: str, request: GenerateRequest, **content: Any) -> httpx.Response:
-        async with _reported(self.base_url):
+    async def _send(
+        self, path: str, request: GenerateRequest, request_id: str, **content: Any
+    ) -> httpx.Response:
+        async with _reported(self.base_url, request_id):
             response = await self._http.post(
-                path, timeout=_timeout(request), headers=_encoded(_session(request)), **content
+                path, timeout=_timeout(request), headers=_headers(request, request_id), **content
             )
             if not response.is_success:
                 raise _error(response)
             return response
 
-    async def _json(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        return (await self._send(path, GenerateRequest(), json=body)).json()
-
     @asynccontextmanager
     async def _open(
-        self, path: str, body: dict[str, Any], request: GenerateRequest
+        self, path: str, body: dict[str, Any], request: GenerateRequest, request_id: str
     ) -> AsyncIterator[httpx.Response]:
         async with (
-            _reported(self.base_url),
+            _reported(self.base_url, request_id),
             self._http.stream(
-                "POST", path, json=body, timeout=_timeout(request), headers=_encoded(_session(request))
+                "POST", path, json=body, timeout=_timeout(request), headers=_headers(request, request_id)
             ) as response,
         ):
             if not response.is_success:
@@ -231,24 +236,34 @@ class HttpTransport(Transport):
             yield response
 
 
+def _headers(request: GenerateRequest, request_id: str) -> httpx.Headers:
+    """The request's id and session. An id that cannot stand in a header is refused in the body."""
+    headers = {HEADER: request_id} if is_usable(request_id) else {}
+    session = request.session_id or request.metadata.get("session_id")
+    if session is not None:
+        headers["x-session-id"] = str(session)
+    return httpx.Headers(headers, encoding="utf-8")
+
+
+def _of(request_id: str) -> str:
+    return f"(request {request_id!r})"
+
+
 @asynccontextmanager
-async def _reported(base_url: str) -> AsyncIterator[None]:
-    """httpx's failures as the client's own."""
+async def _reported(base_url: str, request_id: str) -> AsyncIterator[None]:
+    """httpx's failures as the client's own. What the service is to blame for names the request."""
     try:
         yield
     except httpx.TimeoutException as exc:
-        raise TimeoutError(f"no answer from {base_url} in time ({type(exc).__name__})") from exc
+        text = f"no answer from {base_url} in time ({type(exc).__name__}) {_of(request_id)}"
+        raise TimeoutError(text) from exc
     except httpx.HTTPError as exc:
-        raise ClientError(f"no answer from {base_url}: {str(exc) or type(exc).__name__}") from exc
-
-
-def _session(request: GenerateRequest) -> dict[str, str]:
-    session = request.session_id or request.metadata.get("session_id")
-    return {} if session is None else {"x-session-id": str(session)}
-
-
-def _encoded(headers: dict[str, str]) -> httpx.Headers:
-    return httpx.Headers(headers, encoding="utf-8")
+        text = f"no answer from {base_url}: {str(exc) or type(exc).__name__} {_of(request_id)}"
+        raise ClientError(text) from exc
+    except ClientError as exc:
+        raise ClientError(f"{exc} {_of(request_id)}", status=exc.status) from None
+    except TimeoutError as exc:
+        raise TimeoutError(f"{exc} {_of(request_id)}") from None
 
 
 def _timeout(request: GenerateRequest) -> httpx.Timeout:

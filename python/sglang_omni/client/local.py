@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from typing import Any, Protocol
 
@@ -43,6 +42,8 @@ class LocalTransport(Transport):
         stream = self.coordinator.stream(request_id, omni_request) if request.stream else None
         parts = _Parts(request_id)
         answered = False
+        # Whether the id is this request's: one that is refused as a duplicate must not abort the first.
+        admitted = True
         try:
             while not answered:
                 message = await _before(
@@ -62,10 +63,13 @@ class LocalTransport(Transport):
         except _Aborted:
             answered = True
             yield GenerateChunk(request_id, text=parts.text, finish_reason="abort")
+        except _Duplicate as exc:
+            admitted = False
+            raise RequestError(str(exc), param="request_id", code="duplicate_request_id", status=409) from exc
         except _Expired:
             raise TimeoutError(f"request {request_id!r} took longer than {request.timeout:g} s") from None
         finally:
-            if not answered:
+            if admitted and not answered:
                 self._abort_soon(request_id)
             close = getattr(stream, "aclose", None)
             if close is not None:
@@ -115,6 +119,10 @@ class _Aborted(Exception):
     """Somebody aborted the request."""
 
 
+class _Duplicate(Exception):
+    """The coordinator does not take the id: it is another running request's."""
+
+
 class _Expired(Exception):
     """The request's own timeout ran out."""
 
@@ -141,7 +149,7 @@ async def _before(deadline: float | None, step: Awaitable[Any]) -> Any:
     except RequestError:
         raise
     except ValueError as exc:
-        raise RequestError(str(exc), param="request_id", status=409) from exc
+        raise _Duplicate(str(exc)) from exc
 
 
 class _Parts:
@@ -158,10 +166,6 @@ class _Parts:
             chunk.modality = message.modality
         self.text += chunk.text
         return chunk
-
-
-def new_request_id() -> str:
-    return uuid.uuid4().hex
 
 
 def to_omni_request(request: GenerateRequest) -> OmniRequest:

@@ -410,7 +410,8 @@ class Coordinator:
         try:
             self._handle(message)
         except Exception:
-            logger.exception("Could not handle a %s message", message.type)
+            request_id = getattr(message, "request_id", "-")
+            logger.exception("Could not handle a %s message of request %s", message.type, request_id)
         return True
 
     def _handle(self, message: Message) -> None:

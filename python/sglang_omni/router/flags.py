@@ -37,14 +37,33 @@ def add_flags(parser: argparse.ArgumentParser, *, prefix: str = "", without: Col
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """``parse_args``, which for an unknown option names the one that was probably meant."""
+    """``parse_args``, which for an unknown option names the one that was probably meant.
+
+    Options are written out: what abbreviates one today may abbreviate two tomorrow.
+    """
+    parser.allow_abbrev = False
     args, unknown = parser.parse_known_args(argv)
     if unknown:
+        # The help names each flag with each of its spellings.
         known = re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        meant = meant_option(unknown[0].partition("=")[0], known)
+        hint = f"; did you mean {meant}?" if meant else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return args
+
+
+def meant_option(given: str, known: Sequence[str]) -> str | None:
+    """The known option that an unknown one is most likely to stand for; None if it is none of them.
+
+    One of the same name behind a prefix comes first: ``--api-key`` stands for ``--router-api-key``.
+    """
+    name = given.lstrip("-")
+    prefixed = [option for option in known if option.endswith(f"-{name}")] if name else []
+    if prefixed:
+        return min(prefixed, key=len)
+    by_name = {option.lstrip("-"): option for option in known}
+    near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.75)
+    return by_name[near[0]] if near else None
 
 
 def options() -> Iterator[tuple[Field[Any], Any]]:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
+from sglang_omni.router.flags import parse
 from sglang_omni.router.scrape import Change, NotARouter, Router, RouterUnreachable, Snapshot
 
 _GREEN, _YELLOW, _RED, _DIM, _BOLD, _PLAIN = (f"\x1b[{code}m" for code in ("32", "33", "31", "2", "1", "0"))
@@ -49,7 +50,7 @@ def build_parser(prog: str = "sgl-omni route top") -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni route top") -> int:
     """Returns the exit status: 1 where there is no router, or none that answers to this key."""
     parser = build_parser(prog)
-    args = parser.parse_args(argv)
+    args = parse(parser, argv)
     if not args.interval > 0:
         parser.error("--interval must be more than 0 seconds")
     url = args.url.rstrip("/") if "://" in args.url else f"http://{args.url.rstrip('/')}"

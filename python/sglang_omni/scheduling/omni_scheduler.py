@@ -232,7 +232,7 @@ class OmniScheduler:
             # What a failed step left in the cache is unknown to every request that was in it. Where it failed
             # before any was admitted, the same ones would fail the next step too.
             failed = [r.request_id for r in self.engine.running] or list(self._active)
-            logger.exception("an engine step failed; its %d requests fail with it", len(failed))
+            logger.exception("an engine step failed, and with it the requests %s", ", ".join(failed))
             for request_id in failed:
                 self._fail(request_id, exc)
             return

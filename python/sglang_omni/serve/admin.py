@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -13,6 +14,8 @@ from sglang_omni.serve.metrics import CONTENT_TYPE, Families, stage_families
 from sglang_omni.serve.protocol import AbortRequest
 from sglang_omni.serve.state import Server
 from sglang_omni.serve.streaming import answer
+
+logger = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT = 20.0
 _STATES = ("pending", "running", "completed", "failed", "aborted")
@@ -91,12 +94,20 @@ def admin_routes(server: Server) -> APIRouter:
 
     @router.post("/abort_request")
     async def abort_request(body: AbortRequest) -> JSONResponse:
-        """Stop a running request and free what it holds."""
+        """Stop a running request and free what it holds.
+
+        It is named by its id, or by the id of its answer, as ``chatcmpl-...``. If several requests were given
+        one ``x-request-id``, that stops them all.
+        """
         request_id = body.request_id or body.rid
         if not request_id:
             raise RequestError("request_id: which request?", param="request_id")
-        result = await server.client.abort(request_id)
-        return JSONResponse({"success": result.success, "request_id": request_id})
+        success = False
+        for each in server.running.meant_by(request_id):
+            if (await server.client.abort(each)).success:
+                logger.info("Request %s is aborted, as /abort_request asked", each)
+                success = True
+        return JSONResponse({"success": success, "request_id": request_id})
 
     @router.post("/flush_cache")
     async def flush_cache() -> Response:

@@ -17,6 +17,7 @@ from sglang_omni.serve.completions import completion_routes
 from sglang_omni.serve.generate import generate_routes
 from sglang_omni.serve.middleware import BodyLimit, Count
 from sglang_omni.serve.page import page_routes
+from sglang_omni.serve.request_ids import RequestIds
 from sglang_omni.serve.speech import speech_routes
 from sglang_omni.serve.state import Capabilities, Server
 from sglang_omni.serve.transcriptions import transcription_routes
@@ -48,6 +49,7 @@ def create_app(
         info=info,
     )
     middleware = [
+        Middleware(RequestIds, running=server.running),
         Middleware(Count, metrics=server.metrics),
         Middleware(BodyLimit, max_bytes=max_body_size),
     ]

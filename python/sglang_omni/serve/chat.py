@@ -84,7 +84,7 @@ def chat_routes(server: Server) -> APIRouter:
             events = _events(server, generate, reply, audio_format)
             return EventStream(events, request_id=reply.request_id)
         fields = await answer(request, _completion(server, generate, reply, audio_format))
-        return JSONResponse(fields, headers={"x-request-id": reply.request_id})
+        return JSONResponse(fields)
 
     return router
 

@@ -43,7 +43,7 @@ def completion_routes(server: Server) -> APIRouter:
             events = _events(server, body, prompts[0], request_id, head)
             return EventStream(events, request_id=request_id)
         fields = await answer(request, _completions(server, body, prompts, request_id, head))
-        return JSONResponse(fields, headers={"x-request-id": request_id})
+        return JSONResponse(fields)
 
     return router
 
@@ -55,7 +55,7 @@ async def _completions(
     request_id: str,
     head: dict[str, Any],
 ) -> dict[str, Any]:
-    ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{i}" for i in range(len(prompts))]
+    ids = server.running.split(request_id, len(prompts))
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [

@@ -37,7 +37,7 @@ def generate_routes(server: Server) -> APIRouter:
         fields["output_ids"] = result.token_ids
         if body.timings:
             fields["meta_info"]["timings"] = result.timings
-        return JSONResponse(fields, headers={"x-request-id": request_id})
+        return JSONResponse(fields)
 
     return router
 

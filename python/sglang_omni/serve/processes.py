@@ -100,7 +100,8 @@ def bind(host: str, port: int) -> socket.socket:
         OSError: The address cannot be used; the text names it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio lets accepted connections send at once (TCP_NODELAY) only if the protocol is named.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

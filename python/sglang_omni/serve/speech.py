@@ -51,10 +51,7 @@ def speech_routes(server: Server) -> APIRouter:
                 speed=body.speed,
             ),
         )
-        headers = {
-            "x-request-id": request_id,
-            "content-disposition": f'attachment; filename="speech.{result.format}"',
-        }
+        headers = {"content-disposition": f'attachment; filename="speech.{result.format}"'}
         if result.sample_rate is not None:
             headers |= _sample_headers(result.sample_rate)
         return Response(result.audio_bytes, media_type=result.mime_type, headers=headers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from starlette.requests import Request
 
 from sglang_omni.client import Client, RequestError
 from sglang_omni.serve.metrics import Metrics
+from sglang_omni.serve.request_ids import RunningRequests
 
 DEFAULT_MODEL_NAME = "sglang-omni"
 
@@ -55,6 +55,7 @@ class Server:
     capabilities: Capabilities = field(default_factory=Capabilities)
     info: Callable[[], dict[str, Any]] = dict
     metrics: Metrics = field(default_factory=Metrics)
+    running: RunningRequests = field(default_factory=RunningRequests)
     started: float = field(default_factory=time.time)
 
     @property
@@ -112,9 +113,15 @@ class Server:
 
 
 def request_id_of(request: Request, given: str | None) -> str:
-    """The request's id, which failures are logged and answered with too."""
-    request.state.request_id = given or uuid.uuid4().hex
-    return request.state.request_id
+    """The id of a request that is about to run: the one that its body gives, or its header's.
+
+    Raises:
+        RequestError: The body's is that of another running request.
+    """
+    running: RunningRequests = request.app.state.server.running
+    request_id = running.admit(request.state.request_name, given)
+    request.state.request_id = request_id
+    return request_id
 
 
 def _listed(names: frozenset[str]) -> str:

@@ -66,7 +66,6 @@ class StreamedResponse(Response):
         del self.headers["content-length"]
         self.headers["x-accel-buffering"] = "no"
         self.headers["cache-control"] = "no-cache"
-        self.headers["x-request-id"] = request_id
         self.pieces = pieces
         self.request_id = request_id
 

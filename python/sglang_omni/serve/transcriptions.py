@@ -62,9 +62,7 @@ async def _transcribe(server: Server, request: Request, task: str) -> Response:
             timeout=fields.timeout,
         ),
     )
-    response = _response(fields.response_format, result, task)
-    response.headers["x-request-id"] = request_id
-    return response
+    return _response(fields.response_format, result, task)
 
 
 def _fields(form: FormData) -> TranscriptionForm:

@@ -188,7 +188,7 @@ impl Config {
     pub fn from_json(text: &str) -> Result<Config, ConfigError> {
         let mut deserializer = serde_json::Deserializer::from_str(text);
         serde_path_to_error::deserialize(&mut deserializer)
-            .map_err(|error| ConfigError(format!("{}: {}", error.path(), error.inner())))
+            .map_err(|error| ConfigError(format!("{}: {}", error.path(), reason(error.inner()))))
     }
 
     /// How often a request that a worker may have seen goes to another one.
@@ -267,6 +267,16 @@ impl Config {
     }
 }
 
+/// Without the place in the JSON, which is the launcher's and not the user's.
+fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    match text.strip_suffix(&place) {
+        Some(reason) if error.is_data() => reason.to_owned(),
+        _ => text,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -306,6 +316,7 @@ mod tests {
         ] {
             let error = Config::from_json(json).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
+            assert!(!error.contains("at line"), "{error}");
         }
     }
 

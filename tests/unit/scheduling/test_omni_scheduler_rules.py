@@ -235,7 +235,9 @@ def test_a_stage_that_takes_no_stream_says_so() -> None:
     assert engine.waiting == {}
 
 
-def test_a_failed_step_takes_only_what_was_running_in_it(stage: Stage) -> None:
+def test_a_failed_step_takes_only_what_was_running_in_it(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     def explode() -> None:
         stage.engine.before_step = lambda: None
         raise MemoryError("no memory for this batch")
@@ -260,6 +262,7 @@ def test_a_failed_step_takes_only_what_was_running_in_it(stage: Stage) -> None:
     ]
     assert isinstance(messages[0].data, MemoryError)
     assert stage.engine.slots == stage.engine.waiting == {}
+    assert "an engine step failed, and with it the requests a, b" in caplog.text
 
 
 def test_a_step_that_fails_before_any_request_runs_is_not_tried_for_ever(stage: Stage) -> None:

@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 
 # Jobs done in a row before the loop's other work gets its turn.
 _BATCH = 64
+_LOST = "%s: a message was lost (request %s)"
 
 Job = Callable[..., Coroutine[Any, Any, None]]
 
@@ -38,7 +39,8 @@ class Lane:
         # By request, first the one whose turn it is. No deque is empty.
         self._jobs: OrderedDict[str, deque[tuple[Job, tuple[Any, ...]]]] = OrderedDict()
         self._queued = 0
-        self._begun: Begun | None = None
+        # What goes on in the lane's task, and its request.
+        self._begun: tuple[str, Begun] | None = None
         # Pending while the lane's task has nothing to do.
         self._wake: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
@@ -59,7 +61,7 @@ class Lane:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=self.name)
         elif self._is_waiting() and asyncio.current_task() is None:
-            self._begin(job(*args))
+            self._begin(request_id, job(*args))
             return
         jobs = self._jobs.get(request_id)
         if jobs is None:
@@ -77,7 +79,7 @@ class Lane:
         self._jobs.clear()
         self._queued = 0
         if self._begun is not None:
-            self._begun.coroutine.close()
+            self._begun[1].coroutine.close()
             self._begun = None
         if self._task is not None:
             self._task.cancel()
@@ -87,15 +89,17 @@ class Lane:
     def _is_waiting(self) -> bool:
         return self._wake is not None and not self._wake.done()
 
-    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, request_id: str, coroutine: Coroutine[Any, Any, None]) -> None:
         """Runs a job up to its first wait, as the lane's task would."""
         assert self._task is not None
         try:
             # A future it waits for may be another job's as well, as those of a fan-out are.
-            self._begun = begin(coroutine, self._task)
+            begun = begin(coroutine, self._task)
         except Exception:
-            logger.exception("%s: a message was lost", self.name)
-        if self._begun is not None:
+            logger.exception(_LOST, self.name, request_id)
+            return
+        if begun is not None:
+            self._begun = request_id, begun
             self._go_on()
 
     def _go_on(self) -> None:
@@ -104,7 +108,7 @@ class Lane:
             assert self._wake is not None
             self._wake.set_result(None)
 
-    def _next(self) -> Awaitable[None] | None:
+    def _next(self) -> tuple[str, Awaitable[None]] | None:
         if self._begun is not None:
             begun, self._begun = self._begun, None
             return begun
@@ -115,19 +119,20 @@ class Lane:
         self._queued -= 1
         if jobs:
             self._jobs[request_id] = jobs
-        return job(*args)
+        return request_id, job(*args)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         done = 0
         while True:
             while (job := self._next()) is not None:
+                request_id, work = job
                 try:
-                    await job
+                    await work
                 except Exception:
-                    logger.exception("%s: a message was lost", self.name)
+                    logger.exception(_LOST, self.name, request_id)
                 # A payload's memory is given back as soon as nobody refers to it, idle lanes included.
-                del job
+                del job, work
                 self._on_done()
                 done += 1
                 if done % _BATCH == 0:
@@ -140,5 +145,5 @@ class Lane:
                 # A job that began with a deadline which had passed: it is the one to be told.
                 if self._begun is None:
                     raise
-                self._begun.interrupt = exc
+                self._begun[1].interrupt = exc
             self._wake = None

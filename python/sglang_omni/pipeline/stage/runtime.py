@@ -257,7 +257,10 @@ class Stage:
         try:
             self._handle(message)
         except Exception:
-            logger.exception("Stage %s: a %s message was lost", self.name, message.type)
+            request_id = getattr(message, "request_id", "-")
+            logger.exception(
+                "Stage %s: a %s message of request %s was lost", self.name, message.type, request_id
+            )
         return self._room.may_receive()
 
     def _on_room(self) -> None:

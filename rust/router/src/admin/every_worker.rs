@@ -14,7 +14,7 @@ use super::workers::describe;
 use crate::fleet::fan_out::{Answer, Question, ask};
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reply};
+use crate::front::reply::{self, Reason, Reply};
 use crate::request::choice::no_worker;
 use crate::runtime::lane::Lane;
 
@@ -91,7 +91,7 @@ pub async fn flush_cache(lane: &Rc<Lane>, target: &str, headers: &HeaderMap) -> 
         (0, _) => (StatusCode::BAD_GATEWAY, "failed"),
         _ => (StatusCode::PARTIAL_CONTENT, "partial_success"),
     };
-    let body = json!({
+    let mut body = json!({
         "status": word,
         "message": format!("Cache flush: {} succeeded, {} failed", successful.len(), failed.len()),
         "workers_flushed": successful.len(),
@@ -99,6 +99,9 @@ pub async fn flush_cache(lane: &Rc<Lane>, target: &str, headers: &HeaderMap) -> 
         "successful": successful,
         "failed": failed,
     });
+    if !status.is_success() {
+        body["error"] = error_of_all(status, &answers);
+    }
     reply::json(status, &body)
 }
 
@@ -107,7 +110,7 @@ pub async fn abort_request(lane: &Rc<Lane>, target: &str, request: Request<Incom
     let (parts, incoming) = request.into_parts();
     let body = match read_body(incoming).await {
         Ok(body) => body,
-        Err(message) => return reply::error(StatusCode::BAD_REQUEST, &message),
+        Err(message) => return reply::error(Reason::InvalidBody, &message),
     };
     let question = Question::post(target, body).asked_by(&parts.headers);
     let answers = ask(&lane.pool, everyone(lane), &question).await;
@@ -127,7 +130,26 @@ pub async fn abort_request(lane: &Rc<Lane>, target: &str, request: Request<Incom
         _ => StatusCode::BAD_GATEWAY,
     };
     let workers: Vec<Value> = answers.iter().map(Answer::describe).collect();
-    reply::json(status, &json!({"success": aborted, "workers": workers}))
+    let mut body = json!({"success": aborted, "workers": workers});
+    if !status.is_success() {
+        body["error"] = error_of_all(status, &answers);
+    }
+    reply::json(status, &body)
+}
+
+/// OpenAI's error for what no worker did: the first one's own if they all refuse it alike, and else what
+/// became of asking each.
+fn error_of_all(status: StatusCode, answers: &[Answer]) -> Value {
+    let own = answers.first().filter(|_| status.is_client_error());
+    if let Some(error) = own.and_then(Answer::error) {
+        return error;
+    }
+    let told: Vec<String> = answers
+        .iter()
+        .map(|answer| format!("{}: {}", answer.worker.url, answer.failure()))
+        .collect();
+    let message = format!("no worker did it: {}", told.join("; "));
+    reply::error_object(status, Reason::WorkerFailed.code(), &message, None)
 }
 
 /// `/get_server_info`: the router's, and every worker's.

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::fleet::chain;
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reply};
+use crate::front::reply::{self, Reason, Reply};
 use crate::runtime::lane::{Lane, Stopping};
 use crate::telemetry::prometheus;
 
@@ -70,7 +70,7 @@ pub async fn answer(
 
 fn not_allowed(methods: &'static str) -> Reply {
     let mut reply = reply::error(
-        StatusCode::METHOD_NOT_ALLOWED,
+        Reason::MethodNotAllowed,
         &format!("this path takes {methods}"),
     );
     reply

@@ -12,18 +12,22 @@ use tokio::time::{Instant, sleep};
 use super::{not_allowed, percent_decode, read_body};
 use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reply};
+use crate::front::reply::{self, Reason, Reply};
 use crate::runtime::lane::Lane;
 
 /// How often a drain that is waited for looks at the worker's load.
 const IDLE_CHECK: Duration = Duration::from_millis(50);
 
 /// Why a request is refused.
-struct Refusal(StatusCode, String);
+struct Refusal(Reason, String);
 
 impl Refusal {
     fn wrong(message: impl Into<String>) -> Refusal {
-        Refusal(StatusCode::BAD_REQUEST, message.into())
+        Refusal(Reason::InvalidParameter, message.into())
+    }
+
+    fn unreadable(message: impl Into<String>) -> Refusal {
+        Refusal(Reason::InvalidBody, message.into())
     }
 }
 
@@ -118,11 +122,11 @@ async fn with_parameters(
 impl Parameters {
     async fn of(request: Request<Incoming>) -> Result<Parameters, Refusal> {
         let (parts, incoming) = request.into_parts();
-        let bytes = read_body(incoming).await.map_err(Refusal::wrong)?;
+        let bytes = read_body(incoming).await.map_err(Refusal::unreadable)?;
         let body = match bytes.is_empty() {
             true => Value::Null,
             false => serde_json::from_slice(&bytes).map_err(|error| {
-                Refusal::wrong(format!(
+                Refusal::unreadable(format!(
 "the body is not JSON ({error}); the right form is {{\"url\": \"http://host:port\"}}"))
             })?,
         };
@@ -182,7 +186,7 @@ impl Parameters {
         found.cloned().ok_or_else(|| {
             let urls: Vec<&str> = fleet.iter().map(|worker| worker.url.as_str()).collect();
             let message = format!("{asked}; the workers are: {}", urls.join(", "));
-            Refusal(StatusCode::NOT_FOUND, message)
+            Refusal(Reason::WorkerNotFound, message)
         })
     }
 

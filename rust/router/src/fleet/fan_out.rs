@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::fleet::worker::Worker;
+use crate::front::request_id::REQUEST_ID;
 use crate::request::upload::RequestBody;
 use crate::request::upstream::{Pool, Upstream};
 
@@ -57,7 +58,7 @@ impl Question {
 
     /// Asks in the name of the client whose request has these headers.
     pub fn asked_by(mut self, headers: &HeaderMap) -> Question {
-        for name in [AUTHORIZATION, CONTENT_TYPE, USER_AGENT] {
+        for name in [AUTHORIZATION, CONTENT_TYPE, USER_AGENT, REQUEST_ID] {
             if let Some(value) = headers.get(&name) {
                 self.headers.insert(name, value.clone());
             }
@@ -111,6 +112,14 @@ impl Answer {
 
     pub fn json(&self) -> Option<Value> {
         serde_json::from_slice(self.ok()?).ok()
+    }
+
+    /// The error in its answer, where that has OpenAI's shape.
+    pub fn error(&self) -> Option<Value> {
+        let (_, body) = self.outcome.as_ref().ok()?;
+        let mut body: Value = serde_json::from_slice(body).ok()?;
+        let error = body.get_mut("error")?;
+        error.get("message")?.is_string().then(|| error.take())
     }
 
     /// Who it is of, and what it was: for answers that show every worker's.

@@ -6,11 +6,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use hyper::StatusCode;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::front::client::{Client, Phase};
-use crate::front::reply::error_body;
+use crate::front::reply::{Reason, error_body};
 use crate::runtime::stream::Stream;
 
 pub struct ClientIo {
@@ -25,8 +24,8 @@ impl ClientIo {
 }
 
 /// A whole HTTP response that closes the connection.
-fn refusal(status: StatusCode, message: &str) -> String {
-    let body = error_body(status, message);
+fn refusal(reason: Reason, message: &str) -> String {
+    let (status, body) = (reason.status(), error_body(reason, message));
     format!(
         "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
@@ -38,16 +37,16 @@ fn with_body(head: &[u8]) -> Option<String> {
     let code = head
         .strip_prefix(b"HTTP/1.1 4")
         .filter(|_| head.len() < 160 && head.ends_with(b"\r\n\r\n"))?;
-    let (status, message) = match code.get(..2)? {
-        b"14" => (StatusCode::URI_TOO_LONG, "the request target is too long"),
+    let (reason, message) = match code.get(..2)? {
+        b"14" => (Reason::UriTooLong, "the request target is too long"),
         b"31" => (
-            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Reason::HeadersTooLarge,
             "the request's headers are too many or too large",
         ),
-        b"00" => (StatusCode::BAD_REQUEST, "the request is not valid HTTP/1.1"),
+        b"00" => (Reason::InvalidHttp, "the request is not valid HTTP/1.1"),
         _ => return None,
     };
-    Some(refusal(status, message))
+    Some(refusal(reason, message))
 }
 
 impl AsyncRead for ClientIo {
@@ -120,7 +119,7 @@ impl Drop for ClientIo {
     fn drop(&mut self) {
         if self.client.phase() == Phase::Head && self.client.is_late() {
             let text = refusal(
-                StatusCode::REQUEST_TIMEOUT,
+                Reason::RequestTimeout,
                 "the request's headers did not arrive in time",
             );
             // Nobody is left to tell if the client does not take even this.

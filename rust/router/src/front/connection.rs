@@ -28,6 +28,7 @@ use crate::fleet::worker::Worker;
 use crate::front::client::{Client, Limits, Phase};
 use crate::front::client_io::ClientIo;
 use crate::front::listen::BACKLOG;
+use crate::front::reply::Reason;
 use crate::front::{cors, gate, reply};
 use crate::request::body::ReplyBody;
 use crate::request::exchange::Exchange;
@@ -222,21 +223,21 @@ async fn route(
     if size > MAX_HEADER_BYTES {
         let message =
             format!("the request's headers take {size} bytes; the limit is {MAX_HEADER_BYTES}");
-        return reply::error(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, &message);
+        return reply::error(Reason::HeadersTooLarge, &message);
     }
     if request.method() == Method::CONNECT {
         return reply::error(
-            StatusCode::METHOD_NOT_ALLOWED,
+            Reason::MethodNotAllowed,
             "CONNECT: this is a router, not a forward proxy",
         );
     }
     if !forwarding::has_one_host(request.version(), request.headers()) {
         let message = "a request of HTTP/1.1 names its host once, in one Host header";
-        return reply::last_error(StatusCode::BAD_REQUEST, message);
+        return reply::last_error(Reason::InvalidHttp, message);
     }
     if !forwarding::has_known_coding(request.headers()) {
         let message = "\"Transfer-Encoding: chunked\", once, is all that this router takes";
-        return reply::last_error(StatusCode::NOT_IMPLEMENTED, message);
+        return reply::last_error(Reason::UnsupportedTransferEncoding, message);
     }
     if request.uri().authority().is_some() {
         forwarding::to_origin_form(&mut request);

@@ -3,14 +3,14 @@
 
 use hyper::body::{Body, Incoming};
 use hyper::header::{AUTHORIZATION, Entry, HeaderName, HeaderValue, WWW_AUTHENTICATE};
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, Request};
 
 use crate::config::{Config, ConfigError};
 use crate::front::auth::Keys;
 use crate::front::cors::Cors;
 use crate::front::in_flight::{InFlight, Refused};
-use crate::front::reply::{self, Reply};
-use crate::front::request_id::{REQUEST_ID, is_usable};
+use crate::front::reply::{self, Reason, Reply};
+use crate::front::request_id::{CLIENT_REQUEST_ID, REQUEST_ID, RequestId, is_usable};
 use crate::request::exchange::Exchange;
 use crate::request::upload::discard;
 use crate::runtime::lane::Lane;
@@ -50,36 +50,44 @@ impl Gate {
 
 /// The request's id: the client's, or one that it is given here. Workers and the router's own endpoints
 /// find it under `x-request-id`.
-pub fn identify(lane: &Lane, request: &mut Request<Incoming>) -> HeaderValue {
+pub fn identify(lane: &Lane, request: &mut Request<Incoming>) -> RequestId {
     let headers = request.headers_mut();
-    let given = lane
-        .shared
-        .gate
-        .other_id_headers
-        .iter()
-        .find_map(|name| headers.get(name).filter(|value| is_usable(value)).cloned());
-    if let Some(id) = given {
-        headers.insert(REQUEST_ID, id.clone());
-        return id;
+    let usable = |name: &HeaderName| headers.get(name).filter(|value| is_usable(value)).cloned();
+    let given = lane.shared.gate.other_id_headers.iter().find_map(usable);
+    let given = given.or_else(|| match headers.get(REQUEST_ID) {
+        Some(id) if is_usable(id) => None,
+        _ => usable(&CLIENT_REQUEST_ID),
+    });
+    let made = || lane.request_ids.borrow_mut().next();
+    let (value, is_made_here) = match (given, headers.entry(REQUEST_ID)) {
+        (Some(id), entry) => {
+            insert(entry, &id);
+            (id, false)
+        }
+        (None, Entry::Occupied(entry)) if is_usable(entry.get()) => (entry.get().clone(), false),
+        (None, entry) => {
+            let id = made();
+            insert(entry, &id);
+            (id, true)
+        }
+    };
+    RequestId {
+        value,
+        is_made_here,
     }
-    match headers.entry(REQUEST_ID) {
-        Entry::Occupied(entry) if is_usable(entry.get()) => entry.get().clone(),
-        Entry::Occupied(mut entry) => {
-            let id = lane.request_ids.borrow_mut().next();
-            entry.insert(id.clone());
-            id
-        }
-        Entry::Vacant(entry) => {
-            let id = lane.request_ids.borrow_mut().next();
-            entry.insert(id.clone());
-            id
-        }
+}
+
+/// Puts the value in the place of all that are there.
+fn insert(entry: Entry<'_, HeaderValue>, value: &HeaderValue) {
+    match entry {
+        Entry::Occupied(mut entry) => drop(entry.insert(value.clone())),
+        Entry::Vacant(entry) => drop(entry.insert(value.clone())),
     }
 }
 
 /// Why a request goes no further.
 pub struct Refusal {
-    status: StatusCode,
+    reason: Reason,
     message: String,
 }
 
@@ -90,8 +98,8 @@ impl Refusal {
         if !body.is_end_stream() {
             tokio::task::spawn_local(discard(body));
         }
-        let mut reply = reply::error(self.status, &self.message);
-        if self.status == StatusCode::UNAUTHORIZED {
+        let mut reply = reply::error(self.reason, &self.message);
+        if self.reason == Reason::InvalidApiKey {
             let challenge = HeaderValue::from_static("Bearer");
             reply.headers_mut().insert(WWW_AUTHENTICATE, challenge);
         }
@@ -108,7 +116,7 @@ pub fn authenticate(lane: &Lane, request: &mut Request<Incoming>) -> Result<(), 
             false => "an API key is needed: send it as \"Authorization: Bearer KEY\"",
         };
         return Err(Refusal {
-            status: StatusCode::UNAUTHORIZED,
+            reason: Reason::InvalidApiKey,
             message: message.to_owned(),
         });
     }
@@ -131,7 +139,7 @@ pub async fn enter(lane: &Lane, exchange: &mut Exchange) -> Result<(), Refusal> 
             Ok(())
         }
         Err(Refused(message)) => Err(Refusal {
-            status: StatusCode::TOO_MANY_REQUESTS,
+            reason: Reason::RateLimitExceeded,
             message,
         }),
     }

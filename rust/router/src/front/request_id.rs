@@ -1,4 +1,4 @@
-//! The name an exchange goes by in the logs of the client, the router and the worker.
+//! The one id of a request: in headers and answers, and in the logs of the client, the router and the worker.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -8,8 +8,14 @@ use hyper::header::{HeaderName, HeaderValue};
 /// Carries the id to the worker, and back to the client.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
+/// OpenAI's name for an id that a client chooses; it counts if there is no other.
+pub const CLIENT_REQUEST_ID: HeaderName = HeaderName::from_static("x-client-request-id");
+
 /// A longer id from a client is not taken over.
 const MAX_LENGTH: usize = 128;
+
+/// Nor is a longer one from a worker, whose own may be a client's with something added.
+const MAX_WORKERS_LENGTH: usize = 4 * MAX_LENGTH;
 
 /// Digits of an id: 64 random bits for each lane of each process, and a count.
 const LENGTH: usize = PREFIX + COUNT;
@@ -18,6 +24,34 @@ const COUNT: usize = 12;
 
 /// Ids written into memory that is taken for many of them at once.
 const BLOCK: usize = 128 * LENGTH;
+
+/// What a request is called here.
+#[derive(Clone)]
+pub struct RequestId {
+    pub value: HeaderValue,
+    /// Whether the client gave none.
+    pub is_made_here: bool,
+}
+
+impl RequestId {
+    /// Takes over what a worker calls the request in its answer, so that both logs have the same id: in place
+    /// of one that was made here, or where it says more exactly which of the client's requests of that id
+    /// this is (`{id}-...`).
+    pub fn settle(&mut self, answered: Option<&HeaderValue>) {
+        let Some(answered) = answered else { return };
+        let is_visible = answered.as_bytes().iter().all(u8::is_ascii_graphic);
+        if !is_visible || !(1..=MAX_WORKERS_LENGTH).contains(&answered.len()) {
+            return;
+        }
+        let extends = |id: &HeaderValue| {
+            let rest = answered.as_bytes().strip_prefix(id.as_bytes());
+            rest.is_some_and(|rest| rest.starts_with(b"-"))
+        };
+        if self.is_made_here || extends(&self.value) {
+            self.value = answered.clone();
+        }
+    }
+}
 
 /// Makes ids that are unique, here and among routers, without a clock or a lock.
 pub struct RequestIds {
@@ -91,6 +125,29 @@ mod tests {
     fn digits_are_the_last_ones() {
         assert_eq!(&hex::<4>(0x0123_4567_89ab_cdef), b"cdef");
         assert_eq!(&hex::<16>(0x0123_4567_89ab_cdef), b"0123456789abcdef");
+    }
+
+    #[test]
+    fn what_a_worker_answers_with_counts_unless_the_client_chose() {
+        let value = |text: &str| HeaderValue::from_str(text).unwrap();
+        let settled = |is_made_here, answered: Option<&str>| {
+            let mut id = RequestId {
+                value: value("mine"),
+                is_made_here,
+            };
+            id.settle(answered.map(value).as_ref());
+            id.value
+        };
+        for (is_made_here, answered, expected) in [
+            (true, Some("theirs"), "theirs"),
+            (true, None, "mine"),
+            (true, Some("two words"), "mine"),
+            (false, Some("theirs"), "mine"),
+            (false, Some("mine-2"), "mine-2"),
+            (false, Some("mine2"), "mine"),
+        ] {
+            assert_eq!(settled(is_made_here, answered), expected, "{answered:?}");
+        }
     }
 
     #[test]

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use hyper::StatusCode;
 use hyper::header::HeaderName;
 use hyper::http::request::Parts;
 
 use crate::fleet::models::{self, Serving};
 use crate::fleet::standing::{Behind, Standing};
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reply};
+use crate::front::reply::{self, Reason, Reply};
 use crate::key::scan::scan;
 use crate::policy::{Candidates, Decision, Receipt, RequestKey};
 use crate::runtime::lane::{Lane, Scratch};
@@ -85,24 +84,29 @@ fn find_eligible(
     !eligible.is_empty()
 }
 
-/// 503 for a request that no worker could take, or 508 where it would come back from each that is left.
+/// The answer to a request that no worker could take. `failure` is the last worker that was tried and what
+/// came of it; empty if none may be.
 pub fn no_worker(lane: &Lane, failure: &str) -> Reply {
     lane.shared.metrics.unserved.fetch_add(1, Relaxed);
     let fleet = lane.shared.fleet.read();
-    let message = match failure {
-        "" if fleet.is_empty() => {
-            "the router has no workers; add one with POST /workers".to_owned()
-        }
-        "" if let Some(worker) = fleet.iter().find(|worker| worker.standing.is(Behind::Loop)) => {
-            let url = &worker.url;
-            let message = format!(
-                "worker {url} is a router that sends requests back to this one, and there is no other \
-                 worker: take this router out of the workers of {url} or of a router behind it"
-            );
-            return reply::error(StatusCode::LOOP_DETECTED, &message);
-        }
-        "" => "every worker that could serve the request is draining".to_owned(),
-        failure => format!("no worker could serve the request; the last one tried was {failure}"),
+    let (reason, message) = if !failure.is_empty() {
+        let message =
+            format!("no worker could serve the request; the last one tried was {failure}");
+        (Reason::WorkersDown, message)
+    } else if fleet.is_empty() {
+        let message = "the router has no workers; add one with POST /workers".to_owned();
+        (Reason::NoWorkers, message)
+    } else if let Some(worker) = fleet.iter().find(|worker| worker.standing.is(Behind::Loop)) {
+        let url = &worker.url;
+        let message = format!(
+            "worker {url} is a router that sends requests back to this one, and there is no other worker \
+             that takes requests: take this router out of the workers of {url} or of a router behind it"
+        );
+        (Reason::RoutingLoop, message)
+    } else {
+        let message = "every worker that could serve the request is draining; POST /workers with its url \
+                       lets one serve again";
+        (Reason::WorkersDraining, message.to_owned())
     };
-    reply::error(StatusCode::SERVICE_UNAVAILABLE, &message)
+    reply::error(reason, &message)
 }

@@ -8,14 +8,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use hyper::body::{Body, Incoming};
-use hyper::header::HeaderValue;
 use hyper::{Method, Request, StatusCode, Uri};
 use serde_json::Value;
 
 use crate::fleet::worker::Worker;
 use crate::front::client::Client;
-use crate::front::reply::Reply;
-use crate::front::request_id::REQUEST_ID;
+use crate::front::reply::{Reply, Why};
+use crate::front::request_id::{REQUEST_ID, RequestId};
 use crate::request::body::Payload;
 use crate::request::route::Route;
 use crate::runtime::lane::Lane;
@@ -51,7 +50,7 @@ pub struct Exchange {
     lane: Rc<Lane>,
     peer: SocketAddr,
     pub client: Arc<Client>,
-    id: HeaderValue,
+    id: RequestId,
     pub route: Route,
     is_head: bool,
     /// Only where requests are logged.
@@ -72,6 +71,8 @@ pub struct Exchange {
     status: u16,
     /// Whether the answer is a worker's and not the router's.
     is_from_worker: bool,
+    /// What the router itself refused it for.
+    why: Option<Box<str>>,
     first_byte: Option<Duration>,
     took: Option<Duration>,
     end: End,
@@ -83,7 +84,7 @@ impl Exchange {
         lane: &Rc<Lane>,
         peer: SocketAddr,
         client: Arc<Client>,
-        id: HeaderValue,
+        id: RequestId,
         request: &Request<Incoming>,
     ) -> Self {
         let is_logged = lane.shared.config.access_log;
@@ -104,6 +105,7 @@ impl Exchange {
             sent: 0,
             status: CLIENT_CLOSED_REQUEST,
             is_from_worker: false,
+            why: None,
             first_byte: None,
             took: None,
             end: End::ClientLeft,
@@ -128,7 +130,13 @@ impl Exchange {
     pub fn answers(&mut self, reply: &mut Reply) {
         self.status = reply.status().as_u16();
         self.is_from_worker = matches!(reply.body(), Payload::Upstream(_));
-        reply.headers_mut().insert(REQUEST_ID, self.id.clone());
+        self.id.settle(reply.headers().get(REQUEST_ID));
+        reply
+            .headers_mut()
+            .insert(REQUEST_ID, self.id.value.clone());
+        if let Some(Why(why)) = reply.extensions_mut().remove() {
+            self.why = Some(why.into());
+        }
     }
 
     /// Notes bytes of the answer's body, and whether they are the last.
@@ -173,6 +181,27 @@ impl Exchange {
         if let Some((method, uri)) = &self.target {
             self.log(method, uri, first_byte, took);
         }
+        if self.end == End::WorkerCut {
+            self.log_failure("the worker broke off its answer");
+        } else if let Some(why) = self.why.as_deref().filter(|_| self.status >= 500) {
+            self.log_failure(why);
+        }
+    }
+
+    /// What the router or a worker is to blame for is logged, every request or not.
+    fn log_failure(&self, why: &str) {
+        let id = String::from_utf8_lossy(self.id.value.as_bytes());
+        let url = self.worker.as_ref().map_or("", |worker| &worker.url);
+        let log = &self.lane.shared.log;
+        log.warn(
+            "request failed",
+            &[
+                ("id", &id),
+                ("status", &self.status),
+                ("worker", &url),
+                ("why", &why),
+            ],
+        );
     }
 
     fn log(&self, method: &Method, uri: &Uri, first_byte: Option<Duration>, took: Duration) {
@@ -180,7 +209,7 @@ impl Exchange {
             return;
         }
         let (method, uri) = (method.clone(), uri.clone());
-        let (id, worker, peer) = (self.id.clone(), self.worker.clone(), self.peer);
+        let (id, worker, peer) = (self.id.value.clone(), self.worker.clone(), self.peer);
         let (status, attempts, end) = (self.status, self.attempts, self.end);
         let (received, sent) = (self.received, self.sent);
         let fields = move || {

@@ -12,7 +12,7 @@ use hyper::{Request, Response, StatusCode, Version};
 use crate::fleet::models;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::{LoadGuard, Worker};
-use crate::front::reply::{self, Reply};
+use crate::front::reply::{self, Reason, Reply};
 use crate::request::body::{Payload, ResponseBody};
 use crate::request::exchange::Exchange;
 use crate::request::forwarding;
@@ -106,7 +106,7 @@ pub async fn forward(
                         worker.url
                     );
                     tries.broken(&worker, &error);
-                    return reply::error(StatusCode::BAD_GATEWAY, &message);
+                    return reply::error(Reason::WorkerFailed, &message);
                 }
                 if !tries.broken(&worker, &error) {
                     break;
@@ -182,7 +182,7 @@ pub fn is_exhaustion(error: &io::Error) -> bool {
 
 pub fn exhausted(error: &io::Error) -> Reply {
     let message = format!("the router is out of resources: {error}");
-    reply::error(StatusCode::SERVICE_UNAVAILABLE, &message)
+    reply::error(Reason::RouterOutOfResources, &message)
 }
 
 /// The error with what caused it.
@@ -220,7 +220,7 @@ pub fn answer(
             "worker {} answered with a protocol or a transfer coding that nobody asked for",
             worker.url
         );
-        return reply::error(StatusCode::BAD_GATEWAY, &message);
+        return reply::error(Reason::InvalidWorkerAnswer, &message);
     }
     let (mut parts, incoming) = response.into_parts();
     parts.headers = forwarding::response_headers(parts.headers);
@@ -255,7 +255,7 @@ fn held_window(incoming: &Incoming, is_json: bool) -> usize {
 /// 408 for a client that sent no more of its body.
 fn stalled() -> Reply {
     let mut reply = reply::error(
-        StatusCode::REQUEST_TIMEOUT,
+        Reason::RequestTimeout,
         "the rest of the request body did not arrive in time",
     );
     reply
@@ -266,11 +266,11 @@ fn stalled() -> Reply {
 
 pub fn too_large(limit: u64) -> Reply {
     let message = format!("the request body is larger than the limit of {limit} bytes");
-    reply::error(StatusCode::PAYLOAD_TOO_LARGE, &message)
+    reply::error(Reason::RequestTooLarge, &message)
 }
 
 /// For a client that does not end its body as it should; most have left.
 fn broken_off(why: &str) -> Reply {
     let message = format!("the request body could not be read: {why}");
-    reply::error(StatusCode::BAD_REQUEST, &message)
+    reply::error(Reason::InvalidBody, &message)
 }

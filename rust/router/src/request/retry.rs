@@ -14,7 +14,7 @@ use crate::fleet::health::mark_down;
 use crate::fleet::models::Serving;
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reply};
+use crate::front::reply::{self, Reason, Reply};
 use crate::policy::Receipt;
 use crate::request::choice::{choose, no_worker};
 use crate::runtime::clock::{self, TICK, Tick};
@@ -221,7 +221,7 @@ impl<'a> Tries<'a> {
             "worker {} has not begun to answer in {limit} s (request_timeout)",
             worker.url
         );
-        reply::error(StatusCode::GATEWAY_TIMEOUT, &message)
+        reply::error(Reason::WorkerTimeout, &message)
     }
 
     fn failed(&mut self, worker: &Worker, error: &str) {
@@ -261,7 +261,7 @@ impl<'a> Tries<'a> {
         if self.was_sent {
             self.lane.shared.metrics.unserved.fetch_add(1, Relaxed);
             let message = format!("no answer from a worker; the last one was {}", self.failure);
-            return reply::error(StatusCode::BAD_GATEWAY, &message);
+            return reply::error(Reason::WorkerFailed, &message);
         }
         no_worker(self.lane, &self.failure)
     }

@@ -31,6 +31,9 @@ pub async fn serve(shared: Arc<Shared>, listener: StdListener) {
             sleep(Duration::from_millis(50)).await;
             continue;
         };
+        if stream.set_nodelay(true).is_err() {
+            continue; // Already closed by the client.
+        }
         let shared = shared.clone();
         let answer = service_fn(move |request| {
             let reply = answer(&shared, &request);
