@@ -141,7 +141,7 @@ async def _before(deadline: float | None, step: Awaitable[Any]) -> Any:
     except RequestError:
         raise
     except ValueError as exc:
-        raise RequestError(str(exc), param="request_id", status=409) from exc
+        raise RequestError(str(exc), param="request_id", code="request_id_in_use", status=409) from exc
 
 
 class _Parts:

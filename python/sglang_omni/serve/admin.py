@@ -94,7 +94,11 @@ def admin_routes(server: Server) -> APIRouter:
         """Stop a running request and free what it holds."""
         request_id = body.request_id or body.rid
         if not request_id:
-            raise RequestError("request_id: which request?", param="request_id")
+            raise RequestError(
+                "request_id: which request?", param="request_id", code="missing_required_parameter"
+            )
+        if body.rid not in (None, request_id):
+            raise RequestError("rid and request_id differ; give one", param="rid", code="invalid_value")
         result = await server.client.abort(request_id)
         return JSONResponse({"success": result.success, "request_id": request_id})
 

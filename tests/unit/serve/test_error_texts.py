@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from sglang_omni.serve.errors import describe, field_path, validation_error
+from sglang_omni.serve.errors import describe
 from sglang_omni.serve.protocol import ChatCompletionRequest
+from sglang_omni.serve.validation import field_path, validation_error
 
 
 def refusal(**fields):

@@ -86,11 +86,11 @@ def test_speech_and_transcription(preprocess: Preprocessor) -> None:
 
 
 def test_the_inputs_stay_behind_and_the_task_goes_on(preprocess: Preprocessor) -> None:
-    payload = entry({"audio": wav(1.0)}, temperature=0.5)
+    payload = entry({"audio": wav(1.0)}, language="en")
     out = preprocess(payload)
 
     assert out.request.inputs is None
-    assert out.request.params == {"temperature": 0.5}
+    assert out.request.params == {"language": "en"}
     assert out.request.metadata == {"model": "m", "task": "transcription"}
     assert payload.request.inputs is not None
 
@@ -157,7 +157,7 @@ def test_other_modalities_are_refused(preprocess: Preprocessor, modalities: Any)
 
 def test_a_voice_is_checked_before_the_answer_is_spoken(preprocess: Preprocessor) -> None:
     payload = entry("hello", voice="darth")
-    preprocess(payload)  # nobody is going to speak
+    assert "only for a spoken answer" in refusal(preprocess, payload).message
 
     payload.request.metadata["output_modalities"] = ["text", "audio"]
     assert refusal(preprocess, payload).param == "voice"

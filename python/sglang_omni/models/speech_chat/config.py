@@ -8,6 +8,8 @@ from pydantic import Field
 
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE, OPENAI_VOICES
+from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS
+from sglang_omni.preprocessing.request_params import RequestParams
 
 _PACKAGE = "sglang_omni.models.speech_chat"
 
@@ -74,6 +76,7 @@ class SpeechChatPipelineConfig(PipelineConfig):
     input_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
     output_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
     voices: ClassVar[tuple[str, ...]] = (DEFAULT_VOICE, "default", *OPENAI_VOICES)
+    request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 
     model_path: str = BUNDLED
     name: str | None = "speech-chat"
