@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
@@ -42,8 +42,7 @@ _SENTENCES: Mapping[str, str | Callable[[dict[str, Any]], str]] = {
     "less_than_equal": lambda c: f"must be at most {_number(c['le'])}",
     "literal_error": lambda c: f"must be {c['expected']}",
 }
-_TYPE_ERRORS = {"dict_type", "model_type", "model_attributes_type", "int_from_float", "union_tag_not_found"}
-# A closer match than pydantic's field names among one another: "min_tokens" is not "max_tokens" misspelled.
+# "min_tokens" is not "max_tokens" misspelled.
 _SIMILAR = 0.82
 
 
@@ -60,7 +59,7 @@ def validation_error(errors: Sequence[Any], model: type[BaseModel] | None = None
         return RequestError(f"the body is not valid JSON: {reason}".rstrip(": "), code="invalid_json")
     param = field_path(first["loc"])
     if first["type"] == "extra_forbidden":
-        message, code = _unknown(param, str(first["loc"][-1]), model)
+        message, code = _unknown(param, first["loc"], model)
     else:
         message = f"{param}: {_sentence(first, context)}" if param else _NO_OBJECT
         code = _code(first["type"])
@@ -95,15 +94,32 @@ def _code(kind: str) -> str:
         return "missing_required_parameter"
     if kind == UNSUPPORTED:
         return "unsupported_value"
-    return "invalid_type" if kind.endswith("_type") or kind in _TYPE_ERRORS else "invalid_value"
+    return "invalid_type" if kind.endswith("_type") or kind == "int_from_float" else "invalid_value"
 
 
-def _unknown(param: str, name: str, model: type[BaseModel] | None) -> tuple[str, str]:
+def _unknown(param: str, loc: Sequence[str | int], model: type[BaseModel] | None) -> tuple[str, str]:
+    name = str(loc[-1])
     if name in UNSUPPORTED_FIELDS:
         return f"{param}: not supported here; leave it out", "unsupported_parameter"
-    near = difflib.get_close_matches(name, model.model_fields if model else (), n=1, cutoff=_SIMILAR)
+    near = difflib.get_close_matches(name, _fields_beside(loc, model), n=1, cutoff=_SIMILAR)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return f"unknown field {param!r}{hint}", "unknown_parameter"
+
+
+def _fields_beside(loc: Sequence[str | int], model: type[BaseModel] | None) -> list[str]:
+    """The names that may stand where ``loc`` ends, in the object that it leads to."""
+    models = [model] if model else []
+    for name in loc[:-1]:
+        fields = [each.model_fields[name] for each in models if name in each.model_fields]
+        if fields:  # neither an index, a tag, nor the body itself
+            models = [inner for field in fields for inner in _models_in(field.annotation)]
+    return sorted({name for each in models for name in each.model_fields})
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]
 
 
 def _at_least(count: int, what: str) -> str:
