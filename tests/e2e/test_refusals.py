@@ -88,6 +88,9 @@ def test_a_transcription(client: openai.OpenAI) -> None:
         return client.audio.transcriptions.create(model="speech-chat", file=recording, extra_body=extra)
 
     assert "hello" in transcribe(temperature=0).text.lower()
+    recording[1].seek(0)
+    translation = client.audio.translations.create(model="speech-chat", file=recording)
+    assert "hello" in translation.text.lower()
     assert refused(lambda: transcribe(language="fr")) == ("language", "unsupported_value")
     assert refused(lambda: transcribe(temperature=0.5)) == ("temperature", "unsupported_value")
 

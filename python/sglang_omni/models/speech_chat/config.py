@@ -72,7 +72,7 @@ class SpeechChatPipelineConfig(PipelineConfig):
     """
 
     # What the server refuses the rest of with a 400 (serve's Capabilities).
-    tasks: ClassVar[tuple[str, ...]] = ("chat", "completion", "speech", "transcription")
+    tasks: ClassVar[tuple[str, ...]] = ("chat", "completion", "speech", "transcription", "translation")
     input_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
     output_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
     voices: ClassVar[tuple[str, ...]] = (DEFAULT_VOICE, "default", *OPENAI_VOICES)
