@@ -118,12 +118,13 @@ def measured(url: str, modalities: list[str], args: argparse.Namespace) -> list[
 
 def ask(client: SyncClient, number: int, modalities: list[str], tokens: int) -> Seen:
     """Streams one answer of exactly ``tokens`` tokens, and about as many frames of speech."""
+    talker = {"talker": {"temperature": 0.0, "max_new_tokens": tokens + 1}}
     request = GenerateRequest(
         messages=[{"role": "user", "content": f"Question number {number}: what is the time?"}],
         output_modalities=modalities,
         sampling=SamplingParams(temperature=0, ignore_eos=True),
         max_tokens=tokens,
-        stage_params={"talker": {"temperature": 0.0, "max_new_tokens": tokens + 1}},
+        stage_params=talker if "audio" in modalities else None,
     )
     seen = Seen()
     began = time.monotonic()

@@ -204,6 +204,18 @@ WRONG = {
     "an unknown speaker": (lambda: ["Hello"], {"audio": {"voice": "nova"}}, "aiden, chelsie, ethan"),
     "a wrong talker parameter": (lambda: ["Hello"], {"talker_top_p": 3}, "talker_top_p"),
     "a wrong chunking": (lambda: ["Hello"], {"stage_params": {"code2wav": {"chunking": "x"}}}, "gapless"),
+    "a stage's parameter misspelled": (
+        lambda: ["Hello"],
+        {"stage_params": {"thinker": {"temprature": 1}}},
+        "did you mean 'temperature'?",
+    ),
+    "a talker's parameter for a text": (
+        lambda: ["Hello"],
+        {"modalities": ["text"], "talker_top_k": 3},
+        "only for a spoken answer",
+    ),
+    "an answer beyond the context": (lambda: ["Hello"], {"max_tokens": 100_000}, "ask for at most"),
+    "a stop token of another vocabulary": (lambda: ["Hello"], {"stop_token_ids": [10**7]}, "vocabulary"),
 }
 
 

@@ -186,7 +186,7 @@ def assert_drains(server: Launched, waiting: Asked, hanging: Asked) -> None:
 def assert_refused(answer: httpx.Response) -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     error = answer.json()["error"]
-    assert (error["type"], error["code"]) == ("server_error", 503)
+    assert (error["type"], error["code"]) == ("server_error", "service_unavailable")
     assert "shutting down" in error["message"]
 
 

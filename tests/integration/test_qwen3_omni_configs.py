@@ -28,7 +28,9 @@ _ids = (f"request-{number}" for number in itertools.count())
 
 
 def request(case: Case, modalities: tuple[str, ...]) -> OmniRequest:
-    params: dict[str, Any] = {**case.params, "max_new_tokens": case.max_tokens, "voice": case.speaker}
+    params: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": case.max_tokens}
+    if "audio" in modalities:
+        params |= {**case.params, "voice": case.speaker}
     metadata = {"task": "chat", "output_modalities": list(modalities)}
     return OmniRequest({"messages": case.messages}, params, metadata)
 

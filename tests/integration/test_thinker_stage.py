@@ -103,6 +103,10 @@ def test_text_streams_to_who_wants_it(
         mine = [chunk.data for chunk in chunks if chunk.target == target]
         assert {piece["modality"] for piece in mine} == {"text"}
         assert "".join(piece["text"] for piece in mine) == payload.data["text"]
+        # The tokens go with their text; the end token, which has none, is left to the result.
+        told = [token for piece in mine for token in piece["token_ids"]]
+        assert told == payload.data["token_ids"][: len(told)]
+        assert len(told) >= len(payload.data["token_ids"]) - 1
 
 
 def test_a_stop_string_is_neither_streamed_nor_part_of_the_answer(

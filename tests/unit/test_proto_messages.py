@@ -238,7 +238,7 @@ def test_a_malformed_payload_of_a_submit_is_refused(payload: Any, text: str) -> 
         parse_message({"type": "submit", "request_id": "r", "data": {"stage_payload": payload}})
 
 
-@pytest.mark.parametrize("change", [{"message": 3}, {"param": 1}, {"code": None}, {"status": "413"}])
+@pytest.mark.parametrize("change", [{"message": 3}, {"param": 1}, {"code": 404}, {"status": "413"}])
 def test_malformed_error_fields_are_refused(change: dict[str, Any]) -> None:
     wire = {**CompleteMessage("r", "a", False, error="e", error_info={**INFO, **change}).to_dict()}
     with pytest.raises(ValueError, match="not the fields of a RequestError"):
@@ -269,7 +269,7 @@ def test_a_request_error_keeps_its_fields(carry: Any) -> None:
     assert (plain.message, plain.param, plain.code, plain.status) == (
         "no",
         None,
-        "invalid_request_error",
+        None,
         400,
     )
 

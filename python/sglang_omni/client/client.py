@@ -84,6 +84,7 @@ class Client:
                 yield CompletionStreamChunk(
                     request_id=chunk.request_id,
                     text=text,
+                    token_ids=deltas.new_token_ids(chunk),
                     modality=chunk.modality,
                     audio_b64=(
                         audio_to_base64(audio, sample_rate=rate, output_format=audio_format)
@@ -97,6 +98,7 @@ class Client:
                     heard=heard if is_news else None,
                     timings=chunk.timings,
                     worker=chunk.worker,
+                    audio_codes=chunk.audio_codes,
                 )
 
     async def speech(

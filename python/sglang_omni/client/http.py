@@ -12,7 +12,9 @@ import httpx
 import numpy as np
 
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, decode_wav
+from sglang_omni.client.http_errors import error_of_event, error_of_response
 from sglang_omni.client.request_id import HEADER, is_usable, new_request_id
+from sglang_omni.client.server_timing import read_server_timing
 from sglang_omni.client.transport import Transport
 from sglang_omni.client.types import (
     ClientError,
@@ -24,7 +26,6 @@ from sglang_omni.client.types import (
     TranscriptionSegment,
     UsageInfo,
 )
-from sglang_omni.proto import RequestError
 
 _WORKER_HEADER = "x-sglang-omni-worker"
 _TRANSCRIPT_PATHS = {
@@ -112,6 +113,8 @@ class HttpTransport(Transport):
             finish_reason=chunk.finish_reason or "stop",
             usage=chunk.usage,
             heard=chunk.heard,
+            token_ids=chunk.token_ids,
+            audio_codes=chunk.audio_codes,
             timings=chunk.timings,
             worker=worker,
             result=fields,
@@ -126,6 +129,7 @@ class HttpTransport(Transport):
             mime_type=answer.headers.get("content-type", "application/octet-stream"),
             format=response_format,
             sample_rate=int(rate) if rate else None,
+            timings=read_server_timing(answer.headers.get("server-timing")),
             worker=answer.headers.get(_WORKER_HEADER),
         )
 
@@ -139,6 +143,8 @@ class HttpTransport(Transport):
             async for event in _events(response):
                 chunk = _delta_chunk(request_id, event)
                 whole.text += chunk.text
+                whole.token_ids += chunk.token_ids
+                whole.audio_codes = chunk.audio_codes or whole.audio_codes
                 if chunk.audio_data is not None:
                     audio.append(chunk.audio_data)
                     whole.sample_rate = chunk.sample_rate
@@ -217,7 +223,7 @@ class HttpTransport(Transport):
                 path, timeout=_timeout(request), headers=_headers(request, request_id), **content
             )
             if not response.is_success:
-                raise _error(response)
+                raise error_of_response(response)
             return response
 
     @asynccontextmanager
@@ -232,7 +238,7 @@ class HttpTransport(Transport):
         ):
             if not response.is_success:
                 await response.aread()
-                raise _error(response)
+                raise error_of_response(response)
             yield response
 
 
@@ -271,26 +277,11 @@ def _timeout(request: GenerateRequest) -> httpx.Timeout:
     return httpx.Timeout(None if request.timeout is None else request.timeout + 5.0, connect=10.0)
 
 
-def _error(response: httpx.Response) -> Exception:
-    try:
-        fields = response.json()["error"]
-        message, param, kind = str(fields["message"]), fields.get("param"), fields.get("type")
-    except (ValueError, KeyError, TypeError):
-        message, param, kind = response.text[:500] or response.reason_phrase, None, None
-    if response.status_code == 504:
-        return TimeoutError(message)
-    if 400 <= response.status_code < 500:
-        return RequestError(
-            message, param=param, code=kind or "invalid_request_error", status=response.status_code
-        )
-    return ClientError(message, status=response.status_code)
-
-
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """The JSON objects of a server-sent event stream.
 
     Raises:
-        ClientError: The stream carried an error.
+        RequestError, TimeoutError, ClientError: The error that the stream carried.
     """
     async for line in _lines(response):
         if not line.startswith(b"data:"):
@@ -300,11 +291,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             return
         event = json.loads(data)
         if "error" in event:
-            error = event["error"]
-            status = error.get("code") if isinstance(error.get("code"), int) else 500
-            if 400 <= status < 500:
-                raise RequestError(str(error["message"]), param=error.get("param"), status=status)
-            raise ClientError(str(error["message"]), status=status)
+            raise error_of_event(event["error"])
         yield event
 
 
@@ -376,6 +363,8 @@ def _completion_chunk(
         usage=UsageInfo.from_dict(fields.get("usage")),
         heard=fields.get("heard"),
         timings=fields.get("timings"),
+        token_ids=choice.get("token_ids") or [],
+        audio_codes=audio.get("codes") or [],
         worker=worker,
         result=fields,
     )
@@ -397,6 +386,8 @@ def _delta_chunk(request_id: str, event: dict[str, Any]) -> GenerateChunk:
         audio = delta.get("audio") or {}
         chunk.text = choice.get("text") or delta.get("content") or audio.get("transcript") or ""
         chunk.finish_reason = choice.get("finish_reason")
+        chunk.token_ids = choice.get("token_ids") or []
+        chunk.audio_codes = audio.get("codes") or []
         if audio.get("data"):
             chunk.modality = "audio"
             chunk.audio_data = decode_pcm(base64.b64decode(audio["data"]))

@@ -36,6 +36,7 @@ class Deltas:
     def __init__(self) -> None:
         self.text = ""
         self.samples = 0
+        self.tokens = 0
 
     def new_text(self, chunk: GenerateChunk) -> str:
         text = chunk.text or ""
@@ -43,6 +44,13 @@ class Deltas:
             text = text[len(self.text) :] if text.startswith(self.text) else ""
         self.text += text
         return text
+
+    def new_token_ids(self, chunk: GenerateChunk) -> list[int]:
+        token_ids = chunk.token_ids
+        if chunk.finish_reason is not None:
+            token_ids = token_ids[self.tokens :]
+        self.tokens += len(token_ids)
+        return token_ids
 
     def new_audio(self, chunk: GenerateChunk) -> Samples | None:
         if chunk.audio_data is None:

@@ -150,7 +150,10 @@ class GenerateRequest:
         given = [name for name in _INPUTS if getattr(self, name) is not None]
         if len(given) != 1:
             found = " and ".join(given) or "none"
-            raise RequestError(f"a request needs exactly one of {', '.join(_INPUTS)}; got {found}")
+            raise RequestError(
+                f"a request needs exactly one of {', '.join(_INPUTS)}; got {found}",
+                code="invalid_value" if given else "missing_required_parameter",
+            )
 
 
 _INPUTS = ("prompt", "prompt_token_ids", "messages", "audio")
@@ -228,7 +231,13 @@ class CompletionResult:
 
 @dataclass
 class CompletionStreamChunk:
-    """What is new in a streamed completion; ``audio_b64`` is base64 in the format asked for."""
+    """What is new in a streamed completion; ``audio_b64`` is base64 in the format asked for.
+
+    Attributes:
+        token_ids: Of the text, where the pipeline tells them; of one that tells them only at the end, all
+            are in the last chunk.
+        audio_codes: On the last chunk, as in ``GenerateChunk``.
+    """
 
     request_id: str
     text: str = ""
@@ -241,6 +250,8 @@ class CompletionStreamChunk:
     heard: str | None = None
     timings: dict[str, float] | None = None
     worker: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    audio_codes: list[list[int]] = field(default_factory=list)
 
 
 @dataclass

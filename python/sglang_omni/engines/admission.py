@@ -19,11 +19,14 @@ def admit(request: EngineRequest, *, vocab_size: int, context_length: int, pool_
     request.sampling.validate()
     prompt = request.prompt_token_ids
     if not prompt:
-        raise RequestError("the prompt is empty: it must have at least one token", param="prompt")
+        raise RequestError(
+            "the prompt is empty: it must have at least one token", param="prompt", code="invalid_value"
+        )
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         raise RequestError(
             f"prompt_token_ids must lie between 0 and {vocab_size - 1}, got {min(prompt)} to {max(prompt)}",
             param="prompt_token_ids",
+            code="invalid_value",
         )
     # The last token of an answer is never fed back: it needs no room in the pool.
     limit = min(context_length, pool_tokens + 1)

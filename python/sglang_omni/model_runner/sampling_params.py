@@ -68,7 +68,7 @@ class SamplingParams:
         """Raises RequestError for the first field that is out of its range."""
         _check("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "between 0 and 100")
         _check("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
-        _check("top_k", self.top_k, self.top_k >= -1, "-1 (all tokens), or at least 1")
+        _check("top_k", self.top_k, self.top_k >= -1, "-1 or 0 (all tokens), or at least 1")
         _check("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "between 0 and 1")
         penalty = self.repetition_penalty
         _check("repetition_penalty", penalty, 0.0 < penalty <= 10.0, "above 0 and at most 10")
@@ -92,12 +92,12 @@ class SamplingParams:
 
 def _check(name: str, value: object, good: bool, expected: str) -> None:
     if not good:
-        raise RequestError(f"{name} must be {expected}, got {value!r}", param=name)
+        raise RequestError(f"{name} must be {expected}, got {value!r}", param=name, code="invalid_value")
 
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not -_HUGE < value < _HUGE:
-        raise RequestError(f"{name} must be a finite number, got {value!r}", param=name)
+        raise RequestError(f"{name} must be a finite number, got {value!r}", param=name, code="invalid_type")
     return float(value)
 
 
@@ -105,24 +105,28 @@ def _integer(name: str, value: Any) -> int:
     if isinstance(value, bool) or not (
         isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     ):
-        raise RequestError(f"{name} must be an integer, got {value!r}", param=name)
+        raise RequestError(f"{name} must be an integer, got {value!r}", param=name, code="invalid_type")
     return int(value)
 
 
 def _flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise RequestError(f"{name} must be true or false, got {value!r}", param=name)
+        raise RequestError(f"{name} must be true or false, got {value!r}", param=name, code="invalid_type")
     return value
 
 
 def _strings(name: str, value: Any) -> tuple[str, ...]:
     values = [value] if isinstance(value, str) else value
     if not isinstance(values, list | tuple) or not all(isinstance(item, str) for item in values):
-        raise RequestError(f"{name} must be a text or a list of texts, got {value!r}", param=name)
+        raise RequestError(
+            f"{name} must be a text or a list of texts, got {value!r}", param=name, code="invalid_type"
+        )
     return tuple(values)
 
 
 def _integers(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list | tuple):
-        raise RequestError(f"{name} must be a list of integers, got {value!r}", param=name)
+        raise RequestError(
+            f"{name} must be a list of integers, got {value!r}", param=name, code="invalid_type"
+        )
     return tuple(_integer(name, item) for item in value)

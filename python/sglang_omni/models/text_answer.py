@@ -17,6 +17,19 @@ def text_of(request: EngineRequest) -> IncrementalDetokenizer:
     return request.detokenizer
 
 
+def new_text(request: EngineRequest) -> dict[str, Any] | None:
+    """A chunk of what has become safe to show since the last one: its text, and the tokens since that one.
+
+    A text may lag behind its tokens; the result has those that no chunk had.
+    """
+    detokenizer = text_of(request)
+    delta = detokenizer.take()
+    if not delta:
+        return None
+    told, detokenizer.told = detokenizer.told, len(request.output_token_ids)
+    return {"modality": "text", "text": delta, "token_ids": request.output_token_ids[told:]}
+
+
 def written(request: EngineRequest) -> dict[str, Any]:
     """A finished request's ``{"text", "token_ids", "finish_reason", "prompt_tokens", "cached_tokens"}``."""
     return {

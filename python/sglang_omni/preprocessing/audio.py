@@ -59,7 +59,7 @@ def decode_audio(
         RequestError: The data is no audio, or its length, rate or samples are not acceptable.
     """
     if not data:
-        raise RequestError(f"{param} is empty: expected an audio file", param=param)
+        raise RequestError(f"{param} is empty: expected an audio file", param=param, code="invalid_audio")
     decoded = _Decoded(sample_rate, max_seconds, param)
     if not _decode_soundfile(data, decoded):
         _decode_ffmpeg(data, decoded)
@@ -67,10 +67,13 @@ def decode_audio(
         raise RequestError(
             f"{param} is {decoded.seconds:.3f} s long; audio must last at least {min_seconds:g} s",
             param=param,
+            code="audio_too_short",
         )
     samples = decoded.samples()
     if not np.isfinite(samples).all():
-        raise RequestError(f"{param} holds samples that are not finite numbers", param=param)
+        raise RequestError(
+            f"{param} holds samples that are not finite numbers", param=param, code="invalid_audio"
+        )
     return AudioClip(np.clip(samples, -1.0, 1.0), sample_rate)
 
 
@@ -160,7 +163,7 @@ def _decode_ffmpeg(data: bytes, decoded: _Decoded) -> None:
     except (av.error.FFmpegError, ValueError, IndexError) as exc:
         if isinstance(exc, RequestError):
             raise
-        raise RequestError(_not_audio(param), param=param) from exc
+        raise RequestError(_not_audio(param), param=param, code="invalid_audio") from exc
 
 
 def _check_layout(rate: int, channels: int, *, param: str) -> None:
@@ -168,9 +171,14 @@ def _check_layout(rate: int, channels: int, *, param: str) -> None:
         raise RequestError(
             f"{param} has a sample rate of {rate} Hz; {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz are accepted",
             param=param,
+            code="invalid_audio",
         )
     if not 1 <= channels <= MAX_CHANNELS:
-        raise RequestError(f"{param} has {channels} channels; 1 to {MAX_CHANNELS} are accepted", param=param)
+        raise RequestError(
+            f"{param} has {channels} channels; 1 to {MAX_CHANNELS} are accepted",
+            param=param,
+            code="invalid_audio",
+        )
 
 
 def _refuse_length(seconds: float, max_seconds: float, *, param: str) -> NoReturn:
@@ -184,4 +192,4 @@ def _not_audio(param: str) -> str:
 
 
 def _refuse_content(param: str) -> NoReturn:
-    raise RequestError(_not_audio(param), param=param)
+    raise RequestError(_not_audio(param), param=param, code="invalid_audio")

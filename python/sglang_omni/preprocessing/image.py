@@ -45,19 +45,37 @@ def decode_image(data: bytes, *, param: str, max_pixels: int = 50_000_000) -> Im
         raise
     except UnidentifiedImageError as exc:
         raise RequestError(
-            f"{param} is not a picture that can be decoded; send {', '.join(FORMATS)}", param=param
+            f"{param} is not a picture that can be decoded; send {', '.join(FORMATS)}",
+            param=param,
+            code="invalid_image",
         ) from exc
     except Image.DecompressionBombError as exc:
         raise RequestError(
-            f"{param} has far more than {max_pixels / 1e6:g} megapixels, the limit", param=param
+            f"{param} has far more than {max_pixels / 1e6:g} megapixels, the limit",
+            param=param,
+            code="image_too_large",
         ) from exc
     except Exception as exc:
-        raise RequestError(f"{param} is a corrupted picture: {exc}", param=param) from exc
+        raise RequestError(
+            f"{param} is a corrupted picture: {exc}", param=param, code="invalid_image"
+        ) from exc
+
+
+def shrunk(image: Image, max_pixels: int) -> Image:
+    """The picture with at most so many pixels, in its own proportions as nearly as whole pixels allow."""
+    from PIL import Image
+
+    width, height = image.size
+    if width * height <= max_pixels:
+        return image
+    scale = (max_pixels / (width * height)) ** 0.5
+    size = (max(1, int(width * scale)), max(1, int(height * scale)))
+    return image.resize(size, Image.Resampling.BICUBIC)
 
 
 def _check_size(width: int, height: int, *, param: str, max_pixels: int) -> None:
     if not width or not height:
-        raise RequestError(f"{param} is a picture without pixels", param=param)
+        raise RequestError(f"{param} is a picture without pixels", param=param, code="invalid_image")
     if width * height > max_pixels:
         raise RequestError(
             f"{param} has {width} x {height} pixels, {width * height / 1e6:.1f} megapixels; "
@@ -70,4 +88,5 @@ def _check_size(width: int, height: int, *, param: str, max_pixels: int) -> None
             f"{param} has {width} x {height} pixels; one side may be at most {MAX_ASPECT_RATIO} times "
             "the other",
             param=param,
+            code="invalid_image",
         )

@@ -38,7 +38,9 @@ def media_bytes(
         data = bytes(source)
     elif not isinstance(source, str):
         raise RequestError(
-            f"{param} must be base64 text, a data URL or a URL, got {type(source).__name__}", param=param
+            f"{param} must be base64 text, a data URL or a URL, got {type(source).__name__}",
+            param=param,
+            code="invalid_type",
         )
     elif source[:8].lower().startswith(("http://", "https://")):
         data = _fetch(source, param=param, max_bytes=max_bytes, allowed_hosts=allowed_hosts)
@@ -51,14 +53,18 @@ def media_bytes(
     elif re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*:", source):
         scheme = source.partition(":")[0]
         raise RequestError(
-            f"{param} is a {scheme}: URL; only data:, http: and https: are accepted", param=param
+            f"{param} is a {scheme}: URL; only data:, http: and https: are accepted",
+            param=param,
+            code="invalid_url",
         )
     else:
         data = _from_base64(source, param=param)
     if not data:
-        raise RequestError(f"{param} is empty", param=param)
+        raise RequestError(f"{param} is empty", param=param, code="invalid_value")
     if len(data) > max_bytes:
-        raise RequestError(_too_large(param, len(data), max_bytes), param=param, status=413)
+        raise RequestError(
+            _too_large(param, len(data), max_bytes), param=param, status=413, code="media_too_large"
+        )
     return data
 
 
@@ -69,7 +75,7 @@ def _from_base64(text: str, *, param: str) -> bytes:
     try:
         return base64.b64decode(compact + "=" * (-len(compact) % 4), validate=True)
     except (binascii.Error, ValueError) as exc:
-        raise RequestError(f"{param} is not valid base64: {exc}", param=param) from exc
+        raise RequestError(f"{param} is not valid base64: {exc}", param=param, code="invalid_base64") from exc
 
 
 def _fetch(url: str, *, param: str, max_bytes: int, allowed_hosts: Collection[str]) -> bytes:
@@ -89,12 +95,19 @@ def _fetch(url: str, *, param: str, max_bytes: int, allowed_hosts: Collection[st
                         data += piece
                         if len(data) > max_bytes:
                             raise RequestError(
-                                _too_large(param, len(data), max_bytes), param=param, status=413
+                                _too_large(param, len(data), max_bytes),
+                                param=param,
+                                status=413,
+                                code="media_too_large",
                             )
                     return bytes(data)
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
-        raise RequestError(f"{param} could not be fetched: {exc}", param=param) from exc
-    raise RequestError(f"{param} redirects more than {_MAX_REDIRECTS} times", param=param)
+        raise RequestError(
+            f"{param} could not be fetched: {exc}", param=param, code="media_not_fetched"
+        ) from exc
+    raise RequestError(
+        f"{param} redirects more than {_MAX_REDIRECTS} times", param=param, code="media_not_fetched"
+    )
 
 
 def _check_host(url: str, *, param: str, allowed_hosts: Collection[str]) -> None:
@@ -102,14 +115,15 @@ def _check_host(url: str, *, param: str, allowed_hosts: Collection[str]) -> None
         parts = urlsplit(url)
         host = parts.hostname or ""
     except ValueError as exc:
-        raise RequestError(f"{param} is not a valid URL: {exc}", param=param) from exc
+        raise RequestError(f"{param} is not a valid URL: {exc}", param=param, code="invalid_url") from exc
     if parts.scheme not in ("http", "https"):
-        raise RequestError(f"{param} redirects to a {parts.scheme}: URL", param=param)
+        raise RequestError(f"{param} redirects to a {parts.scheme}: URL", param=param, code="invalid_url")
     if "*" not in allowed_hosts and host not in allowed_hosts:
         raise RequestError(
             f"{param} names the host {host!r}, from which this server does not fetch media; send the data "
             "itself (base64 or a data URL), or list the host in allowed_media_hosts of the preprocess stage",
             param=param,
+            code="media_host_not_allowed",
         )
 
 

@@ -10,6 +10,7 @@ from sglang_omni.proto import RequestError
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 MediaKind = Literal["image", "audio", "video"]
+Detail = Literal["auto", "low", "high"]
 # What the parts that carry media are called, and where in each the source is.
 _MEDIA_PARTS: dict[str, tuple[MediaKind, str]] = {
     "input_audio": ("audio", "data"),
@@ -21,11 +22,12 @@ _MEDIA_PARTS: dict[str, tuple[MediaKind, str]] = {
 
 @dataclass(frozen=True)
 class MediaPart:
-    """A medium as it was sent, and the name of its field."""
+    """A medium as it was sent, the name of its field, and of an image in how much detail it is looked at."""
 
     kind: MediaKind
     source: str | bytes
     param: str
+    detail: Detail = "auto"
 
 
 # A message's content in order: text, or the index of a media part.
@@ -49,7 +51,9 @@ def parse_messages(
         RequestError: A message or part is malformed, or of a kind that this model does not take.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
-        raise RequestError("messages must be a list of at least one message", param="messages")
+        raise RequestError(
+            "messages must be a list of at least one message", param="messages", code="invalid_value"
+        )
     parser = _Parser(takes)
     parsed = [parser.message(message, f"messages[{index}]") for index, message in enumerate(messages)]
     return parsed, parser.media
@@ -64,11 +68,15 @@ class _Parser:
 
     def message(self, message: Any, param: str) -> dict[str, Any]:
         if not isinstance(message, Mapping):
-            raise RequestError(f"{param} must be an object with role and content", param=param)
+            raise RequestError(
+                f"{param} must be an object with role and content", param=param, code="invalid_type"
+            )
         role = message.get("role")
         if role not in _ROLES:
             raise RequestError(
-                f"{param}.role must be one of {', '.join(_ROLES)}, got {role!r}", param=f"{param}.role"
+                f"{param}.role must be one of {', '.join(_ROLES)}, got {role!r}",
+                param=f"{param}.role",
+                code="invalid_value",
             )
         content = message.get("content")
         if role == "assistant" and content is None:
@@ -85,7 +93,9 @@ class _Parser:
         if isinstance(content, str):
             return [content]
         if not isinstance(content, Sequence) or not content:
-            raise RequestError(f"{param} must be text or a list of at least one part", param=param)
+            raise RequestError(
+                f"{param} must be text or a list of at least one part", param=param, code="invalid_type"
+            )
         return [self._part(part, f"{param}[{index}]") for index, part in enumerate(content)]
 
     def _part(self, part: Any, where: str) -> str | int:
@@ -95,13 +105,20 @@ class _Parser:
         kind, field = _MEDIA_PARTS.get(str(name), (None, ""))
         if kind is None or kind not in self._takes:
             raise RequestError(
-                f"{where}.type is {name!r}: this model takes {self._expected} parts", param=f"{where}.type"
+                f"{where}.type is {name!r}: this model takes {self._expected} parts",
+                param=f"{where}.type",
+                code="unsupported_value",
             )
         body = part.get(name)
         if not isinstance(body, Mapping):
-            raise RequestError(f"{where}.{name} must be an object with {field!r}", param=f"{where}.{name}")
+            raise RequestError(
+                f"{where}.{name} must be an object with {field!r}",
+                param=f"{where}.{name}",
+                code="invalid_type",
+            )
         source = _field(body, field, f"{where}.{name}", (str, bytes))
-        self.media.append(MediaPart(kind, source, part.get("param") or f"{where}.{name}.{field}"))
+        param = part.get("param") or f"{where}.{name}.{field}"
+        self.media.append(MediaPart(kind, source, param, _detail(body, f"{where}.{name}.detail")))
         return len(self.media) - 1
 
 
@@ -115,13 +132,27 @@ def _said_before(message: Mapping[str, Any], param: str) -> str:
     raise RequestError(
         f"{param}.content is missing: send the earlier answer's text, or its audio.transcript",
         param=f"{param}.content",
+        code="missing_required_parameter",
     )
+
+
+def _detail(body: Mapping[str, Any], where: str) -> Detail:
+    detail = body.get("detail")
+    if detail is None:
+        return "auto"
+    if detail not in ("auto", "low", "high"):
+        raise RequestError(
+            f"{where} must be 'auto', 'low' or 'high', got {detail!r}", param=where, code="invalid_value"
+        )
+    return detail
 
 
 def _field(part: Mapping[str, Any], name: str, where: str, types: tuple[type, ...] = (str,)) -> Any:
     value = part.get(name)
     if not isinstance(value, types):
         raise RequestError(
-            f"{where}.{name} must be text, got {type(value).__name__}", param=f"{where}.{name}"
+            f"{where}.{name} must be text, got {type(value).__name__}",
+            param=f"{where}.{name}",
+            code="invalid_type",
         )
     return value

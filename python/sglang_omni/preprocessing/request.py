@@ -21,7 +21,11 @@ def task_of(request: OmniRequest) -> Task:
     if task in TASKS:
         return task
     if task is not None:
-        raise RequestError(f"unknown task {task!r}: expected one of {', '.join(TASKS)}", param="task")
+        raise RequestError(
+            f"unknown task {task!r}: expected one of {', '.join(TASKS)}",
+            param="task",
+            code="unsupported_task",
+        )
     inputs = request.inputs if isinstance(request.inputs, dict) else {}
     if "text" in inputs:
         return "speech"
@@ -42,10 +46,14 @@ def named_inputs(request: OmniRequest, names: Collection[str]) -> Mapping[str, A
     if isinstance(inputs, str):
         inputs = {"messages": [{"role": "user", "content": inputs}]}
     if not isinstance(inputs, Mapping):
-        raise RequestError(f"inputs must be an object or text, got {type(inputs).__name__}")
+        raise RequestError(
+            f"inputs must be an object or text, got {type(inputs).__name__}", code="invalid_type"
+        )
     if unknown := [name for name in inputs if name not in names]:
         raise RequestError(
-            f"this model takes no {', '.join(unknown)}, only {', '.join(names)}", param=unknown[0]
+            f"this model takes no {', '.join(unknown)}, only {', '.join(names)}",
+            param=unknown[0],
+            code="unknown_parameter",
         )
     return inputs
 
@@ -68,7 +76,11 @@ def output_modalities(request: OmniRequest) -> list[str]:
     """
     modalities = request.metadata.get("output_modalities") or ["text"]
     if not isinstance(modalities, list) or not all(kind in ("text", "audio") for kind in modalities):
-        raise RequestError(f"modalities may be 'text' and 'audio', got {modalities!r}", param="modalities")
+        raise RequestError(
+            f"modalities may be 'text' and 'audio', got {modalities!r}",
+            param="modalities",
+            code="invalid_value",
+        )
     return modalities
 
 
@@ -98,5 +110,7 @@ def mapping_param(params: Mapping[str, Any], name: str, prefix: str = "") -> Map
         return {}
     if not isinstance(value, Mapping):
         param = prefix + name
-        raise RequestError(f"{param} must be an object, got {type(value).__name__}", param=param)
+        raise RequestError(
+            f"{param} must be an object, got {type(value).__name__}", param=param, code="invalid_type"
+        )
     return value

@@ -89,7 +89,7 @@ class PromptEncoder:
             RequestError: The prompt is empty or longer than the context.
         """
         if not prompt:
-            raise RequestError("prompt is empty", param="prompt")
+            raise RequestError("prompt is empty", param="prompt", code="invalid_value")
         return self._encode(prompt, True, param="prompt")
 
     def check_token_ids(self, token_ids: Sequence[int]) -> list[int]:
@@ -100,14 +100,17 @@ class PromptEncoder:
         """
         param = "prompt_token_ids"
         if not token_ids:
-            raise RequestError("prompt_token_ids is empty", param=param)
+            raise RequestError("prompt_token_ids is empty", param=param, code="invalid_value")
         for index, token_id in enumerate(token_ids):
             if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise RequestError(f"{param}[{index}] must be an integer, got {token_id!r}", param=param)
+                raise RequestError(
+                    f"{param}[{index}] must be an integer, got {token_id!r}", param=param, code="invalid_type"
+                )
             if not 0 <= token_id < self.vocab_size:
                 raise RequestError(
                     f"{param}[{index}] is {token_id}; the vocabulary has the ids 0 to {self.vocab_size - 1}",
                     param=param,
+                    code="invalid_value",
                 )
         self.check_length(len(token_ids), param)
         return list(token_ids)
@@ -118,13 +121,32 @@ class PromptEncoder:
         """The conversation as the text that is tokenized.
 
         Raises:
-            RequestError: The checkpoint has no chat template, or its template refuses the conversation.
+            RequestError: The checkpoint has no chat template, its template refuses the conversation, or a
+                message has a ``name`` and the template no place for it.
         """
+        text = self._render(messages, template_options)
+        named = [index for index, message in enumerate(messages) if message.get("name") is not None]
+        if named:
+            nameless = [{key: message[key] for key in message if key != "name"} for message in messages]
+            if text == self._render(nameless, template_options):
+                where = f"messages[{named[0]}].name"
+                raise RequestError(
+                    f"{where}: this model's chat template has no place for names; write it into the content",
+                    param=where,
+                    code="unsupported_parameter",
+                )
+        return text
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any] | None
+    ) -> str:
         from jinja2 import TemplateError
 
         if self._template is None:
             raise RequestError(
-                "this model has no chat template: use the completions API with a prompt", param="messages"
+                "this model has no chat template: use the completions API with a prompt",
+                param="messages",
+                code="unsupported_task",
             )
         try:
             # The request's options come first: it cannot replace what the template is given here.
@@ -137,13 +159,17 @@ class PromptEncoder:
                 }
             )
         except TemplateError as exc:
-            raise RequestError(f"the chat template refuses the messages: {exc}", param="messages") from exc
+            raise RequestError(
+                f"the chat template refuses the messages: {exc}", param="messages", code="invalid_value"
+            ) from exc
 
     def _encode(self, text: str, add_special_tokens: bool, *, param: str) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as exc:
-            raise RequestError(f"{param} holds text that is no valid Unicode: {exc}", param=param) from exc
+            raise RequestError(
+                f"{param} holds text that is no valid Unicode: {exc}", param=param, code="invalid_value"
+            ) from exc
         token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         self.check_length(len(token_ids), param)
         return token_ids
@@ -161,6 +187,35 @@ class PromptEncoder:
                 param=param,
                 code="context_length_exceeded",
             )
+
+    def check_answer(self, prompt_tokens: int, params: Mapping[str, Any]) -> None:
+        """Looks at what a request says of its answer that only the checkpoint can tell to be wrong.
+
+        Args:
+            prompt_tokens: Length of the prompt, or of what is known of it.
+            params: As the stage that writes the answer sees them.
+
+        Raises:
+            RequestError: ``max_new_tokens`` go beyond the context, or a stop token is not in the vocabulary.
+        """
+        wanted = params.get("max_new_tokens")
+        if isinstance(wanted, int) and prompt_tokens + wanted > self.context_length:
+            room = self.context_length - prompt_tokens
+            raise RequestError(
+                f"max_tokens is {wanted} and the prompt {prompt_tokens} tokens long, but the model's context "
+                f"holds {self.context_length} tokens, prompt and answer together: ask for at most {room}, or "
+                "leave max_tokens out",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        for token_id in params.get("stop_token_ids") or ():
+            if isinstance(token_id, int) and token_id >= self.vocab_size:
+                raise RequestError(
+                    f"stop_token_ids: {token_id} is not in the vocabulary, which has the ids 0 to "
+                    f"{self.vocab_size - 1}",
+                    param="stop_token_ids",
+                    code="invalid_value",
+                )
 
 
 def load_tokenizer(checkpoint: str | Path) -> Tokenizer:

@@ -67,7 +67,9 @@ def decode_video(
         frames = []
         for index, frame in enumerate(container.decode(video=0)):
             if (frame.width, frame.height) != (info.width, info.height):
-                raise RequestError(f"{param} changes its size in the middle of the video", param=param)
+                raise RequestError(
+                    f"{param} changes its size in the middle of the video", param=param, code="invalid_video"
+                )
             if index in wanted:
                 frames.append(frame.to_ndarray(format="rgb24"))
             if index >= last:
@@ -90,6 +92,7 @@ def decode_sound_track(
             raise RequestError(
                 f"{param} has no sound track, which use_audio_in_video needs: send the video without it",
                 param=param,
+                code="no_sound_track",
             )
     return decode_audio(data, param=param, sample_rate=sample_rate, max_seconds=max_seconds)
 
@@ -105,7 +108,7 @@ def _opened(data: bytes, param: str) -> Iterator[Any]:
     except (av.error.FFmpegError, ValueError, IndexError) as exc:
         if isinstance(exc, RequestError):
             raise
-        raise RequestError(_not_video(param), param=param) from exc
+        raise RequestError(_not_video(param), param=param, code="invalid_video") from exc
 
 
 def _info(container: Any, param: str) -> VideoInfo:
@@ -136,6 +139,7 @@ def _check_layout(info: VideoInfo, param: str, limits: VideoLimits) -> None:
             f"{param} has frames of {info.width} x {info.height} pixels; one side may be at most "
             f"{MAX_ASPECT_RATIO} times the other",
             param=param,
+            code="invalid_video",
         )
 
 
@@ -156,4 +160,4 @@ def _not_video(param: str) -> str:
 
 
 def _refuse(param: str) -> None:
-    raise RequestError(_not_video(param), param=param)
+    raise RequestError(_not_video(param), param=param, code="invalid_video")

@@ -18,7 +18,8 @@ class RequestError(ValueError):
     Attributes:
         message: What is wrong and what would be right.
         param: The request field at fault, as the caller spells it.
-        code: A short machine-readable reason.
+        code: The machine-readable reason, such as ``context_length_exceeded``, which callers may test for;
+            docs/server.md lists them. None where there is nothing to tell but the message.
         status: The HTTP status it answers with, 4xx.
     """
 
@@ -27,7 +28,7 @@ class RequestError(ValueError):
         message: str,
         *,
         param: str | None = None,
-        code: str = "invalid_request_error",
+        code: str | None = None,
         status: int = 400,
     ) -> None:
         super().__init__(message)
@@ -46,11 +47,11 @@ class RequestError(ValueError):
         Raises:
             ValueError: ``message`` is missing, or a field is of the wrong type.
         """
-        match {"param": None, "code": "invalid_request_error", "status": 400, **fields}:
+        match {"param": None, "code": None, "status": 400, **fields}:
             case {
                 "message": str() as message,
                 "param": str() | None as param,
-                "code": str() as code,
+                "code": str() | None as code,
                 "status": int() as status,
             }:
                 return cls(message, param=param, code=code, status=status)

@@ -37,6 +37,8 @@ class IncrementalDetokenizer:
         self._pending = ""
         self._safe = 0
         self.stopped = False
+        # How many tokens have been told of beside the text; for who hands the text out.
+        self.told = 0
         self._finished = False
 
     @property

@@ -101,7 +101,11 @@ def admin_routes(server: Server) -> APIRouter:
         """
         request_id = body.request_id or body.rid
         if not request_id:
-            raise RequestError("request_id: which request?", param="request_id")
+            raise RequestError(
+                "request_id: which request?", param="request_id", code="missing_required_parameter"
+            )
+        if body.rid not in (None, request_id):
+            raise RequestError("rid and request_id differ; give one", param="rid", code="invalid_value")
         success = False
         for each in server.running.meant_by(request_id):
             if (await server.client.abort(each)).success:

@@ -17,7 +17,9 @@ from sglang_omni.serve.protocol import (
     AudioUrlPart,
     ChatCompletionRequest,
     ChatMessage,
+    CompletionRequest,
     ContentPart,
+    ImageUrl,
     ImageUrlPart,
     MediaUrl,
     VideoUrlPart,
@@ -135,12 +137,15 @@ async def _events(
     async with aclosing(chunks):
         async for chunk in chunks:
             delta = role | _delta(chunk, reply)
-            if delta or chunk.heard:
+            if delta or chunk.heard or (reply.return_token_ids and chunk.token_ids):
                 if role:
                     server.metrics.first_output(time.monotonic() - started)
                 role = {}
                 more = {"heard": chunk.heard} if chunk.heard else {}
-                yield reply.chunk([_choice(delta)], **more)
+                choice = _choice(delta)
+                if reply.return_token_ids:
+                    choice["token_ids"] = chunk.token_ids
+                yield reply.chunk([choice], **more)
             if chunk.finish_reason is not None:
                 last = chunk
     if last is not None:
@@ -167,6 +172,8 @@ def _delta(chunk: CompletionStreamChunk, reply: _Reply) -> dict[str, Any]:
     if chunk.audio_b64 is not None and "audio" in reply.modalities:
         audio["data"] = chunk.audio_b64
         audio["sample_rate"] = chunk.sample_rate or DEFAULT_SAMPLE_RATE
+    if reply.return_token_ids and chunk.audio_codes and "audio" in reply.modalities:
+        audio["codes"] = chunk.audio_codes
     if audio:
         delta["audio"] = {
             "id": f"audio-{reply.request_id}",
@@ -185,6 +192,7 @@ def _audio_format(body: ChatCompletionRequest) -> str:
         raise RequestError(
             f"audio.format: {chosen!r} cannot be streamed; use one of {', '.join(_STREAMABLE)}",
             param="audio.format",
+            code="unsupported_value",
         )
     return chosen
 
@@ -192,13 +200,15 @@ def _audio_format(body: ChatCompletionRequest) -> str:
 def to_generate_request(server: Server, body: ChatCompletionRequest) -> GenerateRequest:
     """The client's request for an API request, after what this model can do has been checked."""
     server.check_task("chat")
-    server.check_stages(body.stage_params)
+    check_stream_options(body)
     for modality in body.modalities or ():
         server.check_output(modality, "modalities")
     extra: dict[str, Any] = {}
     if body.audio is not None:
         if "audio" not in (body.modalities or ()):
-            raise RequestError("audio: needs 'audio' among the modalities", param="audio")
+            raise RequestError(
+                "audio: needs 'audio' among the modalities", param="audio", code="unsupported_parameter"
+            )
         server.check_voice(body.audio.voice, "audio.voice")
         if body.audio.voice is not None:
             extra["voice"] = body.audio.voice
@@ -210,8 +220,11 @@ def to_generate_request(server: Server, body: ChatCompletionRequest) -> Generate
         extra["use_audio_in_video"] = True
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise RequestError(
-            "max_completion_tokens and max_tokens differ; give one", param="max_completion_tokens"
+            "max_completion_tokens and max_tokens differ; give one",
+            param="max_completion_tokens",
+            code="invalid_value",
         )
+    _check_extra(server, body, extra)
     return GenerateRequest(
         model=body.model,
         messages=_messages(server, body),
@@ -225,6 +238,24 @@ def to_generate_request(server: Server, body: ChatCompletionRequest) -> Generate
         timeout=body.timeout,
         timings=body.timings,
     )
+
+
+def _check_extra(server: Server, body: ChatCompletionRequest, extra: dict[str, Any]) -> None:
+    try:
+        server.check_params("chat", extra, body.stage_params, spoken="audio" in (body.modalities or ()))
+    except RequestError as exc:
+        if exc.param != "voice":
+            raise
+        raise RequestError(f"audio.{exc.message}", param="audio.voice", code=exc.code) from exc
+
+
+def check_stream_options(body: ChatCompletionRequest | CompletionRequest) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise RequestError(
+            "stream_options: only allowed when stream is true",
+            param="stream_options",
+            code="unsupported_parameter",
+        )
 
 
 def to_sampling(fields: SamplingFields) -> SamplingParams:
@@ -260,33 +291,46 @@ def _messages(server: Server, body: ChatCompletionRequest) -> list[dict[str, Any
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:
-    """As pipelines read it: of an earlier answer's speech the transcript."""
-    turn = message.model_dump(exclude_none=True, exclude={"audio"})
+    """As pipelines read it: of an earlier answer's speech the transcript, and a refusal as what it says."""
+    turn = message.model_dump(exclude_none=True, exclude={"audio", "refusal"})
     if message.content is None and message.audio is not None:
         turn["content"] = message.audio.transcript
+    elif message.content is None and message.refusal is not None:
+        turn["content"] = message.refusal
     return turn
 
 
 def _check_message(server: Server, message: ChatMessage, where: str) -> None:
     if message.content is None and message.role != "assistant":
         raise RequestError(
-            f"{where}.content: a {message.role} message needs content", param=f"{where}.content"
+            f"{where}.content: a {message.role} message needs content",
+            param=f"{where}.content",
+            code="missing_required_parameter",
+        )
+    if message.refusal is not None and (message.role != "assistant" or message.content is not None):
+        raise RequestError(
+            f"{where}.refusal: what an assistant message has instead of content",
+            param=f"{where}.refusal",
+            code="invalid_value",
         )
     if message.audio is not None and message.role != "assistant":
         raise RequestError(
             f"{where}.audio: only an assistant message has it; send sound as an input_audio part of content",
             param=f"{where}.audio",
+            code="unsupported_parameter",
         )
     if message.audio is not None and message.content is None and message.audio.transcript is None:
         raise RequestError(
             f"{where}.audio: earlier answers are not kept here, so its id says nothing; send the text as "
             "content, or the transcript with the id",
             param=f"{where}.audio",
+            code="unsupported_value",
         )
     if message.role == "tool":
         raise RequestError(
             f"{where}.role: tools are not supported here, so there is no tool message",
             param=f"{where}.role",
+            code="unsupported_value",
         )
     if isinstance(message.content, list):
         for index, part in enumerate(message.content):
@@ -297,7 +341,7 @@ def _check_message(server: Server, message: ChatMessage, where: str) -> None:
 
 def _media_part(kind: str, url: str) -> ContentPart:
     if kind == "image":
-        return ImageUrlPart(type="image_url", image_url=MediaUrl(url=url))
+        return ImageUrlPart(type="image_url", image_url=ImageUrl(url=url))
     if kind == "video":
         return VideoUrlPart(type="video_url", video_url=MediaUrl(url=url))
     return AudioUrlPart(type="audio_url", audio_url=MediaUrl(url=url))

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from sglang_omni.client import CompletionResult, GenerateRequest, RequestError, UsageInfo
-from sglang_omni.serve.chat import to_sampling
+from sglang_omni.serve.chat import check_stream_options, to_sampling
 from sglang_omni.serve.protocol import CompletionRequest
 from sglang_omni.serve.session import session_key
 from sglang_omni.serve.state import Server, request_id_of
@@ -27,7 +27,8 @@ def completion_routes(server: Server) -> APIRouter:
         """Continue one prompt, or several at once."""
         model = server.check_model(body.model)
         server.check_task("completion")
-        server.check_stages(body.stage_params)
+        server.check_params("completion", {}, body.stage_params)
+        check_stream_options(body)
         prompts = _prompts(body)
         request_id = request_id_of(request, body.request_id)
         body.session_id = session_key(request, body)
@@ -39,7 +40,11 @@ def completion_routes(server: Server) -> APIRouter:
         }
         if body.stream:
             if len(prompts) > 1:
-                raise RequestError("prompt: only one prompt can be streamed at a time", param="prompt")
+                raise RequestError(
+                    "prompt: only one prompt can be streamed at a time",
+                    param="prompt",
+                    code="unsupported_value",
+                )
             events = _events(server, body, prompts[0], request_id, head)
             return EventStream(events, request_id=request_id)
         fields = await answer(request, _completions(server, body, prompts, request_id, head))
@@ -67,13 +72,16 @@ async def _completions(
     results = [task.result() for task in tasks]
     for result in results:
         server.metrics.finished(result.usage)
-    choices = [
+    choices: list[dict[str, Any]] = [
         {"index": i, "text": r.text, "logprobs": None, "finish_reason": r.finish_reason}
         for i, r in enumerate(results)
     ]
     fields = head | {"choices": choices, "usage": _total_usage(results)}
-    if body.timings:
+    if body.timings and len(results) == 1:
         fields["timings"] = results[0].timings
+    elif body.timings:
+        for choice, result in zip(choices, results, strict=True):
+            choice["timings"] = result.timings
     return fields
 
 

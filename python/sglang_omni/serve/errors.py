@@ -1,10 +1,8 @@
-"""Every failure as OpenAI's error object, with the HTTP status as its code."""
+"""Every failure as OpenAI's error object: what is wrong, whose fault it is, and a reason to test for."""
 
 from __future__ import annotations
 
-import difflib
 import logging
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,34 +13,38 @@ from starlette.exceptions import HTTPException
 
 from sglang_omni.client import ClientError, RequestError
 from sglang_omni.proto import Unavailable
-from sglang_omni.serve.fields import TAG
+from sglang_omni.serve.validation import validation_error
 
 logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED_REQUEST = 499
-_NO_OBJECT = "the body must be a JSON object, sent with content-type: application/json"
 
 
 class ClientDisconnected(Exception):
     """The caller left before the answer was there."""
 
 
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+# Why a request failed, where starlette says it by a status alone.
+_HTTP_CODES = {404: "unknown_url", 405: "method_not_supported", 413: "request_too_large"}
+
+
 def error_body(
-    message: str, status: int, *, kind: str | None = None, param: str | None = None
+    message: str, status: int, *, code: str | None = None, param: str | None = None
 ) -> dict[str, Any]:
-    if kind is None:
-        kind = "invalid_request_error" if status < 500 else "server_error"
-    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
+    """OpenAI's error object: ``type`` is the error's class, ``code`` the reason that callers test for."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def describe(exc: Exception, *, request_id: str | None = None) -> tuple[int, dict[str, Any]]:
     """Status and body for a failure; what nobody foresaw is logged with its traceback."""
     if isinstance(exc, RequestError):
-        return exc.status, error_body(exc.message, exc.status, kind=exc.code, param=exc.param)
+        return exc.status, error_body(exc.message, exc.status, code=exc.code, param=exc.param)
     if isinstance(exc, TimeoutError):
-        return 504, error_body(str(exc) or "the request timed out", 504, kind="timeout_error")
+        return 504, error_body(str(exc) or "the request timed out", 504, code="request_timeout")
     if isinstance(exc, Unavailable):
-        return 503, error_body(str(exc), 503)
+        return 503, error_body(str(exc), 503, code="service_unavailable")
     if isinstance(exc, (ClientError, RuntimeError)):
         logger.error("Request %s failed: %s", request_id or "-", exc)
         return 500, error_body(str(exc), 500)
@@ -57,40 +59,6 @@ def error_response(exc: Exception, *, request_id: str | None = None) -> JSONResp
         # The next try is to reach a server that takes it, which this connection does not lead to.
         headers |= {"retry-after": "1", "connection": "close"}
     return JSONResponse(body, status_code=status, headers=headers)
-
-
-def validation_error(errors: Sequence[Any], model: type[BaseModel] | None = None) -> RequestError:
-    """The first of pydantic's errors, as the caller spells the field; the others by their names."""
-    first = next((error for error in errors if error["type"] != "extra_forbidden"), errors[0])
-    if first["type"] == "json_invalid":
-        reason = (first.get("ctx") or {}).get("error", "")
-        return RequestError(f"the body is not valid JSON: {reason}".rstrip(": "))
-    param = field_path(first["loc"])
-    if first["type"] == "extra_forbidden":
-        message = f"unknown field {param!r}" + _suggestion(str(first["loc"][-1]), model)
-    else:
-        text = first["msg"].removeprefix("Value error, ")
-        message = f"{param}: {text}" if param else _NO_OBJECT
-    others = sorted({field_path(error["loc"]) for error in errors} - {param, ""})
-    if others:
-        message += f" (also wrong: {', '.join(others)})"
-    return RequestError(message, param=param or None)
-
-
-def field_path(loc: Iterable[str | int]) -> str:
-    """``("body", "messages", 0, "content")`` as ``messages[0].content``."""
-    path = ""
-    for index, item in enumerate(loc):
-        if isinstance(item, int):
-            path += f"[{item}]"
-        elif not (item.startswith(TAG) or (index == 0 and item == "body")):
-            path += f".{item}" if path else item
-    return path
-
-
-def _suggestion(name: str, model: type[BaseModel] | None) -> str:
-    near = difflib.get_close_matches(name, model.model_fields if model else (), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _body_model(request: Request) -> type[BaseModel] | None:
@@ -113,9 +81,8 @@ def install(app: FastAPI) -> None:
             message = f"no such route: {request.method} {request.url.path}"
         elif exc.status_code == 405:
             message = f"{request.url.path} does not take {request.method}"
-        return JSONResponse(
-            error_body(message, exc.status_code), status_code=exc.status_code, headers=exc.headers
-        )
+        body = error_body(message, exc.status_code, code=_HTTP_CODES.get(exc.status_code))
+        return JSONResponse(body, status_code=exc.status_code, headers=exc.headers)
 
     async def disconnected(request: Request, exc: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -2,31 +2,87 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 # Tags of unions begin with this character, so that errors can tell them from field names.
 TAG = "§"
+# The kind of error of a field whose other values cannot be honoured.
+UNSUPPORTED = "unsupported_value"
+
+# What other servers take and this one does not. A caller who names one has not misspelled another.
+UNSUPPORTED_FIELDS = frozenset(
+    {
+        *("allowed_token_ids", "bad_words", "best_of", "cache_salt", "chat_template", "chat_template_kwargs"),
+        *("chunking_strategy", "custom_logit_processor", "documents", "ebnf", "echo", "guided_choice"),
+        *("guided_grammar", "guided_json", "guided_regex", "image_data", "include", "include_reasoning"),
+        *("include_stop_str_in_output", "input_embeds", "json_schema", "kv_transfer_params"),
+        *("length_penalty", "logits_processors", "logprob_start_len", "lora_path", "min_new_tokens"),
+        *("min_tokens", "mm_processor_kwargs", "priority", "prompt_logprobs", "ref_audio", "ref_text"),
+        *("regex", "return_hidden_states", "return_tokens_as_token_ids", "session_params"),
+        *("skip_special_tokens", "spaces_between_special_tokens", "structural_tag", "structured_outputs"),
+        *("task_type", "thinking_token_budget", "top_logprobs_num", "truncate_prompt_tokens"),
+        *("use_beam_search", "vllm_xargs", "x_vector_only_mode"),
+    }
+)
 
 
 class ApiModel(BaseModel):
-    """Unknown fields and values of the wrong type are errors; numbers are finite."""
+    """Unknown fields and values of the wrong type are errors; numbers are finite.
+
+    An optional field that is null is one left out: clients send all the fields they know.
+    """
 
     model_config = ConfigDict(
         extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=(), populate_by_name=True
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_left_out(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or None not in data.values():
+            return data
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {name: value for name, value in data.items() if value is not None or name not in optional}
+
+
+def unsupported(message: str) -> PydanticCustomError:
+    """For a value that is understood and cannot be honoured."""
+    return PydanticCustomError(UNSUPPORTED, "{message}", {"message": message})
+
 
 def _must_be(*harmless: Any) -> Any:
-    allowed = " or ".join(repr(value) for value in harmless if value is not None) or "left out"
+    allowed = " or ".join(dict.fromkeys(_written(value) for value in harmless if value is not None))
+    hint = f"the only value is {allowed}" if allowed else "leave it out"
 
     def check(value: Any) -> Any:
-        if value is None or any(value == other and type(value) is type(other) for other in harmless):
+        if value is None or any(value == other and isinstance(other, type(value)) for other in harmless):
             return value
-        raise ValueError(f"not supported here; the only value is {allowed}")
+        raise unsupported(f"not supported here; {hint}")
 
-    return Annotated[Any, AfterValidator(check), WithJsonSchema({"description": f"Only {allowed}."})]
+    schema = {"description": f"Only {allowed or 'left out'}."}
+    return Annotated[Any, AfterValidator(check), WithJsonSchema(schema)]
+
+
+class _Form(str):
+    """A value of a form, where false and 0 are written as texts."""
+
+
+def _written(value: Any) -> str:
+    """As callers write it."""
+    return value.lower() if isinstance(value, _Form) else json.dumps(value)
 
 
 # OpenAI's fields that would change the answer in ways no pipeline here can honour: anything but their
@@ -35,11 +91,15 @@ OnlyNone = _must_be(None)
 OnlyOne = _must_be(1)
 OnlyZero = _must_be(0)
 OnlyFalse = _must_be(False)
+OnlyTrue = _must_be(True)
 OnlyEmptyList = _must_be([])
 OnlyEmptyDict = _must_be({})
 OnlyEmptyText = _must_be("")
 OnlyText = _must_be({"type": "text"})
 OnlyNoTools = _must_be("none", "auto")
+OnlyDefaultTier = _must_be("auto", "default")
+OnlyFormFalse = _must_be(_Form("false"), _Form("False"))
+OnlyFormZero = _must_be(_Form("0"), _Form("0.0"))
 
 Temperature = Annotated[float, Field(ge=0, le=2)]
 TopP = Annotated[float, Field(gt=0, le=1)]
@@ -50,18 +110,38 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, Field(ge=0, lt=2**63)]
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+def _stop_tag(value: Any) -> str | None:
+    if isinstance(value, list):
+        return "§several"
+    return "§one" if isinstance(value, str) else None
+
+
 Stop = Annotated[
     Annotated[StopText, Tag("§one")] | Annotated[list[StopText], Tag("§several"), Field(max_length=16)],
-    Discriminator(lambda value: "§several" if isinstance(value, list) else "§one"),
+    Discriminator(
+        _stop_tag,
+        custom_error_type="stop_type",
+        custom_error_message="must be a text or a list of texts",
+    ),
 ]
-RequestId = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[\x21-\x7e]+$")]
+
+
+def _visible(value: str) -> str:
+    if not all("!" <= character <= "~" for character in value):
+        raise ValueError("may hold visible ASCII characters only, and no spaces")
+    return value
+
+
+RequestId = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_visible)]
 Timeout = Annotated[float, Field(gt=0, le=86_400)]
 StageParams = dict[str, dict[str, Any]]
 
 
 def _top_k(value: int) -> int:
-    if value == 0 or value < -1:
-        raise ValueError("must be at least 1, or -1 for no limit")
+    if value < -1:
+        raise ValueError("must be at least 1, or -1 or 0 for no limit")
     return value
 
 

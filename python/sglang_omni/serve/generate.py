@@ -24,9 +24,15 @@ def generate_routes(server: Server) -> APIRouter:
     async def generate(body: NativeRequest, request: Request) -> Response:
         """Continue a text, SGLang's way."""
         server.check_task("completion")
-        server.check_stages(body.stage_params)
+        server.check_params("completion", {}, body.stage_params)
         if (body.text is None) == (body.input_ids is None):
-            raise RequestError("give exactly one of text and input_ids", param="text")
+            raise RequestError(
+                "give exactly one of text and input_ids",
+                param="text",
+                code="missing_required_parameter" if body.text is None else "invalid_value",
+            )
+        if body.rid is not None and body.request_id not in (None, body.rid):
+            raise RequestError("rid and request_id differ; give one", param="rid", code="invalid_value")
         request_id = request_id_of(request, body.rid or body.request_id)
         body.session_id = session_key(request, body)
         if body.stream:
@@ -54,7 +60,10 @@ async def _events(
             if chunk.finish_reason is not None:
                 server.metrics.finished(chunk.usage)
             if chunk.text or chunk.finish_reason is not None:
-                yield _fields(request_id, text, chunk.finish_reason, chunk.usage)
+                fields = _fields(request_id, text, chunk.finish_reason, chunk.usage)
+                if body.timings and chunk.finish_reason is not None:
+                    fields["meta_info"]["timings"] = chunk.timings
+                yield fields
 
 
 def _request(body: NativeRequest) -> GenerateRequest:

@@ -32,7 +32,7 @@ class BodyLimit:
         length = Request(scope).headers.get("content-length", "")
         if length.isdigit() and int(length) > self.max_bytes:
             await _drop_body(receive)
-            body = error_body(self._refusal, 413)
+            body = error_body(self._refusal, 413, code="request_too_large")
             await JSONResponse(body, status_code=413)(scope, receive, send)
             return
         received = 0

@@ -11,14 +11,18 @@ from sglang_omni.serve.fields import (
     ApiModel,
     Count,
     ExtensionFields,
+    OnlyDefaultTier,
     OnlyEmptyDict,
     OnlyEmptyList,
     OnlyEmptyText,
     OnlyFalse,
+    OnlyFormFalse,
+    OnlyFormZero,
     OnlyNone,
     OnlyNoTools,
     OnlyOne,
     OnlyText,
+    OnlyTrue,
     OnlyZero,
     RepetitionPenalty,
     RequestId,
@@ -55,6 +59,11 @@ class InputAudioPart(ApiModel):
 
 class MediaUrl(ApiModel):
     url: Annotated[str, Field(min_length=1)]
+
+
+class ImageUrl(MediaUrl):
+    """``detail``: of a ``"low"`` one as many tokens are made as of one of 512 x 512 pixels at most."""
+
     detail: Literal["auto", "low", "high"] | None = None
 
 
@@ -65,7 +74,7 @@ class AudioUrlPart(ApiModel):
 
 class ImageUrlPart(ApiModel):
     type: Literal["image_url"]
-    image_url: MediaUrl
+    image_url: ImageUrl
 
 
 class VideoUrlPart(ApiModel):
@@ -90,7 +99,7 @@ ContentPart = Annotated[
     | Annotated[VideoUrlPart, Tag("§video_url")],
     Discriminator(
         _part_tag,
-        custom_error_type="content_part",
+        custom_error_type="content_part_type",
         custom_error_message=f"must be an object whose type is one of: {', '.join(_PARTS)}",
     ),
 ]
@@ -107,7 +116,7 @@ Content = Annotated[
     | Annotated[list[ContentPart], Tag("§parts"), Field(min_length=1, max_length=1024)],
     Discriminator(
         _content_tag,
-        custom_error_type="content",
+        custom_error_type="content_type",
         custom_error_message="must be a string or a list of content parts",
     ),
 ]
@@ -130,7 +139,7 @@ class ChatMessage(ApiModel):
     content: Content | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_call_id: str | None = None
+    tool_call_id: OnlyNone = None
     tool_calls: OnlyEmptyList = None
     function_call: OnlyNone = None
     audio: SpokenAnswer | None = None
@@ -141,6 +150,17 @@ class StreamOptions(ApiModel):
     include_usage: bool = False
     include_obfuscation: bool = False
     continuous_usage_stats: OnlyFalse = False
+
+
+def _no_repeats(modalities: list[str]) -> list[str]:
+    if len(set(modalities)) < len(modalities):
+        raise ValueError(f"names {modalities[0]!r} twice")
+    return modalities
+
+
+Modalities = Annotated[
+    list[Literal["text", "audio"]], Field(min_length=1, max_length=2), AfterValidator(_no_repeats)
+]
 
 
 class AudioOptions(ApiModel):
@@ -157,7 +177,7 @@ class ChatCompletionRequest(SamplingFields, ExtensionFields):
     max_completion_tokens: Count | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    modalities: Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=2)] | None = None
+    modalities: Modalities | None = None
     audio: AudioOptions | None = None
 
     # Media beside the messages; they join the last user turn.
@@ -170,18 +190,21 @@ class ChatCompletionRequest(SamplingFields, ExtensionFields):
     talker_top_k: TopK | None = None
     talker_repetition_penalty: RepetitionPenalty | None = None
     talker_max_new_tokens: Count | None = None
-    # Whether an answer in one piece also has its tokens, under vLLM's name, and its speech's codes.
+    # Whether the answer also has its tokens, under vLLM's name, and its speech's codes.
     return_token_ids: bool = False
+    # vLLM's: an answer is always a new turn, also after an assistant's.
+    add_generation_prompt: OnlyTrue = None
+    continue_final_message: OnlyFalse = None
 
     # Of no effect on the answer.
     user: str | None = None
     metadata: dict[str, str] | None = None
-    service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     parallel_tool_calls: bool | None = None
 
+    service_tier: OnlyDefaultTier = None
     n: OnlyOne = 1
     logprobs: OnlyFalse = None
     top_logprobs: OnlyZero = None
@@ -219,7 +242,7 @@ Prompt = Annotated[
     ],
     Discriminator(
         _prompt_tag,
-        custom_error_type="prompt",
+        custom_error_type="prompt_type",
         custom_error_message="must be a string, a list of strings, token ids, or a list of token id lists",
     ),
 ]
@@ -258,7 +281,7 @@ class SpeechRequest(ExtensionFields):
     speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
     stream: bool = False
     stream_format: Literal["audio", "sse"] | None = None
-    language: str | None = None
+    language: Annotated[str, Field(min_length=2, max_length=16)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     user: str | None = None
     instructions: OnlyEmptyText = None
@@ -278,8 +301,8 @@ class TranscriptionForm(ApiModel):
     prompt: OnlyEmptyText = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     # Only the most likely transcript, and only at once.
-    temperature: Annotated[float, Field(ge=0, le=0)] | None = None
-    stream: Literal["false", "False", "0"] | None = None
+    temperature: OnlyFormZero = None
+    stream: OnlyFormFalse = None
     timestamp_granularities: list[Literal["segment"]] | None = None
     timeout: Timeout | None = None
     request_id: RequestId | None = None
@@ -291,8 +314,8 @@ class GenerateSampling(SamplingFields):
     max_new_tokens: Count | None = None
     n: OnlyOne = 1
     min_new_tokens: OnlyZero = None
-    skip_special_tokens: Literal[True] = True
-    spaces_between_special_tokens: Literal[True] = True
+    skip_special_tokens: OnlyTrue = True
+    spaces_between_special_tokens: OnlyTrue = True
     no_stop_trim: OnlyFalse = None
     regex: OnlyNone = None
     json_schema: OnlyNone = None

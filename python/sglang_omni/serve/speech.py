@@ -13,6 +13,7 @@ from fastapi.responses import Response
 
 from sglang_omni.client import ClientError, GenerateChunk, GenerateRequest, RequestError
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, check_format, encode_pcm
+from sglang_omni.client.server_timing import server_timing
 from sglang_omni.client.transport import Deltas
 from sglang_omni.serve.protocol import SpeechRequest
 from sglang_omni.serve.session import session_key
@@ -29,15 +30,23 @@ def speech_routes(server: Server) -> APIRouter:
         server.check_model(body.model)
         body.session_id = session_key(request, body)
         server.check_task("speech")
-        server.check_stages(body.stage_params)
         server.check_voice(body.voice, "voice")
+        server.check_params("speech", _given(body), body.stage_params)
         request_id = request_id_of(request, body.request_id)
         streamed = body.stream or body.stream_format is not None
         if streamed:
+            if body.timings:
+                raise RequestError(
+                    "timings: known only when all is said, and told in a header: leave stream and "
+                    "stream_format out",
+                    param="timings",
+                    code="unsupported_parameter",
+                )
             if body.response_format not in (None, "pcm"):
                 raise RequestError(
                     f"response_format: streamed speech is raw 'pcm', not {body.response_format!r}",
                     param="response_format",
+                    code="unsupported_value",
                 )
             return await answer(request, _streamed(server, body, request_id))
         response_format = body.response_format or "wav"
@@ -52,6 +61,8 @@ def speech_routes(server: Server) -> APIRouter:
             ),
         )
         headers = {"content-disposition": f'attachment; filename="speech.{result.format}"'}
+        if result.timings is not None:
+            headers["server-timing"] = server_timing(result.timings)
         if result.sample_rate is not None:
             headers |= _sample_headers(result.sample_rate)
         return Response(result.audio_bytes, media_type=result.mime_type, headers=headers)
@@ -123,18 +134,25 @@ def _event(samples: Samples, rate: int) -> dict[str, Any]:
 
 
 def _request(body: SpeechRequest, *, stream: bool) -> GenerateRequest:
-    extra = {name: getattr(body, name) for name in ("voice", "language", "seed")}
     return GenerateRequest(
         model=body.model,
         session_id=body.session_id,
         prompt=body.input,
         stage_params=body.stage_params,
-        extra_params={name: value for name, value in extra.items() if value is not None},
+        extra_params={name: value for name, value in _given(body).items() if name != "speed"},
         stream=stream,
         output_modalities=["audio"],
         metadata={"task": "speech"},
         timeout=body.timeout,
+        timings=body.timings,
     )
+
+
+def _given(body: SpeechRequest) -> dict[str, Any]:
+    """What a request says of how its text is to be spoken."""
+    given = {name: getattr(body, name) for name in ("voice", "language", "seed")}
+    given["speed"] = body.speed if body.speed != 1.0 else None
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _sample_headers(rate: int) -> dict[str, str]:
@@ -145,4 +163,4 @@ def check_encodable(response_format: str, param: str) -> None:
     try:
         check_format(response_format)
     except ValueError as exc:
-        raise RequestError(f"{param}: {exc}", param=param) from exc
+        raise RequestError(f"{param}: {exc}", param=param, code="unsupported_value") from exc

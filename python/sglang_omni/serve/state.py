@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 
 from sglang_omni.client import Client, RequestError
+from sglang_omni.preprocessing.request_params import RequestParams, check_params
 from sglang_omni.serve.metrics import Metrics
 from sglang_omni.serve.request_ids import RunningRequests
 
@@ -29,6 +30,7 @@ class Capabilities:
     output_modalities: frozenset[str] | None = None
     voices: frozenset[str] | None = None
     stages: frozenset[str] | None = None
+    request_params: RequestParams | None = None
 
     @classmethod
     def of(cls, config: Any) -> Capabilities:
@@ -45,6 +47,7 @@ class Capabilities:
             output_modalities=declared("output_modalities"),
             voices=None if voices is None else frozenset(voice.lower() for voice in voices),
             stages=frozenset(stage.name for stage in config.stages),
+            request_params=getattr(config, "request_params", None),
         )
 
 
@@ -100,16 +103,41 @@ class Server:
     def _check(self, allowed: frozenset[str] | None, value: str, param: str, text: str) -> None:
         if allowed is not None and value not in allowed:
             raise RequestError(
-                f"{param}: the model {self.served_name!r} {text} {_listed(allowed)}", param=param
+                f"{param}: the model {self.served_name!r} {text} {_listed(allowed)}",
+                param=param,
+                code="unsupported_value",
             )
 
-    def check_stages(self, stage_params: dict[str, Any] | None) -> None:
+    def check_params(
+        self,
+        task: str,
+        params: Mapping[str, Any],
+        stage_params: dict[str, dict[str, Any]] | None,
+        *,
+        spoken: bool = False,
+    ) -> None:
+        """Refuses parameters beside OpenAI's own that this pipeline has no use for.
+
+        Args:
+            params: The request's general ones, by the names that stages know them by.
+            spoken: Whether the answer is to be spoken.
+        """
+        self._check_stages(stage_params)
+        takes = self.capabilities.request_params
+        if takes is not None:
+            check_params(task, {**params, "stage_params": stage_params}, takes, spoken=spoken)
+
+    def _check_stages(self, stage_params: dict[str, Any] | None) -> None:
         stages = self.capabilities.stages
         for stage in stage_params or {}:
             if stages is not None and stage not in stages:
                 near = difflib.get_close_matches(stage, stages, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"the stages are {_listed(stages)}"
-                raise RequestError(f"stage_params: no stage {stage!r}; {hint}", param=f"stage_params.{stage}")
+                raise RequestError(
+                    f"stage_params: no stage {stage!r}; {hint}",
+                    param=f"stage_params.{stage}",
+                    code="unknown_parameter",
+                )
 
 
 def request_id_of(request: Request, given: str | None) -> str:

@@ -11,11 +11,11 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 
 from sglang_omni.client import RequestError, TranscriptionResult, TranscriptionSegment
-from sglang_omni.serve.errors import validation_error
 from sglang_omni.serve.protocol import TranscriptionForm
 from sglang_omni.serve.session import session_key
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import answer
+from sglang_omni.serve.validation import validation_error
 
 _GRANULARITIES = "timestamp_granularities[]"
 
@@ -38,7 +38,11 @@ def transcription_routes(server: Server) -> APIRouter:
 
 async def _transcribe(server: Server, request: Request, task: str) -> Response:
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise RequestError("the body must be multipart/form-data with the recording as 'file'", param="file")
+        raise RequestError(
+            "the body must be multipart/form-data with the recording as 'file'",
+            param="file",
+            code="invalid_content_type",
+        )
     try:
         async with request.form() as form:
             fields = _fields(form)
@@ -46,9 +50,18 @@ async def _transcribe(server: Server, request: Request, task: str) -> Response:
     except HTTPException as exc:
         if exc.status_code == 413:
             raise
-        raise RequestError(f"the body is not a valid multipart form: {exc.detail}") from exc
+        raise RequestError(
+            f"the body is not a valid multipart form: {exc.detail}", code="invalid_form"
+        ) from exc
     server.check_model(fields.model)
     server.check_task(task)
+    server.check_params(task, {"language": fields.language}, None)
+    if fields.timestamp_granularities and fields.response_format != "verbose_json":
+        raise RequestError(
+            f"{_GRANULARITIES}: only with response_format 'verbose_json'",
+            param=_GRANULARITIES,
+            code="unsupported_parameter",
+        )
     request_id = request_id_of(request, fields.request_id)
     result = await answer(
         request,
@@ -66,14 +79,17 @@ async def _transcribe(server: Server, request: Request, task: str) -> Response:
 
 
 def _fields(form: FormData) -> TranscriptionForm:
+    for name in form:
+        if name != _GRANULARITIES and len(form.getlist(name)) > 1:
+            raise RequestError(f"{name}: given more than once", param=name, code="invalid_value")
     values: dict[str, Any] = {
-        name: value for name, value in form.multi_items() if name not in ("file", _GRANULARITIES)
+        name: value for name, value in form.items() if name not in ("file", _GRANULARITIES)
     }
     if _GRANULARITIES in form:
         values["timestamp_granularities"] = form.getlist(_GRANULARITIES)
     for name, value in values.items():
         if isinstance(value, UploadFile):
-            raise RequestError(f"{name}: must be a text field, not a file", param=name)
+            raise RequestError(f"{name}: must be a text field, not a file", param=name, code="invalid_type")
     try:
         return TranscriptionForm.model_validate(values)
     except ValidationError as exc:
@@ -83,10 +99,10 @@ def _fields(form: FormData) -> TranscriptionForm:
 async def _file(form: FormData) -> bytes:
     file = form.get("file")
     if not isinstance(file, UploadFile):
-        raise RequestError("file: the recording is missing", param="file")
+        raise RequestError("file: the recording is missing", param="file", code="missing_required_parameter")
     audio = await file.read()
     if not audio:
-        raise RequestError("file: the recording is empty", param="file")
+        raise RequestError("file: the recording is empty", param="file", code="invalid_audio")
     return audio
 
 
@@ -104,7 +120,6 @@ def _response(kind: str, result: TranscriptionResult, task: str) -> Response:
         fields["segments"] = [
             {"id": i, "start": s.start, "end": s.end, "text": s.text} for i, s in enumerate(result.segments)
         ]
-        fields["timings"] = result.timings
     return JSONResponse(fields)
 
 

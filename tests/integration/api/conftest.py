@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -43,6 +44,7 @@ class ScriptedPipeline:
         self.running: dict[str, _Running] = {}
         self.heard: str | None = None
         self.up = True
+        self.tells_tokens = False
 
     def was_aborted(self, request_id: str) -> bool:
         """Whether it is within the time a failing test takes: who left is noticed a moment later."""
@@ -72,7 +74,10 @@ class ScriptedPipeline:
                 yield StreamMessage(request_id, "transcribe", {"modality": "text", "heard": self.heard})
             for index, word in enumerate(texts):
                 await self._fault(index)
-                yield StreamMessage(request_id, "thinker", {"modality": "text", "text": word})
+                chunk = {"modality": "text", "text": word}
+                if self.tells_tokens:
+                    chunk["token_ids"] = [index + 1]
+                yield StreamMessage(request_id, "thinker", chunk)
             for index, part in enumerate(np.split(self.samples, 3) if spoken else ()):
                 await self._fault(len(texts) + index)
                 chunk = {"modality": "audio", "audio_data": part, "sample_rate": RATE}
@@ -150,12 +155,10 @@ CAPABILITIES = Capabilities(
 )
 
 
-@pytest.fixture(scope="session")
-def served() -> Iterator[tuple[ScriptedPipeline, str]]:
-    scripted = ScriptedPipeline()
-    app = create_app(
-        Client(scripted), model_name="scripted", capabilities=CAPABILITIES, max_body_size=1 << 20
-    )
+@contextmanager
+def serving(scripted: ScriptedPipeline, capabilities: Capabilities, name: str) -> Iterator[str]:
+    """The app on a port of its own; its base URL."""
+    app = create_app(Client(scripted), model_name=name, capabilities=capabilities, max_body_size=1 << 20)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
@@ -163,9 +166,16 @@ def served() -> Iterator[tuple[ScriptedPipeline, str]]:
         thread.start()
         while not server.started:
             time.sleep(0.01)
-        yield scripted, f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         thread.join()
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[tuple[ScriptedPipeline, str]]:
+    scripted = ScriptedPipeline()
+    with serving(scripted, CAPABILITIES, "scripted") as base_url:
+        yield scripted, base_url
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def test_timings_on_request(http):
 
 def test_unknown_route_and_method(http):
     missing = http.get("/v1/nothing")
-    assert (missing.status_code, missing.json()["error"]["code"]) == (404, 404)
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
     assert http.get("/v1/chat/completions").status_code == 405
 
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from sample_media import picture, png_header
 
-from sglang_omni.preprocessing.image import decode_image
+from sglang_omni.preprocessing.image import decode_image, shrunk
 from sglang_omni.proto import RequestError
 
 
@@ -104,3 +104,18 @@ def test_pixels_that_are_damaged_are_refused_or_decoded_but_never_fail_otherwise
                 assert decode_image(bytes(damaged), param="image").mode == "RGB"
             except RequestError:
                 continue
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((512, 512), (512, 512)),
+        ((1024, 1024), (512, 512)),
+        ((2048, 512), (1024, 256)),
+        ((3000, 15), (3000, 15)),
+    ],
+)
+def test_a_picture_is_shrunk_in_its_proportions(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    small = shrunk(Image.new("RGB", size), 512 * 512)
+    assert small.size == expected
+    assert small.width * small.height <= 512 * 512

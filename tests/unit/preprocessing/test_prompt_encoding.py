@@ -163,3 +163,37 @@ def test_acceptable_token_ids_pass(checkpoint: Path) -> None:
 def test_a_directory_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json not found"):
         PromptEncoder(tmp_path)
+
+
+@pytest.mark.parametrize("named", [{"name": "hello"}, {"name": None}, {}])
+def test_a_name_that_the_template_has_a_place_for(checkpoint: Path, named: dict[str, str]) -> None:
+    configure(checkpoint, chat_template="{% for m in messages %}{{ m.name or 'user' }} : {% endfor %}")
+    messages = [{"role": "user", "content": "world", **named}]
+
+    assert PromptEncoder(checkpoint).render(messages) == f"{named.get('name') or 'user'} : "
+
+
+def test_a_name_that_the_template_leaves_out_is_refused(checkpoint: Path) -> None:
+    messages = [*user("hello"), {"role": "user", "content": "world", "name": "Ann"}]
+
+    with pytest.raises(RequestError, match="no place for names") as refused:
+        PromptEncoder(checkpoint).encode_messages(messages)
+    assert (refused.value.param, refused.value.code) == ("messages[1].name", "unsupported_parameter")
+
+
+def test_an_answer_longer_than_the_context_is_refused_with_all_lengths(checkpoint: Path) -> None:
+    prompts = PromptEncoder(checkpoint)
+
+    prompts.check_answer(6, {"max_new_tokens": 10})
+    prompts.check_answer(6, {})
+    with pytest.raises(RequestError, match=r"is 11 .* 6 tokens long.* 16 tokens.* at most 10") as refused:
+        prompts.check_answer(6, {"max_new_tokens": 11})
+    assert (refused.value.param, refused.value.code) == ("max_tokens", "context_length_exceeded")
+
+
+def test_a_stop_token_outside_the_vocabulary_is_refused(checkpoint: Path) -> None:
+    prompts = PromptEncoder(checkpoint)
+
+    prompts.check_answer(1, {"stop_token_ids": [7]})
+    with pytest.raises(RequestError, match="8 is not in the vocabulary, which has the ids 0 to 7"):
+        prompts.check_answer(1, {"stop_token_ids": [7, 8]})

@@ -21,7 +21,7 @@ from sample_media import (
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.preprocess import Preprocessor
-from sglang_omni.proto import OmniRequest, StagePayload
+from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
 SYSTEM = {"role": "system", "content": "You are brief."}
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
@@ -243,3 +243,33 @@ def test_a_checkpoint_without_tokenizer_json_and_of_another_shape(qwen3_omni, tm
         request = OmniRequest({"messages": CONVERSATIONS[name]})
         prompt = processor(StagePayload("r", request, None)).data
         check_against_oracle(oracle, prompt, CONVERSATIONS[name])
+
+
+def test_an_image_of_low_detail_takes_fewer_tokens(preprocess) -> None:
+    part = image_part(picture(1, 1600, 1200))
+
+    def grid(**detail: str) -> tuple[int, int, int]:
+        shown = {**part, "image_url": {**part["image_url"], **detail}}
+        return preprocess([user(shown, "What is this?")])["visuals"][0]["grid_thw"]
+
+    whole, low = grid(), grid(detail="low")
+    assert grid(detail="high") == grid(detail="auto") == whole
+    small = image_part(picture(1, 591, 443))  # 512 x 512 pixels in the same proportions
+    assert low == preprocess([user(small, "What is this?")])["visuals"][0]["grid_thw"]
+    assert low[1] * low[2] < whole[1] * whole[2] / 5
+    with pytest.raises(RequestError, match="'auto', 'low' or 'high', got 'fine'"):
+        grid(detail="fine")
+
+
+def test_an_answer_beyond_the_context_is_refused(qwen3_omni) -> None:
+    processor = Preprocessor(Qwen3OmniCheckpoint.from_dir(qwen3_omni().path), context_length=400)
+    messages = [user(image_part(picture(1)), "What is this?")]
+
+    def ask(most: int) -> int:
+        request = OmniRequest({"messages": messages}, {"max_new_tokens": most})
+        return len(processor(StagePayload("r", request, None)).data["prompt_token_ids"])
+
+    length = ask(1)
+    assert ask(400 - length) == length
+    with pytest.raises(RequestError, match=f"the prompt {length} tokens long.* at most {400 - length}"):
+        ask(401 - length)

@@ -86,11 +86,11 @@ def test_speech_and_transcription(preprocess: Preprocessor) -> None:
 
 
 def test_the_inputs_stay_behind_and_the_task_goes_on(preprocess: Preprocessor) -> None:
-    payload = entry({"audio": wav(1.0)}, temperature=0.5)
+    payload = entry({"audio": wav(1.0)}, language="en")
     out = preprocess(payload)
 
     assert out.request.inputs is None
-    assert out.request.params == {"temperature": 0.5}
+    assert out.request.params == {"language": "en"}
     assert out.request.metadata == {"model": "m", "task": "transcription"}
     assert payload.request.inputs is not None
 
@@ -132,6 +132,30 @@ AUDIO_PARAM = "messages[0].content[0].input_audio.data"
         (5, "chat", {}, None, "got int"),
         ("x", "sing", {}, "task", "unknown task"),
         ("x", "chat", {"chat_template_kwargs": [1]}, "chat_template_kwargs", "must be an object, got list"),
+        ({"text": "Hi"}, "speech", {"language": "fr"}, "language", "this model speaks English"),
+        ({"text": "Hi"}, "speech", {"seed": "x"}, "seed", "must be an integer"),
+        ({"text": "Hi"}, "speech", {"temperature": 1.0}, "temperature", "of no effect"),
+        ({"audio": wav(1.0)}, "transcription", {"prompt": 5}, "prompt", "must be text"),
+        ("hello", "chat", {"talker_top_k": 3}, "talker_top_k", "of no effect"),
+        ("hello", "chat", {"speed": 2.0}, "speed", "only for a spoken answer"),
+        ("hello", "chat", {"max_new_tokens": 31}, "max_tokens", "is 31 .* 2 tokens long.* at most 30"),
+        (spoken(1.0), "chat", {"max_new_tokens": 33}, "max_tokens", "is 33 .* holds 32"),
+        ({"prompt": "hello"}, "completion", {"max_new_tokens": 32}, "max_tokens", "at most 31"),
+        ("hello", "chat", {"stop_token_ids": [1, 3]}, "stop_token_ids", "3 is not in the vocabulary"),
+        (
+            "hello",
+            "chat",
+            {"stage_params": {"thinker": {"temprature": 1}}},
+            "stage_params.thinker.temprature",
+            "did you mean 'temperature'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "hello", "name": "Ann"}]},
+            "chat",
+            {},
+            "messages[0].name",
+            "no place",
+        ),
         ({"text": "x"}, "speech", {"stage_params": 5}, "stage_params", "must be an object, got int"),
         ({"text": "x"}, "speech", {"stage_params": {"speak": 5}}, "stage_params.speak", "must be an object"),
     ],
@@ -155,9 +179,14 @@ def test_other_modalities_are_refused(preprocess: Preprocessor, modalities: Any)
     assert refusal(preprocess, payload).param == "modalities"
 
 
+def test_an_answer_that_just_fits_is_not_refused(preprocess: Preprocessor) -> None:
+    assert preprocess(entry("hello", "chat", max_new_tokens=30)).data == {"prompt_token_ids": [2, 1]}
+    preprocess(entry("hello", "chat", stop_token_ids=[2]))
+
+
 def test_a_voice_is_checked_before_the_answer_is_spoken(preprocess: Preprocessor) -> None:
     payload = entry("hello", voice="darth")
-    preprocess(payload)  # nobody is going to speak
+    assert "only for a spoken answer" in refusal(preprocess, payload).message
 
     payload.request.metadata["output_modalities"] = ["text", "audio"]
     assert refusal(preprocess, payload).param == "voice"

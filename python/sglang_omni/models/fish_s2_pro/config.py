@@ -7,6 +7,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.models.fish_s2_pro.request_params import REQUEST_PARAMS
+from sglang_omni.preprocessing.request_params import RequestParams
 
 _PACKAGE = "sglang_omni.models.fish_s2_pro"
 
@@ -31,6 +33,7 @@ class FishS2CodesPipelineConfig(PipelineConfig):
 
     # Nothing of OpenAI's API: there is no audio.
     tasks: ClassVar[tuple[str, ...]] = ()
+    request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 
     name: str | None = "fish-s2-pro-codes"
     stages: list[StageConfig] = Field(default_factory=codes_stages)

@@ -33,7 +33,9 @@ class DualAR:
         given = {name: value for name, value in params.items() if value is not None}
         sampling = SamplingParams.from_params({**_DEFAULTS, **given})
         if sampling.ignore_eos:
-            raise RequestError("speech has no codes after its end", param="ignore_eos")
+            raise RequestError(
+                "speech has no codes after its end", param="ignore_eos", code="unsupported_value"
+            )
         voice = data["voice_codes"]
         frames = {} if voice is None else dict(enumerate(voice.unbind(), start=data["voice_start"]))
         state = DualARState(

@@ -10,6 +10,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
+from sglang_omni.models.fish_s2_pro.request_params import REQUEST_PARAMS
+from sglang_omni.preprocessing.request_params import check_params
 from sglang_omni.proto import RequestError, StagePayload
 
 _TASK = "convert the provided text to speech"
@@ -44,13 +46,15 @@ class Preprocessor:
     def __call__(self, payload: StagePayload) -> StagePayload:
         """
         Raises:
-            RequestError: There is no text, or the voice's codes are none.
+            RequestError: There is no text, the voice's codes are none, or a parameter has no effect.
         """
+        # Whatever the request calls its task, speech is all there is.
+        check_params("speech", payload.request.params, REQUEST_PARAMS, spoken=True)
         inputs = payload.request.inputs
         if isinstance(inputs, str):
             inputs = {"text": inputs}
         if not isinstance(inputs, Mapping) or not isinstance(inputs.get("text"), str) or not inputs["text"]:
-            raise RequestError("there is no text to speak", param="text")
+            raise RequestError("there is no text to speak", param="text", code="missing_required_parameter")
         voice = inputs.get("voice")
         codes = None if voice is None else self._voice_codes(voice)
         data = self._prompt(inputs["text"], "" if voice is None else voice["text"], codes)
@@ -82,15 +86,23 @@ class Preprocessor:
         groups = self._checkpoint.fast.num_code_groups
         size = self._checkpoint.codebook_size
         if not isinstance(voice, Mapping) or not isinstance(voice.get("text"), str):
-            raise RequestError("a voice is an object with the text it says and its codes", param="voice")
+            raise RequestError(
+                "a voice is an object with the text it says and its codes", param="voice", code="invalid_type"
+            )
         try:
             codes = torch.as_tensor(voice.get("codes"), dtype=torch.long)
         except (TypeError, ValueError, RuntimeError) as exc:
-            raise RequestError(f"voice.codes are no integers: {exc}", param="voice") from exc
+            raise RequestError(
+                f"voice.codes are no integers: {exc}", param="voice", code="invalid_type"
+            ) from exc
         if codes.dim() != 2 or codes.shape[1] != groups or len(codes) == 0:
             raise RequestError(
-                f"voice.codes must be (frames, {groups}), got {tuple(codes.shape)}", param="voice"
+                f"voice.codes must be (frames, {groups}), got {tuple(codes.shape)}",
+                param="voice",
+                code="invalid_value",
             )
         if int(codes.min()) < 0 or int(codes.max()) >= size:
-            raise RequestError(f"voice.codes must lie between 0 and {size - 1}", param="voice")
+            raise RequestError(
+                f"voice.codes must lie between 0 and {size - 1}", param="voice", code="invalid_value"
+            )
         return codes

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
+from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS
+from sglang_omni.preprocessing.request_params import RequestParams
 from sglang_omni.relay.cuda_driver import gpu_count
 
 _PACKAGE = "sglang_omni.models.qwen3_omni"
@@ -121,6 +123,7 @@ class Qwen3OmniThinkerPipelineConfig(PipelineConfig):
     tasks: ClassVar[tuple[str, ...]] = ("chat", "completion")
     input_modalities: ClassVar[tuple[str, ...]] = ("text", "image", "audio", "video")
     output_modalities: ClassVar[tuple[str, ...]] = ("text",)
+    request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 
     name: str | None = "qwen3-omni"
     stages: list[StageConfig] = Field(default_factory=thinker_stages)

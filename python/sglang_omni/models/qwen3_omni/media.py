@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 from sglang_omni.models.qwen3_omni.payloads import AudioInput, MediaShape, VisualInput
 from sglang_omni.models.qwen3_omni.positions import PositionRules
 from sglang_omni.preprocessing.audio import decode_audio
-from sglang_omni.preprocessing.image import decode_image
+from sglang_omni.preprocessing.image import decode_image, shrunk
 from sglang_omni.preprocessing.media import media_bytes
 from sglang_omni.preprocessing.messages import MediaKind, MediaPart
 from sglang_omni.preprocessing.video import VideoInfo, VideoLimits, decode_sound_track, decode_video
 from sglang_omni.proto import RequestError
+
+# Of OpenAI's "low" detail; the processor's own limit is the one of "high" and "auto".
+_LOW_DETAIL_PIXELS = 512 * 512
 
 # Called with a number of tokens that media take, and the field that brought the last of them.
 CheckLength = Callable[[int, str], None]
@@ -138,7 +141,7 @@ class MediaReader:
             )
             check = partial(_check_after, length, check_length, part.param)
             if part.kind == "image":
-                media.images.append(self._image(data, part.param, check))
+                media.images.append(self._image(data, part, check))
                 length += self._rules.visual_tokens(media.images[-1]["grid_thw"])
             elif part.kind == "video":
                 media.videos.append(self._video(data, part.param, options, check))
@@ -150,8 +153,10 @@ class MediaReader:
         media.audios = self._audios(clips)
         return media
 
-    def _image(self, data: bytes, param: str, check: CheckTokens) -> VisualInput:
-        image = decode_image(data, param=param, max_pixels=self._limits.image_pixels)
+    def _image(self, data: bytes, part: MediaPart, check: CheckTokens) -> VisualInput:
+        image = decode_image(data, param=part.param, max_pixels=self._limits.image_pixels)
+        if part.detail == "low":
+            image = shrunk(image, _LOW_DETAIL_PIXELS)
         patches = self._images.get_number_of_image_patches(image.height, image.width, {})
         check(patches // self._rules.merge_size**2)
         pixels = np.asarray(image)
@@ -202,6 +207,7 @@ class MediaReader:
                 f"{param} has {info.num_frames} frame, too few for video_fps: leave video_fps out, or send "
                 "an image",
                 param=param,
+                code="video_too_short",
             )
         metadata = VideoMetadata(total_num_frames=info.num_frames, fps=info.fps)
         return self._videos.sample_frames(metadata, fps=fps).tolist()
@@ -249,6 +255,7 @@ class MediaReader:
                 f"video_fps {options.fps:g} puts frames between the model's positions, of which a second has "
                 f"{self._rules.per_second:g}; take {whole:g} divided by a whole number, such as {allowed}",
                 param="video_fps",
+                code="invalid_value",
             )
 
 

@@ -74,7 +74,10 @@ class Preprocessor:
             case "completion":
                 prompt = self._lay_out(self._completion(inputs), Media(), with_sound=False)
             case _:
-                raise RequestError(f"this model does chat and completion, not {task}", param="task")
+                raise RequestError(
+                    f"this model does chat and completion, not {task}", param="task", code="unsupported_task"
+                )
+        self._prompts.check_answer(len(prompt["prompt_token_ids"]), stage_params(request, "thinker"))
         slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
         return StagePayload(payload.request_id, slim, prompt)
 
@@ -85,10 +88,12 @@ class Preprocessor:
         elif isinstance(inputs.get("prompt"), str):
             ids, param = self._prompts.encode_prompt(inputs["prompt"]), "prompt"
         else:
-            raise RequestError("prompt is missing", param="prompt")
+            raise RequestError("prompt is missing", param="prompt", code="missing_required_parameter")
         if not self._rules.tokens.media.isdisjoint(ids):
             raise RequestError(
-                f"{param} holds placeholders of media, which only messages can bring", param=param
+                f"{param} holds placeholders of media, which only messages can bring",
+                param=param,
+                code="invalid_value",
             )
         return ids
 
@@ -98,6 +103,8 @@ class Preprocessor:
         options = mapping_param(request.params, "chat_template_kwargs")
         text = self._prompts.render(_for_template(conversation, parts), options)
         token_ids = self._prompts.encode_text(text, param="messages")
+        # Before any medium is computed.
+        self._prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
         if not parts:
             self._prompts.check_length(len(token_ids), "messages")
             return self._lay_out(token_ids, Media(), with_sound=False)
@@ -120,12 +127,16 @@ class Preprocessor:
         is_number = isinstance(fps, int | float) and not isinstance(fps, bool)
         if fps is not None and not (is_number and 0.001 <= fps <= 1000):
             raise RequestError(
-                f"video_fps must be a number from 0.001 to 1000, got {fps!r}", param="video_fps"
+                f"video_fps must be a number from 0.001 to 1000, got {fps!r}",
+                param="video_fps",
+                code="invalid_value",
             )
         with_sound = params.get("use_audio_in_video", False)
         if not isinstance(with_sound, bool):
             raise RequestError(
-                f"use_audio_in_video must be true or false, got {with_sound!r}", param="use_audio_in_video"
+                f"use_audio_in_video must be true or false, got {with_sound!r}",
+                param="use_audio_in_video",
+                code="invalid_type",
             )
         return VideoOptions(fps, with_sound)
 
@@ -244,6 +255,7 @@ def _refuse_reserved(conversation: Sequence[Mapping[str, Any]]) -> None:
                     f"messages[{index}].content holds {found[0]}, which stands for media: send those as "
                     "parts of their own",
                     param=f"messages[{index}].content",
+                    code="invalid_value",
                 )
 
 
@@ -252,4 +264,5 @@ def _refuse_template() -> None:
         "the chat template of this checkpoint does not put every medium of these messages into the prompt; "
         "put media into messages of the user",
         param="messages",
+        code="unsupported_value",
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, TypeVar
 
 from sglang_omni.model_runner.sampling_params import SamplingParams
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint, TalkerSettings
+from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS, STAGE_PARAMS, TALKER_SAMPLING
 from sglang_omni.preprocessing.request import answers_in_speech, mapping_param, stage_params
+from sglang_omni.preprocessing.request_params import check_names, check_request
 from sglang_omni.proto import OmniRequest, RequestError
 from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Chunking
 
@@ -23,14 +24,6 @@ _TALKER_DEFAULTS: dict[str, Any] = {
     "top_p": 1.0,
     "repetition_penalty": 1.05,
     "max_new_tokens": 4096,
-}
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
-# What ``stage_params`` may say to each stage; to the others nothing.
-_STAGE_PARAMS: dict[str, tuple[str, ...]] = {
-    "preprocess": ("video_fps", "use_audio_in_video"),
-    "thinker": tuple(field.name for field in fields(SamplingParams)),
-    "talker": (*_SAMPLING, "seed", "speaker", "voice"),
-    "code2wav": ("chunking", "chunk_size", "left_context_size"),
 }
 
 
@@ -54,7 +47,7 @@ def talker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> Sa
         RequestError: One is out of its range; ``param`` names it as the request does.
     """
     defaults = {**_TALKER_DEFAULTS, **_generation_settings(checkpoint.generation, prefix="talker_")}
-    prefixed = {name: request.params.get(f"talker_{name}") for name in _SAMPLING}
+    prefixed = {name: request.params.get(f"talker_{name}") for name in TALKER_SAMPLING}
     own = _own(request, "talker")
     params = {**defaults, "seed": request.params.get("seed"), **_given(prefixed), **_given(own)}
     return _sampling(params, "talker", own, prefix="talker_")
@@ -74,6 +67,7 @@ def speaker_id(request: OmniRequest, talker: TalkerSettings) -> int:
         raise RequestError(
             f"there is no speaker {voice!r}; this checkpoint has {', '.join(sorted(talker.speakers))}",
             param="voice",
+            code="unsupported_value",
         )
     return talker.speakers[voice.lower()]
 
@@ -84,13 +78,14 @@ def check_params(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint, *, has_t
     Raises:
         RequestError: It wants speech where there is none, or some parameter is not acceptable.
     """
-    for stage in mapping_param(request.params, "stage_params"):
-        _own(request, stage)
+    check_request(request, REQUEST_PARAMS)
     thinker_sampling(request, checkpoint)
     if not answers_in_speech(request):
         return
     if not has_talker or checkpoint.talker is None:
-        raise RequestError("modalities: this model answers in text only", param="modalities")
+        raise RequestError(
+            "modalities: this model answers in text only", param="modalities", code="unsupported_value"
+        )
     speaker_id(request, checkpoint.talker)
     talker_sampling(request, checkpoint)
     code2wav_chunking(request, REFERENCE_CHUNKING)
@@ -108,7 +103,9 @@ def code2wav_chunking(request: OmniRequest, default: Chunking) -> Chunking:
     kind = own.get("chunking", "gapless")
     if kind not in ("gapless", "reference"):
         raise RequestError(
-            f"{where}.chunking must be 'gapless' or 'reference', got {kind!r}", param=f"{where}.chunking"
+            f"{where}.chunking must be 'gapless' or 'reference', got {kind!r}",
+            param=f"{where}.chunking",
+            code="invalid_value",
         )
     chunking = default if kind == "gapless" else REFERENCE_CHUNKING
     chunking = chunking._replace(
@@ -124,12 +121,8 @@ def _own(request: OmniRequest, stage: str) -> Mapping[str, Any]:
     Raises:
         RequestError: It takes no parameter of some name in them.
     """
-    where = f"stage_params.{stage}"
     own = mapping_param(mapping_param(request.params, "stage_params"), stage, "stage_params.")
-    allowed = _STAGE_PARAMS.get(stage, ())
-    if unknown := [name for name in own if name not in allowed]:
-        takes = f"takes {', '.join(allowed)}, not" if allowed else "takes no parameters, so not"
-        raise RequestError(f"{where} {takes} {unknown[0]!r}", param=f"{where}.{unknown[0]}")
+    check_names(stage, own, STAGE_PARAMS.get(stage, ()))
     return own
 
 
@@ -144,7 +137,7 @@ def _sampling(
         where = f"stage_params.{stage}.{name}" if name in own else prefix + name
         if where == name:
             raise
-        raise RequestError(f"{where}: {exc.message}", param=where) from exc
+        raise RequestError(f"{where}: {exc.message}", param=where, code=exc.code) from exc
 
 
 def _frames(own: Mapping[str, Any], name: str, least: int, default: Default) -> int | Default:
@@ -153,12 +146,16 @@ def _frames(own: Mapping[str, Any], name: str, least: int, default: Default) -> 
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 100_000:
         where = f"stage_params.code2wav.{name}"
-        raise RequestError(f"{where} must be an integer from {least} to 100000, got {value!r}", param=where)
+        raise RequestError(
+            f"{where} must be an integer from {least} to 100000, got {value!r}",
+            param=where,
+            code="invalid_value",
+        )
     return value
 
 
 def _generation_settings(generation: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    settings = _given({name: generation.get(prefix + name) for name in _SAMPLING})
+    settings = _given({name: generation.get(prefix + name) for name in TALKER_SAMPLING})
     if generation.get(f"{prefix}do_sample") is False:
         settings["temperature"] = 0.0
     return settings

@@ -10,7 +10,7 @@ from sglang_omni.model_runner.sequence import RotaryPositions
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.payloads import ThinkerInput, ThinkerText
 from sglang_omni.models.qwen3_omni.request import thinker_sampling
-from sglang_omni.models.text_answer import text_of, written
+from sglang_omni.models.text_answer import new_text, written
 from sglang_omni.preprocessing.request import answers_in_speech, answers_in_text, wants_stream
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
@@ -50,9 +50,8 @@ class Thinker:
     ) -> list[OutgoingMessage]:
         """New text to whoever reads it, new tokens to the talker."""
         messages = []
-        delta = text_of(request).take()
-        if delta and wants_stream(payload.request) and answers_in_text(payload.request):
-            chunk = {"modality": "text", "text": delta}
+        chunk = new_text(request)
+        if chunk is not None and wants_stream(payload.request) and answers_in_text(payload.request):
             messages.append(OutgoingMessage(request.request_id, "stream", chunk, "coordinator"))
         if answers_in_speech(payload.request):
             is_first = len(new_token_ids) == len(request.output_token_ids)

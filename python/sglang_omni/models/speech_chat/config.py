@@ -11,7 +11,9 @@ from pydantic import Field
 from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.models.speech_chat.components.smollm2 import checkpoint_place
 from sglang_omni.models.speech_chat.components.voice import DEFAULT_VOICE, OPENAI_VOICES
+from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS
 from sglang_omni.packages import install_line
+from sglang_omni.preprocessing.request_params import RequestParams
 
 _PACKAGE = "sglang_omni.models.speech_chat"
 
@@ -74,10 +76,11 @@ class SpeechChatPipelineConfig(PipelineConfig):
     """
 
     # What the server refuses the rest of with a 400 (serve's Capabilities).
-    tasks: ClassVar[tuple[str, ...]] = ("chat", "completion", "speech", "transcription")
+    tasks: ClassVar[tuple[str, ...]] = ("chat", "completion", "speech", "transcription", "translation")
     input_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
     output_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
     voices: ClassVar[tuple[str, ...]] = (DEFAULT_VOICE, "default", *OPENAI_VOICES)
+    request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 
     model_path: str = BUNDLED
     name: str | None = "speech-chat"

@@ -6,9 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_omni.models.speech_chat.components.voice import check_speed, check_voice
+from sglang_omni.models.speech_chat.components.voice import check_seed, check_speed, check_voice
 from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, check_language
 from sglang_omni.models.speech_chat.conversation import plain_text
+from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.audio import AudioClip, decode_audio
 from sglang_omni.preprocessing.media import media_bytes
 from sglang_omni.preprocessing.messages import MediaKind, MediaPart, parse_messages
@@ -19,6 +20,7 @@ from sglang_omni.preprocessing.request import (
     stage_params,
     task_of,
 )
+from sglang_omni.preprocessing.request_params import check_request
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
@@ -68,44 +70,60 @@ class Preprocessor:
         """
         request = payload.request
         task = task_of(request)
+        check_request(request, REQUEST_PARAMS)
         if task == "speech" or answers_in_speech(request):
             speak = stage_params(request, "speak")
             check_voice(speak.get("voice"), param="voice")
             check_speed(speak.get("speed"), param="speed")
+            check_seed(speak.get("seed"), param="seed")
+            if task == "speech":
+                check_language(speak.get("language"), param="language", does="speaks")
         inputs = named_inputs(request, _INPUTS)
         match task:
             case "chat":
-                data = self._chat(inputs, request.params)
+                data = self._chat(inputs, request)
             case "completion":
-                data = {"prompt_token_ids": self._completion(inputs)}
+                data = {"prompt_token_ids": self._completion(inputs, request)}
             case "speech":
                 data = {"text": self._speech(inputs)}
             case "transcription" | "translation":
-                check_language(stage_params(request, "transcribe").get("language"), param="language")
+                heard = stage_params(request, "transcribe")
+                check_language(heard.get("language"), param="language", does="transcribes")
+                if not isinstance(heard.get("prompt", ""), str | None):
+                    raise RequestError("prompt must be text", param="prompt", code="invalid_type")
                 data = {"clips": self._clips([MediaPart("audio", _given(inputs, "audio", "file"), "file")])}
         slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
         return StagePayload(payload.request_id, slim, data)
 
-    def _chat(self, inputs: Mapping[str, Any], params: dict[str, Any]) -> dict[str, Any]:
+    def _chat(self, inputs: Mapping[str, Any], request: OmniRequest) -> dict[str, Any]:
         messages, audio = parse_messages(inputs.get("messages"), _TAKES)
-        options = mapping_param(params, "chat_template_kwargs")
+        answer = stage_params(request, "thinker")
         if audio:
+            # What was said is not known yet; an answer longer than the context is.
+            self._prompts.check_answer(0, answer)
             return {"messages": messages, "clips": self._clips(audio)}
-        return {"prompt_token_ids": self._prompts.encode_messages(plain_text(messages), options)}
+        options = mapping_param(request.params, "chat_template_kwargs")
+        token_ids = self._prompts.encode_messages(plain_text(messages), options)
+        self._prompts.check_answer(len(token_ids), answer)
+        return {"prompt_token_ids": token_ids}
 
-    def _completion(self, inputs: Mapping[str, Any]) -> list[int]:
+    def _completion(self, inputs: Mapping[str, Any], request: OmniRequest) -> list[int]:
         if (token_ids := inputs.get("prompt_token_ids")) is not None:
-            return self._prompts.check_token_ids(token_ids)
-        return self._prompts.encode_prompt(_given(inputs, "prompt", "prompt"))
+            token_ids = self._prompts.check_token_ids(token_ids)
+        else:
+            token_ids = self._prompts.encode_prompt(_given(inputs, "prompt", "prompt"))
+        self._prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
+        return token_ids
 
     def _speech(self, inputs: Mapping[str, Any]) -> str:
         text = _given(inputs, "text", "input")
         if not isinstance(text, str) or not any(character.isalnum() for character in text):
-            raise RequestError("input holds nothing that can be spoken", param="input")
+            raise RequestError("input holds nothing that can be spoken", param="input", code="invalid_value")
         if len(text) > self._limits.speech_chars:
             raise RequestError(
                 f"input is {len(text)} characters long; the limit is {self._limits.speech_chars}",
                 param="input",
+                code="invalid_value",
             )
         return text
 
@@ -137,5 +155,5 @@ class Preprocessor:
 
 def _given(inputs: Mapping[str, Any], name: str, param: str) -> Any:
     if inputs.get(name) is None:
-        raise RequestError(f"{param} is missing", param=param)
+        raise RequestError(f"{param} is missing", param=param, code="missing_required_parameter")
     return inputs[name]

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_omni.models.speech_chat.components.voice import SAMPLE_RATE, Voice, check_speed
+from sglang_omni.models.speech_chat.components.voice import (
+    DEFAULT_SEED,
+    SAMPLE_RATE,
+    Voice,
+    check_seed,
+    check_speed,
+)
 from sglang_omni.preprocessing.request import stage_params, task_of
 from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import RequestError, StagePayload
@@ -29,6 +35,7 @@ class SpeakSession(StreamSession):
     def __init__(self, voice: Voice) -> None:
         self._voice = voice
         self._speed = 1.0
+        self._seed = DEFAULT_SEED
         self._must_speak = False
         self._sentences = SentenceSplitter(first_clause_chars=_FIRST_CLAUSE_CHARS)
         self._text: list[str] = []
@@ -36,7 +43,9 @@ class SpeakSession(StreamSession):
 
     def begin(self, payload: StagePayload) -> Iterator[Any]:
         self._must_speak = task_of(payload.request) == "speech"
-        self._speed = check_speed(stage_params(payload.request, "speak").get("speed"), param="speed")
+        params = stage_params(payload.request, "speak")
+        self._speed = check_speed(params.get("speed"), param="speed")
+        self._seed = check_seed(params.get("seed"), param="seed")
         text = payload.data.get("text")
         return iter(()) if text is None else self.feed({"text": text})
 
@@ -53,13 +62,15 @@ class SpeakSession(StreamSession):
             RequestError: There was a text to speak, and the voice has no sound for any of it.
         """
         if self._must_speak and not self._audio:
-            raise RequestError("input holds nothing that this English voice can speak", param="input")
+            raise RequestError(
+                "input holds nothing that this English voice can speak", param="input", code="invalid_value"
+            )
         audio = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
         return {**_audio_chunk(audio), "text": "".join(self._text).strip()}
 
     def _speak(self, sentences: list[str]) -> Iterator[dict[str, Any]]:
         for sentence in sentences:
-            audio = self._voice.speak(sentence, self._speed)
+            audio = self._voice.speak(sentence, self._speed, self._seed)
             if len(audio):
                 self._audio.append(audio)
                 yield _audio_chunk(audio)

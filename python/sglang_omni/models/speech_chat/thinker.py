@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from sglang_omni.engines import EngineRequest, SamplingParams
-from sglang_omni.models.text_answer import text_of, written
+from sglang_omni.models.text_answer import new_text, written
 from sglang_omni.preprocessing.request import (
     answers_in_speech,
     answers_in_text,
@@ -55,10 +55,9 @@ class Thinker:
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
         """New text, to whoever reads or speaks it."""
-        delta = text_of(request).take()
-        if not delta:
+        chunk = new_text(request)
+        if chunk is None:
             return []
-        chunk = {"modality": "text", "text": delta}
         targets = []
         if wants_stream(payload.request) and answers_in_text(payload.request):
             targets.append("coordinator")

@@ -76,6 +76,7 @@ class TranscribeSession(StreamSession):
         messages, heard = with_transcripts(payload.data["messages"], transcripts)
         options = mapping_param(payload.request.params, "chat_template_kwargs")
         token_ids = self._prompts.encode_messages(messages, options)
+        self._prompts.check_answer(len(token_ids), stage_params(payload.request, "thinker"))
         self._result = {"prompt_token_ids": token_ids, "heard": heard}
         if heard is not None and answers_in_text(payload.request):
             yield {"modality": "text", "heard": heard}

@@ -74,6 +74,7 @@ def talker_prompt(
         raise RequestError(
             "speech is of the assistant's answer: the prompt must end with the header of an assistant turn",
             param="messages",
+            code="unsupported_value",
         )
     media = torch.isin(ids, torch.tensor(sorted(tokens.media)))
     row_ids = torch.cat(

@@ -22,7 +22,7 @@ OPENAI_VOICES = (
     *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
 )
 # The noise of the voice is seeded, so that the same text always sounds the same.
-_SEED = 0
+DEFAULT_SEED = 0
 
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]*\)")
 _LINE_MARK = re.compile(r"^\s*(?:#{1,6}\s+|[-*+•]\s+|>\s+)", re.MULTILINE)
@@ -45,21 +45,22 @@ class Voice:
 
         self._model = Hibari(voice=DEFAULT_VOICE, threads=num_threads)
         # The first call loads the pronunciation tables.
-        self._model("Ready.", seed=_SEED)
+        self._model("Ready.", seed=DEFAULT_SEED)
 
-    def speak(self, sentence: str, speed: float = 1.0) -> NDArray[np.float32]:
+    def speak(self, sentence: str, speed: float = 1.0, seed: int = DEFAULT_SEED) -> NDArray[np.float32]:
         """Speech of one sentence.
 
         Args:
             sentence: Text; markup is not read out.
             speed: 1 is the voice's own pace, 2 twice as fast.
+            seed: Of the noise in the voice, not negative.
 
         Returns:
             float32, shape (samples,), 24 kHz, within [-1, 1]; no samples where nothing can be said.
         """
         import numpy as np
 
-        return np.clip(self._model(speakable(sentence), speed=speed, seed=_SEED), -1.0, 1.0)
+        return np.clip(self._model(speakable(sentence), speed=speed, seed=seed), -1.0, 1.0)
 
 
 def speakable(text: str) -> str:
@@ -85,6 +86,7 @@ def check_voice(voice: str | None, *, param: str) -> None:
         f"unknown voice {voice!r}: this model has one voice, {DEFAULT_VOICE!r}, which also answers to "
         f"OpenAI's names ({', '.join(OPENAI_VOICES)})",
         param=param,
+        code="unsupported_value",
     )
 
 
@@ -97,5 +99,21 @@ def check_speed(speed: float | None, *, param: str) -> float:
     if speed is None:
         return 1.0
     if isinstance(speed, bool) or not isinstance(speed, int | float) or not MIN_SPEED <= speed <= MAX_SPEED:
-        raise RequestError(f"speed must be from {MIN_SPEED} to {MAX_SPEED}, got {speed!r}", param=param)
+        raise RequestError(
+            f"speed must be from {MIN_SPEED} to {MAX_SPEED}, got {speed!r}", param=param, code="invalid_value"
+        )
     return float(speed)
+
+
+def check_seed(seed: int | None, *, param: str) -> int:
+    """The seed to speak with.
+
+    Raises:
+        RequestError: It is no integer.
+    """
+    if seed is None:
+        return DEFAULT_SEED
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise RequestError(f"seed must be an integer, got {seed!r}", param=param, code="invalid_type")
+    # The generator takes none below 0, and a chat's seed may be.
+    return seed % 2**64

@@ -73,13 +73,18 @@ class Whisper:
                 yield Segment(round(segment.start, 3), round(segment.end, 3), text)
 
 
-def check_language(language: object, *, param: str) -> None:
+def check_language(language: object, *, param: str, does: str) -> None:
     """
+    Args:
+        does: What the model does with it, for the error.
+
     Raises:
-        RequestError: The language is another than the one this model hears.
+        RequestError: The language is another than the one this model hears and speaks.
     """
     if language is None or (isinstance(language, str) and language.lower() in ("en", "english", "auto")):
         return
     raise RequestError(
-        f"language {language!r} is not supported: this model transcribes English ('en')", param=param
+        f"language {language!r} is not supported: this model {does} English ('en')",
+        param=param,
+        code="unsupported_value",
     )

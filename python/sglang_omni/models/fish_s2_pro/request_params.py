@@ -1,0 +1,10 @@
+"""What a request may say to Fish Audio S2-Pro beside its inputs."""
+
+from __future__ import annotations
+
+from sglang_omni.preprocessing.request_params import SAMPLING, RequestParams, TaskParams
+
+# Speech has no codes after its end.
+_SAMPLING = tuple(name for name in SAMPLING if name not in ("ignore_eos", "stop"))
+
+REQUEST_PARAMS: RequestParams = {"speech": TaskParams(general=_SAMPLING, stages={"dual_ar": _SAMPLING})}

@@ -1,0 +1,31 @@
+"""What a request may say to Qwen3-Omni beside its inputs."""
+
+from __future__ import annotations
+
+from sglang_omni.preprocessing.request_params import SAMPLING, RequestParams, TaskParams
+
+TALKER_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+_TALKER = tuple(f"talker_{name}" for name in TALKER_SAMPLING)
+_VIDEO = ("video_fps", "use_audio_in_video")
+
+# What ``stage_params`` may say to each stage; to the others nothing.
+STAGE_PARAMS: dict[str, tuple[str, ...]] = {
+    "preprocess": _VIDEO,
+    "thinker": SAMPLING,
+    "talker": (*TALKER_SAMPLING, "seed", "speaker", "voice"),
+    "code2wav": ("chunking", "chunk_size", "left_context_size"),
+}
+_SPOKEN = ("voice", "speaker", *_TALKER)
+
+REQUEST_PARAMS: RequestParams = {
+    "chat": TaskParams(
+        general=(*SAMPLING, "chat_template_kwargs", *_VIDEO, *_SPOKEN),
+        stages=STAGE_PARAMS,
+        spoken=(*_SPOKEN, "talker", "code2wav"),
+    ),
+    "completion": TaskParams(
+        general=(*SAMPLING, *_SPOKEN),
+        stages={stage: names for stage, names in STAGE_PARAMS.items() if stage != "preprocess"},
+        spoken=(*_SPOKEN, "talker", "code2wav"),
+    ),
+}

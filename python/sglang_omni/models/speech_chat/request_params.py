@@ -1,0 +1,22 @@
+"""What a request may say to the speech-chat pipeline beside its inputs."""
+
+from __future__ import annotations
+
+from sglang_omni.preprocessing.request_params import SAMPLING, RequestParams, TaskParams
+
+_SPEAK = ("voice", "speed", "seed")
+_WRITTEN = TaskParams(
+    general=(*SAMPLING, "voice", "speed"),
+    stages={"thinker": SAMPLING, "speak": _SPEAK},
+    spoken=("voice", "speed", "speak"),
+)
+_HEARD = ("language", "prompt")
+_TRANSCRIBED = TaskParams(general=_HEARD, stages={"transcribe": _HEARD})
+
+REQUEST_PARAMS: RequestParams = {
+    "chat": TaskParams((*_WRITTEN.general, "chat_template_kwargs"), _WRITTEN.stages, _WRITTEN.spoken),
+    "completion": _WRITTEN,
+    "speech": TaskParams(general=(*_SPEAK, "language"), stages={"speak": (*_SPEAK, "language")}),
+    "transcription": _TRANSCRIBED,
+    "translation": _TRANSCRIBED,
+}

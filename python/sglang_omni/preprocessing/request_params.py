@@ -1,0 +1,104 @@
+"""What requests may say beside their inputs: a pipeline declares it, and everything else is refused."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_omni.preprocessing.request import answers_in_speech, mapping_param, task_of
+from sglang_omni.proto import OmniRequest, RequestError
+
+# The fields of ``model_runner.SamplingParams``, for configs, which load no torch.
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "seed", "stop", "stop_token_ids", "max_new_tokens", "ignore_eos"),
+)
+# What every request may hold; stages' own parameters are looked at by stage.
+_ALWAYS = ("stream", "stage_params")
+
+
+@dataclass(frozen=True)
+class TaskParams:
+    """What requests of one task may say.
+
+    Attributes:
+        general: Parameters of the request itself.
+        stages: By stage, what ``stage_params`` may say to it; to the others nothing.
+        spoken: Those parameters and stages that only a spoken answer has a use for.
+    """
+
+    general: tuple[str, ...] = ()
+    stages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    spoken: tuple[str, ...] = ()
+
+
+# By task. A pipeline's config has them in an attribute ``request_params``, which the server refuses requests
+# by, and its first stage checks them for callers that come another way.
+RequestParams = Mapping[str, TaskParams]
+
+
+def check_request(request: OmniRequest, takes: RequestParams) -> None:
+    """
+    Raises:
+        RequestError: The request says something that its task has no use for.
+    """
+    check_params(task_of(request), request.params, takes, spoken=answers_in_speech(request))
+
+
+def check_params(task: str, params: Mapping[str, Any], takes: RequestParams, *, spoken: bool) -> None:
+    """As ``check_request``, for a request that is not made yet.
+
+    Args:
+        params: As ``OmniRequest.params``; those that are None say nothing.
+        spoken: Whether the answer to a chat or completion is to be spoken.
+    """
+    own = takes.get(task, TaskParams())
+    for name, value in params.items():
+        if value is None or name in _ALWAYS:
+            continue
+        if name not in own.general:
+            raise RequestError(
+                f"{name}: of no effect on this model's {task}; leave it out{_nearest(name, own.general)}",
+                param=name,
+                code="unsupported_parameter",
+            )
+        _check_spoken(name, own, spoken)
+    stages = mapping_param(params, "stage_params")
+    for stage in stages:
+        given = mapping_param(stages, stage, "stage_params.")
+        check_names(stage, given, own.stages.get(stage, ()))
+        if given:
+            _check_spoken(stage, own, spoken, param=f"stage_params.{stage}")
+
+
+def check_names(stage: str, given: Mapping[str, Any], allowed: Collection[str]) -> None:
+    """
+    Raises:
+        RequestError: ``stage_params`` of this stage hold a parameter that it does not take.
+    """
+    for name in given:
+        if name in allowed:
+            continue
+        takes = f"takes {', '.join(allowed)}, not" if allowed else "takes no parameters, so not"
+        raise RequestError(
+            f"stage_params.{stage} {takes} {name!r}{_nearest(name, allowed)}",
+            param=f"stage_params.{stage}.{name}",
+            code="unknown_parameter",
+        )
+
+
+def _check_spoken(name: str, own: TaskParams, spoken: bool, param: str | None = None) -> None:
+    if name in own.spoken and not spoken:
+        param = param or name
+        raise RequestError(
+            f"{param}: only for a spoken answer; leave it out, or have 'audio' among the modalities",
+            param=param,
+            code="unsupported_parameter",
+        )
+
+
+def _nearest(name: str, names: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    return f"; did you mean {near[0]!r}?" if near else ""
