@@ -166,8 +166,9 @@ class TranscriptionSegment:
 class GenerateChunk:
     """A part of a result.
 
-    Those before the last carry what is new. The last one has ``finish_reason`` and carries the whole
-    result: all the text and all the audio.
+    Those before the last carry what is new. The last one carries the whole result, all the text and all the
+    audio, and it alone has a ``finish_reason``: where a part of a stream says why its stage has finished,
+    that is told with the whole result.
 
     Attributes:
         audio_data: Samples, float32 of shape (samples,) in [-1, 1], or what the stage gave.
@@ -225,7 +226,11 @@ class CompletionResult:
 
 @dataclass
 class CompletionStreamChunk:
-    """What is new in a streamed completion; ``audio_b64`` is base64 in the format asked for."""
+    """What is new in a streamed completion.
+
+    ``audio_b64`` is the next piece of one file in the format asked for, as base64; ``sample_rate`` is that
+    file's, in Hz.
+    """
 
     request_id: str
     text: str = ""

@@ -55,7 +55,7 @@ class Answer:
 
 def _converse(client: SyncClient, question: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    spoken = client.speech(GenerateRequest(prompt=question))
+    spoken = client.speech(GenerateRequest(prompt=question), response_format="wav")
     show("asked", save(spoken.audio_bytes, folder / "question.wav"))
     began = time.monotonic()
     answer = _ask(client, spoken, began)

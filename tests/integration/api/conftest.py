@@ -42,6 +42,7 @@ class ScriptedPipeline:
         self.hangs_after: int | None = None
         self.running: dict[str, _Running] = {}
         self.heard: str | None = None
+        self.speech_usage: dict[str, int] | None = None
         self.up = True
 
     def was_aborted(self, request_id: str) -> bool:
@@ -131,7 +132,7 @@ class ScriptedPipeline:
         }
         audio = {"modality": "audio", "audio_data": self.samples, "sample_rate": RATE, "text": text["text"]}
         if request.metadata["task"] == "speech":
-            return audio
+            return audio | {"usage": self.speech_usage}
         if "audio" in request.metadata["output_modalities"]:
             return {"decode": text, "speak": audio}
         return text

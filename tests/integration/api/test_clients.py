@@ -61,7 +61,7 @@ def test_stream(client, pipeline):
     chunks = list(client.completion_stream(request, audio_format="pcm16"))
     assert "".join(chunk.text for chunk in chunks) == "Hello."
     pcm = b"".join(base64.b64decode(chunk.audio_b64) for chunk in chunks if chunk.audio_b64)
-    np.testing.assert_allclose(np.frombuffer(pcm, "<i2") / 32767, pipeline.samples, atol=1e-4)
+    np.testing.assert_allclose(np.frombuffer(pcm, "<i2") / 32768, pipeline.samples, atol=1e-4)
     assert [chunk.heard for chunk in chunks if chunk.heard] == ["what was asked"]
     assert chunks[-1].finish_reason == "length"
     assert all(chunk.finish_reason is None for chunk in chunks[:-1])
