@@ -34,7 +34,8 @@ def test_demo_asks_answers_and_leaves_nothing(short_path: Path) -> None:
     assert "Paris" in shown["heard back"]
     assert shown["served by"].startswith("http://127.0.0.1:")
     for stage in ("preprocess", "transcribe", "thinker", "decode", "speak"):
-        assert re.search(rf"^ +{stage} +\d+\.\d\d s$", done.stdout, re.M), done.stdout
+        times = r"\d+\.\d\d s of work, +\d+\.\d\d s of waiting"
+        assert re.search(rf"^ +{stage} +{times}$", done.stdout, re.M), done.stdout
     for name in ("question.wav", "answer.wav"):
         with wave.open(str(out / name)) as file:
             assert file.getnframes() > 12_000

@@ -132,6 +132,7 @@ class Client:
         translate: bool = False,
         request_id: str | None = None,
         timeout: float | None = None,
+        timings: bool = False,
     ) -> TranscriptionResult:
         """What was said in an encoded audio file; ``translate`` gives it in English."""
         request = GenerateRequest(
@@ -141,6 +142,7 @@ class Client:
             extra_params={} if language is None else {"language": language},
             metadata={"task": "translation" if translate else "transcription"},
             timeout=timeout,
+            timings=timings,
         )
         collected, last = await self._transport.collect(request, request_id or new_request_id())
         return TranscriptionResult(

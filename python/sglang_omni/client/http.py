@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, decode_wav
+from sglang_omni.client.languages import language_code
 from sglang_omni.client.transport import Transport
 from sglang_omni.client.types import (
     ClientError,
@@ -178,6 +179,8 @@ class HttpTransport(Transport):
         form = {"response_format": "verbose_json", "request_id": request_id}
         if request.model:
             form["model"] = request.model
+        if request.timings:
+            form["timings"] = "true"
         form.update({name: str(value) for name, value in request.extra_params.items()})
         answer = await self._send(
             _TRANSCRIPT_PATHS[request.task],
@@ -190,7 +193,7 @@ class HttpTransport(Transport):
             request_id,
             text=fields["text"],
             finish_reason="stop",
-            language=fields.get("language"),
+            language=language_code(fields["language"]) if fields.get("language") else None,
             duration=fields.get("duration"),
             segments=[
                 TranscriptionSegment(s["start"], s["end"], s["text"]) for s in fields.get("segments") or ()

@@ -14,7 +14,7 @@ from sglang_omni.client.types import (
     TranscriptionSegment,
     UsageInfo,
 )
-from sglang_omni.proto import OmniRequest, RequestError, StreamMessage
+from sglang_omni.proto import OmniRequest, RequestError, StageTime, StreamMessage
 
 # Stages report their times in batches, up to this much after the result.
 _TIMINGS_LAG_S = 0.03
@@ -100,7 +100,7 @@ class LocalTransport(Transport):
             raise RequestError("this pipeline has no cache to flush", code="not_supported", status=404)
         await flush()
 
-    async def _timings(self, request_id: str) -> dict[str, float] | None:
+    async def _timings(self, request_id: str) -> dict[str, StageTime] | None:
         timings = getattr(self.coordinator, "timings", None)
         if timings is None:
             return None

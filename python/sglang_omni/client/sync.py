@@ -92,6 +92,7 @@ class SyncClient:
         translate: bool = False,
         request_id: str | None = None,
         timeout: float | None = None,
+        timings: bool = False,
     ) -> TranscriptionResult:
         """See ``Client.transcribe``."""
         return self._run(
@@ -102,6 +103,7 @@ class SyncClient:
                 translate=translate,
                 request_id=request_id,
                 timeout=timeout,
+                timings=timings,
             )
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_omni.proto import RequestError
+from sglang_omni.proto import RequestError, StageTime
 
 
 class ClientError(RuntimeError):
@@ -173,7 +173,8 @@ class GenerateChunk:
     Attributes:
         audio_data: Samples, float32 of shape (samples,) in [-1, 1], or what the stage gave.
         heard: The transcript of the request's own audio.
-        timings: Seconds spent in each stage, on the last chunk of a request that asked for them.
+        timings: Seconds of work and wait in each stage, in the order of the stages, on the last chunk of a
+            request that asked for them.
         worker: The replica that served the request, where a router names it.
         audio_codes: The codec's codes of each frame of the audio, on the last chunk, where the model has any.
         result: On the last chunk, what the pipeline returned, as it is.
@@ -192,7 +193,7 @@ class GenerateChunk:
     language: str | None = None
     duration: float | None = None
     segments: list[TranscriptionSegment] = field(default_factory=list)
-    timings: dict[str, float] | None = None
+    timings: dict[str, StageTime] | None = None
     worker: str | None = None
     audio_codes: list[list[int]] = field(default_factory=list)
     result: Any = None
@@ -218,7 +219,7 @@ class CompletionResult:
     usage: UsageInfo | None = None
     heard: str | None = None
     token_ids: list[int] = field(default_factory=list)
-    timings: dict[str, float] | None = None
+    timings: dict[str, StageTime] | None = None
     worker: str | None = None
     audio_codes: list[list[int]] = field(default_factory=list)
     result: Any = None
@@ -241,7 +242,7 @@ class CompletionStreamChunk:
     usage: UsageInfo | None = None
     stage_name: str | None = None
     heard: str | None = None
-    timings: dict[str, float] | None = None
+    timings: dict[str, StageTime] | None = None
     worker: str | None = None
 
 
@@ -254,7 +255,7 @@ class SpeechResult:
     format: str
     sample_rate: int | None = None
     usage: UsageInfo | None = None
-    timings: dict[str, float] | None = None
+    timings: dict[str, StageTime] | None = None
     worker: str | None = None
 
 
@@ -266,7 +267,7 @@ class TranscriptionResult:
     language: str | None = None
     duration: float | None = None
     segments: list[TranscriptionSegment] = field(default_factory=list)
-    timings: dict[str, float] | None = None
+    timings: dict[str, StageTime] | None = None
     worker: str | None = None
 
 

@@ -279,6 +279,7 @@ class TranscriptionForm(ApiModel):
     stream: Literal["false", "False", "0"] | None = None
     timestamp_granularities: list[Literal["segment"]] | None = None
     timeout: Timeout | None = None
+    timings: bool = False
     request_id: RequestId | None = None
 
 

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from sglang_omni.client import Client
-from sglang_omni.proto import CompleteMessage, OmniRequest, StreamMessage
+from sglang_omni.proto import CompleteMessage, OmniRequest, StageTime, StreamMessage
 from sglang_omni.serve import create_app
 from sglang_omni.serve.state import Capabilities
 
@@ -98,8 +98,8 @@ class ScriptedPipeline:
     def stage_load(self) -> dict[str, int]:
         return {"thinker": len(self.running)}
 
-    def timings(self, request_id: str) -> dict[str, float]:
-        return {"thinker": 0.25}
+    def timings(self, request_id: str) -> dict[str, StageTime]:
+        return {"thinker": {"work": 0.25, "wait": 0.5}}
 
     def _enter(self, request_id: str, request: OmniRequest) -> None:
         if request_id in self.running:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 from sglang_omni.engines.admission import admit
@@ -32,6 +34,7 @@ class SGLangEngine:
         # After a step that could run nothing, only news can change that.
         self._stalled = False
         self._counters = StepCounters()
+        self.stepped: Collection[str] = ()
 
     @property
     def has_work(self) -> bool:
@@ -87,6 +90,7 @@ class SGLangEngine:
         with self._runtime.active():
             stepped = self.scheduler.step()
         self._stalled = not stepped
+        self.stepped = [req.request.request_id for req in stepped]
         if not stepped:
             return []
         self._counters.count(len(stepped), [req.request for req in stepped if req.took_token])

@@ -29,6 +29,7 @@ from sglang_omni.proto import (
     StreamMessage,
 )
 from sglang_omni.scheduling.messages import OutgoingMessage
+from sglang_omni.scheduling.work_clock import WorkClock
 
 GetNextFn = Callable[[str, Any], str | list[str] | None]
 GetStreamDoneTargetsFn = Callable[[str, Any], str | list[str] | None]
@@ -65,6 +66,7 @@ class Outgoing:
         name: The sending instance.
         fail: ``fail(request_id, text)``, called where sending failed.
         on_sent: Called when a message has left that had to wait.
+        clock: The scheduler's, if it has one.
         The others are those of ``Stage``.
     """
 
@@ -84,6 +86,7 @@ class Outgoing:
         local_dispatcher: LocalStageDispatcher | None,
         fail: Callable[[str, str], None],
         on_sent: Callable[[], None],
+        clock: WorkClock | None = None,
     ) -> None:
         self._name = name
         self._stage = stage_of(name)
@@ -107,7 +110,7 @@ class Outgoing:
         self._send_stats = getattr(control_plane, "send_stats", None)
         self._move = getattr(control_plane, "move", None)
         self.progress = ProgressReporter(name, self._report)
-        self.requests = RequestTable(self.progress, self._after_sent)
+        self.requests = RequestTable(self.progress, clock, self._after_sent)
 
     @property
     def backlog(self) -> int:
