@@ -264,6 +264,9 @@ class _CodecFile:
         self._samples = 0
         self._container: Any = av.open(file, "w", format=codec.container, options=options)
         self._stream: Any = self._container.add_stream(codec.encoder, rate=rate, layout=self._layout)
+        if response_format == "mp3":
+            # LAME's own choice, 32 kbit/s at 24 kHz, is heard in speech.
+            self._stream.bit_rate = channels * (64_000 if rate <= 24_000 else 96_000)
 
     def write(self, samples: Samples) -> None:
         """Samples of shape (samples,) or (channels, samples)."""

@@ -101,6 +101,11 @@ def test_what_has_no_samples_is_no_file(kind):
     assert AudioEncoder(kind).finish() == b""
 
 
+def test_mp3_has_bits_enough_for_speech():
+    data, _ = encode_audio(chirp(3.0), response_format="mp3", sample_rate=24_000)
+    assert 64_000 <= len(data) * 8 / 3.0 < 72_000
+
+
 def test_what_is_no_number_is_silence_in_every_format():
     bad = np.full(4_800, np.nan, np.float32)
     for kind in CODECS:
