@@ -79,6 +79,7 @@ def main(argv: Sequence[str], prog: str = "make-tiny-checkpoint qwen3_omni") -> 
     try:
         if seed < 0:
             raise ValueError(f"seed must be at least 0, got {seed}")
+        _check_installed()
         shape = TinyShape(**{**chosen, "deepstack": tuple(chosen["deepstack"])})
         _make_room(directory, overwrite=overwrite)
         make_tiny_checkpoint(directory, seed, shape)
@@ -88,6 +89,21 @@ def main(argv: Sequence[str], prog: str = "make-tiny-checkpoint qwen3_omni") -> 
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     print(f"{directory}: {size / 1e6:.1f} MB of {shape.dtype} weights, seed {seed}; its answers mean nothing")
     return 0
+
+
+def _check_installed() -> None:
+    """
+    Raises:
+        ValueError: What its tokenizer is made with is not installed.
+    """
+    try:
+        import jinja2  # noqa: F401
+        import tokenizers  # noqa: F401
+    except ModuleNotFoundError as exc:
+        raise ValueError(
+            f"a checkpoint's tokenizer is made with {exc.name}, not installed here:\n"
+            "  pip install 'sglang-omni[serve]'"
+        ) from exc
 
 
 def _make_room(directory: Path, *, overwrite: bool) -> None:
