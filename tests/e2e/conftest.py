@@ -28,7 +28,8 @@ def say(api: httpx.Client) -> Callable[[str], bytes]:
 
     def speak(text: str) -> bytes:
         answer = api.post(
-            "/v1/audio/speech", json={"model": "speech-chat", "input": text, "voice": "default"}
+            "/v1/audio/speech",
+            json={"model": "speech-chat", "input": text, "voice": "default", "response_format": "wav"},
         )
         assert answer.status_code == 200, answer.text
         return answer.content

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import wave
 from pathlib import Path
 
 import psutil
-from fleet import STOP_DEADLINE, wait_until
+import pytest
+from fleet import START_DEADLINE, STOP_DEADLINE, wait_until
 
 QUESTION = "What is the capital of France?"
 
@@ -34,12 +36,39 @@ def test_demo_asks_answers_and_leaves_nothing(short_path: Path) -> None:
     assert "Paris" in shown["heard back"]
     assert shown["served by"].startswith("http://127.0.0.1:")
     for stage in ("preprocess", "transcribe", "thinker", "decode", "speak"):
-        assert re.search(rf"^ +{stage} +\d+\.\d\d s$", done.stdout, re.M), done.stdout
+        times = r"\d+\.\d\d s of work, +\d+\.\d\d s of waiting"
+        assert re.search(rf"^ +{stage} +{times}$", done.stdout, re.M), done.stdout
     for name in ("question.wav", "answer.wav"):
         with wave.open(str(out / name)) as file:
             assert file.getnframes() > 12_000
 
     # A process that was killed may still be giving its memory back.
+    wait_until(lambda: not _marked(mark), STOP_DEADLINE, f"left: {_marked(mark)}")
+    assert [path for private in (run_dir, temp) for path in private.rglob("*")] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_that_is_told_to_end_leaves_nothing(number: signal.Signals, short_path: Path) -> None:
+    """Started with SIGINT ignored, as a shell starts `make serve &`; told when its server comes up."""
+    run_dir, temp = (short_path / name for name in ("run", "temp"))
+    for private in (run_dir, temp):
+        private.mkdir(mode=0o700)
+    mark = f"demo-end-{number.name}-{os.getpid()}"
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "sglang_omni.demo", "--keep-serving", "--out", short_path / "out"],
+        env=os.environ | {"XDG_RUNTIME_DIR": str(run_dir), "TMPDIR": str(temp), "DEMO_TEST_MARK": mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    try:
+        wait_until(lambda: any(temp.glob("sglang-omni-demo-*/log")), START_DEADLINE, "no server was started")
+        demo.send_signal(number)
+        output, _ = demo.communicate(timeout=STOP_DEADLINE)
+    finally:
+        demo.kill()
+    assert demo.returncode == 0, output.decode()
+    assert b"Traceback" not in output
     wait_until(lambda: not _marked(mark), STOP_DEADLINE, f"left: {_marked(mark)}")
     assert [path for private in (run_dir, temp) for path in private.rglob("*")] == []
 

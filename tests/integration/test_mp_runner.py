@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from sglang_omni.config import ConfigError, EndpointsConfig, ExecutorConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
@@ -96,6 +97,19 @@ async def test_stages_of_one_process_share_it(tmp_path: Path) -> None:
         result = await runner.coordinator.submit("r", {})
         assert list(runner.process_ids) == ["both"]
         assert result["seen"] == dict.fromkeys("ab", runner.process_ids["both"])
+
+
+async def test_timings_are_in_the_configs_order(tmp_path: Path) -> None:
+    """Also where a process has stages that are not neighbours, as the first and the last here."""
+    first, *others, last = chain(tmp_path, "z", "m", "a", "y").stages
+    together = [stage.model_copy(update={"process": "io"}) for stage in (first, last)]
+    async with running(pipeline(tmp_path, together[0], *others, together[1])) as runner:
+        await runner.coordinator.submit("r", {})
+        await until(lambda: len(runner.coordinator.timings("r")) == 4)
+        assert list(runner.coordinator.timings("r")) == ["z", "m", "a", "y"]
+        for time in runner.coordinator.timings("r").values():
+            assert time["work"] > 0.0
+            assert time["wait"] >= 0.0
 
 
 async def test_stop_ends_every_process_and_removes_the_sockets(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class Books:
                 self.reporters[stage].handed_on("r", target)
                 if target is not None:
                     sources.append((stage, target))
-            self.reporters[stage].finished("r", received[stage], 0.5)
+            self.reporters[stage].finished("r", received[stage], work=0.5, wait=0.25)
             self.reporters[stage].flush()
 
 
@@ -57,7 +57,7 @@ async def test_the_sums_settle_whatever_the_order_of_reports(seed: int) -> None:
         counters.add(*change)
     assert counters.is_settled("r")
     assert counters.holders("r") == []
-    assert [report.spans for report in books.reports] == [[["r", 0.5]]] * 4
+    assert [report.spans for report in books.reports] == [[["r", 0.5, 0.25]]] * 4
 
 
 async def test_both_ends_of_a_hand_off_hold_it_until_it_is_received() -> None:
@@ -123,10 +123,10 @@ async def test_a_stream_counts_once_however_many_chunks_it_has_and_late_ones_set
     assert counters.is_settled("r")
 
 
-@pytest.mark.parametrize("span", [["r"], ["r", "fast"], [1, 0.5], "r"])
+@pytest.mark.parametrize("span", [["r"], ["r", "fast", 0.5], [1, 0.5, 0.5], "r"])
 def test_a_malformed_span_is_refused(span: object) -> None:
     wire = {"type": "progress", "from_stage": "s", "changes": [], "spans": [span]}
-    with pytest.raises(ValueError, match=r"\[request_id, seconds\]"):
+    with pytest.raises(ValueError, match=r"\[request_id, work, wait\]"):
         parse_message(wire)
 
 
@@ -135,12 +135,12 @@ async def test_reports_are_batched_and_opposite_changes_cancel() -> None:
     reporter = ProgressReporter("s", reports.append)
     reporter.received("a", None)
     reporter.handed_on("a", None)
-    reporter.finished("a", 1, 1.0)
+    reporter.finished("a", 1, work=1.0)
     reporter.received("b", "up")
     assert reports == []
     await asyncio.sleep(0.05)
     assert len(reports) == 1
     assert reports[0].changes == [["b", "s", 1], ["b", "up", -1]]
-    assert reports[0].spans == [["a", 1.0]]
+    assert reports[0].spans == [["a", 1.0, 0.0]]
     reporter.flush()
     assert len(reports) == 1

@@ -52,7 +52,7 @@ MESSAGES: list[Any] = [
     StreamMessage("r1", "a", {"text": "he"}),
     StreamMessage("r1", "a", None, stage_id=0, stage_name="a", modality="text", chunk_id=0),
     ProgressMessage("a", [["r1", "b", 1], ["r1", "a", -1]]),
-    ProgressMessage("a", [], spans=[["r1", 0.25]]),
+    ProgressMessage("a", [], spans=[["r1", 0.25, 0.5]]),
     StatsMessage("a", {"num_running_reqs": 2, "cached": 0.5}),
     AbortMessage("r1"),
     ShutdownMessage(),
@@ -210,7 +210,9 @@ def test_a_malformed_progress_change_is_shown(change: Any) -> None:
         parse_message({"type": "progress", "from_stage": "a", "changes": [["r", "a", 1], change]})
 
 
-@pytest.mark.parametrize("span", [["r"], ["r", 1], [1, 1.0], None, ["r", "1"]])
+@pytest.mark.parametrize(
+    "span", [["r"], ["r", 1.0], ["r", 1, 1], ["r", 1.0, 1], [1, 1.0, 1.0], None, ["r", "1", "1"]]
+)
 def test_a_malformed_progress_span_is_shown(span: Any) -> None:
     with pytest.raises(ValueError, match="progress message: spans: not"):
         parse_message({"type": "progress", "from_stage": "a", "changes": [], "spans": [span]})

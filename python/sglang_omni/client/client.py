@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Self
 
-from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, audio_to_base64
+from sglang_omni.client.audio import AudioEncoder, Base64Pieces
 from sglang_omni.client.local import CoordinatorLike, LocalTransport
 from sglang_omni.client.request_id import new_request_id
 from sglang_omni.client.transport import Deltas, Transport
@@ -71,27 +71,32 @@ class Client:
     async def completion_stream(
         self, request: GenerateRequest, *, request_id: str | None = None, audio_format: str = "wav"
     ) -> AsyncGenerator[CompletionStreamChunk, None]:
-        """What is new, as it comes. Each ``audio_b64`` is a file of its own, or raw samples for ``pcm16``."""
+        """What is new, as it comes.
+
+        The ``audio_b64`` of all the chunks, joined, are one file of this format, or raw samples for
+        ``pcm16``. The file's head says nothing of its length, as with anything that is streamed.
+        """
         request = replace(request, stream=True)
-        deltas = Deltas()
+        deltas, encoder, pieces = Deltas(), AudioEncoder(audio_format), Base64Pieces()
         heard: str | None = None
         async with aclosing(self.generate(request, request_id)) as chunks:
             async for chunk in chunks:
-                text, audio = deltas.new_text(chunk), deltas.new_audio(chunk)
+                text, samples = deltas.new_text(chunk), deltas.new_audio(chunk)
+                is_last = chunk.finish_reason is not None
+                data = b""
+                if samples is not None:
+                    data = await encoder.off_loop(encoder.encode, samples, deltas.sample_rate)
+                if is_last:
+                    data += await encoder.off_loop(encoder.finish)
                 is_news = chunk.heard is not None and heard is None
                 heard = heard or chunk.heard
-                rate = chunk.sample_rate or DEFAULT_SAMPLE_RATE
                 yield CompletionStreamChunk(
                     request_id=chunk.request_id,
                     text=text,
                     token_ids=deltas.new_token_ids(chunk),
                     modality=chunk.modality,
-                    audio_b64=(
-                        audio_to_base64(audio, sample_rate=rate, output_format=audio_format)
-                        if audio is not None
-                        else None
-                    ),
-                    sample_rate=chunk.sample_rate,
+                    audio_b64=pieces.add(data, last=is_last) or None,
+                    sample_rate=encoder.sample_rate or None,
                     finish_reason=chunk.finish_reason,
                     usage=chunk.usage,
                     stage_name=chunk.stage_name,
@@ -106,7 +111,7 @@ class Client:
         request: GenerateRequest,
         *,
         request_id: str | None = None,
-        response_format: str = "wav",
+        response_format: str = "mp3",
         speed: float = 1.0,
     ) -> SpeechResult:
         """``request.prompt``, spoken; ``speed`` times as fast as the voice's own pace."""
@@ -131,6 +136,7 @@ class Client:
         translate: bool = False,
         request_id: str | None = None,
         timeout: float | None = None,
+        timings: bool = False,
     ) -> TranscriptionResult:
         """What was said in an encoded audio file; ``translate`` gives it in English."""
         request = GenerateRequest(
@@ -141,6 +147,7 @@ class Client:
             extra_params={} if language is None else {"language": language},
             metadata={"task": "translation" if translate else "transcription"},
             timeout=timeout,
+            timings=timings,
         )
         collected, last = await self._transport.collect(request, request_id or new_request_id())
         return TranscriptionResult(

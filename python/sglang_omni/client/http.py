@@ -13,6 +13,7 @@ import numpy as np
 
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, decode_wav
 from sglang_omni.client.http_errors import error_of_event, error_of_response
+from sglang_omni.client.languages import language_code
 from sglang_omni.client.request_id import HEADER, is_usable, new_request_id
 from sglang_omni.client.server_timing import read_server_timing
 from sglang_omni.client.transport import Transport
@@ -187,6 +188,8 @@ class HttpTransport(Transport):
         form = {"response_format": "verbose_json", "request_id": request_id}
         if request.model:
             form["model"] = request.model
+        if request.timings:
+            form["timings"] = "true"
         form.update({name: str(value) for name, value in request.extra_params.items()})
         answer = await self._send(
             _TRANSCRIPT_PATHS[request.task],
@@ -200,7 +203,7 @@ class HttpTransport(Transport):
             request_id,
             text=fields["text"],
             finish_reason="stop",
-            language=fields.get("language"),
+            language=language_code(fields["language"]) if fields.get("language") else None,
             duration=fields.get("duration"),
             segments=[
                 TranscriptionSegment(s["start"], s["end"], s["text"]) for s in fields.get("segments") or ()

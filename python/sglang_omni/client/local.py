@@ -13,7 +13,7 @@ from sglang_omni.client.types import (
     TranscriptionSegment,
     UsageInfo,
 )
-from sglang_omni.proto import OmniRequest, RequestError, StreamMessage
+from sglang_omni.proto import OmniRequest, RequestError, StageTime, StreamMessage
 
 # Stages report their times in batches, up to this much after the result.
 _TIMINGS_LAG_S = 0.03
@@ -50,19 +50,24 @@ class LocalTransport(Transport):
                     deadline,
                     anext(stream, _END) if stream else self.coordinator.submit(request_id, omni_request),
                 )
-                if message is _END:
-                    return
                 if stream is not None and isinstance(message, StreamMessage):
                     yield parts.chunk(message)
                     continue
                 answered = True
-                chunk = result_chunk(request_id, message if stream is None else message.result)
+                if message is _END:
+                    if parts.any:
+                        yield parts.whole(parts.finish_reason or "stop")
+                    return
+                chunk = result_chunk(
+                    request_id, message if stream is None else message.result, parts.finish_reason or "stop"
+                )
+                chunk.usage = chunk.usage or parts.usage
                 if request.timings:
                     chunk.timings = await self._timings(request_id)
                 yield chunk
         except _Aborted:
             answered = True
-            yield GenerateChunk(request_id, text=parts.text, finish_reason="abort")
+            yield parts.whole("abort")
         except _Duplicate as exc:
             admitted = False
             raise RequestError(str(exc), param="request_id", code="duplicate_request_id", status=409) from exc
@@ -99,7 +104,7 @@ class LocalTransport(Transport):
             raise RequestError("this pipeline has no cache to flush", code="not_supported", status=404)
         await flush()
 
-    async def _timings(self, request_id: str) -> dict[str, float] | None:
+    async def _timings(self, request_id: str) -> dict[str, StageTime] | None:
         timings = getattr(self.coordinator, "timings", None)
         if timings is None:
             return None
@@ -153,19 +158,33 @@ async def _before(deadline: float | None, step: Awaitable[Any]) -> Any:
 
 
 class _Parts:
-    """Stream messages to chunks, remembering the text for a request that is aborted half way."""
+    """Stream messages to chunks, remembering what there was for a request that ends without a result.
+
+    A part may say why its stage has finished, which is not yet the end: it is told with the whole result,
+    whose mark it is.
+    """
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
+        self.any = False
         self.text = ""
+        self.finish_reason: str | None = None
+        self.usage: UsageInfo | None = None
 
     def chunk(self, message: StreamMessage) -> GenerateChunk:
         chunk = _chunk(self.request_id, message.chunk)
         chunk.stage_name = message.stage_name or message.from_stage
         if message.modality:
             chunk.modality = message.modality
+        self.any = True
         self.text += chunk.text
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.usage = chunk.usage or self.usage
+        chunk.finish_reason = None
         return chunk
+
+    def whole(self, finish_reason: str) -> GenerateChunk:
+        return GenerateChunk(self.request_id, text=self.text, finish_reason=finish_reason, usage=self.usage)
 
 
 def to_omni_request(request: GenerateRequest) -> OmniRequest:
@@ -217,8 +236,12 @@ def _params(request: GenerateRequest) -> dict[str, Any]:
     return {**params, **request.extra_params}
 
 
-def result_chunk(request_id: str, result: Any) -> GenerateChunk:
-    """The last chunk: one terminal stage's result, or ``{stage: result}`` of several put together."""
+def result_chunk(request_id: str, result: Any, finish_reason: str = "stop") -> GenerateChunk:
+    """The last chunk: one terminal stage's result, or ``{stage: result}`` of several put together.
+
+    Args:
+        finish_reason: For a result that does not say why it ended.
+    """
     if _is_merged(result):
         parts = [_chunk(request_id, part) for part in result.values() if part is not None]
         spoken = next((part for part in parts if part.audio_data is not None), None)
@@ -229,7 +252,7 @@ def result_chunk(request_id: str, result: Any) -> GenerateChunk:
             chunk.usage = chunk.usage or spoken.usage
     else:
         chunk = _chunk(request_id, result)
-    chunk.finish_reason = chunk.finish_reason or "stop"
+    chunk.finish_reason = chunk.finish_reason or finish_reason
     chunk.result = result
     return chunk
 

@@ -75,7 +75,7 @@ class SyncClient:
         request: GenerateRequest,
         *,
         request_id: str | None = None,
-        response_format: str = "wav",
+        response_format: str = "mp3",
         speed: float = 1.0,
     ) -> SpeechResult:
         """See ``Client.speech``."""
@@ -93,6 +93,7 @@ class SyncClient:
         translate: bool = False,
         request_id: str | None = None,
         timeout: float | None = None,
+        timings: bool = False,
     ) -> TranscriptionResult:
         """See ``Client.transcribe``."""
         return self._run(
@@ -104,6 +105,7 @@ class SyncClient:
                 translate=translate,
                 request_id=request_id,
                 timeout=timeout,
+                timings=timings,
             )
         )
 

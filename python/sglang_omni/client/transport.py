@@ -6,14 +6,17 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from sglang_omni.client.audio import (
     DEFAULT_SAMPLE_RATE,
+    Resampler,
     Samples,
     audio_to_base64,
+    encodable_rate,
     encode_audio,
     to_mono,
 )
@@ -30,13 +33,18 @@ from sglang_omni.client.types import (
 class Deltas:
     """Turns chunks into what each one adds: parts pass, the last one gives what no part had.
 
-    A final text that does not begin with the streamed one adds nothing: what was streamed stands.
+    The last one is the whole result, and it alone has a ``finish_reason``: every transport sees to that. A
+    final text that does not begin with the streamed one adds nothing: what was streamed stands.
+
+    Attributes:
+        sample_rate: That of the samples given last, in Hz.
     """
 
     def __init__(self) -> None:
         self.text = ""
-        self.samples = 0
         self.tokens = 0
+        self.sample_rate = DEFAULT_SAMPLE_RATE
+        self._seconds = Fraction(0)
 
     def new_text(self, chunk: GenerateChunk) -> str:
         text = chunk.text or ""
@@ -53,12 +61,13 @@ class Deltas:
         return token_ids
 
     def new_audio(self, chunk: GenerateChunk) -> Samples | None:
+        self.sample_rate = chunk.sample_rate or self.sample_rate
         if chunk.audio_data is None:
             return None
         samples = to_mono(chunk.audio_data)
         if chunk.finish_reason is not None:
-            samples = samples[self.samples :]
-        self.samples += len(samples)
+            samples = samples[round(self._seconds * self.sample_rate) :]
+        self._seconds += Fraction(len(samples), self.sample_rate)
         return samples if len(samples) else None
 
 
@@ -69,23 +78,31 @@ class Collected:
         self.text = ""
         self.last: GenerateChunk | None = None
         self.heard: str | None = None
-        self.sample_rate = DEFAULT_SAMPLE_RATE
         self._audio: list[Samples] = []
         self._deltas = Deltas()
+        self._resampler: Resampler | None = None
 
     def add(self, chunk: GenerateChunk) -> None:
         self.text += self._deltas.new_text(chunk)
         audio = self._deltas.new_audio(chunk)
         if audio is not None:
-            self._audio.append(audio)
-        self.sample_rate = chunk.sample_rate or self.sample_rate
+            rate = self._deltas.sample_rate
+            self._resampler = self._resampler or Resampler(rate)
+            self._audio.append(self._resampler.add(audio, rate))
         self.heard = chunk.heard or self.heard
         self.last = chunk
 
     @property
+    def sample_rate(self) -> int:
+        """Of ``audio``, in Hz."""
+        return DEFAULT_SAMPLE_RATE if self._resampler is None else self._resampler.rate
+
     def audio(self) -> Samples | None:
-        """Shape (samples,), or None where there was no audio at all."""
-        return np.concatenate(self._audio) if self._audio else None
+        """All of it, of shape (samples,), at the first part's rate; None if there was none."""
+        if self._resampler is None:
+            return None
+        self._audio = [np.concatenate([*self._audio, self._resampler.finish()])]
+        return self._audio[0]
 
 
 class Transport(ABC):
@@ -131,10 +148,11 @@ class Transport(ABC):
     ) -> CompletionResult:
         collected, last = await self.collect(request, request_id)
         audio = None
-        if collected.audio is not None:
+        samples = collected.audio()
+        if samples is not None:
             data = await asyncio.to_thread(
                 audio_to_base64,
-                collected.audio,
+                samples,
                 sample_rate=collected.sample_rate,
                 output_format=audio_format,
             )
@@ -155,11 +173,12 @@ class Transport(ABC):
 
     async def speech(self, request: GenerateRequest, request_id: str, response_format: str) -> SpeechResult:
         collected, last = await self.collect(request, request_id)
-        if collected.audio is None:
+        samples = collected.audio()
+        if samples is None:
             raise ClientError(f"request {request_id!r}: the pipeline gave no audio")
         data, mime = await asyncio.to_thread(
             encode_audio,
-            collected.audio,
+            samples,
             response_format=response_format,
             sample_rate=collected.sample_rate,
         )
@@ -167,7 +186,7 @@ class Transport(ABC):
             audio_bytes=data,
             mime_type=mime,
             format=response_format,
-            sample_rate=collected.sample_rate,
+            sample_rate=encodable_rate(response_format, collected.sample_rate),
             usage=last.usage,
             timings=last.timings,
             worker=last.worker,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_omni.proto import RequestError
+from sglang_omni.proto import RequestError, StageTime
 
 
 class ClientError(RuntimeError):
@@ -172,13 +172,15 @@ class TranscriptionSegment:
 class GenerateChunk:
     """A part of a result.
 
-    Those before the last carry what is new. The last one has ``finish_reason`` and carries the whole
-    result: all the text and all the audio.
+    Those before the last carry what is new. The last one carries the whole result, all the text and all the
+    audio, and it alone has a ``finish_reason``: where a part of a stream says why its stage has finished,
+    that is told with the whole result.
 
     Attributes:
         audio_data: Samples, float32 of shape (samples,) in [-1, 1], or what the stage gave.
         heard: The transcript of the request's own audio.
-        timings: Seconds spent in each stage, on the last chunk of a request that asked for them.
+        timings: Seconds of work and wait in each stage, in the order of the stages, on the last chunk of a
+            request that asked for them.
         worker: The replica that served the request, where a router names it.
         audio_codes: The codec's codes of each frame of the audio, on the last chunk, where the model has any.
         result: On the last chunk, what the pipeline returned, as it is.
@@ -197,7 +199,7 @@ class GenerateChunk:
     language: str | None = None
     duration: float | None = None
     segments: list[TranscriptionSegment] = field(default_factory=list)
-    timings: dict[str, float] | None = None
+    timings: dict[str, StageTime] | None = None
     worker: str | None = None
     audio_codes: list[list[int]] = field(default_factory=list)
     result: Any = None
@@ -223,7 +225,7 @@ class CompletionResult:
     usage: UsageInfo | None = None
     heard: str | None = None
     token_ids: list[int] = field(default_factory=list)
-    timings: dict[str, float] | None = None
+    timings: dict[str, StageTime] | None = None
     worker: str | None = None
     audio_codes: list[list[int]] = field(default_factory=list)
     result: Any = None
@@ -231,9 +233,11 @@ class CompletionResult:
 
 @dataclass
 class CompletionStreamChunk:
-    """What is new in a streamed completion; ``audio_b64`` is base64 in the format asked for.
+    """What is new in a streamed completion.
 
     Attributes:
+        audio_b64: The next piece of one file in the format asked for, as base64.
+        sample_rate: That file's, in Hz.
         token_ids: Of the text, where the pipeline tells them; of one that tells them only at the end, all
             are in the last chunk.
         audio_codes: On the last chunk, as in ``GenerateChunk``.
@@ -248,7 +252,7 @@ class CompletionStreamChunk:
     usage: UsageInfo | None = None
     stage_name: str | None = None
     heard: str | None = None
-    timings: dict[str, float] | None = None
+    timings: dict[str, StageTime] | None = None
     worker: str | None = None
     token_ids: list[int] = field(default_factory=list)
     audio_codes: list[list[int]] = field(default_factory=list)
@@ -263,7 +267,7 @@ class SpeechResult:
     format: str
     sample_rate: int | None = None
     usage: UsageInfo | None = None
-    timings: dict[str, float] | None = None
+    timings: dict[str, StageTime] | None = None
     worker: str | None = None
 
 
@@ -275,7 +279,7 @@ class TranscriptionResult:
     language: str | None = None
     duration: float | None = None
     segments: list[TranscriptionSegment] = field(default_factory=list)
-    timings: dict[str, float] | None = None
+    timings: dict[str, StageTime] | None = None
     worker: str | None = None
 
 

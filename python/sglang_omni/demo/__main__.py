@@ -10,6 +10,7 @@ from pathlib import Path
 from sglang_omni.client import ClientError, RequestError
 from sglang_omni.demo import qwen3_omni_tiny, speech_chat
 from sglang_omni.demo.report import DemoFailed
+from sglang_omni.demo.stopping import Stopped, end_by_exception
 
 _DEMOS = {"speech-chat": speech_chat.run, "qwen3-omni-tiny": qwen3_omni_tiny.run}
 
@@ -38,10 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.say = args.say.strip()
     if not args.say:
         parser.error("--say must not be blank")
+    end_by_exception()
     try:
         _DEMOS[args.model](args)
-    except KeyboardInterrupt:
-        return 0 if args.keep_serving else 130
+    except Stopped as told:
+        return 0 if args.keep_serving else 128 + told.number
     except (DemoFailed, ClientError, RequestError, TimeoutError, OSError) as exc:
         print(f"The demo failed: {exc}", file=sys.stderr)
         return 1

@@ -16,8 +16,9 @@ import numpy as np
 
 from sglang_omni.client import GenerateRequest, SyncClient
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, encode_wav
-from sglang_omni.demo.report import DemoFailed, label, save, show
+from sglang_omni.demo.report import DemoFailed, label, save, show, show_stages
 from sglang_omni.demo.servers import servers
+from sglang_omni.proto import StageTime
 
 _CHECKPOINT = Path("build/qwen3-omni-tiny")
 _CONFIG = "sglang_omni.models.qwen3_omni.config.Qwen3OmniPipelineConfig"
@@ -73,7 +74,7 @@ def _ask(client: SyncClient, content: list[dict[str, Any]], file: Path) -> None:
     times: dict[str, float] = {}
     audio: list[Samples] = []
     rate = DEFAULT_SAMPLE_RATE
-    stages: dict[str, float] = {}
+    stages: dict[str, StageTime] = {}
     print(label("answer"), end="")
     for chunk in client.completion_stream(request, audio_format="pcm16"):
         now = time.monotonic() - began
@@ -92,7 +93,8 @@ def _ask(client: SyncClient, content: list[dict[str, Any]], file: Path) -> None:
     show("said", save(encode_wav(np.concatenate(audio), rate), file))
     for name, seconds in times.items():
         show(name, f"after {seconds:.2f} s")
-    show("stages", ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in stages.items()))
+    show("stages", "side by side:")
+    show_stages(stages)
     print(flush=True)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -37,25 +36,24 @@ def _server(port: int, flags: Sequence[str], replicas: int) -> Iterator[str]:
         *("--port", str(port), "--parent-pid", str(os.getpid())),
         *("--start-timeout", str(_START_TIMEOUT), *flags),
     ]
-    scratch = Path(tempfile.mkdtemp(prefix="sglang-omni-demo-"))
-    log = scratch / "log"
-    with log.open("wb") as out:
-        # A session of its own: Ctrl-C ends the demo, which ends the servers and waits for them.
-        server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        _wait_until_up(server, base_url, log)
-        yield base_url
-    except (DemoFailed, ClientError):
-        print(log.read_text(errors="replace"), file=sys.stderr)
-        raise
-    finally:
-        server.send_signal(signal.SIGINT)
+    with tempfile.TemporaryDirectory(prefix="sglang-omni-demo-") as scratch:
+        log = Path(scratch) / "log"
+        with log.open("wb") as out:
+            # A session of its own: Ctrl-C ends the demo, which ends the servers and waits for them.
+            server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            server.wait(_STOP_TIMEOUT)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-        shutil.rmtree(scratch)
+            _wait_until_up(server, base_url, log)
+            yield base_url
+        except (DemoFailed, ClientError):
+            print(log.read_text(errors="replace"), file=sys.stderr)
+            raise
+        finally:
+            server.send_signal(signal.SIGINT)
+            try:
+                server.wait(_STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
 
 
 def _wait_until_up(server: subprocess.Popen[bytes], base_url: str, log: Path) -> None:

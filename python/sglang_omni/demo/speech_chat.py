@@ -23,7 +23,7 @@ from sglang_omni.client import (
     SyncClient,
 )
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, encode_wav
-from sglang_omni.demo.report import DemoFailed, label, save, show
+from sglang_omni.demo.report import DemoFailed, label, save, show, show_stages
 from sglang_omni.demo.servers import servers
 
 QUESTION = "What is the capital of France?"
@@ -55,7 +55,7 @@ class Answer:
 
 def _converse(client: SyncClient, question: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    spoken = client.speech(GenerateRequest(prompt=question))
+    spoken = client.speech(GenerateRequest(prompt=question), response_format="wav")
     show("asked", save(spoken.audio_bytes, folder / "question.wav"))
     began = time.monotonic()
     answer = _ask(client, spoken, began)
@@ -67,9 +67,8 @@ def _converse(client: SyncClient, question: str, folder: Path) -> None:
     show("heard back", client.transcribe(wav).text)
     show("first text", f"after {answer.first_text or 0:.2f} s")
     show("first audio", f"after {answer.first_audio or 0:.2f} s")
-    show("all of it", f"after {took:.2f} s, of which in")
-    for stage, seconds in (answer.last.timings or {}).items():
-        show("", f"  {stage:<12}{seconds:5.2f} s")
+    show("all of it", f"after {took:.2f} s, in stages that work side by side:")
+    show_stages(answer.last.timings or {})
     show("served by", answer.last.worker or "nobody the router names")
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from sglang_omni.engines.request import EngineRequest
 
 
 class Engine(Protocol):
-    """One model, one batch. Not thread-safe: a single thread adds, steps and aborts."""
+    """One model, one batch. Not thread-safe: a single thread adds, steps and aborts.
+
+    Attributes:
+        stepped: The ids of the requests that the last step computed something for.
+    """
+
+    stepped: Collection[str]
 
     @property
     def has_work(self) -> bool:

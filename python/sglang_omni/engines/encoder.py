@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -77,6 +77,7 @@ class EncoderEngine:
         self._pending: dict[bytes, _Pending] = {}
         self._complete: dict[str, EncoderRequest] = {}
         self._batch: list[_Pending] = []
+        self.stepped: Collection[str] = ()
         self._num_steps = self._num_items = self._max_batch_size = 0
         self._hits = self._misses = 0
 
@@ -129,6 +130,7 @@ class EncoderEngine:
     def step(self) -> list[EngineRequest]:
         """Computes one batch. Returns the requests that are complete."""
         self._batch = self._schedule()
+        self.stepped = {request_id for pending in self._batch for request_id in pending.waiting}
         if self._batch:
             outputs = self._encoder.encode([pending.item for pending in self._batch])
             for pending, output in zip(self._batch, outputs, strict=True):

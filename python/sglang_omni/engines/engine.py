@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sglang_omni.engines.batching import BatchBuilder
 from sglang_omni.engines.counters import StepCounters
 from sglang_omni.engines.request import EngineRequest
@@ -18,6 +20,7 @@ class OmniEngine:
         self.runner = runner
         self._requests: dict[str, EngineRequest] = {}
         self._counters = StepCounters()
+        self.stepped: Collection[str] = ()
 
     @property
     def has_work(self) -> bool:
@@ -49,6 +52,7 @@ class OmniEngine:
     def step(self) -> list[EngineRequest]:
         """Computes one batch. Returns the requests that got a token or ended, see ``Engine.step``."""
         chunks = self.scheduler.schedule()
+        self.stepped = [chunk.request.request_id for chunk in chunks]
         if not chunks:
             lost = self.scheduler.give_up()
             if lost is None:

@@ -29,6 +29,7 @@ from sglang_omni.proto import (
     RequestState,
     ShutdownMessage,
     StagePayload,
+    StageTime,
     StatsMessage,
     StreamMessage,
     SubmitMessage,
@@ -95,7 +96,7 @@ class Coordinator:
         self._stage_stats: dict[str, dict[str, float]] = {}
         self._recent = RecentIds(_REMEMBERED_IDS)
         self._reused = 0
-        self._timings: OrderedDict[str, dict[str, float]] = OrderedDict()
+        self._timings: OrderedDict[str, dict[str, StageTime]] = OrderedDict()
         self._totals: Counter[str] = Counter()
         self.assignments = Assignments()
         self._lost: str | None = None
@@ -269,9 +270,14 @@ class Coordinator:
         """
         return {stage: dict(stats) for stage, stats in self._stage_stats.items()}
 
-    def timings(self, request_id: str) -> dict[str, float]:
-        """Seconds the request spent in each stage so far; empty where it is unknown or long ago."""
-        return dict(self._timings.get(request_id, {}))
+    def timings(self, request_id: str) -> dict[str, StageTime]:
+        """Seconds of work and wait in each stage that the request has left, in the stages' order.
+
+        Empty for a request that is unknown or long ago.
+        """
+        timings = self._timings.get(request_id, {})
+        stages = dict.fromkeys(stage_of(instance) for instance in self.stages)
+        return {stage: timings[stage] for stage in (stages | timings) if stage in timings}
 
     def request_state(self, request_id: str) -> RequestState | None:
         """The state of a running request; None where it is not running."""
@@ -478,14 +484,15 @@ class Coordinator:
             total = self._counters.add(wire_id, stage, difference)
             if total > 0 and stage in down and (tracked := self._by_wire_id.get(wire_id)) is not None:
                 self._end(tracked, RequestState.FAILED, error=RuntimeError(down[stage]))
-        for wire_id, seconds in message.spans:
+        for wire_id, work, wait in message.spans:
             tracked = self._by_wire_id.get(wire_id)
             if tracked is None:
                 if wire_id not in self._settling:
                     continue
                 tracked = self._settling[wire_id][0]
             stage = stage_of(message.from_stage)
-            tracked.timings[stage] = tracked.timings.get(stage, 0.0) + seconds
+            before = tracked.timings.get(stage, StageTime(work=0.0, wait=0.0))
+            tracked.timings[stage] = StageTime(work=before["work"] + work, wait=before["wait"] + wait)
             if stage in tracked.streaming:
                 tracked.streaming.discard(stage)
                 self._complete_if_ready(tracked)

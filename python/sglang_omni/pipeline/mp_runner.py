@@ -11,6 +11,7 @@ from typing import Self
 
 from sglang_omni.config import PipelineConfig, validate_config
 from sglang_omni.config.edges import terminals_after
+from sglang_omni.config.instances import stage_of
 from sglang_omni.packages import warn_of_untried
 from sglang_omni.pipeline.autoscaler import Autoscaler
 from sglang_omni.pipeline.coordinator import Coordinator
@@ -123,8 +124,7 @@ class MultiProcessPipelineRunner:
                 if ranks[0].starts_at_once:
                     self._workers.append(WorkerSlot(ranks, self.launcher))
             await self._all_ready(timeout)
-            for worker in self._workers:
-                self._register(worker)
+            self._register(*self._workers)
             self._coordinator.stages.move(
                 {key: endpoint for worker in self._workers for key, endpoint in worker.endpoints.items()}
             )
@@ -164,10 +164,12 @@ class MultiProcessPipelineRunner:
     ) -> None:
         await self.stop()
 
-    def _register(self, worker: WorkerSlot) -> None:
-        """It is up: have the coordinator know its stages."""
+    def _register(self, *workers: WorkerSlot) -> None:
+        """They are up: have the coordinator know their stages, in the config's order, which people read."""
         assert self._prep is not None
-        for name in worker.stage_names:
+        order = [stage.name for stage in self.config.stages]
+        named = [(name, worker) for worker in workers for name in worker.stage_names]
+        for name, worker in sorted(named, key=lambda pair: order.index(stage_of(pair[0]))):
             endpoint = self._prep.endpoints[f"stage_{name}"]
             self.coordinator.register_stage(name, endpoint, process=worker.specs[0].process_name)
 

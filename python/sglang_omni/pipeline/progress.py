@@ -98,11 +98,14 @@ class ProgressReporter:
             self._change(request_id, source, -1)
         self._schedule()
 
-    def finished(self, request_id: str, times_received: int, seconds: float | None = None) -> None:
-        """This stage is done with what it received, after ``seconds``; None where it did no work for it."""
+    def finished(
+        self, request_id: str, times_received: int, *, work: float | None = None, wait: float = 0.0
+    ) -> None:
+        """This stage is done with what it received, after seconds of ``work`` and ``wait``; None where it had
+        let go of the request before."""
         self._change(request_id, self._stage, -2 * times_received)
-        if seconds is not None:
-            self._spans.append([request_id, seconds])
+        if work is not None:
+            self._spans.append([request_id, work, wait])
         self._schedule(_FINISHED_INTERVAL_S)
 
     def flush(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_omni.proto import Replicas, RequestState, StreamMessage
+from sglang_omni.proto import Replicas, RequestState, StageTime, StreamMessage
 
 
 @dataclass(slots=True, eq=False)
@@ -27,5 +27,5 @@ class TrackedRequest:
     state: RequestState = RequestState.PENDING
     results: dict[str, Any] = field(default_factory=dict)
     streaming: set[str] = field(default_factory=set)
-    timings: dict[str, float] = field(default_factory=dict)
+    timings: dict[str, StageTime] = field(default_factory=dict)
     replicas: Replicas = None

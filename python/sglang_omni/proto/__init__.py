@@ -17,7 +17,7 @@ from sglang_omni.proto.messages import (
     SubmitMessage,
     parse_message,
 )
-from sglang_omni.proto.request import OmniRequest, Replicas, RequestState, StagePayload
+from sglang_omni.proto.request import OmniRequest, Replicas, RequestState, StagePayload, StageTime
 
 __all__ = [
     "AbortMessage",
@@ -35,6 +35,7 @@ __all__ = [
     "RequestState",
     "ShutdownMessage",
     "StagePayload",
+    "StageTime",
     "StatsMessage",
     "StreamMessage",
     "SubmitMessage",

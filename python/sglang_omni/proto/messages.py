@@ -272,8 +272,9 @@ class ProgressMessage(_Message):
     so messages of several stages may arrive in any order. When a process dies, the requests whose
     count is positive for one of its stages are the ones it took with it.
 
-    ``spans`` holds a ``[request_id, seconds]`` entry for each request that ``from_stage`` has let go of:
-    how long it was there. Nothing of that request comes from this stage after it.
+    ``spans`` holds a ``[request_id, work, wait]`` entry for each request that ``from_stage`` has let go of:
+    for how many seconds the stage worked on it, and for how many more it was there. Nothing of that request
+    comes from this stage after it.
     """
 
     type: ClassVar[str] = "progress"
@@ -293,9 +294,9 @@ class ProgressMessage(_Message):
             raise ValueError(f"progress message: changes: not [request_id, stage, difference]: {change!r}")
         for span in message.spans:
             match span:
-                case [str(), float()]:
+                case [str(), float(), float()]:
                     continue
-            raise ValueError(f"progress message: spans: not [request_id, seconds]: {span!r}")
+            raise ValueError(f"progress message: spans: not [request_id, work, wait]: {span!r}")
         return message
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypedDict
 
 #: Stage -> the replica of it that serves a request; None where no stage is replicated.
 Replicas = dict[str, int] | None
@@ -82,3 +82,11 @@ def _mapping(fields: Mapping[str, Any], name: str, owner: type) -> dict[str, Any
     if not isinstance(value, dict):
         raise ValueError(f"{owner.__name__}.{name} must be a dict, got {type(value).__name__}")
     return value
+
+
+class StageTime(TypedDict):
+    """Seconds of a request in a stage: ``work`` on it, and ``wait`` for its turn, its input or its output's
+    way on. What stages do at once is the work of each, so the sum of all may exceed the whole request's."""
+
+    work: float
+    wait: float

@@ -38,7 +38,11 @@ class OutgoingMessage:
 
 
 class Scheduler(Protocol):
-    """What runs a stage's work. ``start`` blocks until ``stop``; the stage gives it a thread of its own."""
+    """What runs a stage's work. ``start`` blocks until ``stop``; the stage gives it a thread of its own.
+
+    One that has a ``work_clock``, a ``WorkClock``, tells by it how long it worked on each request. Of
+    another, all the time that a request is in the stage counts as work.
+    """
 
     inbox: Queue[IncomingMessage]
     outbox: Queue[OutgoingMessage]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from queue import Queue
@@ -16,6 +17,7 @@ from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.ranks import Operation, RankGroup
 from sglang_omni.scheduling.recent_ids import RecentIds
+from sglang_omni.scheduling.work_clock import WorkClock
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class OmniScheduler:
     ) -> None:
         self.inbox: Queue[Any] = Inbox[IncomingMessage | Operation]()
         self.outbox: Queue[OutgoingMessage] = Outbox()
+        self.work_clock = WorkClock()
         self.engine = engine
         self._build_request = request_builder
         self._adapt_result = result_adapter
@@ -224,6 +227,7 @@ class OmniScheduler:
                 logger.exception("the abort callback failed for request %s", request_id)
 
     def _step(self) -> None:
+        began = time.perf_counter()
         try:
             advanced = self.engine.step()
         except Exception as exc:
@@ -236,6 +240,7 @@ class OmniScheduler:
             for request_id in failed:
                 self._fail(request_id, exc)
             return
+        self.work_clock.add(self.engine.stepped, time.perf_counter() - began)
         for request in advanced:
             self._advance(self._active[request.request_id])
 

@@ -15,6 +15,7 @@ from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.recent_ids import RecentIds
 from sglang_omni.scheduling.threads import run_together
+from sglang_omni.scheduling.work_clock import WorkClock
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class SimpleScheduler:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
         self.inbox: Queue[IncomingMessage] = Inbox()
         self.outbox: Queue[OutgoingMessage] = Outbox()
+        self.work_clock = WorkClock()
         self._compute = compute_fn
         self._compute_batch = batch_compute_fn
         self._max_batch_size = max_batch_size if batch_compute_fn is not None else 1
@@ -167,10 +169,14 @@ class SimpleScheduler:
         return message.type == "new_request"
 
     def _run_one(self, message: IncomingMessage, runner: asyncio.Runner) -> None:
+        began = time.perf_counter()
         try:
-            result = self._compute(message.data)
-            if inspect.isawaitable(result):
-                result = runner.run(self._awaited(message.request_id, result))
+            try:
+                result = self._compute(message.data)
+                if inspect.isawaitable(result):
+                    result = runner.run(self._awaited(message.request_id, result))
+            finally:
+                self.work_clock.add((message.request_id,), time.perf_counter() - began)
         except asyncio.CancelledError:
             self._fail(message.request_id, RuntimeError("compute_fn was cancelled"))
         except Exception as exc:  # noqa: BLE001  whatever it raises is that request's error
@@ -180,6 +186,7 @@ class SimpleScheduler:
 
     def _run_batch(self, batch: list[IncomingMessage], runner: asyncio.Runner) -> None:
         assert self._compute_batch is not None
+        began = time.perf_counter()
         try:
             results = self._compute_batch([message.data for message in batch])
             if inspect.isawaitable(results):
@@ -189,6 +196,7 @@ class SimpleScheduler:
             for message in batch:
                 self._fail(message.request_id, exc)
             return
+        self.work_clock.add((message.request_id for message in batch), time.perf_counter() - began)
         for message, result in zip(batch, results, strict=True):
             self._answer(message.request_id, result)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
@@ -14,6 +15,7 @@ from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.recent_ids import RecentIds
+from sglang_omni.scheduling.work_clock import WorkClock
 
 
 @dataclass(eq=False)
@@ -89,6 +91,7 @@ class StreamScheduler:
         """
         self.inbox: queue.Queue[IncomingMessage] = Inbox()
         self.outbox: queue.Queue[OutgoingMessage] = Outbox()
+        self.work_clock = WorkClock()
         self._open_session = open_session
         self._expects_stream = expects_stream
         self._wants_chunks = wants_chunks
@@ -188,10 +191,12 @@ class StreamScheduler:
         request = self._requests.get(request_id)
         if request is None or request.payload is None:
             return
+        began = time.perf_counter()
         try:
             if request.running is None:
                 request.running = request.steps.popleft()()
             chunk = next(request.running, _END)
+            self.work_clock.add((request_id,), time.perf_counter() - began)
             if isinstance(chunk, BatchItem):
                 self._batchable[request_id] = chunk
                 return
@@ -223,6 +228,7 @@ class StreamScheduler:
 
     def _compute(self, batch: dict[str, BatchItem]) -> None:
         assert self._batch_compute_fn is not None, "sessions that yield a BatchItem need a batch_compute_fn"
+        began = time.perf_counter()
         try:
             self._batch_compute_fn(list(batch.values()))
         except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
@@ -232,6 +238,7 @@ class StreamScheduler:
                 else:
                     self._fail(request_id, exc)
             return
+        self.work_clock.add(batch, time.perf_counter() - began)
         self._ready.extend(batch)
 
     def _fail(self, request_id: str, error: Exception) -> None:

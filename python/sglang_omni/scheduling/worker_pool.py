@@ -12,6 +12,7 @@ from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage, Scheduler
 from sglang_omni.scheduling.queues import Outbox
 from sglang_omni.scheduling.threads import run_together
+from sglang_omni.scheduling.work_clock import WorkClock
 
 # Finished requests that may come back, and sessions, whose workers are remembered.
 _REMEMBERED = 10_000
@@ -31,7 +32,7 @@ class WorkerPool:
 
     Args:
         workers: At least one scheduler; each must emit through its ``outbox`` attribute, which the pool
-            replaces by its own.
+            replaces by its own, as it does their ``work_clock``.
     """
 
     def __init__(self, workers: Sequence[Scheduler]) -> None:
@@ -48,6 +49,10 @@ class WorkerPool:
         self.outbox: Queue[OutgoingMessage] = _Collect(self)
         for worker in self._workers:
             worker.outbox = self.outbox
+        if all(hasattr(worker, "work_clock") for worker in self._workers):
+            self.work_clock = WorkClock()
+            for worker in self._workers:
+                worker.work_clock = self.work_clock  # type: ignore[attr-defined]
 
     def start(self) -> None:
         """Runs every worker until all have stopped. A worker's exception stops the others and is raised."""

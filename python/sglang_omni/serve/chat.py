@@ -29,7 +29,6 @@ from sglang_omni.serve.speech import check_encodable
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import EventStream, answer
 
-_STREAMABLE = ("pcm16", "pcm", "wav")
 _PART_MODALITY = {
     "input_audio": "audio",
     "audio_url": "audio",
@@ -188,12 +187,6 @@ def _audio_format(body: ChatCompletionRequest) -> str:
     if chosen is None:
         return "pcm16" if body.stream else "wav"
     check_encodable(chosen, "audio.format")
-    if body.stream and chosen not in _STREAMABLE:
-        raise RequestError(
-            f"audio.format: {chosen!r} cannot be streamed; use one of {', '.join(_STREAMABLE)}",
-            param="audio.format",
-            code="unsupported_value",
-        )
     return chosen
 
 

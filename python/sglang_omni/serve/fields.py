@@ -171,7 +171,7 @@ class ExtensionFields(ApiModel):
         stage_params: One stage's own parameters, by stage name.
         timeout: Seconds until the request is aborted and answered with a 504.
         request_id: The id the request is known by, in ``/abort_request`` and in logs.
-        timings: Whether the answer tells the seconds spent in each stage.
+        timings: Whether the answer tells the seconds of work and of wait in each stage.
     """
 
     stage_params: StageParams | None = None

@@ -1,8 +1,9 @@
-"""Counters and histograms in Prometheus' text format; a few dozen lines need no library."""
+"""Counters and histograms in Prometheus' text format."""
 
 from __future__ import annotations
 
 import bisect
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -27,7 +28,7 @@ class Counter:
 
     def lines(self, name: str) -> Iterable[str]:
         for labels, value in self.values.items():
-            yield f"{name}{_labelled(labels)} {value:.15g}"
+            yield _sample(name, labels, value)
 
 
 class Histogram:
@@ -49,10 +50,9 @@ class Histogram:
             total = 0
             for bound, count in zip((*self.bounds, float("inf")), counts, strict=True):
                 total += count
-                le = "+Inf" if bound == float("inf") else f"{bound:g}"
-                yield f"{name}_bucket{_labelled((*labels, ('le', le)))} {total}"
-            yield f"{name}_sum{_labelled(labels)} {self.sums[labels]:g}"
-            yield f"{name}_count{_labelled(labels)} {total}"
+                yield _sample(f"{name}_bucket", (*labels, ("le", _number(bound))), total)
+            yield _sample(f"{name}_sum", labels, self.sums[labels])
+            yield _sample(f"{name}_count", labels, total)
 
 
 class Metrics:
@@ -109,7 +109,7 @@ class Metrics:
         }
         for name, (help_text, values) in (in_flight | families).items():
             kind = "counter" if name.endswith("_total") else "gauge"
-            lines = (f"{prefix}{name}{_labelled(labels)} {value:.15g}" for labels, value in values.items())
+            lines = (_sample(prefix + name, labels, value) for labels, value in values.items())
             family(prefix + name, kind, help_text, lines)
         return "\n".join(out) + "\n"
 
@@ -126,6 +126,15 @@ def stage_families(stats: Mapping[str, Mapping[str, float]]) -> Families:
             name, text = "decode_batch_size_max", DESCRIPTIONS["max_batch_size"]
             families.setdefault(name, (text, {}))[1][labels] = numbers["max_batch_size"]
     return families
+
+
+def _sample(name: str, labels: Labels, value: float) -> str:
+    return f"{name}{_labelled(labels)} {_number(value)}"
+
+
+def _number(value: float) -> str:
+    """All of its digits, since rates are differences of sums that have grown for months."""
+    return "+Inf" if value == math.inf else repr(float(value)).removesuffix(".0")
 
 
 def _labelled(labels: Labels) -> str:

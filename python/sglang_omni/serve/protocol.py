@@ -167,7 +167,7 @@ class AudioOptions(ApiModel):
     """How spoken output sounds and is encoded."""
 
     voice: str | None = None
-    format: Literal["wav", "flac", "mp3", "opus", "pcm16", "pcm"] | None = None
+    format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16", "pcm"] | None = None
 
 
 class ChatCompletionRequest(SamplingFields, ExtensionFields):
@@ -264,9 +264,6 @@ class CompletionRequest(SamplingFields, ExtensionFields):
     logit_bias: OnlyEmptyDict = None
 
 
-SPEECH_FORMATS = ("wav", "pcm", "flac", "mp3", "opus")
-
-
 def _not_blank(text: str) -> str:
     if not text.strip():
         raise ValueError("must not be blank")
@@ -277,7 +274,7 @@ class SpeechRequest(ExtensionFields):
     model: str | None = None
     input: Annotated[str, Field(min_length=1, max_length=16_384), AfterValidator(_not_blank)]
     voice: str | None = None
-    response_format: Literal["wav", "pcm", "flac", "mp3", "opus"] | None = None
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
     speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
     stream: bool = False
     stream_format: Literal["audio", "sse"] | None = None
@@ -305,6 +302,7 @@ class TranscriptionForm(ApiModel):
     stream: OnlyFormFalse = None
     timestamp_granularities: list[Literal["segment"]] | None = None
     timeout: Timeout | None = None
+    timings: bool = False
     request_id: RequestId | None = None
 
 

@@ -1,8 +1,7 @@
-"""``/v1/audio/speech``: text spoken, as a file or as raw samples while they are made."""
+"""``/v1/audio/speech``: text spoken, as a file: whole, or while it is made."""
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,8 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from sglang_omni.client import ClientError, GenerateChunk, GenerateRequest, RequestError
-from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, check_format, encode_pcm
+from sglang_omni.client import ClientError, GenerateRequest, RequestError, UsageInfo
+from sglang_omni.client.audio import FORMAT_MIME_TYPES, AudioEncoder, Base64Pieces, check_format
 from sglang_omni.client.server_timing import server_timing
 from sglang_omni.client.transport import Deltas
 from sglang_omni.serve.protocol import SpeechRequest
@@ -32,9 +31,9 @@ def speech_routes(server: Server) -> APIRouter:
         server.check_task("speech")
         server.check_voice(body.voice, "voice")
         server.check_params("speech", _given(body), body.stage_params)
+        check_encodable(body.response_format, "response_format")
         request_id = request_id_of(request, body.request_id)
-        streamed = body.stream or body.stream_format is not None
-        if streamed:
+        if body.stream or body.stream_format is not None:
             if body.timings:
                 raise RequestError(
                     "timings: known only when all is said, and told in a header: leave stream and "
@@ -42,24 +41,17 @@ def speech_routes(server: Server) -> APIRouter:
                     param="timings",
                     code="unsupported_parameter",
                 )
-            if body.response_format not in (None, "pcm"):
-                raise RequestError(
-                    f"response_format: streamed speech is raw 'pcm', not {body.response_format!r}",
-                    param="response_format",
-                    code="unsupported_value",
-                )
             return await answer(request, _streamed(server, body, request_id))
-        response_format = body.response_format or "wav"
-        check_encodable(response_format, "response_format")
         result = await answer(
             request,
             server.client.speech(
                 _request(body, stream=False),
                 request_id=request_id,
-                response_format=response_format,
+                response_format=body.response_format,
                 speed=body.speed,
             ),
         )
+        server.metrics.finished(result.usage)
         headers = {"content-disposition": f'attachment; filename="speech.{result.format}"'}
         if result.timings is not None:
             headers["server-timing"] = server_timing(result.timings)
@@ -71,66 +63,85 @@ def speech_routes(server: Server) -> APIRouter:
 
 
 async def _streamed(server: Server, body: SpeechRequest, request_id: str) -> Response:
-    """The response begins with the first samples: only then is their rate known."""
+    """The response begins with the first of the file: only then is its rate known."""
     started = time.monotonic()
-    pieces = _pieces(server, body, request_id)
+    speech = _Speech(server, body, request_id)
+    pieces = speech.pieces()
     try:
-        first = await anext(pieces, None)
+        first = await anext(pieces, b"")
     except BaseException:
         await pieces.aclose()
         raise
-    if first is None:
+    if not first:
         raise ClientError(f"request {request_id!r}: the pipeline gave no audio")
     server.metrics.first_output(time.monotonic() - started)
-    rate, samples = first
     if body.stream_format == "sse":
-        return EventStream(_events(samples, rate, pieces), request_id=request_id, done=False)
+        return EventStream(_events(speech, first, pieces), request_id=request_id, done=False)
     return StreamedResponse(
-        _raw(samples, pieces),
-        media_type="audio/pcm",
-        headers=_sample_headers(rate),
+        _raw(first, pieces),
+        media_type=FORMAT_MIME_TYPES[body.response_format],
+        headers=_sample_headers(speech.encoder.sample_rate),
         request_id=request_id,
     )
 
 
-async def _pieces(
-    server: Server, body: SpeechRequest, request_id: str
-) -> AsyncGenerator[tuple[int, Samples], None]:
-    deltas = Deltas()
-    rate = DEFAULT_SAMPLE_RATE
-    request = _request(body, stream=True)
-    if body.speed != 1.0:
-        request.extra_params["speed"] = body.speed
-    chunks: AsyncGenerator[GenerateChunk, None] = server.client.generate(request, request_id=request_id)
-    async with aclosing(chunks):
-        async for chunk in chunks:
-            rate = chunk.sample_rate or rate
-            samples = deltas.new_audio(chunk)
-            if samples is not None:
-                yield rate, samples
+class _Speech:
+    """A text's speech, encoded while it is made. ``usage`` is known once all the pieces are."""
+
+    def __init__(self, server: Server, body: SpeechRequest, request_id: str) -> None:
+        self.encoder = AudioEncoder(body.response_format)
+        self.usage: UsageInfo | None = None
+        request = _request(body, stream=True)
+        if body.speed != 1.0:
+            request.extra_params["speed"] = body.speed
+        self._chunks = server.client.generate(request, request_id=request_id)
+        self._metrics = server.metrics
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        encoder, deltas = self.encoder, Deltas()
+        async with aclosing(self._chunks) as chunks:
+            async for chunk in chunks:
+                self.usage = chunk.usage or self.usage
+                samples = deltas.new_audio(chunk)
+                if samples is not None and (
+                    piece := await encoder.off_loop(encoder.encode, samples, deltas.sample_rate)
+                ):
+                    yield piece
+        self._metrics.finished(self.usage)
+        if piece := await encoder.off_loop(encoder.finish):
+            yield piece
 
 
-Pieces = AsyncGenerator[tuple[int, Samples], None]
-
-
-async def _raw(first: Samples, rest: Pieces) -> AsyncGenerator[bytes, None]:
+async def _raw(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(rest):
-        yield encode_pcm(first)
-        async for _, samples in rest:
-            yield encode_pcm(samples)
+        yield first
+        async for piece in rest:
+            yield piece
 
 
-async def _events(first: Samples, rate: int, rest: Pieces) -> AsyncGenerator[dict[str, Any], None]:
-    async with aclosing(rest):
-        yield _event(first, rate)
-        async for _, samples in rest:
-            yield _event(samples, rate)
-        yield {"type": "speech.audio.done"}
+async def _events(
+    speech: _Speech, first: bytes, rest: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[dict[str, Any], None]:
+    encoded = Base64Pieces()
 
+    def delta(audio: str) -> dict[str, Any]:
+        return {"type": "speech.audio.delta", "audio": audio, "sample_rate": speech.encoder.sample_rate}
 
-def _event(samples: Samples, rate: int) -> dict[str, Any]:
-    data = base64.b64encode(encode_pcm(samples)).decode("ascii")
-    return {"type": "speech.audio.delta", "audio": data, "sample_rate": rate}
+    async with aclosing(_raw(first, rest)) as pieces:
+        async for piece in pieces:
+            if audio := encoded.add(piece):
+                yield delta(audio)
+    if audio := encoded.add(b"", last=True):
+        yield delta(audio)
+    usage = speech.usage or UsageInfo()
+    yield {
+        "type": "speech.audio.done",
+        "usage": {
+            "input_tokens": usage.prompt_tokens or 0,
+            "output_tokens": usage.completion_tokens or 0,
+            "total_tokens": usage.total_tokens or 0,
+        },
+    }
 
 
 def _request(body: SpeechRequest, *, stream: bool) -> GenerateRequest:

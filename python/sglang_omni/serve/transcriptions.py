@@ -11,6 +11,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 
 from sglang_omni.client import RequestError, TranscriptionResult, TranscriptionSegment
+from sglang_omni.client.languages import language_name
 from sglang_omni.serve.protocol import TranscriptionForm
 from sglang_omni.serve.session import session_key
 from sglang_omni.serve.state import Server, request_id_of
@@ -73,9 +74,10 @@ async def _transcribe(server: Server, request: Request, task: str) -> Response:
             translate=task == "translation",
             request_id=request_id,
             timeout=fields.timeout,
+            timings=fields.timings,
         ),
     )
-    return _response(fields.response_format, result, task)
+    return _response(fields.response_format, result, task, fields.timings)
 
 
 def _fields(form: FormData) -> TranscriptionForm:
@@ -106,7 +108,7 @@ async def _file(form: FormData) -> bytes:
     return audio
 
 
-def _response(kind: str, result: TranscriptionResult, task: str) -> Response:
+def _response(kind: str, result: TranscriptionResult, task: str, timings: bool) -> Response:
     if kind == "text":
         return PlainTextResponse(result.text + "\n")
     if kind == "srt":
@@ -115,11 +117,22 @@ def _response(kind: str, result: TranscriptionResult, task: str) -> Response:
         return PlainTextResponse(_vtt(_segments(result)), media_type="text/vtt")
     fields: dict[str, Any] = {"text": result.text}
     if kind == "verbose_json":
-        verb = "translate" if task == "translation" else "transcribe"
-        fields |= {"task": verb, "language": result.language, "duration": result.duration}
-        fields["segments"] = [
-            {"id": i, "start": s.start, "end": s.end, "text": s.text} for i, s in enumerate(result.segments)
-        ]
+        verb, language = "transcribe", result.language
+        if task == "translation":
+            verb, language = "translate", "en"
+        fields |= {
+            "task": verb,
+            "language": None if language is None else language_name(language),
+            "duration": result.duration,
+            "segments": [
+                {"id": i, "start": s.start, "end": s.end, "text": s.text}
+                for i, s in enumerate(result.segments)
+            ],
+        }
+    if task == "transcription" and result.duration is not None:
+        fields["usage"] = {"type": "duration", "seconds": result.duration}
+    if timings:
+        fields["timings"] = result.timings
     return JSONResponse(fields)
 
 

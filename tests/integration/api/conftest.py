@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 from sglang_omni.client import Client
-from sglang_omni.proto import CompleteMessage, OmniRequest, StreamMessage
+from sglang_omni.proto import CompleteMessage, OmniRequest, StageTime, StreamMessage
 from sglang_omni.serve import create_app
 from sglang_omni.serve.state import Capabilities
 
@@ -43,6 +43,7 @@ class ScriptedPipeline:
         self.hangs_after: int | None = None
         self.running: dict[str, _Running] = {}
         self.heard: str | None = None
+        self.speech_usage: dict[str, int] | None = None
         self.up = True
         self.tells_tokens = False
 
@@ -102,8 +103,8 @@ class ScriptedPipeline:
     def stage_load(self) -> dict[str, int]:
         return {"thinker": len(self.running)}
 
-    def timings(self, request_id: str) -> dict[str, float]:
-        return {"thinker": 0.25}
+    def timings(self, request_id: str) -> dict[str, StageTime]:
+        return {"thinker": {"work": 0.25, "wait": 0.5}}
 
     def _enter(self, request_id: str, request: OmniRequest) -> None:
         if request_id in self.running:
@@ -136,7 +137,7 @@ class ScriptedPipeline:
         }
         audio = {"modality": "audio", "audio_data": self.samples, "sample_rate": RATE, "text": text["text"]}
         if request.metadata["task"] == "speech":
-            return audio
+            return audio | {"usage": self.speech_usage}
         if "audio" in request.metadata["output_modalities"]:
             return {"decode": text, "speak": audio}
         return text

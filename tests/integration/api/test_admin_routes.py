@@ -73,10 +73,10 @@ def test_metrics_count_requests_and_tokens(http):
 
 def test_timings_on_request(http):
     body = HELLO | {"timings": True}
-    assert http.post("/v1/chat/completions", json=body).json()["timings"] == {"thinker": 0.25}
-    assert (
-        '"timings":{"thinker":0.25}' in http.post("/v1/chat/completions", json=body | {"stream": True}).text
-    )
+    timings = {"thinker": {"work": 0.25, "wait": 0.5}}
+    assert http.post("/v1/chat/completions", json=body).json()["timings"] == timings
+    streamed = http.post("/v1/chat/completions", json=body | {"stream": True}).text
+    assert '"timings":{"thinker":{"work":0.25,"wait":0.5}}' in streamed
     assert "timings" not in http.post("/v1/chat/completions", json=HELLO).json()
 
 

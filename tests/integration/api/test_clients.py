@@ -40,7 +40,7 @@ def test_completion(client):
     result = client.completion(chat(max_tokens=3, timings=True), request_id="one")
     assert (result.request_id, result.text, result.finish_reason) == ("one", "Hello.", "length")
     assert (result.usage.total_tokens, result.usage.cached_tokens) == (10, 4)
-    assert result.timings == {"thinker": 0.25}
+    assert result.timings == {"thinker": {"work": 0.25, "wait": 0.5}}
     assert result.audio is None
     assert client.completion(chat()).timings is None
 
@@ -61,12 +61,12 @@ def test_stream(client, pipeline):
     chunks = list(client.completion_stream(request, audio_format="pcm16"))
     assert "".join(chunk.text for chunk in chunks) == "Hello."
     pcm = b"".join(base64.b64decode(chunk.audio_b64) for chunk in chunks if chunk.audio_b64)
-    np.testing.assert_allclose(np.frombuffer(pcm, "<i2") / 32767, pipeline.samples, atol=1e-4)
+    np.testing.assert_allclose(np.frombuffer(pcm, "<i2") / 32768, pipeline.samples, atol=1e-4)
     assert [chunk.heard for chunk in chunks if chunk.heard] == ["what was asked"]
     assert chunks[-1].finish_reason == "length"
     assert all(chunk.finish_reason is None for chunk in chunks[:-1])
     assert chunks[-1].usage.total_tokens == 10
-    assert chunks[-1].timings == {"thinker": 0.25}
+    assert chunks[-1].timings == {"thinker": {"work": 0.25, "wait": 0.5}}
 
 
 def test_generate_ends_with_the_whole_result(client, pipeline):
@@ -109,6 +109,8 @@ def test_transcribe(client, pipeline):
     assert result.segments[1].end == 3661.25
     assert pipeline.last.inputs == {"audio": b"RIFF...."}
     assert pipeline.last.params["language"] == "en"
+    assert result.timings is None
+    assert client.transcribe(b"RIFF....", timings=True).timings == {"thinker": {"work": 0.25, "wait": 0.5}}
 
 
 def test_request_error_keeps_its_fields(client, pipeline):

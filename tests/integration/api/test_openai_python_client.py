@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import wave
 
 import numpy as np
 import openai
 import pytest
+from decoded_audio import assert_sounds_like, chirp
 
+from sglang_omni.client.audio import FORMAT_MIME_TYPES, decode_pcm, encode_wav
+
+TONE = chirp()
 HELLO = [{"role": "user", "content": "Hi"}]
 
 
@@ -104,6 +109,25 @@ def test_streamed_speech_equals_the_whole_answer(api, pipeline):
     assert sum(audio.data is not None for audio in spoken) == 3
 
 
+@pytest.mark.parametrize("kind", ["wav", "mp3", "opus", "aac", "flac"])
+def test_streamed_answers_speech_is_one_file(api, pipeline, kind):
+    pipeline.samples = TONE
+    stream = api.chat.completions.create(
+        model="scripted",
+        messages=HELLO,
+        modalities=["text", "audio"],
+        audio={"voice": "default", "format": kind},
+        stream=True,
+    )
+    spoken = [delta.audio for c in stream if getattr(delta := c.choices[0].delta, "audio", None)]
+    pieces = [audio.data for audio in spoken if audio.data]
+    assert len(pieces) >= 3
+    data = b"".join(base64.b64decode(piece) for piece in pieces)
+    assert base64.b64decode("".join(pieces)) == data
+    assert data.count(b"RIFF") == (kind == "wav")
+    assert_sounds_like(data, TONE)
+
+
 def test_completions(api, pipeline):
     assert api.completions.create(model="scripted", prompt="Once").choices[0].text == "Hello."
     assert pipeline.last.inputs == {"prompt": "Once"}
@@ -149,19 +173,54 @@ def test_streamed_speech_is_raw_samples(api, pipeline):
         pcm = b"".join(answer.iter_bytes())
     assert answer.headers["x-sample-rate"] == "24000"
     assert (answer.headers["x-channels"], answer.headers["x-bit-depth"]) == ("1", "16")
-    np.testing.assert_allclose(np.frombuffer(pcm, "<i2") / 32767, pipeline.samples, atol=1e-4)
+    np.testing.assert_allclose(np.frombuffer(pcm, "<i2") / 32768, pipeline.samples, atol=1e-4)
 
 
-def test_speech_as_events(http, pipeline):
-    answer = http.post("/v1/audio/speech", json={"input": "Hello.", "stream_format": "sse"})
-    events = [line for line in answer.text.splitlines() if line]
-    assert sum('"speech.audio.delta"' in event for event in events) == 3
-    assert events[-1] == 'data: {"type":"speech.audio.done"}'
+@pytest.mark.parametrize("kind", ["mp3", "opus", "aac", "flac", "wav"])
+def test_streamed_speech_is_one_file(api, pipeline, kind):
+    pipeline.samples = TONE
+    with api.audio.speech.with_streaming_response.create(
+        model="scripted",
+        voice="default",
+        input="Hello.",
+        response_format=kind,
+        stream_format="audio",
+    ) as answer:
+        data = b"".join(answer.iter_bytes())
+    assert answer.headers["content-type"] == FORMAT_MIME_TYPES[kind]
+    assert answer.headers["x-sample-rate"] == "24000"
+    assert_sounds_like(data, TONE)
+
+
+def test_speech_is_mp3_unless_asked_for_another_format(api, http, pipeline):
+    pipeline.samples = TONE
+    answer = api.audio.speech.create(model="scripted", voice="default", input="Hello.")
+    assert answer.response.headers["content-type"] == "audio/mpeg"
+    assert_sounds_like(answer.content, TONE)
+    streamed = http.post("/v1/audio/speech", json={"input": "Hello.", "stream": True})
+    assert streamed.headers["content-type"] == "audio/mpeg"
+    assert_sounds_like(streamed.content, TONE)
+
+
+@pytest.mark.parametrize("kind", ["pcm", "wav", "mp3"])
+def test_speech_as_events(http, pipeline, kind):
+    pipeline.samples, pipeline.speech_usage = TONE, {"prompt_tokens": 5, "completion_tokens": 90}
+    body = {"input": "Hello.", "stream_format": "sse", "response_format": kind}
+    lines = http.post("/v1/audio/speech", json=body).text.splitlines()
+    *deltas, done = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    assert {event["type"] for event in deltas} == {"speech.audio.delta"}
+    assert len(deltas) >= 3
+    data = b"".join(base64.b64decode(event["audio"]) for event in deltas)
+    assert base64.b64decode("".join(event["audio"] for event in deltas)) == data
+    assert_sounds_like(data if kind != "pcm" else encode_wav(decode_pcm(data), 24_000), TONE)
+    usage = {"input_tokens": 5, "output_tokens": 90, "total_tokens": 95}
+    assert done == {"type": "speech.audio.done", "usage": usage}
 
 
 def test_transcription(api, pipeline):
     file = ("speech.wav", b"RIFF....")
-    assert api.audio.transcriptions.create(model="scripted", file=file).text == "Hello."
+    answer = api.audio.transcriptions.create(model="scripted", file=file)
+    assert answer.to_dict() == {"text": "Hello.", "usage": {"type": "duration", "seconds": 1.5}}
     assert pipeline.last.inputs == {"audio": b"RIFF...."}
     assert pipeline.last.metadata["task"] == "transcription"
     verbose = api.audio.transcriptions.create(
@@ -171,9 +230,18 @@ def test_transcription(api, pipeline):
         response_format="verbose_json",
         timestamp_granularities=["segment"],
     )
-    assert (verbose.language, verbose.duration, verbose.segments[1].text) == ("en", 1.5, " there")
+    assert (verbose.language, verbose.duration, verbose.segments[1].text) == ("english", 1.5, " there")
+    assert verbose.usage.seconds == 1.5
+    assert "timings" not in verbose.to_dict()
     assert pipeline.last.params["language"] == "en"
     assert api.audio.transcriptions.create(model="scripted", file=file, response_format="text") == "Hello.\n"
+
+
+def test_timings_of_a_transcription_that_asks_for_them(api):
+    answer = api.audio.transcriptions.create(
+        model="scripted", file=("speech.wav", b"RIFF...."), extra_body={"timings": True}
+    )
+    assert answer.to_dict()["timings"] == {"thinker": {"work": 0.25, "wait": 0.5}}
 
 
 def test_subtitles(api):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 
 import numpy as np
 import pytest
 
 from sglang_omni.client import Client, ClientError, GenerateChunk, GenerateRequest, Message, SamplingParams
+from sglang_omni.client.audio import decode_pcm, decode_wav
 from sglang_omni.client.local import result_chunk, to_omni_request
 from sglang_omni.client.transport import Deltas
 from sglang_omni.proto import CompleteMessage, RequestError, StreamMessage
@@ -142,6 +144,51 @@ async def test_streamed_audio_is_not_told_twice():
     assert [deltas.new_audio(chunk).tolist() for chunk in chunks] == [
         pytest.approx(audio[a : a + 2].tolist()) for a in (0, 2, 4)
     ]
+
+
+@pytest.mark.parametrize("result", [{"text": "hello"}, {"text": ""}, {}, {"text": "hello", "usage": None}])
+async def test_a_part_that_says_why_it_ended_is_still_a_part(result):
+    """Its text is new, and the end is told once, with the whole result."""
+    last = text("llo", finish_reason="length", usage={"prompt_tokens": 1, "completion_tokens": 2})
+    client = Client(Coordinator(text("he"), last, done(result)))
+    chunks = [chunk async for chunk in client.completion_stream(GenerateRequest(prompt="p"))]
+    assert "".join(chunk.text for chunk in chunks) == "hello"
+    assert [chunk.finish_reason for chunk in chunks] == [None, None, "length"]
+    completion = await client.completion(GenerateRequest(prompt="p"))
+    assert (completion.text, completion.finish_reason) == ("hello", "length")
+    assert completion.usage.total_tokens == 3
+
+
+async def test_sound_of_a_part_that_says_why_it_ended_is_heard():
+    audio = np.arange(6, dtype=np.float32) / 8
+
+    def piece(samples, **more):
+        return StreamMessage("r", "speak", {"audio_data": samples, "sample_rate": 8_000, **more})
+
+    client = Client(Coordinator(piece(audio[:2]), piece(audio[2:], finish_reason="stop"), done({})))
+    request = GenerateRequest(prompt="p", metadata={"task": "speech"})
+    pieces = [c.audio_b64 async for c in client.completion_stream(request, audio_format="pcm16")]
+    assert decode_pcm(base64.b64decode("".join(filter(None, pieces)))).tolist() == audio.tolist()
+
+
+async def test_a_stream_without_a_result_ends_with_what_was_streamed():
+    client = Client(Coordinator(text("he"), text("llo", finish_reason="length")))
+    chunks = [chunk async for chunk in client.generate(GenerateRequest(prompt="p"))]
+    assert [(chunk.text, chunk.finish_reason) for chunk in chunks] == [
+        ("he", None),
+        ("llo", None),
+        ("hello", "length"),
+    ]
+
+
+async def test_whole_audio_of_another_rate_than_the_streamed_is_cut_at_the_same_time():
+    """Whatever the rates, a second that was streamed is not told again."""
+    streamed = StreamMessage("r", "speak", {"audio_data": np.zeros(8_000, np.float32), "sample_rate": 8_000})
+    whole = done({"audio_data": np.ones(32_000, np.float32), "sample_rate": 16_000})
+    client = Client(Coordinator(streamed, whole))
+    result = await client.completion(GenerateRequest(prompt="p"))
+    samples, rate = decode_wav(base64.b64decode(result.audio.data))
+    assert (rate, len(samples)) == (8_000, 16_000)
 
 
 def test_final_text_that_differs_from_the_streamed_adds_nothing():

@@ -153,3 +153,14 @@ def test_speech_is_neither_silent_nor_clipped(qwen3_omni) -> None:
     assert answer.waveform.shape == (10 * 1920 - 555,)
     assert 0.03 < answer.waveform.std() < 0.3
     assert abs(answer.waveform).max() < 1
+
+
+def test_what_it_is_made_with_is_named_where_it_is_missing(tmp_path, monkeypatch, capsys):
+    """As after an install of the bare wheel. A checkpoint that is there stays."""
+    target = tmp_path / "model"
+    target.mkdir()
+    (target / "model-00001-of-00001.safetensors").write_bytes(b"precious")
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert cli.main(["make-tiny-checkpoint", "qwen3_omni", str(target), "--overwrite"]) == 1
+    assert "tokenizers, not installed here:\n  pip install" in capsys.readouterr().err
+    assert (target / "model-00001-of-00001.safetensors").read_bytes() == b"precious"

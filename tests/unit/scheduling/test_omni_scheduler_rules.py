@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ class EchoEngine:
         self.waiting: dict[str, EngineRequest] = {}
         self.slots: dict[str, EngineRequest] = {}
         self.steps = 0
+        self.stepped: list[str] = []
         self.flushes = 0
         self.before_step: Callable[[], None] = lambda: None
         self.admit: Callable[[EngineRequest], None] = lambda request: None
@@ -58,6 +60,7 @@ class EchoEngine:
             self.slots[request_id] = self.waiting.pop(request_id)
         self.before_step()
         advanced = [request for request in self.slots.values() if self._is_ready(request)]
+        self.stepped = [request.request_id for request in advanced]
         for request in advanced:
             request.output_token_ids.append(request.prompt_token_ids[len(request.output_token_ids)])
             if len(request.output_token_ids) == len(request.prompt_token_ids):
@@ -306,3 +309,24 @@ def test_it_imports_where_sglang_cannot() -> None:
         "assert not any(name.startswith('sglang.') for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
+
+
+def test_a_step_is_the_work_of_the_requests_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    stage = Stage()
+    stage.engine.room = 1  # so that the second request waits for the first
+    stage.engine.before_step = lambda: now.__setitem__(0, now[0] + 1.0)
+    clock = stage.scheduler.work_clock
+    for request_id, prompt in (("a", [1, -1, 3]), ("b", [1])):
+        clock.open(request_id)
+        stage.submit(request_id, prompt)
+    stage.thread.start()
+    stage.put("a", "stream_chunk", 2)
+    seconds = {}
+    for _ in range(2):
+        request_id, _ = stage.result()
+        seconds[request_id] = clock.close(request_id)
+    stage.scheduler.stop()
+    stage.thread.join(WAIT_S)
+    assert seconds == {"a": 3.0, "b": 1.0}

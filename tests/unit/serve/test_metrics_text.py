@@ -22,6 +22,22 @@ def test_histogram_buckets_add_up():
     assert buckets["+Inf"] == next(s.value for s in samples if s.name.endswith("_count")) == 4
 
 
+def test_sums_keep_their_digits():
+    """After months a sum still grows by what was added: rate() is a difference of two of them."""
+    metrics = Metrics()
+    metrics.seconds.observe(12_345_678.0, path="/x")
+    metrics.request_done("/x", 200, 0.015625)
+    metrics.tokens.add(2**53 - 1, kind="prompt")
+    gauge = {"relay_written_bytes_total": ("B.", {(): float(2**53 - 1)}), "load": ("L.", {(): 0.1 + 0.2})}
+    found = families(metrics, gauge)
+    sums = {s.name: s.value for s in found["sglang_omni_request_seconds"].samples if "bucket" not in s.name}
+    assert sums["sglang_omni_request_seconds_sum"] == 12_345_678.015625
+    tokens = {s.labels["kind"]: s.value for s in found["sglang_omni_tokens"].samples}
+    assert tokens["prompt"] == 2**53 - 1
+    assert found["sglang_omni_relay_written_bytes"].samples[0].value == 2**53 - 1
+    assert found["sglang_omni_load"].samples[0].value == 0.1 + 0.2
+
+
 def test_counters_and_escaped_labels():
     metrics = Metrics()
     metrics.request_done('/a"b\\c\nd', 404, 0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 import torch
 
@@ -50,6 +51,7 @@ class SGLangEngine:
         # After a step that could run nothing, only news can change that.
         self._stalled = False
         self._counters = StepCounters()
+        self.stepped: Collection[str] = ()
 
     @property
     def has_work(self) -> bool:
@@ -105,6 +107,7 @@ class SGLangEngine:
                 # What ended since the last step leaves SGLang's batches only with the next one.
                 stepped = self.scheduler.step() or self.scheduler.give_up(self._pool_tokens)
         self._stalled = not stepped
+        self.stepped = [req.request.request_id for req in stepped]
         if not stepped:
             return []
         self._counters.count(len(stepped), [req.request for req in stepped if req.took_token])

@@ -42,7 +42,7 @@ class Limits:
     audio_seconds: float = 300.0
     total_audio_seconds: float = 1200.0
     audio_bytes: int = 64_000_000
-    speech_chars: int = 20_000
+    speech_chars: int = 16_384
 
 
 class Preprocessor:

@@ -24,7 +24,7 @@ def create_preprocess(
     max_audio_seconds: float = 300.0,
     max_total_audio_seconds: float = 1200.0,
     max_audio_bytes: int = 64_000_000,
-    max_speech_chars: int = 20_000,
+    max_speech_chars: int = 16_384,
     allowed_media_hosts: Sequence[str] = (),
     context_length: int | None = None,
 ) -> SimpleScheduler:

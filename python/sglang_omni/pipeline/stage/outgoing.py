@@ -31,6 +31,7 @@ from sglang_omni.proto import (
 )
 from sglang_omni.relay.base import Relay, RelayOperation
 from sglang_omni.scheduling.messages import OutgoingMessage
+from sglang_omni.scheduling.work_clock import WorkClock
 
 GetNextFn = Callable[[str, Any], str | list[str] | None]
 GetStreamDoneTargetsFn = Callable[[str, Any], str | list[str] | None]
@@ -67,6 +68,7 @@ class Outgoing:
         name: The sending instance.
         fail: ``fail(request_id, text)``, called where sending failed.
         on_sent: Called when a message has left that had to wait.
+        clock: The scheduler's, if it has one.
         The others are those of ``Stage``.
     """
 
@@ -86,6 +88,7 @@ class Outgoing:
         local_dispatcher: LocalStageDispatcher | None,
         fail: Callable[[str, str], None],
         on_sent: Callable[[], None],
+        clock: WorkClock | None = None,
     ) -> None:
         self._name = name
         self._stage = stage_of(name)
@@ -109,7 +112,7 @@ class Outgoing:
         self._send_stats = getattr(control_plane, "send_stats", None)
         self._move = getattr(control_plane, "move", None)
         self.progress = ProgressReporter(name, self._report)
-        self.requests = RequestTable(self.progress, self._after_sent)
+        self.requests = RequestTable(self.progress, clock, self._after_sent)
 
     @property
     def backlog(self) -> int:

@@ -12,6 +12,7 @@ from sglang_omni.pipeline.progress import ProgressReporter
 from sglang_omni.proto import Replicas
 from sglang_omni.scheduling.messages import IncomingMessage
 from sglang_omni.scheduling.recent_ids import RecentIds
+from sglang_omni.scheduling.work_clock import WorkClock
 
 # Half of what the coordinator remembers, so that it never gives out an id that is still refused here.
 _REMEMBERED_IDS = 10_000
@@ -66,6 +67,7 @@ class RequestTable:
 
     Args:
         progress: Told of every request that comes and goes.
+        clock: Tells how long the scheduler worked on a request. Without one, all of its time is work.
         after_sent: ``after_sent(request_id, report)`` calls ``report`` once everything the request's caller
             is to get from this stage has left; by default at once.
     """
@@ -73,10 +75,12 @@ class RequestTable:
     def __init__(
         self,
         progress: ProgressReporter,
+        clock: WorkClock | None = None,
         after_sent: Callable[[str, Callable[[], None]], None] = lambda request_id, report: report(),
     ) -> None:
         self.active: dict[str, RequestRecord] = {}
         self._progress = progress
+        self._clock = clock
         self._after_sent = after_sent
         self._dropped = RecentIds(_REMEMBERED_IDS)
         # Finished requests, each with the streams that were counted for it.
@@ -92,6 +96,8 @@ class RequestTable:
         if record is None:
             record = self.active[request_id] = RequestRecord(replicas=replicas)
             self._finished.pop(request_id, None)
+            if self._clock is not None:
+                self._clock.open(request_id)
         return record
 
     def receive_payload(
@@ -126,10 +132,15 @@ class RequestTable:
         if len(self._finished) > _REMEMBERED_IDS:
             self._finished.popitem(last=False)
         seconds = time.monotonic() - record.since
-        report = partial(self._progress.finished, request_id, record.times_received, seconds)
+        work = seconds if self._clock is None else min(self._clock.close(request_id), seconds)
+        report = partial(
+            self._progress.finished, request_id, record.times_received, work=work, wait=seconds - work
+        )
         self._after_sent(request_id, report)
 
     def drop(self, request_id: str) -> None:
         """The request is aborted, or has failed: what still comes of it is refused."""
         self.active.pop(request_id, None)
         self._dropped.add(request_id)
+        if self._clock is not None:
+            self._clock.close(request_id)

@@ -141,6 +141,7 @@ class Stage:
             local_dispatcher=local_dispatcher,
             fail=self._fail,
             on_sent=self._on_sent,
+            clock=getattr(self.scheduler, "work_clock", None),
         )
         self._requests = self._outgoing.requests
         self._stats = StatsReporter(name, self.scheduler, self.relays.all, self._outgoing.stats)

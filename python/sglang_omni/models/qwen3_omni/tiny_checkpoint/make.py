@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import SPECIAL_TOKENS, TinyTokenizer, write_json
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.weights import TensorSpec, make_tensor, tensor_specs
+from sglang_omni.packages import install_line
 
 
 def make_tiny_checkpoint(directory: str | Path, seed: int, shape: TinyShape | None = None) -> Path:
@@ -80,6 +81,7 @@ def main(argv: Sequence[str], prog: str = "make-tiny-checkpoint qwen3_omni") -> 
     try:
         if seed < 0:
             raise ValueError(f"seed must be at least 0, got {seed}")
+        _check_installed()
         shape = TinyShape(**{**chosen, "deepstack": tuple(chosen["deepstack"])})
         _make_room(directory, overwrite=overwrite)
         make_tiny_checkpoint(directory, seed, shape)
@@ -89,6 +91,21 @@ def main(argv: Sequence[str], prog: str = "make-tiny-checkpoint qwen3_omni") -> 
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     print(f"{directory}: {size / 1e6:.1f} MB of {shape.dtype} weights, seed {seed}; its answers mean nothing")
     return 0
+
+
+def _check_installed() -> None:
+    """
+    Raises:
+        ValueError: What its tokenizer is made with is not installed.
+    """
+    try:
+        import jinja2  # noqa: F401
+        import tokenizers  # noqa: F401
+    except ModuleNotFoundError as exc:
+        raise ValueError(
+            f"a checkpoint's tokenizer is made with {exc.name}, not installed here:\n"
+            f"  {install_line('serve')}"
+        ) from exc
 
 
 def _make_room(directory: Path, *, overwrite: bool) -> None:

@@ -1,0 +1,34 @@
+"""Languages by their codes, and by the English names that OpenAI's transcripts have for them."""
+
+from __future__ import annotations
+
+# Whisper's: ISO 639-1 where there is a code of two letters.
+_NAMES = (
+    "en=english zh=chinese de=german es=spanish ru=russian ko=korean fr=french ja=japanese "
+    "pt=portuguese tr=turkish pl=polish ca=catalan nl=dutch ar=arabic sv=swedish it=italian "
+    "id=indonesian hi=hindi fi=finnish vi=vietnamese he=hebrew uk=ukrainian el=greek ms=malay "
+    "cs=czech ro=romanian da=danish hu=hungarian ta=tamil no=norwegian th=thai ur=urdu "
+    "hr=croatian bg=bulgarian lt=lithuanian la=latin mi=maori ml=malayalam cy=welsh sk=slovak "
+    "te=telugu fa=persian lv=latvian bn=bengali sr=serbian az=azerbaijani sl=slovenian "
+    "kn=kannada et=estonian mk=macedonian br=breton eu=basque is=icelandic hy=armenian ne=nepali "
+    "mn=mongolian bs=bosnian kk=kazakh sq=albanian sw=swahili gl=galician mr=marathi pa=punjabi "
+    "si=sinhala km=khmer sn=shona yo=yoruba so=somali af=afrikaans oc=occitan ka=georgian "
+    "be=belarusian tg=tajik sd=sindhi gu=gujarati am=amharic yi=yiddish lo=lao uz=uzbek "
+    "fo=faroese ht=haitian_creole ps=pashto tk=turkmen nn=nynorsk mt=maltese sa=sanskrit "
+    "lb=luxembourgish my=myanmar bo=tibetan tl=tagalog mg=malagasy as=assamese tt=tatar "
+    "haw=hawaiian ln=lingala ha=hausa ba=bashkir jw=javanese su=sundanese yue=cantonese"
+)
+_NAME_OF = {
+    code: name.replace("_", " ") for code, _, name in (item.partition("=") for item in _NAMES.split())
+}
+_CODE_OF = {name: code for code, name in _NAME_OF.items()}
+
+
+def language_name(language: str) -> str:
+    """``english`` of ``en``; what is no code of these stays as it is."""
+    return _NAME_OF.get(language.lower(), language)
+
+
+def language_code(language: str) -> str:
+    """``en`` of ``english``; what is no name of these stays as it is."""
+    return _CODE_OF.get(language.lower(), language)

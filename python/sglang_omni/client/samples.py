@@ -1,0 +1,104 @@
+"""Samples, and the formats that are samples as they are: PCM16 and WAV."""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Samples = NDArray[np.float32]
+
+DEFAULT_SAMPLE_RATE = 24000
+
+# Full scale of 16 bit samples, of each decoder and encoder alike: 1.0 itself becomes 32767.
+PCM16_SCALE = 32768
+# The length in a WAV file's head where it is not known yet; every reader goes on to the file's end then.
+_UNKNOWN = 0xFFFFFFFF
+
+
+def to_numpy(audio: Any) -> Samples:
+    """float32 samples of an array, a tensor, a sequence of numbers, or PCM16 bytes.
+
+    Raises:
+        TypeError: ``audio`` is none of them.
+    """
+    if isinstance(audio, np.ndarray):
+        return audio.astype(np.float32, copy=False)
+    if hasattr(audio, "detach"):
+        return audio.detach().cpu().float().numpy()
+    if isinstance(audio, (list, tuple)):
+        return np.asarray(audio, dtype=np.float32)
+    if isinstance(audio, (bytes, bytearray, memoryview)):
+        return decode_pcm(audio)
+    raise TypeError(f"audio must be an array, a tensor, numbers or PCM16 bytes, got {type(audio).__name__}")
+
+
+def to_mono(audio: Any) -> Samples:
+    """float32 samples of shape (samples,), channels averaged; the shorter axis is the channels'."""
+    samples = to_numpy(audio)
+    if samples.ndim > 1:
+        samples = samples.squeeze()
+    if samples.ndim > 1:
+        samples = samples.mean(axis=int(np.argmin(samples.shape)), dtype=np.float32)
+    return np.atleast_1d(samples)
+
+
+def encode_pcm(audio: Any, sample_rate: int = DEFAULT_SAMPLE_RATE) -> bytes:
+    """Little-endian PCM16, channels interleaved. ``sample_rate`` does not change the bytes."""
+    return pcm16(to_numpy(audio)).tobytes()
+
+
+def decode_pcm(data: bytes | bytearray | memoryview) -> Samples:
+    """Little-endian PCM16 to samples in [-1, 1); ``encode_pcm`` gives the same bytes back."""
+    return np.frombuffer(data, dtype="<i2").astype(np.float32) / np.float32(PCM16_SCALE)
+
+
+def encode_wav(audio: Any, sample_rate: int = DEFAULT_SAMPLE_RATE) -> bytes:
+    """A PCM16 WAV file of samples of shape (samples,) or (channels, samples)."""
+    pcm = pcm16(to_numpy(audio))
+    data = pcm.tobytes()
+    return wav_header(sample_rate, channels=pcm.shape[1] if pcm.ndim == 2 else 1, nbytes=len(data)) + data
+
+
+def wav_header(sample_rate: int, *, channels: int = 1, nbytes: int | None = None) -> bytes:
+    """What a PCM16 WAV file begins with.
+
+    Args:
+        nbytes: How many bytes of samples follow; None where that is not known, as in a stream.
+    """
+    riff, data = (_UNKNOWN, _UNKNOWN) if nbytes is None else (36 + nbytes, nbytes)
+    return struct.pack(
+        "<4sI4s4sIHHIIHH4sI",
+        *(b"RIFF", riff, b"WAVE"),
+        *(b"fmt ", 16, 1, channels, sample_rate, sample_rate * channels * 2, channels * 2, 16),
+        *(b"data", data),
+    )
+
+
+def decode_wav(data: bytes) -> tuple[Samples, int]:
+    """Samples of shape (samples,) and the sample rate of a PCM16 WAV file.
+
+    Raises:
+        ValueError: It is no such file.
+    """
+    import wave
+
+    try:
+        with wave.open(io.BytesIO(data)) as file:
+            if file.getsampwidth() != 2:
+                raise ValueError(f"a PCM16 WAV file is needed, got {8 * file.getsampwidth()} bits a sample")
+            samples = decode_pcm(file.readframes(file.getnframes()))
+            channels, rate = file.getnchannels(), file.getframerate()
+    except (wave.Error, EOFError) as exc:
+        raise ValueError(f"not a PCM WAV file: {exc}") from exc
+    return (samples.reshape(-1, channels).mean(axis=1) if channels > 1 else samples), rate
+
+
+def pcm16(samples: Samples) -> NDArray[np.int16]:
+    """Shape (samples,) or (channels, samples) to int16 of shape (samples,) or (samples, channels)."""
+    finite = np.nan_to_num(samples, nan=0.0, posinf=1.0, neginf=-1.0)
+    scaled = np.rint(np.multiply(finite, PCM16_SCALE, dtype=np.float32))
+    return np.ascontiguousarray(np.clip(scaled, -PCM16_SCALE, PCM16_SCALE - 1).astype("<i2").T)
