@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -13,7 +14,6 @@ from fastapi.responses import Response
 
 from sglang_omni.client import ClientError, GenerateChunk, GenerateRequest, RequestError
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, check_format, encode_pcm
-from sglang_omni.client.server_timing import server_timing
 from sglang_omni.client.transport import Deltas
 from sglang_omni.serve.protocol import SpeechRequest
 from sglang_omni.serve.state import Server, request_id_of
@@ -63,7 +63,7 @@ def speech_routes(server: Server) -> APIRouter:
             "content-disposition": f'attachment; filename="speech.{result.format}"',
         }
         if result.timings is not None:
-            headers["server-timing"] = server_timing(result.timings)
+            headers["x-sglang-omni-timings"] = json.dumps(result.timings)
         if result.sample_rate is not None:
             headers |= _sample_headers(result.sample_rate)
         return Response(result.audio_bytes, media_type=result.mime_type, headers=headers)

@@ -59,7 +59,7 @@ def test_a_missing_field_and_a_body_that_is_no_json(http):
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
-    [("GET", "/v1/nowhere", 404, "unknown_url"), ("GET", "/generate", 405, "method_not_supported")],
+    [("GET", "/v1/nowhere", 404, "unknown_url"), ("GET", "/generate", 405, "method_not_allowed")],
 )
 def test_a_route_that_is_not_there(http, method, path, status, code):
     answer = http.request(method, path)
