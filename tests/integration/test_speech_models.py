@@ -47,6 +47,10 @@ class Prompts:
     def encode_messages(self, messages: list[dict[str, Any]], options: object = None) -> list[Any]:
         return messages
 
+    def check_answer(self, prompt_tokens: int, params: dict[str, Any]) -> None:
+        if params.get("max_new_tokens", 0) > 100:
+            raise RequestError("too long", code="context_length_exceeded")
+
 
 class CountingWhisper:
     def __init__(self, whisper: Whisper) -> None:
@@ -160,6 +164,18 @@ def test_a_speed_for_this_stage_alone(voice: Voice) -> None:
     np.testing.assert_array_equal(result["audio_data"], voice.speak(QUESTION, 2.0))
 
 
+def test_a_seed_of_the_voice(voice: Voice) -> None:
+    def said(**params: Any) -> np.ndarray:
+        return run(lambda: SpeakSession(voice), payload("speech", {"text": QUESTION}, **params))[1][
+            "audio_data"
+        ]
+
+    np.testing.assert_array_equal(said(seed=1), said(seed=1))
+    np.testing.assert_array_equal(said(), said(stage_params={"speak": {"seed": None}}))
+    assert not np.array_equal(said(seed=1), said(seed=2))
+    assert len(said(seed=-1))  # as a chat's may be
+
+
 def test_a_transcription(voice: Voice, whisper: Whisper) -> None:
     clip = np.concatenate([spoken(voice, QUESTION), spoken(voice, "I would like to know it today.")])
 
@@ -224,6 +240,11 @@ def test_a_conversation_that_grew_too_long_by_hearing_is_refused(voice: Voice, w
     data = {"messages": [{"role": "user", "content": [0]}], "clips": [spoken(voice, QUESTION)]}
     with pytest.raises(RequestError, match="too long"):
         run(lambda: TranscribeSession(Recognizer(whisper), Full()), payload("chat", data))
+    # By what was heard and the answer that is wanted together.
+    wanted = payload("chat", data, max_new_tokens=101)
+    with pytest.raises(RequestError, match="too long") as refused:
+        run(lambda: TranscribeSession(Recognizer(whisper), Prompts()), wanted)
+    assert refused.value.code == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(

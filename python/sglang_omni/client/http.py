@@ -15,7 +15,6 @@ from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, d
 from sglang_omni.client.http_errors import error_of_event, error_of_response
 from sglang_omni.client.languages import language_code
 from sglang_omni.client.request_id import HEADER, is_usable, new_request_id
-from sglang_omni.client.server_timing import read_server_timing
 from sglang_omni.client.transport import Transport
 from sglang_omni.client.types import (
     ClientError,
@@ -29,6 +28,8 @@ from sglang_omni.client.types import (
 )
 
 _WORKER_HEADER = "x-sglang-omni-worker"
+# Of answers whose body is a file: what others have in the body.
+_TIMINGS_HEADER = "x-sglang-omni-timings"
 _TRANSCRIPT_PATHS = {
     "transcription": "/v1/audio/transcriptions",
     "translation": "/v1/audio/translations",
@@ -130,7 +131,7 @@ class HttpTransport(Transport):
             mime_type=answer.headers.get("content-type", "application/octet-stream"),
             format=response_format,
             sample_rate=int(rate) if rate else None,
-            timings=read_server_timing(answer.headers.get("server-timing")),
+            timings=json.loads(answer.headers.get(_TIMINGS_HEADER, "null")),
             worker=answer.headers.get(_WORKER_HEADER),
         )
 

@@ -26,7 +26,7 @@ class ClientDisconnected(Exception):
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 # Why a request failed, where starlette says it by a status alone.
-_HTTP_CODES = {404: "unknown_url", 405: "method_not_supported", 413: "request_too_large"}
+_HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
 
 
 def error_body(

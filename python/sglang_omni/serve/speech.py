@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -12,7 +13,6 @@ from fastapi.responses import Response
 
 from sglang_omni.client import ClientError, GenerateRequest, RequestError, UsageInfo
 from sglang_omni.client.audio import FORMAT_MIME_TYPES, AudioEncoder, Base64Pieces, check_format
-from sglang_omni.client.server_timing import server_timing
 from sglang_omni.client.transport import Deltas
 from sglang_omni.serve.protocol import SpeechRequest
 from sglang_omni.serve.session import session_key
@@ -54,7 +54,7 @@ def speech_routes(server: Server) -> APIRouter:
         server.metrics.finished(result.usage)
         headers = {"content-disposition": f'attachment; filename="speech.{result.format}"'}
         if result.timings is not None:
-            headers["server-timing"] = server_timing(result.timings)
+            headers["x-sglang-omni-timings"] = json.dumps(result.timings)
         if result.sample_rate is not None:
             headers |= _sample_headers(result.sample_rate)
         return Response(result.audio_bytes, media_type=result.mime_type, headers=headers)

@@ -94,6 +94,19 @@ def test_speech(client, pipeline):
     assert pipeline.last.params["speed"] == 2.0
 
 
+def test_the_timings_of_a_speech_file(client, pipeline):
+    assert client.speech(GenerateRequest(prompt="Hello.", timings=True)).timings == pipeline.timings("")
+    assert client.speech(GenerateRequest(prompt="Hello.")).timings is None
+
+
+def test_the_tokens_of_a_stream(client, pipeline):
+    pipeline.tells_tokens = True
+    request = chat(extra_params={"return_token_ids": True})
+    chunks = list(client.completion_stream(request))
+    assert [token for chunk in chunks for token in chunk.token_ids] == [1, 2, 3]
+    assert client.completion(request).token_ids == [1, 2, 3]
+
+
 def test_streamed_speech(client, pipeline):
     request = GenerateRequest(prompt="Hello.", metadata={"task": "speech"}, output_modalities=["audio"])
     chunks = list(client.generate(request))

@@ -59,7 +59,7 @@ def test_a_missing_field_and_a_body_that_is_no_json(http):
 
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
-    [("GET", "/v1/nowhere", 404, "unknown_url"), ("GET", "/generate", 405, "method_not_supported")],
+    [("GET", "/v1/nowhere", 404, "unknown_url"), ("GET", "/generate", 405, "method_not_allowed")],
 )
 def test_a_route_that_is_not_there(http, method, path, status, code):
     answer = http.request(method, path)
@@ -127,6 +127,7 @@ def test_the_clients_errors_have_the_code_too(pipeline, base_url):
 
 def test_the_error_of_a_stream_of_speech(http, pipeline):
     pipeline.error, pipeline.error_after = TOO_LONG, 1
-    answer = http.post("/v1/audio/speech", json={"input": "Hello.", "stream_format": "sse"})
+    body = {"input": "Hello.", "stream_format": "sse", "response_format": "pcm"}
+    answer = http.post("/v1/audio/speech", json=body)
     last = [json.loads(line[6:]) for line in answer.text.splitlines() if line][-1]
     assert last["error"]["code"] == "context_length_exceeded"
