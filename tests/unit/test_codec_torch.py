@@ -53,16 +53,21 @@ TENSORS: dict[str, Callable[[], torch.Tensor]] = {
     "negative of ints": lambda: torch._neg_view(torch.arange(3)),
     "parameter": lambda: torch.nn.Parameter(torch.ones(2)),
     "subclass": lambda: torch.ones(2).as_subclass(Tagged),
-    "float4": lambda: torch.arange(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
     "bits8": lambda: torch.arange(4, dtype=torch.uint8).view(torch.bits8),
     "int4": lambda: torch.arange(4, dtype=torch.uint8).view(torch.int4),
     "bits16": lambda: torch.arange(4, dtype=torch.int16).view(torch.bits16),
 }
+# Of which torch reads no values.
+OPAQUE = [torch.bits8, torch.bits16, torch.int4]
+# The oldest torch that is tried has no such dtype.
+if FLOAT4 := getattr(torch, "float4_e2m1fn_x2", None):
+    TENSORS["float4"] = lambda: torch.arange(4, dtype=torch.uint8).view(FLOAT4)
+    OPAQUE.append(FLOAT4)
 
 
 def content(tensor: torch.Tensor) -> Any:
     dense = tensor.detach().resolve_conj().resolve_neg()
-    if dense.dtype in (torch.bits8, torch.bits16, torch.float4_e2m1fn_x2, torch.int4):
+    if dense.dtype in OPAQUE:
         dense = dense.view(torch.uint8)
     return tensor.dtype, tensor.shape, dense.tolist()
 

@@ -1,6 +1,8 @@
 """All that depends on SGLang's version: what must be true before it is imported, and how it is set up.
 
-Written for SGLang 0.5.23, whose scheduler other versions rename and reshape freely.
+Written for SGLang 0.5.23, whose scheduler other versions rename and reshape freely. They are refused, and not
+used with a warning: `scheduler.py` overrides methods that SGLang calls itself, and one that means something
+else, or is called no more, makes no error but other tokens. The ``sglang`` extra installs this version.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class MediaReader:
         limits: MediaLimits,
         allowed_hosts: Collection[str] = (),
     ) -> None:
-        from sglang_omni.models.qwen3_omni.components.reference import Qwen3OmniMoeProcessor
+        from transformers import Qwen3OmniMoeProcessor
 
         processor = Qwen3OmniMoeProcessor.from_pretrained(checkpoint)
         self._images = processor.image_processor
@@ -198,7 +198,7 @@ class MediaReader:
         )
 
     def _choose_frames(self, info: VideoInfo, fps: float | None, param: str) -> Sequence[int]:
-        from sglang_omni.models.qwen3_omni.components.reference import VideoMetadata
+        from transformers.video_utils import VideoMetadata
 
         if fps is None:
             return range(info.num_frames)

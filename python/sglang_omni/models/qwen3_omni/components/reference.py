@@ -7,7 +7,6 @@ video processor has no ``cap_pixels_per_frame``.
 
 from __future__ import annotations
 
-from transformers import Qwen3OmniMoeProcessor
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
     Qwen3OmniMoeAudioEncoderConfig,
     Qwen3OmniMoeCode2WavConfig,
@@ -22,7 +21,6 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     Qwen3OmniMoeConvNeXtBlock,
     Qwen3OmniMoeVisionEncoder,
 )
-from transformers.video_utils import VideoMetadata
 
 __all__ = [
     "Qwen3OmniMoeAudioEncoder",
@@ -33,8 +31,6 @@ __all__ = [
     "Qwen3OmniMoeCode2WavConfig",
     "Qwen3OmniMoeCode2WavDecoderResidualUnit",
     "Qwen3OmniMoeConvNeXtBlock",
-    "Qwen3OmniMoeProcessor",
     "Qwen3OmniMoeVisionEncoder",
     "Qwen3OmniMoeVisionEncoderConfig",
-    "VideoMetadata",
 ]
