@@ -251,6 +251,17 @@ async def test_models_of_a_fleet_that_is_down_draining_or_not_there() -> None:
         await assert_unserved(url, "no_workers", "POST /workers")
 
 
+async def test_models_of_a_fleet_that_hangs() -> None:
+    async def silent(_seen: Seen, _writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with replicas(silent) as [replica], router(replica) as url:
+        answer = await get(url, "/v1/models")
+        error = body_of(answer)["error"]
+        assert (answer.status, error["code"], error["type"]) == (504, "worker_timeout", "server_error")
+        assert f"{replica.url}: /v1/models: no answer in 5 s" in error["message"]
+
+
 async def assert_unserved(url: str, code: str, words: str) -> None:
     for answer in (await get(url, "/v1/models"), await get(url, "/v1/models/a")):
         error = body_of(answer)["error"]

@@ -11,7 +11,7 @@ use crate::fleet::fan_out::{Answer, Question, ask};
 use crate::fleet::models::listed;
 use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reply};
+use crate::front::reply::{self, Reason, Reply};
 use crate::request::choice::no_worker;
 use crate::runtime::lane::Lane;
 
@@ -33,23 +33,28 @@ pub async fn one(lane: &Rc<Lane>, headers: &HeaderMap, id: &str) -> Reply {
     }
 }
 
-/// Why there is no list.
-struct NoList {
-    /// The last worker, and what it answered.
-    last: String,
-    /// What all of them answered, where that is the client's own doing, or that there is no such list; 503
-    /// where some answered, though not with a list.
-    refusal: Option<StatusCode>,
+/// Why there is no list, with the worker that was asked last and what came of it.
+enum NoList {
+    /// Workers answered, though not with a list: what all of them did, where that is the client's own doing
+    /// or that there is no such list, and 503 otherwise.
+    Refused(StatusCode, String),
+    /// One took the question and said nothing.
+    Late(String),
+    /// None could be asked; the text is empty if none may be.
+    Unasked(String),
 }
 
 impl NoList {
     fn reply(self, lane: &Lane) -> Reply {
-        match self.refusal {
-            Some(status) => {
-                let message = format!("no worker lists models: {}", self.last);
-                reply::error_of_workers(status, &message)
+        match self {
+            NoList::Refused(status, last) => {
+                reply::error_of_workers(status, &format!("no worker lists models: {last}"))
             }
-            None => no_worker(lane, &self.last),
+            NoList::Late(last) => reply::error(
+                Reason::WorkerTimeout,
+                &format!("no worker has listed its models in time; the last one asked was {last}"),
+            ),
+            NoList::Unasked(last) => no_worker(lane, &last),
         }
     }
 }
@@ -62,6 +67,7 @@ async fn merged(lane: &Rc<Lane>, headers: &HeaderMap) -> Result<Vec<Value>, NoLi
     let mut answered = false;
     let answers = ask(&lane.pool, workers, &question).await;
     let refusal = refused_with(&answers);
+    let is_late = answers.iter().any(Answer::is_late);
     for answer in answers {
         match listed(&answer) {
             Err(why) => last = format!("{}: {why}", answer.worker.url),
@@ -75,10 +81,11 @@ async fn merged(lane: &Rc<Lane>, headers: &HeaderMap) -> Result<Vec<Value>, NoLi
             }
         }
     }
-    if answered {
-        Ok(models)
-    } else {
-        Err(NoList { last, refusal })
+    match refusal {
+        _ if answered => Ok(models),
+        Some(status) => Err(NoList::Refused(status, last)),
+        None if is_late => Err(NoList::Late(last)),
+        None => Err(NoList::Unasked(last)),
     }
 }
 

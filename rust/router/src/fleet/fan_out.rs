@@ -27,6 +27,7 @@ use crate::request::upstream::{Pool, Upstream};
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
 
 const TIMEOUT: Duration = Duration::from_secs(5);
+const LATE: &str = "no answer in 5 s";
 const ANSWER_LIMIT: usize = 4 << 20;
 
 /// What every worker is asked.
@@ -102,6 +103,11 @@ impl Answer {
         self.outcome.as_ref().ok().map(|(status, _)| *status)
     }
 
+    /// Whether the worker took the question and said nothing.
+    pub fn is_late(&self) -> bool {
+        matches!(&self.outcome, Err(error) if error == LATE)
+    }
+
     /// Why it is none, or none that helps.
     pub fn failure(&self) -> String {
         match &self.outcome {
@@ -144,7 +150,7 @@ pub async fn ask(pool: &Rc<Pool>, workers: Vec<Arc<Worker>>, question: &Question
         let (pool, request) = (pool.clone(), question.request(&worker));
         asking.spawn_local(async move {
             let outcome = timeout(TIMEOUT, exchange(&pool, &worker, request)).await;
-            let outcome = outcome.unwrap_or_else(|_| Err("no answer in 5 s".to_owned()));
+            let outcome = outcome.unwrap_or_else(|_| Err(LATE.to_owned()));
             (order, Answer { worker, outcome })
         });
     }

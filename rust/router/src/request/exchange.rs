@@ -1,6 +1,7 @@
 //! One exchange with a client, from its request to the end of the answer: what is known of it once it is
 //! over goes into the metrics and the access log.
 
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -191,17 +192,13 @@ impl Exchange {
     /// What the router or a worker is to blame for is logged, every request or not.
     fn log_failure(&self, why: &str) {
         let id = String::from_utf8_lossy(self.id.value.as_bytes());
-        let url = self.worker.as_ref().map_or("", |worker| &worker.url);
-        let log = &self.lane.shared.log;
-        log.warn(
-            "request failed",
-            &[
-                ("id", &id),
-                ("status", &self.status),
-                ("worker", &url),
-                ("why", &why),
-            ],
-        );
+        let mut fields: Vec<(&'static str, &dyn Display)> =
+            vec![("id", &id), ("status", &self.status)];
+        if let Some(worker) = &self.worker {
+            fields.push(("worker", &worker.url));
+        }
+        fields.push(("why", &why));
+        self.lane.shared.log.warn("request failed", &fields);
     }
 
     fn log(&self, method: &Method, uri: &Uri, first_byte: Option<Duration>, took: Duration) {
