@@ -48,8 +48,8 @@ P = ParamSpec("P")
 
 
 class _Codec(NamedTuple):
-    """How FFmpeg encodes a format: container, encoder, the sample rates it has (any where there are none
-    here), and options of the container."""
+    """How FFmpeg encodes a format: container, encoder, the sample rates it has (any, if none are
+    given), and options of the container."""
 
     container: str
     encoder: str
@@ -144,7 +144,7 @@ class AudioEncoder:
         return head + self._write(self._resampler.add(samples, sample_rate))
 
     def finish(self) -> bytes:
-        """The file's end; empty where it has not begun."""
+        """The file's end; empty if it has not begun."""
         if self._resampler is None:
             return b""
         end = self._write(self._resampler.finish())
@@ -154,7 +154,7 @@ class AudioEncoder:
         return end
 
     async def off_loop(self, work: Callable[P, bytes], *args: P.args, **kwargs: P.kwargs) -> bytes:
-        """``encode`` or ``finish`` in a thread where it compresses, and at once where it only copies."""
+        """``encode`` or ``finish`` in a thread if it compresses, and at once if it only copies."""
         if self.compresses:
             return await asyncio.to_thread(work, *args, **kwargs)
         return work(*args, **kwargs)
@@ -252,7 +252,7 @@ def audio_to_base64(audio: Any, *, sample_rate: int = DEFAULT_SAMPLE_RATE, outpu
 
 
 class _CodecFile:
-    """A file that FFmpeg writes. Where ``file`` can seek, its head tells the length in the end."""
+    """A file that FFmpeg writes. If ``file`` can seek, its head tells the length in the end."""
 
     def __init__(self, response_format: str, rate: int, channels: int, file: Any) -> None:
         import av

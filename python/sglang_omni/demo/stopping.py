@@ -17,10 +17,10 @@ class Stopped(BaseException):
 
 
 def end_by_exception() -> None:
-    """Raise ``Stopped`` in the main thread at the first SIGINT, SIGTERM, or SIGHUP where it is not ignored.
+    """Raise ``Stopped`` in the main thread at the first SIGINT, SIGTERM, or SIGHUP unless that is ignored.
 
-    A shell has what it starts with ``&`` ignore SIGINT, but there whoever sends it means it. Later signals do
-    nothing: ending takes a few seconds, and is not to be left half done.
+    A shell has what it starts with ``&`` ignore SIGINT, but a SIGINT that is sent there is meant. Later
+    signals do nothing: ending takes a few seconds, and must not be left half done.
     """
     for number in _SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:

