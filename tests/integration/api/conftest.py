@@ -6,8 +6,8 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import httpx
@@ -170,6 +170,19 @@ def serving(scripted: ScriptedPipeline, capabilities: Capabilities, name: str) -
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         thread.join()
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[[Capabilities, str], AbstractContextManager[tuple[ScriptedPipeline, str]]]:
+    """Serves a scripted pipeline of its own that can do what it is told it can; gives it and the base URL."""
+
+    @contextmanager
+    def own(capabilities: Capabilities, name: str) -> Iterator[tuple[ScriptedPipeline, str]]:
+        scripted = ScriptedPipeline()
+        with serving(scripted, capabilities, name) as base_url:
+            yield scripted, base_url
+
+    return own
 
 
 @pytest.fixture(scope="session")

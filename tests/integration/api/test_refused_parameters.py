@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
-from conftest import PATIENCE, ScriptedPipeline, serving
 
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, speech_stages
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
@@ -19,11 +20,10 @@ from sglang_omni.serve.state import Capabilities
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 ALOUD = {"modalities": ["text", "audio"]}
-TIMES = ScriptedPipeline().timings("")
 
 
 class Served:
-    def __init__(self, pipeline: ScriptedPipeline, http: httpx.Client) -> None:
+    def __init__(self, pipeline: Any, http: httpx.Client) -> None:
         self.pipeline, self.http = pipeline, http
 
     def refusal(self, path: str, body: dict) -> tuple[str, str, str]:
@@ -41,22 +41,23 @@ class Served:
         return answer
 
 
-def _serve(capabilities: Capabilities, name: str) -> Iterator[Served]:
-    pipeline = ScriptedPipeline()
+@contextmanager
+def asked(serve: Any, capabilities: Capabilities, name: str) -> Iterator[Served]:
     with (
-        serving(pipeline, capabilities, name) as base_url,
-        httpx.Client(base_url=base_url, trust_env=False, timeout=PATIENCE) as http,
+        serve(capabilities, name) as (pipeline, base_url),
+        httpx.Client(base_url=base_url, trust_env=False, timeout=60) as http,
     ):
         yield Served(pipeline, http)
 
 
 @pytest.fixture(scope="module")
-def speech_chat() -> Iterator[Served]:
-    yield from _serve(Capabilities.of(SpeechChatPipelineConfig()), "speech-chat")
+def speech_chat(serve: Any) -> Iterator[Served]:
+    with asked(serve, Capabilities.of(SpeechChatPipelineConfig()), "speech-chat") as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
-def qwen() -> Iterator[Served]:
+def qwen(serve: Any) -> Iterator[Served]:
     kind = Qwen3OmniPipelineConfig
     # All that the config says but for the voices, which are a checkpoint's.
     config = SimpleNamespace(
@@ -67,13 +68,15 @@ def qwen() -> Iterator[Served]:
         voices=("ethan",),
         request_params=kind.request_params,
     )
-    yield from _serve(Capabilities.of(config), "qwen3-omni")
+    with asked(serve, Capabilities.of(config), "qwen3-omni") as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[Served]:
+def own(serve: Any) -> Iterator[Served]:
     """A pipeline that says nothing of itself."""
-    yield from _serve(Capabilities(), "own")
+    with asked(serve, Capabilities(), "own") as served:
+        yield served
 
 
 @pytest.mark.parametrize(
@@ -269,16 +272,16 @@ def test_a_refusal_is_what_was_said(qwen):
 
 def test_the_timings_of_a_speech_file(speech_chat):
     answer = speech_chat.takes(SPEECH, {"input": "x", "timings": True})
-    assert json.loads(answer.headers["x-sglang-omni-timings"]) == TIMES
+    assert json.loads(answer.headers["x-sglang-omni-timings"]) == speech_chat.pipeline.timings("")
     assert "x-sglang-omni-timings" not in speech_chat.takes(SPEECH, {"input": "x"}).headers
 
 
 def test_timings_are_in_every_kind_of_answer(qwen):
     streamed = qwen.takes("/generate", {"text": "x", "timings": True, "stream": True})
     last = json.loads(streamed.text.split("\n\n")[-3].removeprefix("data: "))
-    assert last["meta_info"]["timings"] == TIMES
+    assert last["meta_info"]["timings"] == qwen.pipeline.timings("")
     several = qwen.takes("/v1/completions", {"prompt": ["a", "b"], "timings": True}).json()
-    assert [choice["timings"] for choice in several["choices"]] == [TIMES] * 2
+    assert [choice["timings"] for choice in several["choices"]] == [qwen.pipeline.timings("")] * 2
     assert "timings" not in several
 
 
