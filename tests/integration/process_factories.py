@@ -236,6 +236,11 @@ def total() -> Callable[[StagePayload], object]:
     return lambda payload: {"total": float(payload.data["ones"].sum()), "pid": payload.data["pid"]}
 
 
+def any_rank(**arguments: Any) -> None:
+    """A factory that leaves it to others what it takes."""
+    raise ValueError("rank {tp_rank} of {tp_size} was to be built".format(**arguments))
+
+
 def rank_of_nothing(tp_rank: int, tp_size: int) -> Callable[[StagePayload], int]:
     """Takes what a rank is told, and makes nothing of it."""
     return lambda payload: tp_rank

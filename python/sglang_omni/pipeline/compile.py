@@ -29,9 +29,10 @@ def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
     """Build a pipeline's coordinator and stages in this process, for a ``PipelineRunner``.
 
     Both forms of config work. All stages share the process, whatever ``process`` and ``node`` say, so
-    payloads are handed over as objects; a stage on a GPU still gets that GPU. So ``relay``, ``edge_relays``
-    and ``endpoints`` say nothing here. ``env_defaults`` are set in this process, where not set already: what
-    a library that is already imported has read by then, they do not change.
+    payloads are handed over as objects; a stage on a GPU still gets that GPU. So ``edge_relays`` and
+    ``endpoints`` say nothing here, and ``relay`` only of what a fan-out gives to several stages.
+    ``env_defaults`` are set in this process, where not set already: what a library that is already imported
+    has read by then, they do not change.
 
     Raises:
         ValueError: The config breaks a rule of its placement, splits a stage over ranks, waits for what no
