@@ -102,7 +102,7 @@ def main() -> None:
         "began": began,
         "ended": conditions(),
         "speed": {"ways": ["direct", "pass", *_routers(arguments)], "rows": list(map(as_json, speed))},
-        "real": {"ways": ["direct", *_routers(arguments)], "rows": list(map(as_json, real))},
+        "real": {"ways": ["direct", "pass", *_routers(arguments)], "rows": list(map(as_json, real))},
         "hits": {
             "ways": [router_hits.PERFECT, router_hits.ROUND_ROBIN, OURS, *PEER_NAMES],
             "rows": list(map(as_json, hits)),

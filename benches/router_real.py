@@ -21,7 +21,19 @@ from typing import Any
 
 from measure import progress
 from router_cases import Row
-from router_ways import OURS, ROOT, Way, cores, environment, free_port, router, start, stop, until_listening
+from router_ways import (
+    OURS,
+    ROOT,
+    Way,
+    cores,
+    environment,
+    free_port,
+    pass_through,
+    router,
+    start,
+    stop,
+    until_listening,
+)
 
 TITLE = "through router and real server, kept connection"
 # What the router may add to the direct path at the median.
@@ -104,11 +116,11 @@ class Kept:
 
 
 def rows(names: list[str], extra: dict[str, str], failures: dict[str, dict[str, str]]) -> list[Row]:
-    """Whole answers and first events, direct and through each router, in turns request by request."""
+    """Whole answers and first events, direct, through a bare pass-through and each router, in turns."""
     progress(TITLE)
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(server())
-        ways = [Way("direct", port)]
+        ways = [Way("direct", port), stack.enter_context(pass_through(port))]
         for name in names:
             way = stack.enter_context(router(name, [port], extra.get(name)))
             if way.failure is None:
