@@ -38,6 +38,13 @@ class LaunchError(Exception):
     """Why nothing can be served, for the person at the terminal."""
 
 
+def _not_empty(text: str) -> str:
+    """For ``type=``: an empty value is a shell's variable that is not set, and not a wish for the default."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; leave it out for the default")
+    return text
+
+
 def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -49,13 +56,16 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     parser.add_argument(
         "model",
         nargs="?",
+        type=_not_empty,
         metavar="MODEL",
         help="directory of a Qwen3-Omni, Llama or Qwen checkpoint, or "
         f"{DEFAULT_MODEL!r} for the bundled one (default)",
     )
-    parser.add_argument("--model-path", metavar="MODEL", help="the same, as an option")
+    parser.add_argument("--model-path", type=_not_empty, metavar="MODEL", help="the same, as an option")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the pipeline as a YAML or JSON file")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--host", type=_not_empty, default="127.0.0.1", help="address to listen on (default: %(default)s)"
+    )
     parser.add_argument("--port", type=port, default=8000, help="0 picks a free one (default: %(default)s)")
     parser.add_argument(
         "--dp-size",
@@ -66,6 +76,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     )
     parser.add_argument(
         "--served-model-name",
+        type=_not_empty,
         metavar="NAME",
         help="the name requests give the model (default: the pipeline's)",
     )

@@ -116,6 +116,7 @@ def test_what_the_pool_cannot_hold_is_given_up(
         )
         assert engine.step() == [request]
     assert request.finish_reason == "abort"
+    assert "find no room in the KV cache" in str(request.failure)
     assert len(request.output_token_ids) == 1
     assert_empty(engine)
 

@@ -101,9 +101,23 @@ def apply_model_flags(config: PipelineConfig, args: argparse.Namespace) -> None:
             raise ValueError(f"{flag.flag}: no stage of {config.name} takes it")
     for setting in args.stage:
         try:
+            _check_setting(setting)
             override_stage(config, setting)
         except ValueError as exc:
             raise ValueError(f"--stage {exc}") from exc
+
+
+def _check_setting(setting: str) -> None:
+    """Raises ValueError if ``STAGE.NAME=VALUE`` gives a value that NAME's own flag would refuse."""
+    name, _, text = setting.partition("=")
+    if text.strip() in ("", "~", "null"):
+        return
+    for flag in _FLAGS:
+        if flag.const is None and name.strip().endswith(f".{flag.argument}"):
+            try:
+                flag.type(text.strip())
+            except argparse.ArgumentTypeError as exc:
+                raise ValueError(f"{setting!r}: {exc}") from None
 
 
 def model_arguments(args: argparse.Namespace) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 from sglang_omni import __version__, cli, launch_host, launch_server
 from sglang_omni.config.split import check_split, possible_splits
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
+from sglang_omni.serve.model_flags import apply_model_flags
 
 COMMAND = Path(sys.executable).with_name("sgl-omni")
 
@@ -64,6 +65,9 @@ def test_every_counterpart_is_a_flag_of_ours() -> None:
         ("--chunked-prefill-size", "0"),
         ("--context-length", "1.5"),
         ("--join-port", "70000"),
+        ("--served-model-name", ""),
+        ("--model-path", ""),
+        ("--host", " "),
         ("--start-timeout", "nan"),
         ("--drain-timeout", "nan"),
     ],
@@ -72,6 +76,25 @@ def test_numbers_out_of_range_are_usage_errors(
     arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert arguments[0] in refused(capsys, *arguments)
+
+
+def test_an_empty_model_is_not_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "argument MODEL: it is empty" in refused(capsys, "")
+
+
+@pytest.mark.parametrize("setting", ["thinker.max_running_requests=0", "thinker.max_total_tokens = none"])
+def test_one_stages_numbers_are_checked_as_the_flags_are(
+    setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch_server.main(["--stage", setting]) == 1
+    assert f"--stage {setting!r}: " in capsys.readouterr().err
+
+
+def test_one_stages_setting_may_be_taken_back() -> None:
+    config = Qwen3OmniPipelineConfig(model_path="nowhere")
+    arguments = launch_server.build_parser().parse_args(["--stage", "thinker.context_length=null"])
+    apply_model_flags(config, arguments)
+    assert config.runtime_overrides["thinker"] == {"context_length": None}
 
 
 def test_the_range_of_a_share_is_told(capsys: pytest.CaptureFixture[str]) -> None:
