@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni._core import check_router_config
-from sglang_omni.router.flags import add_flags, parse, port
+from sglang_omni.router.flags import add_flags, known_options, parse, port
 from sglang_omni.serve.counterparts import counterpart
 from sglang_omni.serve.host_flags import add_host_flags, check_host_flags, hosts_launcher
 from sglang_omni.serve.model_flags import add_model_flags, apply_model_flags, model_arguments
@@ -127,7 +127,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
 def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omni.launch_server") -> int:
     parser = build_parser(prog)
     argv = sys.argv[1:] if argv is None else argv
-    if elsewhere := counterpart(argv, parser._option_string_actions):
+    if elsewhere := counterpart(argv, known_options(parser)):
         parser.error(elsewhere)
     args = parse(parser, argv)
     if args.model is not None:

@@ -508,6 +508,8 @@ def test_a_relays_device_follows_the_placement_unless_it_was_set() -> None:
         # It is still so in another process, and after a file.
         again = PipelineConfig.from_dict(config_to_dict(pickle.loads(pickle.dumps(config))))
         assert relays_of(again, "a")["nccl"]["device"] == device
+        dumped = PipelineConfig.from_dict(config.model_dump(mode="json"))
+        assert relays_of(dumped, "a")["nccl"]["device"] == device
     assert RelayConfig().device == "cpu"
 
 

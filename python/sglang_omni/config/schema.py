@@ -12,7 +12,15 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from sglang_omni.config.strict import Integer, Number, StrictModel, dotted, error_text
@@ -72,6 +80,11 @@ class RelayConfig(StrictModel):
     world_size: Integer | None = Field(default=None, gt=0)
     device: str = "cpu"
     backend_options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _only_what_was_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # A device that was written out would be one that was set when it is read again.
+        return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
 
     @property
     def explicit_device(self) -> str | None:

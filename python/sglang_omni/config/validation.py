@@ -70,7 +70,8 @@ def _check_endpoints(endpoints: EndpointsConfig) -> None:
     if endpoints.scheme == "tcp":
         return
     for field in ("host", "base_port"):
-        if field in endpoints.model_fields_set and getattr(endpoints, field) is not None:
+        # A saved config has every field: what is the default there may not have been set.
+        if getattr(endpoints, field) != type(endpoints).model_fields[field].default:
             raise ValueError(
                 f"endpoints: {field}={getattr(endpoints, field)!r} is of scheme 'tcp', but scheme is "
                 f"{endpoints.scheme!r}, whose sockets are files in base_path; set scheme to 'tcp', or leave "

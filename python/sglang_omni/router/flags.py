@@ -44,12 +44,15 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     parser.allow_abbrev = False
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        # The help names each flag with each of its spellings.
-        known = re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
-        meant = meant_option(unknown[0].partition("=")[0], known)
+        meant = meant_option(unknown[0].partition("=")[0], known_options(parser))
         hint = f"; did you mean {meant}?" if meant else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return args
+
+
+def known_options(parser: argparse.ArgumentParser) -> list[str]:
+    """The parser's long options, each in all its spellings, as its help names them."""
+    return re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
 
 
 def meant_option(given: str, known: Sequence[str]) -> str | None:
