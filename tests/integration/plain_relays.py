@@ -1,4 +1,4 @@
-"""A relay as somebody else may write it: the four methods, a file for each key, nothing declared."""
+"""A third party's relay: the four methods, a file for each key, nothing declared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FileRelay:
     async def put_async(self, tensor: torch.Tensor, request_id: str) -> FileTransfer:
         file = self._file(request_id)
         if file.exists():
-            raise FileExistsError(f"nobody has cleaned {file.name} up")
+            raise FileExistsError(f"{file.name} was not cleaned up")
         file.write_bytes(tensor.numpy().tobytes())
         return FileTransfer(file)
 

@@ -1,4 +1,4 @@
-"""A prompt that the KV pool cannot hold, through a real server: refused at once, and in nobody's way."""
+"""A prompt that the KV pool cannot hold, through a real server: refused at once, and in no other's way."""
 
 from __future__ import annotations
 

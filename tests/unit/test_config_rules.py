@@ -397,7 +397,7 @@ def test_a_terminal_stage_that_no_request_reaches_is_named() -> None:
     # A stream leads there, too.
     streamed = stage("a", next="b", stream_to=["c"])
     check_terminals(pipeline(streamed, *lost[1:]))
-    # Somebody else decides.
+    # Another field decides.
     check_terminals(pipeline(*lost, terminal_stages_fn="pkg.who_answers"))
 
 
@@ -412,7 +412,7 @@ def test_no_stage_waits_for_a_payload_that_none_sends() -> None:
         validate_config(pipeline(*waiting))
     with pytest.raises(ValueError, match="wait_for names 'b'"):
         compile_pipeline(pipeline(*waiting))
-    # Somebody else decides.
+    # Another field decides.
     check_inputs(pipeline(*stages, stage("c", next="d", wait_for_fn="pkg.w", **merged), stage("d", **END)))
     routed = earlier("a")
     handler = {"type": "aggregated", "sources": ["a"], "merge_fn": "pkg.m"}

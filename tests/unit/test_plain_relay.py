@@ -103,7 +103,7 @@ async def test_a_chunks_puts_are_kept_watched_and_their_failure_ends_the_request
     relay = PlainRelay()
     async with harness(relay=relay, stream_targets=["t"]) as one:
         await streaming(one, {"mask": torch.zeros(2)})
-        assert {*relay.puts} == {"r:stream:s:t:0", "r:stream:s:t:0:mask"}, "nobody keeps the operation alive"
+        assert {*relay.puts} == {"r:stream:s:t:0", "r:stream:s:t:0:mask"}, "an operation is not kept"
         await until(lambda: all(put.waited_for for put in relay.puts.values()))
         relay.puts[f"r:stream:s:t:0{part}"].over.set_exception(OSError("the wire broke"))
         failure = await one.failure()

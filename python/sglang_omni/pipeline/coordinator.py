@@ -271,10 +271,7 @@ class Coordinator:
         return {stage: dict(stats) for stage, stats in self._stage_stats.items()}
 
     def timings(self, request_id: str) -> dict[str, StageTime]:
-        """Seconds of work and wait in each stage that the request has left, in the stages' order.
-
-        Empty for a request that is unknown or long ago.
-        """
+        """Seconds in each stage that the request has left, in their order; empty if it is not known."""
         timings = self._timings.get(request_id, {})
         stages = dict.fromkeys(stage_of(instance) for instance in self.stages)
         return {stage: timings[stage].copy() for stage in (stages | timings) if stage in timings}
@@ -491,11 +488,7 @@ class Coordinator:
                     continue
                 tracked = self._settling[wire_id][0]
             stage = stage_of(message.from_stage)
-            if (time := tracked.timings.get(stage)) is None:
-                tracked.timings[stage] = {"work": work, "wait": wait}
-            else:
-                time["work"] += work
-                time["wait"] += wait
+            tracked.add_time(stage, work, wait)
             if stage in tracked.streaming:
                 tracked.streaming.discard(stage)
                 self._complete_if_ready(tracked)

@@ -29,3 +29,9 @@ class TrackedRequest:
     streaming: set[str] = field(default_factory=set)
     timings: dict[str, StageTime] = field(default_factory=dict)
     replicas: Replicas = None
+
+    def add_time(self, stage: str, work: float, wait: float) -> None:
+        """Adds the seconds that a visit to ``stage`` took; a request may come back to one."""
+        time = self.timings.setdefault(stage, {"work": 0.0, "wait": 0.0})
+        time["work"] += work
+        time["wait"] += wait

@@ -102,7 +102,7 @@ class Relay(ABC):
 
     @abstractmethod
     def cleanup(self, request_id: str) -> None:
-        """Free what a request still has under way and nobody has begun to read.
+        """Free what a request still has under way and no reader has begun to read.
 
         Of a relay that does not lend, the reader also calls it with the key of what it has read, which it
         was put under: the request's id for a payload, ``{request_id}:stream:{from}:{to}:{chunk_id}`` for a

@@ -217,7 +217,7 @@ pub fn answer(
         || !forwarding::has_known_coding(response.headers())
     {
         let message = format!(
-            "worker {} answered with a protocol or a transfer coding that nobody asked for",
+            "worker {} answered with a protocol or a transfer coding that the request did not ask for",
             worker.url
         );
         return reply::error(Reason::InvalidWorkerAnswer, &message);
