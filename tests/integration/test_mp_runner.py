@@ -428,7 +428,7 @@ async def test_log_lines_name_their_process(tmp_path: Path, capfd: pytest.Captur
 SCRIPT = """
     import asyncio, signal, sys
     from pathlib import Path
-    sys.path.insert(0, {tests!r})
+    sys.path[:0] = {folders!r}
     from test_mp_runner import chain
     from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 
@@ -446,7 +446,8 @@ SCRIPT = """
 
 def start_script(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
     script = folder / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT).format(tests=str(HERE), folder=str(folder)))
+    text = textwrap.dedent(SCRIPT).format(folders=[str(HERE), str(HERE.parent)], folder=str(folder))
+    script.write_text(text)
     parent = subprocess.Popen(
         [sys.executable, script],
         stdout=subprocess.PIPE,
