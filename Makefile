@@ -37,7 +37,7 @@ parity: build ## Qwen3-Omni's answers against transformers', over seeds, shapes,
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/soak/qwen3_omni_parity.py $(PARITY)
 
 .PHONY: test
-test: lint test-rust test-python ## everything CI runs: linters, Rust tests, Python tests
+test: lint test-rust test-python ## linters, Rust tests, Python tests; CI runs this and test-long
 
 .PHONY: lint
 lint: build
@@ -55,7 +55,11 @@ test-rust:
 
 .PHONY: test-python
 test-python: build system-packages
-	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest
+	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m "not long"
+
+.PHONY: test-long
+test-long: build system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay
+	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m long
 
 # What mooncake's engine links to, and `ip`, with which tests make hosts of network namespaces. Recommended packages
 # are left out: they are drivers for RDMA, and one of them makes NIXL crash when a process exits.

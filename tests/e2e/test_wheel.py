@@ -15,6 +15,8 @@ import pytest
 
 from sglang_omni.packages import DISTRIBUTION, install_line
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 1 << 20
 

@@ -16,6 +16,8 @@ from network_namespaces import Network, require_namespaces
 from processes import is_running
 from relay_peers import require
 
+pytestmark = pytest.mark.long
+
 
 class Run:
     """A run that tests share; each leaves it as it found it, up on both hosts."""

@@ -31,6 +31,8 @@ from sglang_omni.config.io import save_config
 from sglang_omni.pipeline.launchers.ray import RayLauncher
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 
+pytestmark = pytest.mark.long
+
 # Bounds a wait for what must happen. A process imports torch first, one after the other on a slow machine.
 PATIENCE = 300
 # Enough for what goes through no relay: Ray's own objects are of no use to a pipeline.

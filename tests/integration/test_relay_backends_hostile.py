@@ -21,6 +21,8 @@ from sglang_omni.pipeline import relay_io
 from sglang_omni.relay import RelayError, exposure
 from sglang_omni.relay.slots import HEADER_BYTES
 
+pytestmark = pytest.mark.long
+
 WITH_ENGINE = ("nixl", "mooncake")
 
 

@@ -10,6 +10,8 @@ import pytest
 from network_namespaces import Network, network, require_namespaces
 from relay_peers import MIB, NETWORKED, PATIENCE, Peer, PeerError, pattern, require
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def net() -> Iterator[Network]:

@@ -22,6 +22,8 @@ from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest
 
+pytestmark = pytest.mark.long
+
 BOTH = {"task": "chat", "output_modalities": ["text", "audio"]}
 
 

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 SOAK = Path(__file__).resolve().parent.parent / "soak/router_soak.py"
 
 

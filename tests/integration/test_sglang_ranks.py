@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from qwen3_omni_oracle import Oracle
 from sample_media import audio_part, image_part, picture, sound, user
 from thinker_requests import ThinkerPrompt
@@ -17,6 +18,8 @@ from thinker_requests import ThinkerPrompt
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
 from sglang_omni.serve.processes import bind
+
+pytestmark = pytest.mark.long
 
 SCRIPT = Path(__file__).with_name("sglang_rank.py")
 
