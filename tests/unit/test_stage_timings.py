@@ -35,7 +35,7 @@ async def test_a_stage_tells_work_and_wait() -> None:
     assert request_id == "r"
     assert worked >= 0.02
     assert waited >= 0.0
-    assert scheduler.work_clock._cells == {}
+    assert scheduler.work_clock.records == {}
 
 
 async def test_a_scheduler_that_does_not_tell_works_all_the_time() -> None:
@@ -49,8 +49,8 @@ async def test_nothing_is_kept_of_an_aborted_request() -> None:
     scheduler = SimpleScheduler(lambda payload: gate.wait(WAIT_S))
     async with harness(scheduler=scheduler) as one:
         one.submit("r")
-        await until(lambda: "r" in scheduler.work_clock._cells)
+        await until(lambda: "r" in scheduler.work_clock.records)
         one.stage.abort("r")
         gate.set()
         await until(lambda: scheduler.stats()["num_running_reqs"] == 0)
-        assert scheduler.work_clock._cells == {}
+        assert scheduler.work_clock.records == {}

@@ -82,7 +82,8 @@ class ProgressReporter:
         self._changes: dict[tuple[str, str], int] = {}
         self._spans: list[list[str | float]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._due = math.inf
+        # When the timer goes off, and how long after it was set.
+        self._due = self._interval = math.inf
 
     def handed_on(self, request_id: str, target: str | None) -> None:
         """The request, or a stream of it, goes to ``target``; to the coordinator where that is None."""
@@ -99,7 +100,7 @@ class ProgressReporter:
         self._schedule()
 
     def finished(
-        self, request_id: str, times_received: int, *, work: float | None = None, wait: float = 0.0
+        self, request_id: str, times_received: int, work: float | None = None, wait: float = 0.0
     ) -> None:
         """This stage is done with what it received, after seconds of ``work`` and ``wait``; None where it had
         let go of the request before."""
@@ -113,7 +114,7 @@ class ProgressReporter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._due = math.inf
+        self._due = self._interval = math.inf
         if not self._changes and not self._spans:
             return
         message = ProgressMessage(
@@ -134,9 +135,12 @@ class ProgressReporter:
             del self._changes[key]
 
     def _schedule(self, interval: float = _REPORT_INTERVAL_S) -> None:
+        # A timer that was set before this for no longer is due first.
+        if self._interval <= interval:
+            return
         due = time.monotonic() + interval
         if due < self._due:
             if self._timer is not None:
                 self._timer.cancel()
-            self._due = due
+            self._due, self._interval = due, interval
             self._timer = asyncio.get_running_loop().call_at(due, self.flush)

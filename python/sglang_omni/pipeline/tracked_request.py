@@ -32,6 +32,9 @@ class TrackedRequest:
 
     def add_time(self, stage: str, work: float, wait: float) -> None:
         """Adds the seconds that a visit to ``stage`` took; a request may come back to one."""
-        time = self.timings.setdefault(stage, {"work": 0.0, "wait": 0.0})
-        time["work"] += work
-        time["wait"] += wait
+        time = self.timings.get(stage)
+        if time is None:
+            self.timings[stage] = {"work": work, "wait": wait}
+        else:
+            time["work"] += work
+            time["wait"] += wait

@@ -240,7 +240,7 @@ class OmniScheduler:
             for request_id in failed:
                 self._fail(request_id, exc)
             return
-        self.work_clock.add(self.engine.stepped, time.perf_counter() - began)
+        self.work_clock.add_to_all(self.engine.stepped, time.perf_counter() - began)
         for request in advanced:
             self._advance(self._active[request.request_id])
 

@@ -176,7 +176,7 @@ class SimpleScheduler:
                 if inspect.isawaitable(result):
                     result = runner.run(self._awaited(message.request_id, result))
             finally:
-                self.work_clock.add((message.request_id,), time.perf_counter() - began)
+                self.work_clock.add(message.request_id, time.perf_counter() - began)
         except asyncio.CancelledError:
             self._fail(message.request_id, RuntimeError("compute_fn was cancelled"))
         except Exception as exc:  # noqa: BLE001  whatever it raises is that request's error
@@ -196,7 +196,7 @@ class SimpleScheduler:
             for message in batch:
                 self._fail(message.request_id, exc)
             return
-        self.work_clock.add((message.request_id for message in batch), time.perf_counter() - began)
+        self.work_clock.add_to_all((message.request_id for message in batch), time.perf_counter() - began)
         for message, result in zip(batch, results, strict=True):
             self._answer(message.request_id, result)
 

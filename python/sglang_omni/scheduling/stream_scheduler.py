@@ -196,7 +196,7 @@ class StreamScheduler:
             if request.running is None:
                 request.running = request.steps.popleft()()
             chunk = next(request.running, _END)
-            self.work_clock.add((request_id,), time.perf_counter() - began)
+            self.work_clock.add(request_id, time.perf_counter() - began)
             if isinstance(chunk, BatchItem):
                 self._batchable[request_id] = chunk
                 return
@@ -238,7 +238,7 @@ class StreamScheduler:
                 else:
                     self._fail(request_id, exc)
             return
-        self.work_clock.add(batch, time.perf_counter() - began)
+        self.work_clock.add_to_all(batch, time.perf_counter() - began)
         self._ready.extend(batch)
 
     def _fail(self, request_id: str, error: Exception) -> None:

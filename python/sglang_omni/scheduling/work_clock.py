@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+
+class Worked(Protocol):
+    """What is known of a request, with the seconds of work on it."""
+
+    work: float
 
 
 class WorkClock:
-    """Seconds of work by request. A stage opens and closes a request's, its scheduler adds to it.
+    """Adds up the seconds of work on the requests of a stage.
 
     A scheduler has one as ``work_clock``, and adds the time of a step before it hands out what the step has
     made. What was done for several requests at once is the work of each.
+
+    Attributes:
+        records: The requests that the stage has now; the stage sets it to its own table. Seconds of others
+            are not counted.
     """
 
     def __init__(self) -> None:
-        # A cell for each, so that adding to one which is closed meanwhile brings nothing back.
-        self._cells: dict[str, list[float]] = {}
+        self.records: Mapping[str, Worked] = {}
 
-    def open(self, request_id: str) -> None:
-        self._cells[request_id] = [0.0]
+    def add(self, request_id: str, seconds: float) -> None:
+        """Called by the scheduler's threads, by one at a time for a request."""
+        if (record := self.records.get(request_id)) is not None:
+            record.work += seconds
 
-    def add(self, request_ids: Iterable[str], seconds: float) -> None:
-        """To those that are open; from the scheduler's threads, one at a time for a request."""
+    def add_to_all(self, request_ids: Iterable[str], seconds: float) -> None:
+        """As ``add``, for a step of several requests."""
         for request_id in request_ids:
-            if (cell := self._cells.get(request_id)) is not None:
-                cell[0] += seconds
-
-    def close(self, request_id: str) -> float:
-        """The seconds of work; 0 for a request that is not open."""
-        cell = self._cells.pop(request_id, None)
-        return 0.0 if cell is None else cell[0]
+            self.add(request_id, seconds)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -317,16 +318,16 @@ def test_a_step_is_the_work_of_the_requests_in_it(monkeypatch: pytest.MonkeyPatc
     stage = Stage()
     stage.engine.room = 1  # so that the second request waits for the first
     stage.engine.before_step = lambda: now.__setitem__(0, now[0] + 1.0)
-    clock = stage.scheduler.work_clock
+    records = stage.scheduler.work_clock.records = {}
     for request_id, prompt in (("a", [1, -1, 3]), ("b", [1])):
-        clock.open(request_id)
+        records[request_id] = SimpleNamespace(work=0.0)
         stage.submit(request_id, prompt)
     stage.thread.start()
     stage.put("a", "stream_chunk", 2)
     seconds = {}
     for _ in range(2):
         request_id, _ = stage.result()
-        seconds[request_id] = clock.close(request_id)
+        seconds[request_id] = records.pop(request_id).work
     stage.scheduler.stop()
     stage.thread.join(WAIT_S)
     assert seconds == {"a": 3.0, "b": 1.0}

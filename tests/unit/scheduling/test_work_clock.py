@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,10 +43,8 @@ def payload(request_id: str, data: Any = None) -> StagePayload:
 
 def work(scheduler: Any, messages: list[IncomingMessage], results: int) -> dict[str, float]:
     """Runs the scheduler on these messages, which are all there when it begins."""
-    clock: WorkClock = scheduler.work_clock
-    ids = list(dict.fromkeys(message.request_id for message in messages))
-    for request_id in ids:
-        clock.open(request_id)
+    records = {message.request_id: SimpleNamespace(work=0.0) for message in messages}
+    scheduler.work_clock.records = records
     for message in messages:
         scheduler.inbox.put(message)
     thread = threading.Thread(target=scheduler.start)
@@ -55,7 +54,7 @@ def work(scheduler: Any, messages: list[IncomingMessage], results: int) -> dict[
         out: OutgoingMessage = scheduler.outbox.get(timeout=WAIT_S)
         if out.type != "stream":
             # As the stage does: what was worked is known when the result is there.
-            seconds[out.request_id] = clock.close(out.request_id)
+            seconds[out.request_id] = records.pop(out.request_id).work
             results -= 1
     scheduler.stop()
     thread.join(WAIT_S)
@@ -145,10 +144,11 @@ def test_sessions_that_take_turns(hands: Hands) -> None:
     assert work(scheduler, messages, 2) == {"a": 5.0, "b": 10.0}
 
 
-def test_what_is_closed_is_not_brought_back() -> None:
+def test_only_the_stages_requests_count() -> None:
     clock = WorkClock()
-    clock.open("a")
-    clock.add(("a", "stranger"), 1.0)
-    assert clock.close("a") == 1.0
-    clock.add(("a",), 1.0)
-    assert clock.close("a") == clock.close("stranger") == 0.0
+    clock.add("a", 1.0)  # no stage has it
+    record = SimpleNamespace(work=0.0)
+    records = {"a": record}
+    clock.records = records
+    clock.add_to_all(("a", "stranger"), 1.0)
+    assert (record.work, list(records)) == (1.0, ["a"])

@@ -33,6 +33,7 @@ class RequestRecord:
         sources: The stages that stream to this one for it.
         held: Stream messages that wait until the scheduler has the payload.
         nbytes: What came through a relay for it and the scheduler does not have yet.
+        work: Seconds that the scheduler has worked on it, by its ``WorkClock``.
         chunks_sent: How many chunks went to each stream target; the coordinator's is None.
         replicas: Which replica of each replicated stage serves it; None where no stage is replicated.
     """
@@ -45,6 +46,7 @@ class RequestRecord:
     sources: set[str] = field(default_factory=set)
     held: list[IncomingMessage] = field(default_factory=list)
     nbytes: int = 0
+    work: float = 0.0
     chunks_sent: dict[str | None, int] = field(default_factory=dict)
     replicas: Replicas = None
 
@@ -80,7 +82,9 @@ class RequestTable:
     ) -> None:
         self.active: dict[str, RequestRecord] = {}
         self._progress = progress
-        self._clock = clock
+        self._measures_work = clock is not None
+        if clock is not None:
+            clock.records = self.active
         self._after_sent = after_sent
         self._dropped = RecentIds(_REMEMBERED_IDS)
         # Finished requests, each with the streams that were counted for it.
@@ -96,8 +100,6 @@ class RequestTable:
         if record is None:
             record = self.active[request_id] = RequestRecord(replicas=replicas)
             self._finished.pop(request_id, None)
-            if self._clock is not None:
-                self._clock.open(request_id)
         return record
 
     def receive_payload(
@@ -132,15 +134,11 @@ class RequestTable:
         if len(self._finished) > _REMEMBERED_IDS:
             self._finished.popitem(last=False)
         seconds = time.monotonic() - record.since
-        work = seconds if self._clock is None else min(self._clock.close(request_id), seconds)
-        report = partial(
-            self._progress.finished, request_id, record.times_received, work=work, wait=seconds - work
-        )
+        work = min(record.work, seconds) if self._measures_work else seconds
+        report = partial(self._progress.finished, request_id, record.times_received, work, seconds - work)
         self._after_sent(request_id, report)
 
     def drop(self, request_id: str) -> None:
         """The request is aborted, or has failed: what still comes of it is refused."""
         self.active.pop(request_id, None)
         self._dropped.add(request_id)
-        if self._clock is not None:
-            self._clock.close(request_id)
