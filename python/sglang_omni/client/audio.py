@@ -288,6 +288,11 @@ class _CodecFile:
         self._container.mux(self._stream.encode(None))
         self._container.close()
 
+    def __del__(self) -> None:
+        # Where a listener has left, nothing else ends the file: PyAV before 17.1 then writes to freed memory.
+        if hasattr(self, "_container"):
+            self._container.close()
+
 
 class _Drain:
     """A file that cannot seek, whose bytes are taken as they come."""

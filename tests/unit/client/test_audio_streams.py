@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import subprocess
 import sys
 import wave
 
@@ -147,3 +148,22 @@ def test_resampled_pieces_are_as_one():
     resampler = Resampler(24_000)
     pieces = [resampler.add(piece, 44_100) for piece in np.array_split(sound, 9)] + [resampler.finish()]
     np.testing.assert_allclose(np.concatenate(pieces), soxr.resample(sound, 44_100, 24_000), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_whose_listener_has_left(kind):
+    """In a process of its own, which an old PyAV would take down."""
+    code = (
+        "import gc, sys\n"
+        "import numpy as np\n"
+        "from sglang_omni.client.audio import AudioEncoder\n"
+        "for _ in range(20):\n"
+        "    for kept in (False, True):\n"
+        "        encoder = AudioEncoder(sys.argv[1])\n"
+        "        encoder.encode(np.full(72_000, 0.1, np.float32), 24_000)\n"
+        "        encoder.cycle = encoder if kept else None\n"
+        "        del encoder\n"
+        "        gc.collect()\n"
+    )
+    left = subprocess.run([sys.executable, "-c", code, kind], capture_output=True, text=True, timeout=120)
+    assert (left.returncode, left.stderr) == (0, "")
