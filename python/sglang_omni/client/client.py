@@ -111,7 +111,7 @@ class Client:
         request: GenerateRequest,
         *,
         request_id: str | None = None,
-        response_format: str = "mp3",
+        response_format: str = "wav",
         speed: float = 1.0,
     ) -> SpeechResult:
         """``request.prompt``, spoken; ``speed`` times as fast as the voice's own pace."""

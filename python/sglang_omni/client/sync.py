@@ -75,7 +75,7 @@ class SyncClient:
         request: GenerateRequest,
         *,
         request_id: str | None = None,
-        response_format: str = "mp3",
+        response_format: str = "wav",
         speed: float = 1.0,
     ) -> SpeechResult:
         """See ``Client.speech``."""

@@ -274,7 +274,7 @@ class SpeechRequest(ExtensionFields):
     model: str | None = None
     input: Annotated[str, Field(min_length=1, max_length=16_384), AfterValidator(_not_blank)]
     voice: str | None = None
-    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = "mp3"
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
     speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
     stream: bool = False
     stream_format: Literal["audio", "sse"] | None = None
@@ -282,6 +282,16 @@ class SpeechRequest(ExtensionFields):
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     user: str | None = None
     instructions: OnlyEmptyText = None
+
+    @property
+    def audio_format(self) -> str:
+        """The format asked for, or else OpenAI's default.
+
+        ``stream`` alone, which OpenAI does not have, gives raw samples to clients that were written for it.
+        """
+        if self.response_format is not None:
+            return self.response_format
+        return "pcm" if self.stream and self.stream_format is None else "mp3"
 
 
 # The name this model has in code written for such servers.

@@ -31,7 +31,7 @@ def speech_routes(server: Server) -> APIRouter:
         server.check_task("speech")
         server.check_voice(body.voice, "voice")
         server.check_params("speech", _given(body), body.stage_params)
-        check_encodable(body.response_format, "response_format")
+        check_encodable(body.audio_format, "response_format")
         request_id = request_id_of(request, body.request_id)
         if body.stream or body.stream_format is not None:
             if body.timings:
@@ -47,7 +47,7 @@ def speech_routes(server: Server) -> APIRouter:
             server.client.speech(
                 _request(body, stream=False),
                 request_id=request_id,
-                response_format=body.response_format,
+                response_format=body.audio_format,
                 speed=body.speed,
             ),
         )
@@ -79,7 +79,7 @@ async def _streamed(server: Server, body: SpeechRequest, request_id: str) -> Res
         return EventStream(_events(speech, first, pieces), request_id=request_id, done=False)
     return StreamedResponse(
         _raw(first, pieces),
-        media_type=FORMAT_MIME_TYPES[body.response_format],
+        media_type=FORMAT_MIME_TYPES[body.audio_format],
         headers=_sample_headers(speech.encoder.sample_rate),
         request_id=request_id,
     )
@@ -89,7 +89,7 @@ class _Speech:
     """A text's speech, encoded while it is made. ``usage`` is known once all the pieces are."""
 
     def __init__(self, server: Server, body: SpeechRequest, request_id: str) -> None:
-        self.encoder = AudioEncoder(body.response_format)
+        self.encoder = AudioEncoder(body.audio_format)
         self.usage: UsageInfo | None = None
         request = _request(body, stream=True)
         if body.speed != 1.0:

@@ -197,9 +197,15 @@ def test_speech_is_mp3_unless_asked_for_another_format(api, http, pipeline):
     answer = api.audio.speech.create(model="scripted", voice="default", input="Hello.")
     assert answer.response.headers["content-type"] == "audio/mpeg"
     assert_sounds_like(answer.content, TONE)
-    streamed = http.post("/v1/audio/speech", json={"input": "Hello.", "stream": True})
+    streamed = http.post("/v1/audio/speech", json={"input": "Hello.", "stream_format": "audio"})
     assert streamed.headers["content-type"] == "audio/mpeg"
     assert_sounds_like(streamed.content, TONE)
+    # Clients that name no format with it were written for raw samples.
+    raw = http.post("/v1/audio/speech", json={"input": "Hello.", "stream": True})
+    assert raw.headers["content-type"] == "audio/pcm"
+    described = [raw.headers[name] for name in ("x-sample-rate", "x-channels", "x-bit-depth")]
+    assert described == ["24000", "1", "16"]
+    assert_sounds_like(encode_wav(decode_pcm(raw.content), 24_000), TONE)
 
 
 @pytest.mark.parametrize("kind", ["pcm", "wav", "mp3"])

@@ -19,11 +19,12 @@ def test_formats_and_their_default() -> None:
     text = (DOCS / "server.md").read_text()
     row = re.search(r"`/v1/audio/speech`, `response_format` \|([^|]+)\|([^|]+)\|", text)
     assert row is not None
-    field = SpeechRequest.model_fields["response_format"]
+    literal, _ = get_args(SpeechRequest.model_fields["response_format"].annotation)
     formats = re.findall(r"`(\w+)`", row[1])
-    assert formats == list(get_args(field.annotation))
+    assert formats == list(get_args(literal))
     assert set(formats) <= FORMAT_MIME_TYPES.keys()
-    assert row[2].strip() == f"`{field.default}`"
+    usual, streamed = SpeechRequest(input="a"), SpeechRequest(input="a", stream=True)
+    assert row[2].strip() == f"`{usual.audio_format}`; with `stream: true` alone, `{streamed.audio_format}`"
 
 
 def test_rates() -> None:
