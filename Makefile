@@ -137,6 +137,11 @@ bench-router-peers: $(BIN)/uv ## install the routers to compare with, in an envi
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/peers/routers
 	$(BIN)/uv pip install --quiet --python build/peers/routers/bin/python -r benches/router_peers.txt
 
+.PHONY: bench-attacks
+bench-attacks: build ## attacks on the router and on three peers, and a good client beside attacks on a replica; 20 minutes
+	cd benches && ../$(BIN)/python attacked_routers.py
+	cd benches && ../$(BIN)/python attacked_replica.py
+
 .PHONY: soak
 soak: build ## ten minutes: a million random payloads between two processes, 200 kills at random moments
 	$(BIN)/python tests/soak/payloads.py
