@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 from sglang_omni.models.speech_chat.components import smollm2
 from sglang_omni.models.speech_chat.components.packages import require
-from sglang_omni.preprocessing.text import PromptEncoder
+from sglang_omni.preprocessing.text import PromptEncoder, load_tokenizer
 
 PREPARE = """
 import sys
@@ -99,7 +99,7 @@ def test_the_weights_are_those_of_the_configuration(prepared: tuple[Path, list[s
     ],
 )
 def test_the_tokenizer_loses_nothing(prepared: tuple[Path, list[str]], text: str) -> None:
-    tokenizer = PromptEncoder(prepared[0]).tokenizer
+    tokenizer = load_tokenizer(prepared[0])
 
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from sglang_omni.preprocessing.container import AUDIO_FORMATS, first_stream, opened
+from sglang_omni.preprocessing.deadline import Check, go_on
 from sglang_omni.proto import RequestError
 
 if TYPE_CHECKING:
@@ -15,6 +18,13 @@ if TYPE_CHECKING:
 
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4_000, 384_000
 MAX_CHANNELS = 32
+# Of all channels together, for each second that a clip may last: eight channels at 48 kHz. Silence takes next
+# to no bytes in most formats, and as much work as anything else.
+_SAMPLES_PER_SECOND = 8 * 48_000
+# What libsndfile is given: how the file begins, and what libsndfile then calls it. Its MP3 decoder writes to
+# stderr whatever it does not like of a file, so FFmpeg decodes those.
+_SOUNDFILE_MAGIC = (b"RIFF", b"RIFX", b"RF64", b"FORM", b"fLaC", b"OggS")
+_SOUNDFILE_FORMATS = ("WAV", "WAVEX", "RF64", "AIFF", "FLAC", "OGG")
 # soundfile reads the whole file into memory otherwise, before its length is known to be acceptable.
 _BLOCK_FRAMES = 1 << 18
 
@@ -44,6 +54,7 @@ def decode_audio(
     sample_rate: int = 16_000,
     max_seconds: float = 300.0,
     min_seconds: float = 0.05,
+    check: Check = go_on,
 ) -> AudioClip:
     """Decode WAV, FLAC, MP3, OGG (libsndfile) or M4A, WebM and the like (FFmpeg); mix down and resample.
 
@@ -54,13 +65,14 @@ def decode_audio(
         max_seconds: Longest clip accepted. Decoding stops there, so a small file that unfolds into
             hours costs no more than that.
         min_seconds: Shortest clip accepted.
+        check: Called between the pieces of the work; what it raises ends that.
 
     Raises:
         RequestError: The data is no audio, or its length, rate or samples are not acceptable.
     """
     if not data:
         raise RequestError(f"{param} is empty: expected an audio file", param=param, code="invalid_audio")
-    decoded = _Decoded(sample_rate, max_seconds, param)
+    decoded = _Decoded(sample_rate, max_seconds, param, check)
     if not _decode_soundfile(data, decoded):
         _decode_ffmpeg(data, decoded)
     if decoded.seconds < min_seconds:
@@ -81,8 +93,9 @@ class _Decoded:
     """What has been decoded of a file, mono, already at the rate that is wanted: at its own, up to 24 times
     that, half an hour of silence takes gigabytes, and a small file holds it."""
 
-    def __init__(self, sample_rate: int, max_seconds: float, param: str) -> None:
+    def __init__(self, sample_rate: int, max_seconds: float, param: str, check: Check) -> None:
         self.param = param
+        self.check = check
         self._sample_rate = sample_rate
         self._max_seconds = max_seconds
 
@@ -95,7 +108,7 @@ class _Decoded:
         import soxr
 
         _check_layout(rate, channels, param=self.param)
-        self._rate, self._read = rate, 0
+        self._rate, self._channels, self._read = rate, channels, 0
         self._blocks: list[NDArray[np.float32]] = []
         self._resampler: Any = None
         if rate != self._sample_rate:
@@ -108,11 +121,20 @@ class _Decoded:
             claimed_seconds: The length that the file says it has, which may be anything.
 
         Raises:
-            RequestError: The clip is too long.
+            RequestError: The clip is too long, or has too many samples in all its channels.
         """
+        self.check()
         self._read += len(block)
         if self.seconds > self._max_seconds:
             _refuse_length(max(claimed_seconds, self.seconds), self._max_seconds, param=self.param)
+        if self._read * self._channels > self._max_seconds * _SAMPLES_PER_SECOND:
+            raise RequestError(
+                f"{self.param} holds more than {self._max_seconds * _SAMPLES_PER_SECOND:.0f} samples in its "
+                f"{self._channels} channels at {self._rate} Hz, the limit: send it at a lower rate or with "
+                "fewer channels",
+                param=self.param,
+                code="audio_too_long",
+            )
         self._blocks.append(block if self._resampler is None else self._resampler.resample_chunk(block))
 
     @property
@@ -126,11 +148,15 @@ class _Decoded:
 
 
 def _decode_soundfile(data: bytes, decoded: _Decoded) -> bool:
-    """False where libsndfile does not know the format."""
+    """False if the file is none of those that libsndfile is to decode."""
     import soundfile
 
+    if not data.startswith(_SOUNDFILE_MAGIC):
+        return False
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
+            if file.format not in _SOUNDFILE_FORMATS or file.subtype.startswith("MPEG"):
+                return False
             decoded.begin(file.samplerate, file.channels)
             while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
                 decoded.add(block.mean(axis=1, dtype=np.float32), file.frames / file.samplerate)
@@ -145,17 +171,15 @@ def _decode_ffmpeg(data: bytes, decoded: _Decoded) -> None:
 
     param = decoded.param
     try:
-        with av.open(io.BytesIO(data), mode="r", metadata_errors="ignore") as container:
-            if not container.streams.audio:
-                _refuse_content(param)
-            stream = container.streams.audio[0]
-            if stream.codec_context is None:  # a codec FFmpeg does not know has no attributes either
+        with opened(data, AUDIO_FORMATS, decoded.check) as container:
+            stream = first_stream(container, "audio")
+            if stream is None:
                 _refuse_content(param)
             rate = stream.rate or 0
             decoded.begin(rate, stream.channels)
             mono = av.AudioResampler(format="flt", layout="mono", rate=rate)
             claimed = (container.duration or 0) / av.time_base
-            for frame in container.decode(stream):
+            for frame in _frames(container, stream, decoded.check):
                 for out in mono.resample(frame):
                     decoded.add(out.to_ndarray().reshape(-1), claimed)
             for out in mono.resample(None):
@@ -164,6 +188,20 @@ def _decode_ffmpeg(data: bytes, decoded: _Decoded) -> None:
         if isinstance(exc, RequestError):
             raise
         raise RequestError(_not_audio(param), param=param, code="invalid_audio") from exc
+
+
+def _frames(container: Any, stream: Any, check: Check) -> Iterator[Any]:
+    import av.error
+
+    # MP3 has no index: players skip what lies between its frames, such as tags, and frames cut short.
+    skips_damage = container.format.name == "mp3"
+    for packet in container.demux(stream):
+        check()
+        try:
+            yield from packet.decode()
+        except av.error.InvalidDataError:
+            if not skips_damage:
+                raise
 
 
 def _check_layout(rate: int, channels: int, *, param: str) -> None:

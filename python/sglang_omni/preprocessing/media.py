@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import re
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Coroutine
+from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from sglang_omni.preprocessing.deadline import Check, go_on
 from sglang_omni.proto import RequestError
 
 _DATA_URL = re.compile(r"data:(?P<type>[^,]*),", re.IGNORECASE)
+# Of silence, and of the whole download with its redirects.
 _FETCH_TIMEOUT_S = 10.0
+_FETCH_SECONDS = 30.0
+_CHECK_EVERY_S = 0.2
 _MAX_REDIRECTS = 3
 
 
@@ -21,6 +28,7 @@ def media_bytes(
     param: str,
     max_bytes: int,
     allowed_hosts: Collection[str] = (),
+    check: Check = go_on,
 ) -> bytes:
     """What ``source`` stands for, not yet decoded as audio or image.
 
@@ -28,8 +36,10 @@ def media_bytes(
         source: Raw bytes, base64 text, a ``data:`` URL or an ``http(s)://`` URL.
         param: The request field it came from, for error messages.
         max_bytes: Largest result accepted.
-        allowed_hosts: Hosts that URLs may name; ``"*"`` allows every host. Servers that fetch whatever
-            they are told to can be pointed at their own network, so none is the default.
+        allowed_hosts: Hosts that URLs may name: ``"host"`` at port 80 or 443, as the scheme says, or
+            ``"host:port"``; ``"*"`` allows every host and port. Servers that fetch whatever they are told
+            to can be pointed at their own network, so none is the default.
+        check: Called several times a second during a download; what it raises ends that.
 
     Raises:
         RequestError: ``source`` is empty, malformed, too large, or may not or cannot be fetched.
@@ -43,7 +53,7 @@ def media_bytes(
             code="invalid_type",
         )
     elif source[:8].lower().startswith(("http://", "https://")):
-        data = _fetch(source, param=param, max_bytes=max_bytes, allowed_hosts=allowed_hosts)
+        data = _fetch(source, param=param, max_bytes=max_bytes, allowed_hosts=allowed_hosts, check=check)
     elif (header := _DATA_URL.match(source)) is not None:
         body = source[header.end() :]
         if header["type"].lower().endswith(";base64"):
@@ -78,33 +88,64 @@ def _from_base64(text: str, *, param: str) -> bytes:
         raise RequestError(f"{param} is not valid base64: {exc}", param=param, code="invalid_base64") from exc
 
 
-def _fetch(url: str, *, param: str, max_bytes: int, allowed_hosts: Collection[str]) -> bytes:
+def _fetch(url: str, *, param: str, max_bytes: int, allowed_hosts: Collection[str], check: Check) -> bytes:
     import httpx
 
     try:
-        with httpx.Client(timeout=_FETCH_TIMEOUT_S, follow_redirects=False, trust_env=False) as client:
-            for _ in range(_MAX_REDIRECTS + 1):
-                _check_host(url, param=param, allowed_hosts=allowed_hosts)
-                with client.stream("GET", url) as response:
-                    if response.has_redirect_location:
-                        url = str(response.url.join(response.headers["location"]))
-                        continue
-                    response.raise_for_status()
-                    data = bytearray()
-                    for piece in response.iter_bytes():
-                        data += piece
-                        if len(data) > max_bytes:
-                            raise RequestError(
-                                _too_large(param, len(data), max_bytes),
-                                param=param,
-                                status=413,
-                                code="media_too_large",
-                            )
-                    return bytes(data)
+        return asyncio.run(_until_stopped(_download(url, param, max_bytes, allowed_hosts), param, check))
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise RequestError(
             f"{param} could not be fetched: {exc}", param=param, code="media_not_fetched"
         ) from exc
+
+
+async def _until_stopped(download: Coroutine[Any, Any, bytes], param: str, check: Check) -> bytes:
+    """Ends the download also while the host is silent, or sends a byte now and then."""
+    end = time.monotonic() + _FETCH_SECONDS
+    task = asyncio.create_task(download)
+    try:
+        while not (await asyncio.wait([task], timeout=_CHECK_EVERY_S))[0]:
+            check()
+            if time.monotonic() > end:
+                raise RequestError(
+                    f"{param} could not be fetched within {_FETCH_SECONDS:g} s: send the data itself",
+                    param=param,
+                    code="media_not_fetched",
+                )
+        return task.result()
+    finally:
+        task.cancel()
+
+
+async def _download(url: str, param: str, max_bytes: int, allowed_hosts: Collection[str]) -> bytes:
+    import httpx
+
+    client = httpx.AsyncClient(
+        timeout=_FETCH_TIMEOUT_S,
+        follow_redirects=False,
+        trust_env=False,
+        # Media are compressed already, and what is not could be far larger than what is sent.
+        headers={"accept-encoding": "identity"},
+    )
+    async with client:
+        for _ in range(_MAX_REDIRECTS + 1):
+            _check_host(url, param=param, allowed_hosts=allowed_hosts)
+            async with client.stream("GET", url) as response:
+                if response.has_redirect_location:
+                    url = str(response.url.join(response.headers["location"]))
+                    continue
+                response.raise_for_status()
+                data = bytearray()
+                async for piece in response.aiter_raw():
+                    data += piece
+                    if len(data) > max_bytes:
+                        raise RequestError(
+                            _too_large(param, len(data), max_bytes),
+                            param=param,
+                            status=413,
+                            code="media_too_large",
+                        )
+                return bytes(data)
     raise RequestError(
         f"{param} redirects more than {_MAX_REDIRECTS} times", param=param, code="media_not_fetched"
     )
@@ -113,15 +154,22 @@ def _fetch(url: str, *, param: str, max_bytes: int, allowed_hosts: Collection[st
 def _check_host(url: str, *, param: str, allowed_hosts: Collection[str]) -> None:
     try:
         parts = urlsplit(url)
-        host = parts.hostname or ""
+        host, port = parts.hostname or "", parts.port
     except ValueError as exc:
         raise RequestError(f"{param} is not a valid URL: {exc}", param=param, code="invalid_url") from exc
     if parts.scheme not in ("http", "https"):
         raise RequestError(f"{param} redirects to a {parts.scheme}: URL", param=param, code="invalid_url")
-    if "*" not in allowed_hosts and host not in allowed_hosts:
+    usual = 443 if parts.scheme == "https" else 80
+    written = f"[{host}]" if ":" in host else host
+    allowed = {"*", f"{written}:{port or usual}"}
+    if port in (None, usual):
+        allowed |= {host, written}
+    if allowed.isdisjoint(allowed_hosts):
+        named = written if port is None else f"{written}:{port}"
         raise RequestError(
-            f"{param} names the host {host!r}, from which this server does not fetch media; send the data "
-            "itself (base64 or a data URL), or list the host in allowed_media_hosts of the preprocess stage",
+            f"{param} names the host {named!r}, from which this server does not fetch media; send the data "
+            "itself (base64 or a data URL), or list the host, with its port unless that is the usual one, in "
+            "allowed_media_hosts of the preprocess stage",
             param=param,
             code="media_host_not_allowed",
         )

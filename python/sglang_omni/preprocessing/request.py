@@ -99,6 +99,18 @@ def stage_params(request: OmniRequest, stage: str) -> dict[str, Any]:
     return {**request.params, **own}
 
 
+def flag_param(params: Mapping[str, Any], name: str) -> bool:
+    """A parameter that is true or false; false if it is not given.
+
+    Raises:
+        RequestError: It is something else.
+    """
+    value = params.get(name)
+    if not isinstance(value, bool | None):
+        raise RequestError(f"{name} must be true or false, got {value!r}", param=name, code="invalid_type")
+    return bool(value)
+
+
 def mapping_param(params: Mapping[str, Any], name: str, prefix: str = "") -> Mapping[str, Any]:
     """A parameter that holds an object; an empty one where it is not given.
 

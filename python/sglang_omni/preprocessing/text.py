@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from sglang_omni.preprocessing.deadline import Check, go_on
+from sglang_omni.preprocessing.tokenizing import TextTokenizer
 from sglang_omni.proto import RequestError
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ class PromptEncoder:
     ``chat_template.json`` or ``tokenizer_config.json``.
 
     Attributes:
-        tokenizer: The ``tokenizers.Tokenizer``.
+        tokenizer: Reads control tokens where the template writes them, and nowhere else.
         context_length: Longest prompt and answer together, in tokens.
     """
 
@@ -45,7 +47,8 @@ class PromptEncoder:
             FileNotFoundError: The directory holds no tokenizer or no ``config.json``.
         """
         directory = Path(checkpoint)
-        self.tokenizer = load_tokenizer(directory)
+        tokenizer = load_tokenizer(directory)
+        self.tokenizer = TextTokenizer(tokenizer)
         config = read_json(_required(directory / "config.json"))
         config = config.get("thinker_config", config)
         config = config.get("text_config", config)
@@ -55,42 +58,69 @@ class PromptEncoder:
                 f"{directory / 'config.json'} has no max_position_embeddings: pass context_length"
             )
         self.context_length = int(min(limits))
-        self.vocab_size = int(config.get("vocab_size") or self.tokenizer.get_vocab_size())
+        self.vocab_size = int(config.get("vocab_size") or tokenizer.get_vocab_size())
         settings = read_json(directory / "tokenizer_config.json")
         self._special_tokens = _special_tokens(settings)
         self._template = _chat_template(directory, settings)
 
     def encode_messages(
-        self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_options: Mapping[str, Any] | None = None,
+        *,
+        check: Check = go_on,
     ) -> list[int]:
         """Token ids of a conversation, ready for the assistant's next turn.
 
         Args:
             messages: ``{"role", "content"}`` with the content as one string.
             template_options: Further variables of the template, such as ``enable_thinking``.
+            check: Called between the pieces of a long text; what it raises ends the work.
 
         Raises:
             RequestError: The template refuses the conversation, or it is longer than the context.
         """
-        return self.encode_text(self.render(messages, template_options), param="messages")
+        return self.encode_text(self.render(messages, template_options), param="messages", check=check)
 
-    def encode_text(self, text: str, *, param: str) -> list[int]:
-        """Token ids of a rendered conversation.
+    def encode_text(self, text: str, *, param: str, check: Check = go_on) -> list[int]:
+        """Token ids of what ``render`` gave.
 
         Raises:
             RequestError: It is longer than the context; ``param`` is what it was made from.
         """
-        return self._encode(text, False, param=param)
+        return self._encode(text, False, param=param, check=check)
 
-    def encode_prompt(self, prompt: str) -> list[int]:
+    def encode_prompt(
+        self, prompt: str, *, parse_special_tokens: bool = False, check: Check = go_on
+    ) -> list[int]:
         """Token ids of a plain prompt, with the tokenizer's own start tokens.
+
+        Args:
+            parse_special_tokens: Whether what is spelled like a control token is one.
 
         Raises:
             RequestError: The prompt is empty or longer than the context.
         """
         if not prompt:
             raise RequestError("prompt is empty", param="prompt", code="invalid_value")
-        return self._encode(prompt, True, param="prompt")
+        self.check_characters(prompt, param="prompt")
+        text = prompt if parse_special_tokens else self.tokenizer.hide(prompt)
+        return self._encode(text, True, param="prompt", check=check)
+
+    def check_characters(self, value: Any, *, param: str) -> None:
+        """Looks at the length of all the texts in ``value``, before any work is done for them.
+
+        Raises:
+            RequestError: They are longer than the context would be if all of it were the longest token.
+        """
+        length, most = _characters(value), self.context_length * self.tokenizer.longest_token
+        if length > most:
+            raise RequestError(
+                f"{param}: {length} characters of text, but the model's context holds {self.context_length} "
+                f"tokens, prompt and answer together, which are never more than {most} characters",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     def check_token_ids(self, token_ids: Sequence[int]) -> list[int]:
         """``token_ids``, once each is known to be in the vocabulary and all to fit the context.
@@ -118,17 +148,22 @@ class PromptEncoder:
     def render(
         self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any] | None = None
     ) -> str:
-        """The conversation as the text that is tokenized.
+        """The conversation as the text that is tokenized: what messages and options say is hidden in it, as
+        ``TextTokenizer.hide`` does.
+
+        In what the assistant has said, tokens such as ``<think>`` are left: templates look for them there.
 
         Raises:
-            RequestError: The checkpoint has no chat template, its template refuses the conversation, or a
-                message has a ``name`` and the template no place for it.
+            RequestError: The checkpoint has no chat template, its template refuses the conversation, that is
+                far too long, or a message has a ``name`` and the template no place for it.
         """
-        text = self._render(messages, template_options)
+        self.check_characters([messages, template_options], param="messages")
+        options = self.tokenizer.hide_all(template_options or {})
+        text = self._render([self._hidden(message) for message in messages], options)
         named = [index for index, message in enumerate(messages) if message.get("name") is not None]
         if named:
             nameless = [{key: message[key] for key in message if key != "name"} for message in messages]
-            if text == self._render(nameless, template_options):
+            if text == self._render([self._hidden(message) for message in nameless], options):
                 where = f"messages[{named[0]}].name"
                 raise RequestError(
                     f"{where}: this model's chat template has no place for names; write it into the content",
@@ -137,9 +172,14 @@ class PromptEncoder:
                 )
         return text
 
-    def _render(
-        self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any] | None
-    ) -> str:
+    def _hidden(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        its_own = message.get("role") == "assistant"
+        return {
+            key: self.tokenizer.hide_all(value, but_marks=its_own and key == "content")
+            for key, value in message.items()
+        }
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any]) -> str:
         from jinja2 import TemplateError
 
         if self._template is None:
@@ -152,7 +192,7 @@ class PromptEncoder:
             # The request's options come first: it cannot replace what the template is given here.
             return self._template.render(
                 {
-                    **(template_options or {}),
+                    **template_options,
                     **self._special_tokens,
                     "messages": messages,
                     "add_generation_prompt": True,
@@ -160,30 +200,38 @@ class PromptEncoder:
             )
         except TemplateError as exc:
             raise RequestError(
-                f"the chat template refuses the messages: {exc}", param="messages", code="invalid_value"
+                f"the chat template refuses the messages: {self.tokenizer.shown(str(exc))}",
+                param="messages",
+                code="invalid_value",
             ) from exc
 
-    def _encode(self, text: str, add_special_tokens: bool, *, param: str) -> list[int]:
+    def _encode(self, text: str, add_special_tokens: bool, *, param: str, check: Check) -> list[int]:
         try:
             text.encode()
         except UnicodeEncodeError as exc:
             raise RequestError(
                 f"{param} holds text that is no valid Unicode: {exc}", param=param, code="invalid_value"
             ) from exc
-        token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        self.check_length(len(token_ids), param)
+        # Beyond that the prompt is refused, however long it is.
+        most = 2 * self.context_length
+        token_ids = self.tokenizer.encode(text, most=most, add_special_tokens=add_special_tokens, check=check)
+        self.check_length(len(token_ids), param, at_least=len(token_ids) > most)
         return token_ids
 
-    def check_length(self, length: int, param: str) -> None:
+    def check_length(self, length: int, param: str, *, at_least: bool = False) -> None:
         """
+        Args:
+            at_least: Whether the prompt may be longer.
+
         Raises:
             RequestError: A prompt of ``length`` tokens leaves no room for an answer.
         """
         # One position is left for the answer.
         if length >= self.context_length:
+            tokens = f"{length} tokens or more" if at_least else f"{length} tokens"
             raise RequestError(
-                f"the prompt is {length} tokens long, but the model's context holds {self.context_length} "
-                "tokens, prompt and answer together",
+                f"the prompt is {tokens} long, but the model's context holds {self.context_length} tokens, "
+                "prompt and answer together",
                 param=param,
                 code="context_length_exceeded",
             )
@@ -246,6 +294,14 @@ def load_tokenizer(checkpoint: str | Path) -> Tokenizer:
         added = AddedToken(**token)
         (tokenizer.add_special_tokens if added.special else tokenizer.add_tokens)([added])
     return tokenizer
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_characters(key) + _characters(item) for key, item in value.items())
+    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from sglang_omni.preprocessing.audio import AudioClip, decode_audio
+from sglang_omni.preprocessing.container import VIDEO_FORMATS, first_stream, opened
+from sglang_omni.preprocessing.deadline import Check, go_on
 from sglang_omni.preprocessing.image import MAX_ASPECT_RATIO
 from sglang_omni.proto import RequestError
 
@@ -34,11 +35,17 @@ class VideoLimits:
         frames: That are taken of a video.
         pixels: Of all the frames taken together.
         seconds: Length of the video.
+        frame_pixels: Width times height.
+        decoded_frames: Those before the last one taken, which are all decoded, and it.
+        decoded_pixels: Of all those together.
     """
 
     frames: int = 768
     pixels: int = 300_000_000
     seconds: float = 3600.0
+    frame_pixels: int = 1 << 24
+    decoded_frames: int = 250_000
+    decoded_pixels: int = 20_000_000_000
 
 
 def decode_video(
@@ -47,6 +54,7 @@ def decode_video(
     param: str,
     limits: VideoLimits,
     choose_frames: Callable[[VideoInfo], Sequence[int]] | None = None,
+    check: Check = go_on,
 ) -> NDArray[np.uint8]:
     """Frames of a video, uint8 (n, height, width, 3).
 
@@ -54,18 +62,21 @@ def decode_video(
         data: The encoded file; its kind is found from its content.
         param: The request field it came from, for error messages.
         choose_frames: Which frames to take, ascending; all of them where it is None.
+        check: Called between the pieces of the work; what it raises ends that.
 
     Raises:
         RequestError: The data are no video, or one that is over a limit.
     """
-    with _opened(data, param) as container:
-        info = _info(container, param)
+    with _opened(data, param, check) as container:
+        stream = _stream(container, param, limits)
+        info = _info(container, stream, param, check)
         _check_layout(info, param, limits)
         chosen = range(info.num_frames) if choose_frames is None else choose_frames(info)
         _check_count(len(chosen), info, param, limits)
         wanted, last = set(chosen), max(chosen)
+        _check_decoded(last + 1, info, param, limits)
         frames = []
-        for index, frame in enumerate(container.decode(video=0)):
+        for index, frame in enumerate(_frames(container, stream, check)):
             if (frame.width, frame.height) != (info.width, info.height):
                 raise RequestError(
                     f"{param} changes its size in the middle of the video", param=param, code="invalid_video"
@@ -80,30 +91,29 @@ def decode_video(
 
 
 def decode_sound_track(
-    data: bytes, *, param: str, sample_rate: int = 16_000, max_seconds: float = 300.0
+    data: bytes, *, param: str, sample_rate: int = 16_000, max_seconds: float = 300.0, check: Check = go_on
 ) -> AudioClip:
     """The sound of a video, as ``decode_audio`` gives it.
 
     Raises:
         RequestError: It has none, or one that is too long.
     """
-    with _opened(data, param) as container:
+    with _opened(data, param, check) as container:
         if not container.streams.audio:
             raise RequestError(
                 f"{param} has no sound track, which use_audio_in_video needs: send the video without it",
                 param=param,
                 code="no_sound_track",
             )
-    return decode_audio(data, param=param, sample_rate=sample_rate, max_seconds=max_seconds)
+    return decode_audio(data, param=param, sample_rate=sample_rate, max_seconds=max_seconds, check=check)
 
 
 @contextmanager
-def _opened(data: bytes, param: str) -> Iterator[Any]:
-    import av
+def _opened(data: bytes, param: str, check: Check) -> Iterator[Any]:
     import av.error
 
     try:
-        with av.open(io.BytesIO(data), mode="r", metadata_errors="ignore") as container:
+        with opened(data, VIDEO_FORMATS, check) as container:
             yield container
     except (av.error.FFmpegError, ValueError, IndexError) as exc:
         if isinstance(exc, RequestError):
@@ -111,29 +121,54 @@ def _opened(data: bytes, param: str) -> Iterator[Any]:
         raise RequestError(_not_video(param), param=param, code="invalid_video") from exc
 
 
-def _info(container: Any, param: str) -> VideoInfo:
-    if not container.streams.video:
+def _stream(container: Any, param: str, limits: VideoLimits) -> Any:
+    import av
+
+    stream = first_stream(container, "video")
+    if stream is None or not stream.width or not stream.height:
         _refuse(param)
-    stream = container.streams.video[0]
-    if stream.codec_context is None or not stream.width or not stream.height:
-        _refuse(param)
+    if stream.width * stream.height > limits.frame_pixels:
+        raise RequestError(
+            f"{param} has frames of {stream.width} x {stream.height} pixels, "
+            f"{stream.width * stream.height / 1e6:.1f} megapixels; the limit is "
+            f"{limits.frame_pixels / 1e6:.1f} megapixels: send a smaller video",
+            param=param,
+            code="video_too_large",
+        )
+    claimed = (container.duration or 0) / av.time_base
+    if claimed > limits.seconds:
+        _refuse_length(claimed, param, limits)
+    # Frames may be larger than the file says.
+    stream.codec_context.options = {"max_pixels": str(limits.frame_pixels)}
+    return stream
+
+
+def _info(container: Any, stream: Any, param: str, check: Check) -> VideoInfo:
+    width, height = stream.width, stream.height
     # Counted, which decodes nothing: headers may say something else, or nothing.
-    num_frames = sum(1 for packet in container.demux(stream) if packet.size)
+    num_frames = 0
+    for packet in container.demux(stream):
+        check()
+        num_frames += bool(packet.size)
     container.seek(0)
     fps = float(stream.average_rate or stream.base_rate or 0)
     if not num_frames or not fps:
         _refuse(param)
-    return VideoInfo(num_frames, fps, stream.width, stream.height)
+    return VideoInfo(num_frames, fps, width, height)
+
+
+def _frames(container: Any, stream: Any, check: Check) -> Iterator[Any]:
+    for packet in container.demux(stream):
+        check()
+        for frame in packet.decode():
+            check()
+            yield frame
 
 
 def _check_layout(info: VideoInfo, param: str, limits: VideoLimits) -> None:
     seconds = info.num_frames / info.fps
     if seconds > limits.seconds:
-        raise RequestError(
-            f"{param} is {seconds:.0f} s long; the limit is {limits.seconds:g} s",
-            param=param,
-            code="video_too_long",
-        )
+        _refuse_length(seconds, param, limits)
     if max(info.width, info.height) > MAX_ASPECT_RATIO * min(info.width, info.height):
         raise RequestError(
             f"{param} has frames of {info.width} x {info.height} pixels; one side may be at most "
@@ -155,9 +190,30 @@ def _check_count(count: int, info: VideoInfo, param: str, limits: VideoLimits) -
         )
 
 
+def _check_decoded(count: int, info: VideoInfo, param: str, limits: VideoLimits) -> None:
+    """Frames that are not taken are decoded too, because those after them are made from them."""
+    size = info.width * info.height
+    most = min(limits.decoded_frames, limits.decoded_pixels // size)
+    if count > most:
+        raise RequestError(
+            f"{param} would have {count} frames of {info.width} x {info.height} pixels decoded, of which "
+            f"{most} are accepted, taken or not: send a shorter or smaller video",
+            param=param,
+            code="video_too_large",
+        )
+
+
+def _refuse_length(seconds: float, param: str, limits: VideoLimits) -> NoReturn:
+    raise RequestError(
+        f"{param} is {seconds:.0f} s long; the limit is {limits.seconds:g} s",
+        param=param,
+        code="video_too_long",
+    )
+
+
 def _not_video(param: str) -> str:
     return f"{param} is not a video that can be decoded; send MP4, WebM, MKV, MOV or AVI"
 
 
-def _refuse(param: str) -> None:
+def _refuse(param: str) -> NoReturn:
     raise RequestError(_not_video(param), param=param, code="invalid_video")

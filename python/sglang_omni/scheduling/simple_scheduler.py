@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import Empty, Queue
 from typing import Any
 
@@ -36,6 +37,8 @@ class SimpleScheduler:
         max_batch_cost: The most a batch may cost together; a request that costs more runs alone.
         max_concurrency: How many requests run at once, each in a thread; ``compute_fn`` must allow it.
         abort_callback: Called with the id of each aborted request, in the aborting thread.
+        sees_abort: Call ``compute_fn(payload, aborted)``, so that it can give up in the middle: ``aborted()``
+            says whether the request has been aborted. What it raises then goes nowhere.
 
     Raises:
         ValueError: ``max_concurrency > 1`` with ``batch_compute_fn``, or a limit below its least value.
@@ -43,7 +46,7 @@ class SimpleScheduler:
 
     def __init__(
         self,
-        compute_fn: Callable[[Any], Any],
+        compute_fn: Callable[..., Any],
         *,
         batch_compute_fn: Callable[[list[Any]], Any] | None = None,
         max_batch_size: int = 1,
@@ -52,6 +55,7 @@ class SimpleScheduler:
         max_batch_cost: float | None = None,
         max_concurrency: int = 1,
         abort_callback: Callable[[str], None] | None = None,
+        sees_abort: bool = False,
     ) -> None:
         if max_concurrency > 1 and batch_compute_fn is not None:
             raise ValueError("max_concurrency > 1 and batch_compute_fn are mutually exclusive: set one")
@@ -73,6 +77,7 @@ class SimpleScheduler:
         self._max_batch_cost = max_batch_cost
         self._max_concurrency = max_concurrency
         self._abort_callback = abort_callback
+        self._sees_abort = sees_abort
         self._stopped = threading.Event()
         # Guards what `abort` shares with the working threads.
         self._lock = threading.Lock()
@@ -172,7 +177,8 @@ class SimpleScheduler:
         began = time.perf_counter()
         try:
             try:
-                result = self._compute(message.data)
+                more = (partial(self._is_aborted, message.request_id),) if self._sees_abort else ()
+                result = self._compute(message.data, *more)
                 if inspect.isawaitable(result):
                     result = runner.run(self._awaited(message.request_id, result))
             finally:

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from sglang_omni.client import CompletionResult, GenerateRequest, RequestError, UsageInfo
 from sglang_omni.serve.chat import check_stream_options, to_sampling
-from sglang_omni.serve.protocol import CompletionRequest
+from sglang_omni.serve.protocol import CompletionRequest, NativeRequest
 from sglang_omni.serve.session import session_key
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import EventStream, answer
@@ -27,7 +27,7 @@ def completion_routes(server: Server) -> APIRouter:
         """Continue one prompt, or several at once."""
         model = server.check_model(body.model)
         server.check_task("completion")
-        server.check_params("completion", {}, body.stage_params)
+        server.check_params("completion", prompt_params(body), body.stage_params)
         check_stream_options(body)
         prompts = _prompts(body)
         request_id = request_id_of(request, body.request_id)
@@ -127,6 +127,11 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     return prompt
 
 
+def prompt_params(body: CompletionRequest | NativeRequest) -> dict[str, Any]:
+    """What is said of how the prompt is read: nothing, if it is read as pipelines do by default."""
+    return {"parse_special_tokens": True} if body.parse_special_tokens else {}
+
+
 def _request(body: CompletionRequest, prompt: str | list[int]) -> GenerateRequest:
     return GenerateRequest(
         model=body.model,
@@ -136,6 +141,7 @@ def _request(body: CompletionRequest, prompt: str | list[int]) -> GenerateReques
         stage_params=body.stage_params,
         stream=body.stream,
         max_tokens=body.max_tokens,
+        extra_params=prompt_params(body),
         metadata={"task": "completion"},
         timeout=body.timeout,
         session_id=body.session_id,

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from sglang_omni.client import GenerateRequest, RequestError, UsageInfo
 from sglang_omni.serve.chat import to_sampling
+from sglang_omni.serve.completions import prompt_params
 from sglang_omni.serve.protocol import NativeRequest
 from sglang_omni.serve.session import session_key
 from sglang_omni.serve.state import Server, request_id_of
@@ -24,7 +25,7 @@ def generate_routes(server: Server) -> APIRouter:
     async def generate(body: NativeRequest, request: Request) -> Response:
         """Continue a text, SGLang's way."""
         server.check_task("completion")
-        server.check_params("completion", {}, body.stage_params)
+        server.check_params("completion", prompt_params(body), body.stage_params)
         if (body.text is None) == (body.input_ids is None):
             raise RequestError(
                 "give exactly one of text and input_ids",
@@ -74,6 +75,7 @@ def _request(body: NativeRequest) -> GenerateRequest:
         stage_params=body.stage_params,
         stream=body.stream,
         max_tokens=body.sampling_params.max_new_tokens,
+        extra_params=prompt_params(body),
         metadata={"task": "completion"},
         timeout=body.timeout,
         session_id=body.session_id,

@@ -251,6 +251,7 @@ Prompt = Annotated[
 class CompletionRequest(SamplingFields, ExtensionFields):
     model: str | None = None
     prompt: Prompt
+    parse_special_tokens: bool = False
     max_tokens: Count | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -335,6 +336,7 @@ class NativeRequest(ExtensionFields):
 
     text: Annotated[str, Field(min_length=1)] | None = None
     input_ids: TokenIds | None = None
+    parse_special_tokens: bool = False
     sampling_params: GenerateSampling = Field(default_factory=GenerateSampling)
     rid: RequestId | None = None
     stream: bool = False

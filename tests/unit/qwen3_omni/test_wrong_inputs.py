@@ -122,11 +122,6 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str, str]] = {
         "is 31 s long; the limit is 30 s",
         "messages[0].content[0].video_url.url",
     ),
-    "a placeholder as text": (
-        [user("<|image_pad|>")],
-        "holds <|image_pad|>, which stands for media: send those as parts",
-        "messages[0].content",
-    ),
     "an unknown part": (
         [user({"type": "file", "file": {"file_id": "f"}})],
         "this model takes text, input_audio, audio_url, image_url and video_url parts",
@@ -173,7 +168,6 @@ def test_a_video_of_one_frame_has_no_rate(preprocessor: Preprocessor) -> None:
     [
         ({"prompt": ""}, "completion", "prompt is empty"),
         ({}, "completion", "prompt is missing"),
-        ({"prompt": "<|audio_pad|>"}, "completion", "placeholders of media, which only messages can bring"),
         ({"prompt_token_ids": [639]}, "completion", "placeholders of media"),
         ({"prompt_token_ids": [640]}, "completion", "the vocabulary has the ids 0 to 639"),
         ({"prompt_token_ids": [1] * 1000}, "completion", "the prompt is 1000 tokens long"),
@@ -187,6 +181,15 @@ def test_wrong_inputs(preprocessor: Preprocessor, inputs: Any, task: str | None,
     with pytest.raises(RequestError) as caught:
         preprocessor(StagePayload("r", request, None))
     assert text in caught.value.message
+
+
+def test_a_prompt_that_is_parsed_brings_no_media(preprocessor: Preprocessor) -> None:
+    request = OmniRequest({"prompt": "<|audio_pad|>"}, {"parse_special_tokens": True})
+    with pytest.raises(RequestError, match="placeholders of media, which only messages can bring"):
+        preprocessor(StagePayload("r", request, None))
+    request = OmniRequest({"prompt": "<|audio_pad|>"}, {"parse_special_tokens": 1})
+    with pytest.raises(RequestError, match="parse_special_tokens must be true or false, got 1"):
+        preprocessor(StagePayload("r", request, None))
 
 
 def test_a_pipeline_for_text_takes_no_media(qwen3_omni) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.fish_s2_pro.request_params import REQUEST_PARAMS
+from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.request_params import check_params
+from sglang_omni.preprocessing.tokenizing import TextTokenizer
 from sglang_omni.proto import RequestError, StagePayload
 
 _TASK = "convert the provided text to speech"
@@ -38,15 +40,18 @@ class Preprocessor:
 
     def __init__(self, checkpoint: FishS2Checkpoint, tokenizer: Tokenizer) -> None:
         self._checkpoint = checkpoint
-        self._control = tokenizer
-        # Of what people write nothing is a special token, whatever it looks like.
-        self._written = Tokenizer.from_str(tokenizer.to_str())
-        self._written.encode_special_tokens = True
+        self._tokenizer = TextTokenizer(tokenizer)
+        self._most = checkpoint.slow.max_position_embeddings
 
-    def __call__(self, payload: StagePayload) -> StagePayload:
+    def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
+        Args:
+            aborted: Whether the request has been aborted: it is then worked on no further.
+
         Raises:
-            RequestError: There is no text, the voice's codes are none, or a parameter has no effect.
+            RequestError: There is no text, or too much, the voice's codes are none, or a parameter has no
+                effect.
+            Aborted: The request was aborted.
         """
         # Whatever the request calls its task, speech is all there is.
         check_params("speech", payload.request.params, REQUEST_PARAMS, spoken=True)
@@ -57,30 +62,40 @@ class Preprocessor:
             raise RequestError("there is no text to speak", param="text", code="missing_required_parameter")
         voice = inputs.get("voice")
         codes = None if voice is None else self._voice_codes(voice)
-        data = self._prompt(inputs["text"], "" if voice is None else voice["text"], codes)
+        data = self._prompt(
+            inputs["text"], "" if voice is None else voice["text"], codes, until_aborted(aborted)
+        )
         return StagePayload(payload.request_id, payload.request, data)
 
-    def _prompt(self, text: str, voice_text: str, codes: Tensor | None) -> DualARInput:
-        ids = self._encode(self._control, "<|im_start|>system\n")
+    def _prompt(self, text: str, voice_text: str, codes: Tensor | None, check: Check) -> DualARInput:
+        control = self._tokenizer.encode
+        ids = control("<|im_start|>system\n")
         start = 0
         if codes is not None:
             said = voice_text if voice_text.startswith("<|speaker:") else f"<|speaker:0|>{voice_text}"
-            ids += self._encode(self._control, f"{_TASK} reference to the following:\n\nText:\n")
-            ids += self._encode(self._written, said)
-            ids += self._encode(self._control, "\n\nSpeech:\n")
+            ids += control(f"{_TASK} reference to the following:\n\nText:\n")
+            ids += self._written(said, "voice.text", check)
+            ids += control("\n\nSpeech:\n")
             start = len(ids)
             ids += (codes[:, 0] + self._checkpoint.semantic_start).tolist()
         else:
-            ids += self._encode(self._control, _TASK)
-        ids += self._encode(self._control, "<|im_end|>\n<|im_start|>user\n")
-        ids += self._encode(self._written, text)
-        ids += self._encode(self._control, "<|im_end|>\n<|im_start|>assistant\n<|voice|>")
+            ids += control(_TASK)
+        ids += control("<|im_end|>\n<|im_start|>user\n")
+        ids += self._written(text, "text", check)
+        ids += control("<|im_end|>\n<|im_start|>assistant\n<|voice|>")
         return DualARInput(prompt_token_ids=ids, voice_codes=codes, voice_start=start)
 
-    @staticmethod
-    def _encode(tokenizer: Tokenizer, text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+    def _written(self, text: str, param: str, check: Check) -> list[int]:
+        """Token ids of what people write: none of them is a control token, whatever it looks like."""
+        length, most = len(text), self._most * self._tokenizer.longest_token
+        if length > most:
+            raise RequestError(
+                f"{param} is {length} characters long, but the model's context holds {self._most} tokens, "
+                f"which are never more than {most} characters",
+                param=param,
+                code="context_length_exceeded",
+            )
+        return self._tokenizer.encode(self._tokenizer.hide(text), most=self._most, check=check)
 
     def _voice_codes(self, voice: Any) -> Tensor:
         groups = self._checkpoint.fast.num_code_groups

@@ -22,7 +22,9 @@ def create_preprocess(model_path: str) -> SimpleScheduler:
     from sglang_omni.models.fish_s2_pro.preprocess import Preprocessor
     from sglang_omni.preprocessing.text import load_tokenizer
 
-    return SimpleScheduler(Preprocessor(FishS2Checkpoint.from_dir(model_path), load_tokenizer(model_path)))
+    preprocessor = Preprocessor(FishS2Checkpoint.from_dir(model_path), load_tokenizer(model_path))
+    # Tokenizing lets the interpreter's lock go: a long text does not hold up a short one.
+    return SimpleScheduler(preprocessor, max_concurrency=4, sees_abort=True)
 
 
 def create_dual_ar(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sglang_omni.models.qwen3_omni.payloads import AudioInput, MediaShape, VisualInput
 from sglang_omni.models.qwen3_omni.positions import PositionRules
 from sglang_omni.preprocessing.audio import decode_audio
+from sglang_omni.preprocessing.deadline import Check, Deadline, go_on
 from sglang_omni.preprocessing.image import decode_image, shrunk
 from sglang_omni.preprocessing.media import media_bytes
 from sglang_omni.preprocessing.messages import MediaKind, MediaPart
@@ -55,6 +56,7 @@ class MediaLimits:
         item_bytes: Encoded size of one.
         image_pixels: Width times height of an image.
         audio_seconds: Length of a clip, or of a video's sound.
+        decode_seconds: Time to fetch and decode one item.
     """
 
     images: int = 32
@@ -63,6 +65,7 @@ class MediaLimits:
     item_bytes: int = 256_000_000
     image_pixels: int = 50_000_000
     audio_seconds: float = 1800.0
+    decode_seconds: float = 30.0
     video: VideoLimits = field(default_factory=VideoLimits)
 
 
@@ -119,10 +122,17 @@ class MediaReader:
         self._limits = limits
         self._allowed_hosts = frozenset(allowed_hosts)
 
-    def read(self, parts: Sequence[MediaPart], options: VideoOptions, check_length: CheckLength) -> Media:
+    def read(
+        self,
+        parts: Sequence[MediaPart],
+        options: VideoOptions,
+        check_length: CheckLength,
+        check: Check = go_on,
+    ) -> Media:
         """
         Args:
             check_length: Refuses a prompt that is already too long, before its next medium is computed.
+            check: Called between the pieces of the work; what it raises ends that.
 
         Raises:
             RequestError: There are too many, or one cannot be fetched, decoded or taken.
@@ -133,32 +143,34 @@ class MediaReader:
         clips: list[NDArray[np.float32]] = []
         length = 0
         for part in parts:
+            deadline = Deadline(self._limits.decode_seconds, param=part.param, check=check)
             data = media_bytes(
                 part.source,
                 param=part.param,
                 max_bytes=self._limits.item_bytes,
                 allowed_hosts=self._allowed_hosts,
+                check=deadline,
             )
-            check = partial(_check_after, length, check_length, part.param)
+            fits = partial(_check_after, length, check_length, part.param)
             if part.kind == "image":
-                media.images.append(self._image(data, part, check))
+                media.images.append(self._image(data, part, fits))
                 length += self._rules.visual_tokens(media.images[-1]["grid_thw"])
             elif part.kind == "video":
-                media.videos.append(self._video(data, part.param, options, check))
+                media.videos.append(self._video(data, part.param, options, fits, deadline))
                 length += self._rules.visual_tokens(media.videos[-1]["grid_thw"])
             if part.kind == "audio" or (part.kind == "video" and options.with_sound):
-                clips.append(self._clip(data, part))
+                clips.append(self._clip(data, part, deadline))
                 length += self._rules.audio_tokens(len(clips[-1]) // self._hop)
                 check_length(length, part.param)
         media.audios = self._audios(clips)
         return media
 
-    def _image(self, data: bytes, part: MediaPart, check: CheckTokens) -> VisualInput:
+    def _image(self, data: bytes, part: MediaPart, fits: CheckTokens) -> VisualInput:
         image = decode_image(data, param=part.param, max_pixels=self._limits.image_pixels)
         if part.detail == "low":
             image = shrunk(image, _LOW_DETAIL_PIXELS)
         patches = self._images.get_number_of_image_patches(image.height, image.width, {})
-        check(patches // self._rules.merge_size**2)
+        fits(patches // self._rules.merge_size**2)
         pixels = np.asarray(image)
         # Where it has to guess, it tells the log of each narrow picture.
         output = self._images(images=[image], return_tensors="pt", input_data_format="channels_first")
@@ -171,16 +183,19 @@ class MediaReader:
             seconds_per_grid=None,
         )
 
-    def _video(self, data: bytes, param: str, options: VideoOptions, check: CheckTokens) -> VisualInput:
+    def _video(
+        self, data: bytes, param: str, options: VideoOptions, fits: CheckTokens, check: Check
+    ) -> VisualInput:
         def choose(info: VideoInfo) -> Sequence[int]:
             chosen = self._choose_frames(info, options.fps, param)
             patches = self._videos.get_num_of_video_patches(
                 len(chosen), info.height, info.width, _VIDEO_OPTIONS
             )
-            check(patches // self._rules.merge_size**2)
+            fits(patches // self._rules.merge_size**2)
             return chosen
 
-        frames = decode_video(data, param=param, limits=self._limits.video, choose_frames=choose)
+        limits = self._limits.video
+        frames = decode_video(data, param=param, limits=limits, choose_frames=choose, check=check)
         output = self._videos(
             videos=[torch.from_numpy(frames).permute(0, 3, 1, 2)],
             do_sample_frames=False,
@@ -212,10 +227,12 @@ class MediaReader:
         metadata = VideoMetadata(total_num_frames=info.num_frames, fps=info.fps)
         return self._videos.sample_frames(metadata, fps=fps).tolist()
 
-    def _clip(self, data: bytes, part: MediaPart) -> NDArray[np.float32]:
+    def _clip(self, data: bytes, part: MediaPart, check: Check) -> NDArray[np.float32]:
         limit = self._limits.audio_seconds
         decode = decode_audio if part.kind == "audio" else decode_sound_track
-        return decode(data, param=part.param, sample_rate=_SAMPLE_RATE, max_seconds=limit).samples
+        return decode(
+            data, param=part.param, sample_rate=_SAMPLE_RATE, max_seconds=limit, check=check
+        ).samples
 
     def _audios(self, clips: list[NDArray[np.float32]]) -> list[AudioInput]:
         """All clips of a request at once: the end of a short one looks otherwise beside a longer one."""

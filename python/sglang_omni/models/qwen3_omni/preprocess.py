@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,22 +12,13 @@ from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpo
 from sglang_omni.models.qwen3_omni.media import SOUND_RATE, Media, MediaLimits, MediaReader, VideoOptions
 from sglang_omni.models.qwen3_omni.payloads import MediaShape, Prompt
 from sglang_omni.models.qwen3_omni.positions import PositionRules, interleave, rope_positions
+from sglang_omni.preprocessing.deadline import Check, never, until_aborted
 from sglang_omni.preprocessing.messages import Content, MediaKind, MediaPart, parse_messages
-from sglang_omni.preprocessing.request import mapping_param, named_inputs, stage_params, task_of
+from sglang_omni.preprocessing.request import flag_param, mapping_param, named_inputs, stage_params, task_of
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
 _INPUTS = ("messages", "prompt", "prompt_token_ids")
-# What a template makes of media. In a text they would pass for media that are not there.
-_RESERVED = (
-    "<|image_pad|>",
-    "<|video_pad|>",
-    "<|audio_pad|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|audio_start|>",
-    "<|audio_end|>",
-)
 _MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "audio", "video")
 
 
@@ -51,6 +42,8 @@ class Preprocessor:
         allowed_media_hosts: Collection[str] = (),
     ) -> None:
         self._prompts = PromptEncoder(checkpoint.path, context_length=context_length)
+        # Only videos with their sound need it.
+        self._audio_end = self._prompts.tokenizer.token_to_id("<|audio_end|>") or 0
         self._rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
         self._takes = takes
         self._video_fps = video_fps
@@ -60,19 +53,24 @@ class Preprocessor:
             else None
         )
 
-    def __call__(self, payload: StagePayload) -> StagePayload:
+    def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
+        Args:
+            aborted: Whether the request has been aborted: it is then worked on no further.
+
         Raises:
             RequestError: Something in the request is not acceptable.
+            Aborted: The request was aborted.
         """
+        check = until_aborted(aborted)
         request = payload.request
         task = task_of(request)
         inputs = named_inputs(request, _INPUTS)
         match task:
             case "chat":
-                prompt = self._chat(inputs.get("messages"), request)
+                prompt = self._chat(inputs.get("messages"), request, check)
             case "completion":
-                prompt = self._lay_out(self._completion(inputs), Media(), with_sound=False)
+                prompt = self._lay_out(self._completion(inputs, request, check), Media(), with_sound=False)
             case _:
                 raise RequestError(
                     f"this model does chat and completion, not {task}", param="task", code="unsupported_task"
@@ -81,12 +79,14 @@ class Preprocessor:
         slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
         return StagePayload(payload.request_id, slim, prompt)
 
-    def _completion(self, inputs: Mapping[str, Any]) -> list[int]:
+    def _completion(self, inputs: Mapping[str, Any], request: OmniRequest, check: Check) -> list[int]:
         token_ids = inputs.get("prompt_token_ids")
         if token_ids is not None:
             ids, param = self._prompts.check_token_ids(token_ids), "prompt_token_ids"
         elif isinstance(inputs.get("prompt"), str):
-            ids, param = self._prompts.encode_prompt(inputs["prompt"]), "prompt"
+            parse = flag_param(request.params, "parse_special_tokens")
+            ids = self._prompts.encode_prompt(inputs["prompt"], parse_special_tokens=parse, check=check)
+            param = "prompt"
         else:
             raise RequestError("prompt is missing", param="prompt", code="missing_required_parameter")
         if not self._rules.tokens.media.isdisjoint(ids):
@@ -97,12 +97,11 @@ class Preprocessor:
             )
         return ids
 
-    def _chat(self, messages: Any, request: OmniRequest) -> Prompt:
+    def _chat(self, messages: Any, request: OmniRequest, check: Check) -> Prompt:
         conversation, parts = parse_messages(messages, self._takes)
-        _refuse_reserved(conversation)
         options = mapping_param(request.params, "chat_template_kwargs")
         text = self._prompts.render(_for_template(conversation, parts), options)
-        token_ids = self._prompts.encode_text(text, param="messages")
+        token_ids = self._prompts.encode_text(text, param="messages", check=check)
         # Before any medium is computed.
         self._prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
         if not parts:
@@ -116,7 +115,7 @@ class Preprocessor:
         def check_length(media_tokens: int, param: str) -> None:
             self._prompts.check_length(text_length + media_tokens, param)
 
-        media = self._reader.read(parts, video, check_length)
+        media = self._reader.read(parts, video, check_length, check)
         prompt = self._lay_out(token_ids, media, with_sound=video.with_sound)
         self._prompts.check_length(len(prompt["prompt_token_ids"]), "messages")
         return prompt
@@ -144,8 +143,7 @@ class Preprocessor:
         shape = media.shape(with_sound=with_sound)
         ids, keys = list(token_ids), list(token_ids)
         if media.images or media.videos or media.audios:
-            audio_end = self._prompts.tokenizer.token_to_id("<|audio_end|>")
-            layout = _Layout(self._rules, shape, SOUND_RATE, audio_end)
+            layout = _Layout(self._rules, shape, SOUND_RATE, self._audio_end)
             ids, keys = layout.expand(token_ids, self._content_ids(media))
         positions = rope_positions(ids, shape, self._rules)
         return Prompt(
@@ -245,18 +243,6 @@ def _template_content(content: Content, parts: Sequence[MediaPart]) -> str | lis
         {"type": "text", "text": piece} if isinstance(piece, str) else {"type": parts[piece].kind}
         for piece in content
     ]
-
-
-def _refuse_reserved(conversation: Sequence[Mapping[str, Any]]) -> None:
-    for index, message in enumerate(conversation):
-        for text in message["content"]:
-            if isinstance(text, str) and (found := [token for token in _RESERVED if token in text]):
-                raise RequestError(
-                    f"messages[{index}].content holds {found[0]}, which stands for media: send those as "
-                    "parts of their own",
-                    param=f"messages[{index}].content",
-                    code="invalid_value",
-                )
 
 
 def _refuse_template() -> None:

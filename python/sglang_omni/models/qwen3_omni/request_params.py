@@ -24,7 +24,7 @@ REQUEST_PARAMS: RequestParams = {
         spoken=(*_SPOKEN, "talker", "code2wav"),
     ),
     "completion": TaskParams(
-        general=(*SAMPLING, *_SPOKEN),
+        general=(*SAMPLING, "parse_special_tokens", *_SPOKEN),
         stages={stage: names for stage, names in STAGE_PARAMS.items() if stage != "preprocess"},
         spoken=(*_SPOKEN, "talker", "code2wav"),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ def create_preprocess(
     max_item_bytes: int = 256_000_000,
     max_image_pixels: int = 50_000_000,
     max_audio_seconds: float = 1800.0,
+    max_decode_seconds: float = 30.0,
     video_fps: float | None = None,
     context_length: int | None = None,
     allowed_media_hosts: Sequence[str] = (),
@@ -43,9 +44,11 @@ def create_preprocess(
         max_item_bytes: Encoded size of one.
         max_image_pixels: Width times height of an image.
         max_audio_seconds: Length of a clip, or of a video's sound.
+        max_decode_seconds: Time to fetch and decode one of them.
         video_fps: Frames to take of each second of a video; all where None.
         context_length: A context shorter than the checkpoint's.
-        allowed_media_hosts: Hosts from which media may be fetched by URL; ``"*"`` allows all.
+        allowed_media_hosts: Hosts from which media may be fetched by URL: ``"host"`` at the usual ports, or
+            ``"host:port"``; ``"*"`` allows all.
     """
     from sglang_omni.models.qwen3_omni.media import MediaLimits
     from sglang_omni.models.qwen3_omni.preprocess import Preprocessor
@@ -62,6 +65,7 @@ def create_preprocess(
                 item_bytes=max_item_bytes,
                 image_pixels=max_image_pixels,
                 audio_seconds=max_audio_seconds,
+                decode_seconds=max_decode_seconds,
             ),
             takes=media,
             video_fps=video_fps,
@@ -69,12 +73,12 @@ def create_preprocess(
             allowed_media_hosts=allowed_media_hosts,
         )
 
-    def preprocess(payload: StagePayload) -> StagePayload:
+    def preprocess(payload: StagePayload, aborted: Callable[[], bool]) -> StagePayload:
         check_params(payload.request, checkpoint, has_talker=speech)
-        return preprocessor(payload)
+        return preprocessor(payload, aborted)
 
-    # Decoding media releases the interpreter lock; a long video does not hold up a short prompt.
-    return SimpleScheduler(preprocess, max_concurrency=4)
+    # Decoding and tokenizing let the interpreter's lock go: what is long does not hold up what is short.
+    return SimpleScheduler(preprocess, max_concurrency=4, sees_abort=True)
 
 
 def create_aggregate(model_path: str) -> SimpleScheduler:

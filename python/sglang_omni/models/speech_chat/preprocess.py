@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sglang_omni.models.speech_chat.components.voice import check_seed, check_speed, check_voice
-from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, check_language
+from sglang_omni.models.speech_chat.components.whisper import MAX_PROMPT_CHARS, SAMPLE_RATE, check_language
 from sglang_omni.models.speech_chat.conversation import plain_text
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.audio import AudioClip, decode_audio
+from sglang_omni.preprocessing.deadline import Check, Deadline, never, until_aborted
 from sglang_omni.preprocessing.media import media_bytes
 from sglang_omni.preprocessing.messages import MediaKind, MediaPart, parse_messages
 from sglang_omni.preprocessing.request import (
     answers_in_speech,
+    flag_param,
     mapping_param,
     named_inputs,
     stage_params,
@@ -37,12 +39,14 @@ class Limits:
         total_audio_seconds: Length of a conversation's clips together.
         audio_bytes: Encoded size of one clip.
         speech_chars: Length of a text to be spoken.
+        decode_seconds: Time to fetch and decode one clip.
     """
 
     audio_seconds: float = 300.0
     total_audio_seconds: float = 1200.0
     audio_bytes: int = 64_000_000
     speech_chars: int = 16_384
+    decode_seconds: float = 30.0
 
 
 class Preprocessor:
@@ -63,11 +67,16 @@ class Preprocessor:
         self._limits = limits
         self._allowed_media_hosts = frozenset(allowed_media_hosts)
 
-    def __call__(self, payload: StagePayload) -> StagePayload:
+    def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
+        Args:
+            aborted: Whether the request has been aborted: it is then worked on no further.
+
         Raises:
             RequestError: Something in the request is not acceptable.
+            Aborted: The request was aborted.
         """
+        check = until_aborted(aborted)
         request = payload.request
         task = task_of(request)
         check_request(request, REQUEST_PARAMS)
@@ -81,37 +90,42 @@ class Preprocessor:
         inputs = named_inputs(request, _INPUTS)
         match task:
             case "chat":
-                data = self._chat(inputs, request)
+                data = self._chat(inputs, request, check)
             case "completion":
-                data = {"prompt_token_ids": self._completion(inputs, request)}
+                data = {"prompt_token_ids": self._completion(inputs, request, check)}
             case "speech":
                 data = {"text": self._speech(inputs)}
             case "transcription" | "translation":
                 heard = stage_params(request, "transcribe")
                 check_language(heard.get("language"), param="language", does="transcribes")
-                if not isinstance(heard.get("prompt", ""), str | None):
-                    raise RequestError("prompt must be text", param="prompt", code="invalid_type")
-                data = {"clips": self._clips([MediaPart("audio", _given(inputs, "audio", "file"), "file")])}
+                _check_prompt(heard.get("prompt"))
+                part = MediaPart("audio", _given(inputs, "audio", "file"), "file")
+                data = {"clips": self._clips([part], check)}
         slim = OmniRequest(inputs=None, params=request.params, metadata={**request.metadata, "task": task})
         return StagePayload(payload.request_id, slim, data)
 
-    def _chat(self, inputs: Mapping[str, Any], request: OmniRequest) -> dict[str, Any]:
+    def _chat(self, inputs: Mapping[str, Any], request: OmniRequest, check: Check) -> dict[str, Any]:
         messages, audio = parse_messages(inputs.get("messages"), _TAKES)
         answer = stage_params(request, "thinker")
         if audio:
             # What was said is not known yet; an answer longer than the context is.
             self._prompts.check_answer(0, answer)
-            return {"messages": messages, "clips": self._clips(audio)}
+            self._prompts.check_characters(messages, param="messages")
+            return {"messages": messages, "clips": self._clips(audio, check)}
         options = mapping_param(request.params, "chat_template_kwargs")
-        token_ids = self._prompts.encode_messages(plain_text(messages), options)
+        token_ids = self._prompts.encode_messages(plain_text(messages), options, check=check)
         self._prompts.check_answer(len(token_ids), answer)
         return {"prompt_token_ids": token_ids}
 
-    def _completion(self, inputs: Mapping[str, Any], request: OmniRequest) -> list[int]:
+    def _completion(self, inputs: Mapping[str, Any], request: OmniRequest, check: Check) -> list[int]:
         if (token_ids := inputs.get("prompt_token_ids")) is not None:
             token_ids = self._prompts.check_token_ids(token_ids)
         else:
-            token_ids = self._prompts.encode_prompt(_given(inputs, "prompt", "prompt"))
+            token_ids = self._prompts.encode_prompt(
+                _given(inputs, "prompt", "prompt"),
+                parse_special_tokens=flag_param(request.params, "parse_special_tokens"),
+                check=check,
+            )
         self._prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
         return token_ids
 
@@ -127,19 +141,25 @@ class Preprocessor:
             )
         return text
 
-    def _clips(self, parts: list[MediaPart]) -> list[Any]:
+    def _clips(self, parts: list[MediaPart], check: Check) -> list[Any]:
         limits = self._limits
         clips: list[AudioClip] = []
         for part in parts:
+            deadline = Deadline(limits.decode_seconds, param=part.param, check=check)
             data = media_bytes(
                 part.source,
                 param=part.param,
                 max_bytes=limits.audio_bytes,
                 allowed_hosts=self._allowed_media_hosts,
+                check=deadline,
             )
             clips.append(
                 decode_audio(
-                    data, param=part.param, sample_rate=SAMPLE_RATE, max_seconds=limits.audio_seconds
+                    data,
+                    param=part.param,
+                    sample_rate=SAMPLE_RATE,
+                    max_seconds=limits.audio_seconds,
+                    check=deadline,
                 )
             )
             total = sum(clip.duration for clip in clips)
@@ -151,6 +171,18 @@ class Preprocessor:
                     code="audio_too_long",
                 )
         return [clip.samples for clip in clips]
+
+
+def _check_prompt(prompt: Any) -> None:
+    if not isinstance(prompt, str | None):
+        raise RequestError("prompt must be text", param="prompt", code="invalid_type")
+    if prompt is not None and len(prompt) > MAX_PROMPT_CHARS:
+        raise RequestError(
+            f"prompt is {len(prompt)} characters long; the limit is {MAX_PROMPT_CHARS}, of which "
+            "the last two hundred or so words are used",
+            param="prompt",
+            code="invalid_value",
+        )
 
 
 def _given(inputs: Mapping[str, Any], name: str, param: str) -> Any:

@@ -15,7 +15,7 @@ _TRANSCRIBED = TaskParams(general=_HEARD, stages={"transcribe": _HEARD})
 
 REQUEST_PARAMS: RequestParams = {
     "chat": TaskParams((*_WRITTEN.general, "chat_template_kwargs"), _WRITTEN.stages, _WRITTEN.spoken),
-    "completion": _WRITTEN,
+    "completion": TaskParams((*_WRITTEN.general, "parse_special_tokens"), _WRITTEN.stages, _WRITTEN.spoken),
     "speech": TaskParams(general=(*_SPEAK, "language"), stages={"speak": (*_SPEAK, "language")}),
     "transcription": _TRANSCRIBED,
     "translation": _TRANSCRIBED,

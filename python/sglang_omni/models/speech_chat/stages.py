@@ -25,6 +25,7 @@ def create_preprocess(
     max_total_audio_seconds: float = 1200.0,
     max_audio_bytes: int = 64_000_000,
     max_speech_chars: int = 16_384,
+    max_decode_seconds: float = 30.0,
     allowed_media_hosts: Sequence[str] = (),
     context_length: int | None = None,
 ) -> SimpleScheduler:
@@ -36,15 +37,21 @@ def create_preprocess(
         max_total_audio_seconds: Longest audio of one conversation.
         max_audio_bytes: Largest encoded audio clip.
         max_speech_chars: Longest text to speak.
-        allowed_media_hosts: Hosts from which audio may be fetched by URL; ``"*"`` allows all.
+        max_decode_seconds: Time to fetch and decode one clip.
+        allowed_media_hosts: Hosts from which audio may be fetched by URL: ``"host"`` at the usual ports, or
+            ``"host:port"``; ``"*"`` allows all.
         context_length: A context shorter than the checkpoint's.
     """
     from sglang_omni.models.speech_chat.preprocess import Limits, Preprocessor
 
-    limits = Limits(max_audio_seconds, max_total_audio_seconds, max_audio_bytes, max_speech_chars)
+    limits = Limits(
+        max_audio_seconds, max_total_audio_seconds, max_audio_bytes, max_speech_chars, max_decode_seconds
+    )
     prompts = _prompt_encoder(model_path, context_length)
-    # Decoding and tokenizing release the interpreter lock; a long clip does not hold up a short prompt.
-    return SimpleScheduler(Preprocessor(prompts, limits, allowed_media_hosts), max_concurrency=4)
+    # Decoding and tokenizing let the interpreter's lock go: what is long does not hold up what is short.
+    return SimpleScheduler(
+        Preprocessor(prompts, limits, allowed_media_hosts), max_concurrency=4, sees_abort=True
+    )
 
 
 def create_transcribe(

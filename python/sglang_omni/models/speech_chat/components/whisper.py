@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sglang_omni.models.speech_chat.components.packages import require
+from sglang_omni.preprocessing.tokenizing import TextTokenizer
 from sglang_omni.proto import RequestError
 
 if TYPE_CHECKING:
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SAMPLE_RATE = 16_000
+# Of the text that transcription is to expect, many times what it looks at.
+MAX_PROMPT_CHARS = 16_384
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,18 @@ class Whisper:
         )
         self._beam_size = beam_size
 
+        self._tokenizer = TextTokenizer(self._model.hf_tokenizer)
+
     def segments(self, samples: NDArray[np.float32], prompt: str | None = None) -> Iterator[Segment]:
         """The clip's segments, each as soon as it is decoded.
 
         Args:
             samples: float32, shape (n,), 16 kHz.
-            prompt: Text that came before, or words to expect.
+            prompt: Text that came before, or words to expect; its last 223 tokens count. At most
+                ``MAX_PROMPT_CHARS`` characters.
         """
+        # As tokens, because the library would read control tokens out of the text.
+        words = None if prompt is None else self._tokenizer.encode(self._tokenizer.hide(f" {prompt.strip()}"))
         segments, _ = self._model.transcribe(
             samples,
             language="en",
@@ -66,7 +74,7 @@ class Whisper:
             vad_filter=True,
             # What one window misheard must not bend the next.
             condition_on_previous_text=False,
-            initial_prompt=prompt,
+            initial_prompt=words,
         )
         for segment in segments:
             if text := segment.text.strip():

@@ -1,0 +1,215 @@
+"""Text -> token ids: what people write is never a control token, and a long text holds up no other request.
+
+Control tokens, such as ``<|im_start|>``, are found by how they are spelled, wherever that is in a text. In a
+chat they are the template's to write: a document that a message quotes must not end it and begin another one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+import unicodedata
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sglang_omni.preprocessing.deadline import Check, go_on
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# Noncharacters, which Unicode keeps for a program's own use: they stand for the first and last characters of
+# control tokens in texts that are to have none. A text that has them is read as if it had those characters.
+_STAND_INS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+# Characters that are tokenized at once, some 5 ms. Between two pieces, requests that were aborted end.
+_PIECE = 16_384
+# The end of a piece is read again with the next one. More than any control token is long.
+_MARGIN = 256
+# Pre-tokenizers that find words from left to right, and so may start again at the beginning of any word.
+_RESTARTABLE = ("ByteLevel", "Digits", "Punctuation", "Split", "Whitespace", "WhitespaceSplit")
+# What makes the beginning of a word depend on what is before it.
+_LOOKS_BACK = re.compile(r"\(\?<|\\[AbBGK]|(?<!\[)\^")
+# Some tokenizers leave white space out, or have one token for whatever they do not know.
+_LEAST_LONGEST = 64
+_HANGUL_VOWELS_AND_FINALS = range(0x1160, 0x1200)
+
+
+class TextTokenizer:
+    """A tokenizer that tells what was hidden from it (``hide``) from what is to be read as control tokens.
+
+    Hidden are all added tokens that are special, and others that are between marks, such as ``<think>``. The
+    ids of texts that spell none of them are those of the tokenizer itself.
+
+    Attributes:
+        longest_token: Characters (bytes, if tokens are made of those) that a token stands for at most.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        from tokenizers import Tokenizer as Implementation
+
+        state = json.loads(tokenizer.to_str())
+        control = [
+            token for token in state["added_tokens"] if token["special"] or _is_marked(token["content"])
+        ]
+        ends = sorted({end for token in control for end in (token["content"][0], token["content"][-1])})
+        self._hidden = dict(zip(ends, _STAND_INS, strict=False))
+        if len(ends) > len(_STAND_INS):
+            raise ValueError(
+                f"the tokenizer's control tokens begin and end with {len(ends)} characters, of which "
+                f"{len(_STAND_INS)} can be hidden: {''.join(ends)}"
+            )
+        marked = [re.escape(token["content"]) for token in control if not token["special"]]
+        # The longest first, as tokenizers read.
+        self._marked = re.compile("|".join(sorted(marked, key=len, reverse=True))) if marked else None
+        for token in control:
+            # They are looked for before normalizers run, and it is those that bring hidden characters back.
+            token["normalized"] = False
+        state["normalizer"] = _bringing_back(self._hidden, state["normalizer"])
+        self._can_restart = _can_restart(state)
+        self._tokenizer = Implementation.from_str(json.dumps(_with_whole_offsets(state)))
+        self._before, self._after = self._start_and_end()
+        self.longest_token = max(_LEAST_LONGEST, *map(len, tokenizer.get_vocab()))
+
+    def token_to_id(self, token: str) -> int | None:
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def hide(self, text: str, *, but_marks: bool = False) -> str:
+        """``text`` as it is to be given to ``encode`` to have no control tokens in it.
+
+        Args:
+            but_marks: Leave those that are not special, as in what the model itself has written.
+        """
+        if but_marks and self._marked is not None:
+            parts, end = [], 0
+            for found in self._marked.finditer(text):
+                parts += [self.hide(text[end : found.start()]), found[0]]
+                end = found.end()
+            return "".join([*parts, self.hide(text[end:])])
+        for character, stand_in in self._hidden.items():
+            text = text.replace(character, stand_in)
+        return text
+
+    def hide_all(self, value: Any, *, but_marks: bool = False) -> Any:
+        """``value`` with all texts in it hidden, keys too."""
+        if isinstance(value, str):
+            return self.hide(value, but_marks=but_marks)
+        if isinstance(value, Mapping):
+            return {
+                self.hide_all(key): self.hide_all(item, but_marks=but_marks) for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.hide_all(item, but_marks=but_marks) for item in value]
+        return value
+
+    def shown(self, text: str) -> str:
+        """A text with all that ``hide`` has hidden in it as it was."""
+        for character, stand_in in self._hidden.items():
+            text = text.replace(stand_in, character)
+        return text
+
+    def encode(
+        self, text: str, *, most: int | None = None, add_special_tokens: bool = False, check: Check = go_on
+    ) -> list[int]:
+        """Token ids.
+
+        Other threads go on meanwhile: the tokenizer lets the interpreter's lock go for a batch, even of one
+        text, and for nothing else.
+
+        Args:
+            most: Stop as soon as there are more ids than that.
+            add_special_tokens: Put the tokenizer's own tokens before and after, such as a start token.
+            check: Called between the pieces of a long text; what it raises ends the work.
+        """
+        ids = list(self._before) if add_special_tokens else []
+        start, size = 0, _PIECE
+        while self._can_restart and len(text) - start > size:
+            check()
+            encoding = self._tokenizer.encode_batch([text[start : start + size]], add_special_tokens=False)[0]
+            count = _settled(encoding, text, start, size)
+            if count == 0:  # A word that is longer than the piece.
+                size *= 2
+                continue
+            ids += encoding.ids[:count]
+            if most is not None and len(ids) > most:
+                return ids
+            start += encoding.token_to_chars(count - 1)[1]
+            size = _PIECE
+        check()
+        ids += self._tokenizer.encode_batch_fast([text[start:]], add_special_tokens=False)[0].ids
+        return ids + self._after if add_special_tokens else ids
+
+    def _start_and_end(self) -> tuple[list[int], list[int]]:
+        framed = self._tokenizer.encode("a", add_special_tokens=True)
+        added = framed.special_tokens_mask
+        if 0 not in added:
+            raise ValueError(
+                "the tokenizer's post-processor does not just add tokens before and after a text"
+            )
+        return framed.ids[: added.index(0)], framed.ids[len(added) - added[::-1].index(0) :]
+
+
+def _is_marked(token: str) -> bool:
+    return token[0] in string.punctuation and token[-1] in string.punctuation
+
+
+def _bringing_back(hidden: Mapping[str, str], normalizer: Any) -> Any:
+    steps = [
+        {"type": "Replace", "pattern": {"String": stand_in}, "content": character}
+        for character, stand_in in hidden.items()
+    ]
+    if normalizer is not None:
+        steps.append(normalizer)
+    return {"type": "Sequence", "normalizers": steps} if steps else None
+
+
+def _can_restart(state: Mapping[str, Any]) -> bool:
+    """Whether a text can be tokenized in pieces, each from the beginning of a word."""
+    normalizers = [step for step in _steps(state["normalizer"], "normalizers") if step["type"] != "Replace"]
+    words = _steps(state["pre_tokenizer"], "pretokenizers")
+    return (
+        bool(words)
+        and all(step["type"] == "NFC" for step in normalizers)
+        and all(step["type"] in _RESTARTABLE for step in words)
+        and not any(step.get("add_prefix_space") for step in words)
+        and not any(_LOOKS_BACK.search(str(step.get("pattern"))) for step in words)
+    )
+
+
+def _steps(step: Any, sequence: str) -> list[dict[str, Any]]:
+    if step is None:
+        return []
+    return (
+        [each for part in step[sequence] for each in _steps(part, sequence)] if sequence in step else [step]
+    )
+
+
+def _with_whole_offsets(value: Any) -> Any:
+    """A tokenizer's state in which no word's offsets leave its spaces out."""
+    if isinstance(value, dict):
+        changed = {key: _with_whole_offsets(item) for key, item in value.items() if key != "model"}
+        if "trim_offsets" in changed:
+            changed["trim_offsets"] = False
+        return changed | {key: item for key, item in value.items() if key == "model"}
+    return [_with_whole_offsets(item) for item in value] if isinstance(value, list) else value
+
+
+def _settled(encoding: Any, text: str, start: int, size: int) -> int:
+    """How many tokens of the piece ``text[start : start + size]`` do not depend on what comes after it.
+
+    They end with a word that ends well within the piece and not in white space, of which more may follow, and
+    before a character that no normalizer joins to it.
+    """
+    for index in range(len(encoding.ids) - 1, 0, -1):
+        begin = encoding.token_to_chars(index)[0]
+        if begin > size - _MARGIN or encoding.token_to_word(index) == encoding.token_to_word(index - 1):
+            continue
+        after = text[start + begin]
+        if (
+            encoding.token_to_chars(index - 1)[1] == begin
+            and not text[start + begin - 1].isspace()
+            and not unicodedata.category(after).startswith("M")
+            and ord(after) not in _HANGUL_VOWELS_AND_FINALS
+        ):
+            return index
+    return 0
