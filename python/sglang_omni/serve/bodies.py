@@ -26,14 +26,12 @@ from sglang_omni.serve.validation import NO_OBJECT, validation_error
 DEFAULT_MAX_JSON_SIZE = 8 * 2**20
 # The rest is no option: no request that a pipeline can serve comes near. Most values are token ids.
 MAX_VALUES = 2**20
-MAX_PARTS = 2**16
+MAX_PARTS = 2**15
 MAX_NAMES = 256
 MAX_DEPTH = 32
 
 # Smaller bodies are done within a millisecond, for which a thread does not pay.
 _OFF_LOOP = 64 * 2**10
-# More would only wait for the interpreter lock, with all that they hold in memory.
-_THREADS = 2
 _JSON_TYPE = re.compile(r"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 
 
@@ -92,7 +90,8 @@ class JsonBodies:
 
     def __init__(self, limits: JsonLimits) -> None:
         self._limits = limits
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="bodies")
+        # One, between whose steps the event loop has its turn. Several would hand the lock to each other.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
 
     async def read(self, request: Request, model: type[BaseModel]) -> BaseModel:
         """
@@ -105,7 +104,7 @@ class JsonBodies:
         if len(body) < _OFF_LOOP:
             return read_json(body, model, self._limits)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, read_json, body, model, self._limits)
+        return await loop.run_in_executor(self._thread, read_json, body, model, self._limits)
 
 
 class JsonRoute(APIRoute):

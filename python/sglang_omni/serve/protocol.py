@@ -130,7 +130,7 @@ class SpokenAnswer(ApiModel):
     transcript: str | None = None
     data: str | None = None
     expires_at: int | None = None
-    codes: Annotated[list[Annotated[list[int], at_most(256)]], at_most(2**16)] | None = None
+    codes: Annotated[list[Annotated[list[int], at_most(256)]], at_most(2**15)] | None = None
 
 
 class ChatMessage(ApiModel):
