@@ -186,6 +186,22 @@ class ShmLease:
         """
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+# --- JSON ------------------------------------------------------------------------------------
+
+def json_excess(
+    body: bytes, /, *, text: int, values: int, parts: int, names: int, depth: int
+) -> Literal["text", "values", "parts", "names", "depth"] | None:
+    """The first limit that a JSON text is over, found in one pass without the interpreter lock.
+
+    Args:
+        text: Bytes apart from media, which are texts named ``data`` or ``url`` and those in lists named
+            ``images``, ``audios`` or ``videos``. Of a medium, each escape counts two.
+        values: Values of any kind, names not among them.
+        parts: Those of them that are texts, lists or objects.
+        names: In one object.
+        depth: Of lists and objects within each other.
+    """
+
 # --- router ----------------------------------------------------------------------------------
 
 def check_router_config(config: str) -> None:

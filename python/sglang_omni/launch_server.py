@@ -88,6 +88,13 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
         help="larger request bodies are refused with 413 (default: %(default)s, 64 MiB)",
     )
     parser.add_argument(
+        "--max-json-size",
+        type=int,
+        default=8 * 2**20,
+        metavar="BYTES",
+        help="JSON bodies that are larger without their media, too (default: %(default)s, 8 MiB)",
+    )
+    parser.add_argument(
         "--start-timeout",
         type=float,
         default=600.0,
@@ -144,6 +151,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
         parser.error("--drain-timeout must be at least 0 seconds")
     if args.max_body_size < 1:
         parser.error("--max-body-size must be at least 1")
+    if args.max_json_size < 1:
+        parser.error("--max-json-size must be at least 1")
     if args.dp_size == 1 and (fields := router_fields(args)):
         flags = ", ".join(f"--router-{name.replace('_', '-')}" for name in fields)
         parser.error(f"{flags}: there is a router only with a --dp-size of 2 or more")
@@ -201,6 +210,7 @@ def _run_replica(config: PipelineConfig, args: argparse.Namespace) -> int:
         port=args.port,
         model_name=args.served_model_name,
         max_body_size=args.max_body_size,
+        max_json_size=args.max_json_size,
         start_timeout=args.start_timeout,
         drain_timeout=args.drain_timeout,
         launcher=_launcher(args),
@@ -218,6 +228,7 @@ def _run_fleet(args: argparse.Namespace) -> int:
     from sglang_omni.serve.fleet import FleetOptions, run_fleet
 
     replica_args = ["--max-body-size", str(args.max_body_size), "--log-level", args.log_level]
+    replica_args += ["--max-json-size", str(args.max_json_size)]
     replica_args += ["--start-timeout", str(args.start_timeout)]
     for flag, value in (
         ("--model-path", args.model_path),

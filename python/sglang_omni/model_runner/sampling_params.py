@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
 from sglang_omni.proto import RequestError
+from sglang_omni.proto.limits import MAX_STOP_LENGTH, MAX_STOP_TOKENS, MAX_STOPS
 
 # Comparing refuses NaN, infinity, and integers no float can hold.
 _HUGE = 1e300
@@ -76,6 +77,10 @@ class SamplingParams:
             value = getattr(self, name)
             _check(name, value, -2.0 <= value <= 2.0, "between -2 and 2")
         _check("stop", self.stop, all(self.stop), "texts that are not empty")
+        _check_most("stop", self.stop, MAX_STOPS, "texts")
+        longest = max(map(len, self.stop), default=0)
+        _check("stop", self.stop, longest <= MAX_STOP_LENGTH, f"of at most {MAX_STOP_LENGTH} characters")
+        _check_most("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKENS, "token ids")
         _check(
             "stop_token_ids",
             self.stop_token_ids,
@@ -93,6 +98,13 @@ class SamplingParams:
 def _check(name: str, value: object, good: bool, expected: str) -> None:
     if not good:
         raise RequestError(f"{name} must be {expected}, got {value!r}", param=name, code="invalid_value")
+
+
+def _check_most(name: str, values: Sized, most: int, what: str) -> None:
+    if len(values) > most:
+        raise RequestError(
+            f"{name} may have at most {most} {what}, has {len(values)}", param=name, code="invalid_value"
+        )
 
 
 def _number(name: str, value: Any) -> float:

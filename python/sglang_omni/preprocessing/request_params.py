@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_omni.preprocessing.param_values import check_value
 from sglang_omni.preprocessing.request import answers_in_speech, mapping_param, task_of
 from sglang_omni.proto import OmniRequest, RequestError
 
@@ -15,6 +16,8 @@ SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "stop", "stop_token_ids", "max_new_tokens", "ignore_eos"),
 )
+# Comparing takes time in proportion to the square of the length; no name of ours is nearly as long.
+_LONGEST_COMPARED = 100
 # What every request may hold; stages' own parameters are looked at by stage.
 _ALWAYS = ("stream", "stage_params")
 
@@ -60,17 +63,21 @@ def check_params(task: str, params: Mapping[str, Any], takes: RequestParams, *, 
             continue
         if name not in own.general:
             raise RequestError(
-                f"{name}: of no effect on this model's {task}; leave it out{_nearest(name, own.general)}",
+                f"{name}: of no effect on this model's {task}; leave it out{_hint(name, own.general)}",
                 param=name,
                 code="unsupported_parameter",
             )
         _check_spoken(name, own, spoken)
+        check_value(name, value, name)
     stages = mapping_param(params, "stage_params")
     for stage in stages:
         given = mapping_param(stages, stage, "stage_params.")
+        where = f"stage_params.{stage}"
         check_names(stage, given, own.stages.get(stage, ()))
         if given:
-            _check_spoken(stage, own, spoken, param=f"stage_params.{stage}")
+            _check_spoken(stage, own, spoken, param=where)
+        for name, value in given.items():
+            check_value(name, value, f"{where}.{name}")
 
 
 def check_names(stage: str, given: Mapping[str, Any], allowed: Collection[str]) -> None:
@@ -83,7 +90,7 @@ def check_names(stage: str, given: Mapping[str, Any], allowed: Collection[str]) 
             continue
         takes = f"takes {', '.join(allowed)}, not" if allowed else "takes no parameters, so not"
         raise RequestError(
-            f"stage_params.{stage} {takes} {name!r}{_nearest(name, allowed)}",
+            f"stage_params.{stage} {takes} {name!r}{_hint(name, allowed)}",
             param=f"stage_params.{stage}.{name}",
             code="unknown_parameter",
         )
@@ -99,6 +106,17 @@ def _check_spoken(name: str, own: TaskParams, spoken: bool, param: str | None = 
         )
 
 
-def _nearest(name: str, names: Collection[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def nearest(name: str, names: Collection[str], *, cutoff: float = 0.6) -> str | None:
+    """The one of ``names`` that may have been meant; None if there is none.
+
+    Args:
+        cutoff: How alike they have to be, from 0 to 1.
+    """
+    if len(name) > _LONGEST_COMPARED:
+        return None
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=cutoff)), None)
+
+
+def _hint(name: str, names: Collection[str]) -> str:
+    near = nearest(name, names, cutoff=0.75)
+    return f"; did you mean {near!r}?" if near else ""

@@ -1,6 +1,6 @@
 """Messages, requests and payloads: what stages, coordinator and client say to one another."""
 
-from sglang_omni.proto.errors import RequestError, Unavailable
+from sglang_omni.proto.errors import RequestError, Unavailable, shortened
 from sglang_omni.proto.messages import (
     AbortMessage,
     CompleteMessage,
@@ -41,4 +41,5 @@ __all__ = [
     "SubmitMessage",
     "Unavailable",
     "parse_message",
+    "shortened",
 ]

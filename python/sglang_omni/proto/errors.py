@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# Characters of a message, and of the name of a field in it.
+_LONGEST_MESSAGE = 2000
+_LONGEST_PARAM = 256
+
+
+def shortened(text: str, limit: int = _LONGEST_MESSAGE) -> str:
+    """``text``, of which no more than the beginning is left if it has over ``limit`` characters."""
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
 
 class Unavailable(RuntimeError):
     """Requests are not served for now, whatever they ask for: another server, or a later try, may do it."""
@@ -16,8 +25,8 @@ class RequestError(ValueError):
     Its fields survive the way back to the caller, where the API turns them into OpenAI's error shape.
 
     Attributes:
-        message: What is wrong and what would be right.
-        param: The request field at fault, as the caller spells it.
+        message: What is wrong and what would be right; cut at 2,000 characters, as it may quote requests.
+        param: The request field at fault, as the caller spells it, cut at 256 characters.
         code: The machine-readable reason, such as ``context_length_exceeded``, which callers may test for;
             docs/server.md lists them. None where there is nothing to tell but the message.
         status: The HTTP status it answers with, 4xx.
@@ -31,9 +40,9 @@ class RequestError(ValueError):
         code: str | None = None,
         status: int = 400,
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = shortened(message)
+        super().__init__(self.message)
+        self.param = None if param is None else shortened(param, _LONGEST_PARAM)
         self.code = code
         self.status = status
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
+from sglang_omni.serve.bodies import JsonRoute
 from sglang_omni.serve.metrics import CONTENT_TYPE, Families, stage_families
 from sglang_omni.serve.protocol import AbortRequest
 from sglang_omni.serve.state import Server
@@ -22,7 +23,7 @@ _STATES = ("pending", "running", "completed", "failed", "aborted")
 
 
 def admin_routes(server: Server) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.get("/health")
     async def health() -> JSONResponse:

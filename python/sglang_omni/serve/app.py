@@ -12,6 +12,7 @@ from sglang_omni import __version__
 from sglang_omni.client import Client
 from sglang_omni.serve import errors
 from sglang_omni.serve.admin import admin_routes
+from sglang_omni.serve.bodies import DEFAULT_MAX_JSON_SIZE, JsonBodies, JsonLimits
 from sglang_omni.serve.chat import chat_routes
 from sglang_omni.serve.completions import completion_routes
 from sglang_omni.serve.generate import generate_routes
@@ -31,6 +32,7 @@ def create_app(
     model_name: str | None = None,
     capabilities: Capabilities | None = None,
     max_body_size: int = DEFAULT_MAX_BODY_SIZE,
+    max_json_size: int = DEFAULT_MAX_JSON_SIZE,
     info: Callable[[], dict[str, Any]] = dict,
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
@@ -40,6 +42,7 @@ def create_app(
         model_name: The one model served, which requests name; None takes any name.
         capabilities: What the pipeline can do, for refusing the rest with a 400.
         max_body_size: Bytes; longer bodies are answered with a 413.
+        max_json_size: Bytes of a JSON body apart from its media; likewise.
         info: Gives further fields of ``/get_server_info``, when asked.
     """
     server = Server(
@@ -47,6 +50,7 @@ def create_app(
         model_name=model_name,
         capabilities=capabilities or Capabilities(),
         info=info,
+        bodies=JsonBodies(JsonLimits(max_json_size)),
     )
     middleware = [
         Middleware(RequestIds, running=server.running),

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from sglang_omni.client import CompletionStreamChunk, GenerateRequest, RequestError, SamplingParams
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE
+from sglang_omni.serve.bodies import JsonRoute
 from sglang_omni.serve.fields import SamplingFields
 from sglang_omni.serve.protocol import (
     AudioUrlPart,
@@ -63,7 +64,7 @@ class _Reply(NamedTuple):
 
 
 def chat_routes(server: Server) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from sglang_omni.client import CompletionResult, GenerateRequest, RequestError, UsageInfo
+from sglang_omni.serve.bodies import JsonRoute
 from sglang_omni.serve.chat import check_stream_options, to_sampling
 from sglang_omni.serve.protocol import CompletionRequest, NativeRequest
 from sglang_omni.serve.session import session_key
@@ -20,7 +21,7 @@ from sglang_omni.serve.streaming import EventStream, answer
 
 
 def completion_routes(server: Server) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:

@@ -8,11 +8,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from sglang_omni.client import ClientError, RequestError
-from sglang_omni.proto import Unavailable
+from sglang_omni.proto import Unavailable, shortened
 from sglang_omni.serve.validation import validation_error
 
 logger = logging.getLogger(__name__)
@@ -32,7 +31,11 @@ _HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_
 def error_body(
     message: str, status: int, *, code: str | None = None, param: str | None = None
 ) -> dict[str, Any]:
-    """OpenAI's error object: ``type`` is the error's class, ``code`` the reason that callers test for."""
+    """OpenAI's error object: ``type`` is the error's class, ``code`` the reason that callers test for.
+
+    A long message is cut: it may quote what a stage or a caller made up.
+    """
+    message = shortened(message)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -46,7 +49,7 @@ def describe(exc: Exception, *, request_id: str | None = None) -> tuple[int, dic
     if isinstance(exc, Unavailable):
         return 503, error_body(str(exc), 503, code="service_unavailable")
     if isinstance(exc, (ClientError, RuntimeError)):
-        logger.error("Request %s failed: %s", request_id or "-", exc)
+        logger.error("Request %s failed: %s", request_id or "-", shortened(str(exc)))
         return 500, error_body(str(exc), 500)
     logger.error("Request %s failed", request_id or "-", exc_info=exc)
     return 500, error_body(f"internal error: {type(exc).__name__}: {exc}", 500)
@@ -61,18 +64,12 @@ def error_response(exc: Exception, *, request_id: str | None = None) -> JSONResp
     return JSONResponse(body, status_code=status, headers=headers)
 
 
-def _body_model(request: Request) -> type[BaseModel] | None:
-    field = getattr(request.scope.get("route"), "body_field", None)
-    model = getattr(getattr(field, "field_info", None), "annotation", None)
-    return model if isinstance(model, type) and issubclass(model, BaseModel) else None
-
-
 def install(app: FastAPI) -> None:
     """Answer every failure of ``app`` in OpenAI's shape."""
 
     async def invalid(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, RequestValidationError)
-        return error_response(validation_error(exc.errors(), _body_model(request)))
+        return error_response(validation_error(exc.errors()))
 
     async def http(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)

@@ -17,6 +17,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from sglang_omni.preprocessing.param_values import (
+    MAX_NAME_LENGTH,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_TEMPERATURE,
+)
+from sglang_omni.proto.limits import MAX_STOP_LENGTH, MAX_STOP_TOKENS, MAX_STOPS
+
 # Tags of unions begin with this character, so that errors can tell them from field names.
 TAG = "§"
 # The kind of error of a field whose other values cannot be honoured.
@@ -101,15 +109,24 @@ OnlyDefaultTier = _must_be("auto", "default")
 OnlyFormFalse = _must_be(_Form("false"), _Form("False"))
 OnlyFormZero = _must_be(_Form("0"), _Form("0.0"))
 
-Temperature = Annotated[float, Field(ge=0, le=2)]
+# A name, label or id that means something to the server, or goes through it unread.
+Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+
+
+def at_most(count: int, *, least: int = 0) -> Any:
+    """A list's length. Only its first wrong item is told: telling a million of them takes minutes."""
+    return Field(min_length=least, max_length=count, fail_fast=True)
+
+
+Temperature = Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 MinP = Annotated[float, Field(ge=0, le=1)]
-RepetitionPenalty = Annotated[float, Field(gt=0, le=2)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Field(gt=0, le=MAX_REPETITION_PENALTY)]
+Penalty = Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 TokenId = Annotated[int, Field(ge=0, lt=2**63)]
-StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
 def _stop_tag(value: Any) -> str | None:
@@ -118,8 +135,9 @@ def _stop_tag(value: Any) -> str | None:
     return "§one" if isinstance(value, str) else None
 
 
+StopTexts = Annotated[list[StopText], at_most(MAX_STOPS)]
 Stop = Annotated[
-    Annotated[StopText, Tag("§one")] | Annotated[list[StopText], Tag("§several"), Field(max_length=16)],
+    Annotated[StopText, Tag("§one")] | Annotated[StopTexts, Tag("§several")],
     Discriminator(
         _stop_tag,
         custom_error_type="stop_type",
@@ -136,7 +154,7 @@ def _visible(value: str) -> str:
 
 RequestId = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_visible)]
 Timeout = Annotated[float, Field(gt=0, le=86_400)]
-StageParams = dict[str, dict[str, Any]]
+StageParams = dict[Name, dict[Name, Any]]
 
 
 def _top_k(value: int) -> int:
@@ -160,7 +178,7 @@ class SamplingFields(ApiModel):
     frequency_penalty: Penalty | None = None
     seed: Seed | None = None
     stop: Stop | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    stop_token_ids: Annotated[list[TokenId], at_most(MAX_STOP_TOKENS)] | None = None
     ignore_eos: bool = False
 
 

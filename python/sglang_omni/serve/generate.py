@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from sglang_omni.client import GenerateRequest, RequestError, UsageInfo
+from sglang_omni.serve.bodies import JsonRoute
 from sglang_omni.serve.chat import to_sampling
 from sglang_omni.serve.completions import prompt_params
 from sglang_omni.serve.protocol import NativeRequest
@@ -19,7 +20,7 @@ from sglang_omni.serve.streaming import EventStream, answer
 
 
 def generate_routes(server: Server) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/generate", response_model=None)
     async def generate(body: NativeRequest, request: Request) -> Response:

@@ -11,6 +11,7 @@ from sglang_omni.serve.fields import (
     ApiModel,
     Count,
     ExtensionFields,
+    Name,
     OnlyDefaultTier,
     OnlyEmptyDict,
     OnlyEmptyList,
@@ -32,6 +33,7 @@ from sglang_omni.serve.fields import (
     TokenId,
     TopK,
     TopP,
+    at_most,
 )
 
 
@@ -49,7 +51,7 @@ class InputAudio(ApiModel):
     """``data`` is base64, or a ``data:`` or ``http(s):`` URL."""
 
     data: Annotated[str, Field(min_length=1)]
-    format: str | None = None
+    format: Name | None = None
 
 
 class InputAudioPart(ApiModel):
@@ -112,8 +114,7 @@ def _content_tag(content: Any) -> str | None:
 
 
 Content = Annotated[
-    Annotated[str, Tag("§content")]
-    | Annotated[list[ContentPart], Tag("§parts"), Field(min_length=1, max_length=1024)],
+    Annotated[str, Tag("§content")] | Annotated[list[ContentPart], Tag("§parts"), at_most(1024, least=1)],
     Discriminator(
         _content_tag,
         custom_error_type="content_type",
@@ -125,11 +126,11 @@ Content = Annotated[
 class SpokenAnswer(ApiModel):
     """An earlier answer's speech, sent back. Answers are not kept here: only the transcript is read."""
 
-    id: str | None = None
+    id: Name | None = None
     transcript: str | None = None
     data: str | None = None
     expires_at: int | None = None
-    codes: list[list[int]] | None = None
+    codes: Annotated[list[Annotated[list[int], at_most(256)]], at_most(2**15)] | None = None
 
 
 class ChatMessage(ApiModel):
@@ -137,7 +138,7 @@ class ChatMessage(ApiModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
-    name: str | None = None
+    name: Name | None = None
     refusal: str | None = None
     tool_call_id: OnlyNone = None
     tool_calls: OnlyEmptyList = None
@@ -158,21 +159,22 @@ def _no_repeats(modalities: list[str]) -> list[str]:
     return modalities
 
 
-Modalities = Annotated[
-    list[Literal["text", "audio"]], Field(min_length=1, max_length=2), AfterValidator(_no_repeats)
-]
+Modalities = Annotated[list[Literal["text", "audio"]], at_most(2, least=1), AfterValidator(_no_repeats)]
 
 
 class AudioOptions(ApiModel):
     """How spoken output sounds and is encoded."""
 
-    voice: str | None = None
+    voice: Name | None = None
     format: Literal["wav", "aac", "mp3", "flac", "opus", "pcm16", "pcm"] | None = None
 
 
+Media = Annotated[list[str], at_most(1024)]
+
+
 class ChatCompletionRequest(SamplingFields, ExtensionFields):
-    model: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    model: Name | None = None
+    messages: Annotated[list[ChatMessage], at_most(4096, least=1)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
     stream: bool = False
@@ -181,9 +183,9 @@ class ChatCompletionRequest(SamplingFields, ExtensionFields):
     audio: AudioOptions | None = None
 
     # Media beside the messages; they join the last user turn.
-    images: list[str] | None = None
-    audios: list[str] | None = None
-    videos: list[str] | None = None
+    images: Media | None = None
+    audios: Media | None = None
+    videos: Media | None = None
     use_audio_in_video: bool = False
     talker_temperature: Temperature | None = None
     talker_top_p: TopP | None = None
@@ -197,11 +199,11 @@ class ChatCompletionRequest(SamplingFields, ExtensionFields):
     continue_final_message: OnlyFalse = None
 
     # Of no effect on the answer.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    user: Name | None = None
+    metadata: Annotated[dict[Name, str], Field(max_length=64)] | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_retention: Name | None = None
     parallel_tool_calls: bool | None = None
 
     service_tier: OnlyDefaultTier = None
@@ -230,16 +232,13 @@ def _prompt_tag(prompt: Any) -> str | None:
     return "§texts" if isinstance(first, str) else "§lists" if isinstance(first, list) else "§ids"
 
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], at_most(2**20, least=1)]
+_Several = at_most(128, least=1)
 Prompt = Annotated[
     Annotated[str, Tag("§text"), Field(min_length=1)]
-    | Annotated[list[Annotated[str, Field(min_length=1)]], Tag("§texts"), Field(min_length=1, max_length=128)]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Tag("§texts"), _Several]
     | Annotated[TokenIds, Tag("§ids")]
-    | Annotated[
-        list[Annotated[list[TokenId], Field(min_length=1)]],
-        Tag("§lists"),
-        Field(min_length=1, max_length=128),
-    ],
+    | Annotated[list[TokenIds], Tag("§lists"), _Several],
     Discriminator(
         _prompt_tag,
         custom_error_type="prompt_type",
@@ -249,13 +248,13 @@ Prompt = Annotated[
 
 
 class CompletionRequest(SamplingFields, ExtensionFields):
-    model: str | None = None
+    model: Name | None = None
     prompt: Prompt
     parse_special_tokens: bool = False
     max_tokens: Count | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Name | None = None
 
     n: OnlyOne = 1
     best_of: OnlyOne = None
@@ -272,16 +271,16 @@ def _not_blank(text: str) -> str:
 
 
 class SpeechRequest(ExtensionFields):
-    model: str | None = None
+    model: Name | None = None
     input: Annotated[str, Field(min_length=1, max_length=16_384), AfterValidator(_not_blank)]
-    voice: str | None = None
+    voice: Name | None = None
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] | None = None
     speed: Annotated[float, Field(ge=0.25, le=4)] = 1.0
     stream: bool = False
     stream_format: Literal["audio", "sse"] | None = None
     language: Annotated[str, Field(min_length=2, max_length=16)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    user: str | None = None
+    user: Name | None = None
     instructions: OnlyEmptyText = None
 
     @property
@@ -304,14 +303,14 @@ class TranscriptionForm(ApiModel):
 
     model_config = ConfigDict(strict=False)
 
-    model: str | None = None
+    model: Name | None = None
     language: Annotated[str, Field(min_length=2, max_length=16)] | None = None
     prompt: OnlyEmptyText = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     # Only the most likely transcript, and only at once.
     temperature: OnlyFormZero = None
     stream: OnlyFormFalse = None
-    timestamp_granularities: list[Literal["segment"]] | None = None
+    timestamp_granularities: Annotated[list[Literal["segment"]], at_most(4)] | None = None
     timeout: Timeout | None = None
     timings: bool = False
     request_id: RequestId | None = None
@@ -346,6 +345,6 @@ class NativeRequest(ExtensionFields):
 class AbortRequest(ApiModel):
     """``rid`` is SGLang's name for ``request_id``."""
 
-    request_id: str | None = None
-    rid: str | None = None
+    request_id: Name | None = None
+    rid: Name | None = None
     abort_all: OnlyFalse = False

@@ -51,6 +51,7 @@ class ReplicaOptions:
     port: int = 8000
     model_name: str | None = None
     max_body_size: int = 64 * 2**20
+    max_json_size: int = 8 * 2**20
     start_timeout: float = 600.0
     drain_timeout: float = 30.0
     launcher: Launcher | None = None
@@ -108,6 +109,7 @@ async def _serve(
         model_name=options.model_name or config.name,
         capabilities=Capabilities.of(config),
         max_body_size=options.max_body_size,
+        max_json_size=options.max_json_size,
         info=lambda: _info(runner),
     )
     server = _Server(

@@ -14,6 +14,7 @@ from fastapi.responses import Response
 from sglang_omni.client import ClientError, GenerateRequest, RequestError, UsageInfo
 from sglang_omni.client.audio import FORMAT_MIME_TYPES, AudioEncoder, Base64Pieces, check_format
 from sglang_omni.client.transport import Deltas
+from sglang_omni.serve.bodies import JsonRoute
 from sglang_omni.serve.protocol import SpeechRequest
 from sglang_omni.serve.session import session_key
 from sglang_omni.serve.state import Server, request_id_of
@@ -21,7 +22,7 @@ from sglang_omni.serve.streaming import EventStream, StreamedResponse, answer
 
 
 def speech_routes(server: Server) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/audio/speech", response_model=None)
     async def speech(body: SpeechRequest, request: Request) -> Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,8 @@ from typing import Any
 from starlette.requests import Request
 
 from sglang_omni.client import Client, RequestError
-from sglang_omni.preprocessing.request_params import RequestParams, check_params
+from sglang_omni.preprocessing.request_params import RequestParams, check_params, nearest
+from sglang_omni.serve.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.metrics import Metrics
 from sglang_omni.serve.request_ids import RunningRequests
 
@@ -59,6 +59,7 @@ class Server:
     info: Callable[[], dict[str, Any]] = dict
     metrics: Metrics = field(default_factory=Metrics)
     running: RunningRequests = field(default_factory=RunningRequests)
+    bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))
     started: float = field(default_factory=time.time)
 
     @property
@@ -131,8 +132,8 @@ class Server:
         stages = self.capabilities.stages
         for stage in stage_params or {}:
             if stages is not None and stage not in stages:
-                near = difflib.get_close_matches(stage, stages, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"the stages are {_listed(stages)}"
+                near = nearest(stage, stages)
+                hint = f"did you mean {near!r}?" if near else f"the stages are {_listed(stages)}"
                 raise RequestError(
                     f"stage_params: no stage {stage!r}; {hint}",
                     param=f"stage_params.{stage}",

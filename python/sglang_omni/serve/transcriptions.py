@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
 
 from sglang_omni.client import RequestError, TranscriptionResult, TranscriptionSegment
 from sglang_omni.client.languages import language_name
+from sglang_omni.serve.forms import read_form
 from sglang_omni.serve.protocol import TranscriptionForm
 from sglang_omni.serve.session import session_key
 from sglang_omni.serve.state import Server, request_id_of
@@ -38,22 +38,12 @@ def transcription_routes(server: Server) -> APIRouter:
 
 
 async def _transcribe(server: Server, request: Request, task: str) -> Response:
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise RequestError(
-            "the body must be multipart/form-data with the recording as 'file'",
-            param="file",
-            code="invalid_content_type",
-        )
+    form = await read_form(request)
     try:
-        async with request.form() as form:
-            fields = _fields(form)
-            audio = await _file(form)
-    except HTTPException as exc:
-        if exc.status_code == 413:
-            raise
-        raise RequestError(
-            f"the body is not a valid multipart form: {exc.detail}", code="invalid_form"
-        ) from exc
+        fields = _fields(form)
+        audio = await _file(form)
+    finally:
+        await form.close()
     server.check_model(fields.model)
     server.check_task(task)
     server.check_params(task, {"language": fields.language}, None)

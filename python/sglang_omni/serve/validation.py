@@ -3,16 +3,16 @@ is wrong with it, and what would be right."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from sglang_omni.proto import RequestError
+from sglang_omni.preprocessing.request_params import nearest
+from sglang_omni.proto import RequestError, shortened
 from sglang_omni.serve.fields import TAG, UNSUPPORTED, UNSUPPORTED_FIELDS
 
-_NO_OBJECT = "the body must be a JSON object, sent with content-type: application/json"
+NO_OBJECT = "the body must be a JSON object, sent with content-type: application/json"
 
 # What pydantic's kinds of errors mean; its own words are about Python's types and its own rules.
 _SENTENCES: Mapping[str, str | Callable[[dict[str, Any]], str]] = {
@@ -42,6 +42,11 @@ _SENTENCES: Mapping[str, str | Callable[[dict[str, Any]], str]] = {
     "less_than_equal": lambda c: f"must be at most {_number(c['le'])}",
     "literal_error": lambda c: f"must be {c['expected']}",
 }
+# Where pydantic found the name of a value wrong, and not the value.
+_KEY = "[key]"
+# Of the other fields at fault this many are named, and of a name so much.
+_MOST_NAMED = 10
+_LONGEST_NAME = 100
 # "min_tokens" is not "max_tokens" misspelled.
 _SIMILAR = 0.82
 
@@ -54,18 +59,17 @@ def validation_error(errors: Sequence[Any], model: type[BaseModel] | None = None
     """
     first = next((error for error in errors if error["type"] != "extra_forbidden"), errors[0])
     context = first.get("ctx") or {}
-    if first["type"] == "json_invalid":
-        reason = context.get("error", "")
-        return RequestError(f"the body is not valid JSON: {reason}".rstrip(": "), code="invalid_json")
     param = field_path(first["loc"])
     if first["type"] == "extra_forbidden":
         message, code = _unknown(param, first["loc"], model)
     else:
-        message = f"{param}: {_sentence(first, context)}" if param else _NO_OBJECT
+        message = f"{param}: {_sentence(first, context)}" if param else NO_OBJECT
         code = _code(first["type"])
     others = sorted({field_path(error["loc"]) for error in errors} - {param, ""})
     if others:
-        message += f" (also wrong: {', '.join(others)})"
+        named = ", ".join(shortened(name, _LONGEST_NAME) for name in others[:_MOST_NAMED])
+        more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+        message += f" (also wrong: {named}{more})"
     return RequestError(message, param=param or None, code=code)
 
 
@@ -75,7 +79,7 @@ def field_path(loc: Iterable[str | int]) -> str:
     for index, item in enumerate(loc):
         if isinstance(item, int):
             path += f"[{item}]"
-        elif not (item.startswith(TAG) or (index == 0 and item == "body")):
+        elif not (item.startswith(TAG) or item == _KEY or (index == 0 and item == "body")):
             path += f".{item}" if path else item
     return path
 
@@ -98,11 +102,11 @@ def _code(kind: str) -> str:
 
 
 def _unknown(param: str, loc: Sequence[str | int], model: type[BaseModel] | None) -> tuple[str, str]:
-    name = str(loc[-1])
+    name, param = str(loc[-1]), shortened(param, _LONGEST_NAME)
     if name in UNSUPPORTED_FIELDS:
         return f"{param}: not supported here; leave it out", "unsupported_parameter"
-    near = difflib.get_close_matches(name, _fields_beside(loc, model), n=1, cutoff=_SIMILAR)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, _fields_beside(loc, model), cutoff=_SIMILAR)
+    hint = f"; did you mean {near!r}?" if near else ""
     return f"unknown field {param!r}{hint}", "unknown_parameter"
 
 

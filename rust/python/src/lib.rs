@@ -4,6 +4,7 @@
 use pyo3::prelude::*;
 
 mod codec;
+mod json_size;
 mod payload;
 mod relay;
 mod router;
@@ -12,6 +13,7 @@ mod router;
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     codec::register(module)?;
+    json_size::register(module)?;
     payload::register(module)?;
     relay::register(module)?;
     router::register(module)?;

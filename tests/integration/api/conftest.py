@@ -157,9 +157,12 @@ CAPABILITIES = Capabilities(
 
 
 @contextmanager
-def serving(scripted: ScriptedPipeline, capabilities: Capabilities, name: str) -> Iterator[str]:
+def serving(
+    scripted: ScriptedPipeline, capabilities: Capabilities, name: str, **limits: int
+) -> Iterator[str]:
     """The app on a port of its own; its base URL."""
-    app = create_app(Client(scripted), model_name=name, capabilities=capabilities, max_body_size=1 << 20)
+    limits = {"max_body_size": 1 << 20, **limits}
+    app = create_app(Client(scripted), model_name=name, capabilities=capabilities, **limits)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
@@ -173,13 +176,13 @@ def serving(scripted: ScriptedPipeline, capabilities: Capabilities, name: str) -
 
 
 @pytest.fixture(scope="session")
-def serve() -> Callable[[Capabilities, str], AbstractContextManager[tuple[ScriptedPipeline, str]]]:
+def serve() -> Callable[..., AbstractContextManager[tuple[ScriptedPipeline, str]]]:
     """Serves a scripted pipeline of its own that can do what it is told it can; gives it and the base URL."""
 
     @contextmanager
-    def own(capabilities: Capabilities, name: str) -> Iterator[tuple[ScriptedPipeline, str]]:
+    def own(capabilities: Capabilities, name: str, **limits: int) -> Iterator[tuple[ScriptedPipeline, str]]:
         scripted = ScriptedPipeline()
-        with serving(scripted, capabilities, name) as base_url:
+        with serving(scripted, capabilities, name, **limits) as base_url:
             yield scripted, base_url
 
     return own

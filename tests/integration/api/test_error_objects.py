@@ -88,6 +88,27 @@ def test_what_is_not_the_requests_fault(api, pipeline, fault, status, code):
     assert (caught.value.status_code, caught.value.type, caught.value.code) == (status, "server_error", code)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_another_server_may_do(http, pipeline, stream):
+    pipeline.error = Unavailable("stage 'thinker': its process died")
+    answer = http.post("/v1/chat/completions", json={"messages": HELLO, "stream": stream})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"]["code"] == "service_unavailable"
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyError, RequestError, TimeoutError, Unavailable])
+def test_what_a_failure_quotes_is_cut(http, pipeline, caplog, kind):
+    """A stage's words may hold what a caller has sent."""
+    quoted = "quoted " * 200_000
+    pipeline.error = kind(quoted, code="invalid_value") if kind is RequestError else kind(quoted)
+    answer = http.post("/v1/chat/completions", json={"messages": HELLO})
+    assert answer.status_code >= 400
+    assert len(answer.content) < 2300
+    assert "quoted quoted" in answer.json()["error"]["message"]
+    # A failure that was not foreseen has its traceback.
+    assert sum(len(record.getMessage()) for record in caplog.records) < 10_000
+
+
 def test_an_id_in_use(api, pipeline):
     pipeline.error = ValueError("request 'x' already exists")
     with pytest.raises(openai.ConflictError) as caught:

@@ -68,10 +68,10 @@ def test_a_wrong_talker_parameter_is_named_as_the_request_does(
 @pytest.mark.parametrize(
     ("params", "said", "param"),
     [
-        ({"temperature": -1.0}, "temperature must be between", "temperature"),
+        ({"temperature": -1.0}, "temperature: must be a number from 0 to 2", "temperature"),
         (
             {"stage_params": {"thinker": {"top_k": -5}}},
-            "stage_params.thinker.top_k: top_k must be -1",
+            "stage_params.thinker.top_k: must be a whole number from -1",
             "stage_params.thinker.top_k",
         ),
         (

@@ -71,6 +71,7 @@ def test_model_path_wins_over_the_configs(tmp_path):
     [
         ["--dp-size", "0"],
         ["--max-body-size", "0"],
+        ["--max-json-size", "0"],
         ["--port", "x"],
         ["--port", "65536"],
         ["--start-timeout", "0"],

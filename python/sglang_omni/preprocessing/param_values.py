@@ -1,0 +1,113 @@
+"""What the values of requests' parameters may be, by the parameters' names: the same wherever they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sglang_omni.proto import RequestError
+from sglang_omni.proto.limits import MAX_STOP_LENGTH, MAX_STOP_TOKENS, MAX_STOPS
+
+MAX_NAME_LENGTH = 1024
+MAX_TEMPERATURE = 2
+MAX_REPETITION_PENALTY = 2
+MAX_PENALTY = 2
+
+# What is to be, and whether a value of the right type is.
+_Kind = tuple[str, Callable[[Any], bool], Callable[[Any], bool]]
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) or isinstance(value, float)
+
+
+def _number(least: float, most: float) -> _Kind:
+    return f"a number from {least} to {most}", _is_number, lambda value: least <= value <= most
+
+
+def _positive(most: float) -> _Kind:
+    return f"a number above 0 and at most {most}", _is_number, lambda value: 0 < value <= most
+
+
+def _integer(least: int, most: int) -> _Kind:
+    return f"a whole number from {least} to {most}", _is_integer, lambda value: least <= value <= most
+
+
+def _is_list_of(kind: Callable[[Any], bool], most: int) -> Callable[[Any], bool]:
+    # The length first: the items of a long list take long.
+    return lambda value: isinstance(value, list | tuple) and (len(value) > most or all(map(kind, value)))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_stops(value: Any) -> bool:
+    texts = [value] if isinstance(value, str) else value
+    return len(texts) <= MAX_STOPS and all(0 < len(text) <= MAX_STOP_LENGTH for text in texts)
+
+
+_are_texts = _is_list_of(_is_text, MAX_STOPS)
+_NAME: _Kind = (
+    f"a text of at most {MAX_NAME_LENGTH} characters",
+    _is_text,
+    lambda value: len(value) <= MAX_NAME_LENGTH,
+)
+_FLAG: _Kind = ("true or false", lambda value: isinstance(value, bool), lambda value: True)
+
+_SAMPLING: dict[str, _Kind] = {
+    "temperature": _number(0, MAX_TEMPERATURE),
+    "top_p": _positive(1),
+    "top_k": _integer(-1, 2**31 - 1),
+    "min_p": _number(0, 1),
+    "repetition_penalty": _positive(MAX_REPETITION_PENALTY),
+    "presence_penalty": _number(-MAX_PENALTY, MAX_PENALTY),
+    "frequency_penalty": _number(-MAX_PENALTY, MAX_PENALTY),
+    "seed": _integer(-(2**63), 2**63 - 1),
+    "stop": (
+        f"a text of 1 to {MAX_STOP_LENGTH} characters, or at most {MAX_STOPS} of them",
+        lambda value: isinstance(value, str) or _are_texts(value),
+        _are_stops,
+    ),
+    "stop_token_ids": (
+        f"at most {MAX_STOP_TOKENS} whole numbers from 0",
+        _is_list_of(_is_integer, MAX_STOP_TOKENS),
+        lambda value: len(value) <= MAX_STOP_TOKENS and all(0 <= token < 2**63 for token in value),
+    ),
+    "max_new_tokens": _integer(1, 2**31 - 1),
+    "ignore_eos": _FLAG,
+}
+# Those of other names are looked at by the stages that take them.
+_KINDS: Mapping[str, _Kind] = {
+    **_SAMPLING,
+    **{f"talker_{name}": kind for name, kind in _SAMPLING.items()},
+    "voice": _NAME,
+    "speaker": _NAME,
+    "language": _NAME,
+    "prompt": ("a text", _is_text, lambda value: True),
+    "speed": _number(0.25, 4),
+    "video_fps": _number(0.001, 1000),
+    "use_audio_in_video": _FLAG,
+}
+
+
+def check_value(name: str, value: Any, param: str) -> None:
+    """
+    Args:
+        value: None says nothing.
+        param: The parameter as the request spells it.
+
+    Raises:
+        RequestError: A parameter of this name cannot have this value.
+    """
+    if value is None or name not in _KINDS:
+        return
+    expected, has_type, is_good = _KINDS[name]
+    if not has_type(value):
+        raise RequestError(f"{param}: must be {expected}", param=param, code="invalid_type")
+    if not is_good(value):
+        raise RequestError(f"{param}: must be {expected}", param=param, code="invalid_value")

@@ -1,0 +1,48 @@
+"""Multipart forms, of which few parts are read, and nothing is written to a disk."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import aclosing
+
+from fastapi import Request
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from sglang_omni.client import RequestError
+
+MAX_FIELDS = 64
+MAX_FILES = 8
+MAX_FIELD_SIZE = 64 * 2**10
+
+
+class _InMemory(MultiPartParser):
+    """A file is needed as a whole, and bodies are limited: a temporary file would only be one that fails."""
+
+    spool_max_size = sys.maxsize
+
+
+async def read_form(request: Request) -> FormData:
+    """
+    Raises:
+        RequestError: The body is no form, or has more parts than any request.
+    """
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise RequestError(
+            "the body must be multipart/form-data with the recording as 'file'",
+            param="file",
+            code="invalid_content_type",
+        )
+    try:
+        async with aclosing(request.stream()) as stream:
+            return await _InMemory(
+                request.headers,
+                stream,
+                max_files=MAX_FILES,
+                max_fields=MAX_FIELDS,
+                max_part_size=MAX_FIELD_SIZE,
+            ).parse()
+    except MultiPartException as exc:
+        raise RequestError(
+            f"the body is not a valid multipart form: {exc.message}", code="invalid_form"
+        ) from exc
