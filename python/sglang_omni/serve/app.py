@@ -31,6 +31,7 @@ def create_app(
     model_name: str | None = None,
     capabilities: Capabilities | None = None,
     max_body_size: int = DEFAULT_MAX_BODY_SIZE,
+    request_timeout: float | None = None,
     info: Callable[[], dict[str, Any]] = dict,
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
@@ -40,6 +41,7 @@ def create_app(
         model_name: The one model served, which requests name; None takes any name.
         capabilities: What the pipeline can do, for refusing the rest with a 400.
         max_body_size: Bytes; longer bodies are answered with a 413.
+        request_timeout: Seconds after which a request is aborted and answered with a 504; None: never.
         info: Gives further fields of ``/get_server_info``, when asked.
     """
     server = Server(
@@ -47,6 +49,7 @@ def create_app(
         model_name=model_name,
         capabilities=capabilities or Capabilities(),
         info=info,
+        request_timeout=request_timeout,
     )
     middleware = [
         Middleware(RequestIds, running=server.running),

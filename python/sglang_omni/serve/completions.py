@@ -64,7 +64,7 @@ async def _completions(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(server.client.completion(_request(body, prompt), request_id=each))
+                group.create_task(server.client.completion(_request(server, body, prompt), request_id=each))
                 for each, prompt in zip(ids, prompts, strict=True)
             ]
     except ExceptionGroup as failures:
@@ -96,7 +96,7 @@ async def _events(
     if include_usage:
         head = head | {"usage": None}
     started: float | None = time.monotonic()
-    chunks = server.client.completion_stream(_request(body, prompt), request_id=request_id)
+    chunks = server.client.completion_stream(_request(server, body, prompt), request_id=request_id)
     usage: UsageInfo | None = None
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -127,7 +127,7 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     return prompt
 
 
-def _request(body: CompletionRequest, prompt: str | list[int]) -> GenerateRequest:
+def _request(server: Server, body: CompletionRequest, prompt: str | list[int]) -> GenerateRequest:
     return GenerateRequest(
         model=body.model,
         prompt=prompt if isinstance(prompt, str) else None,
@@ -137,7 +137,7 @@ def _request(body: CompletionRequest, prompt: str | list[int]) -> GenerateReques
         stream=body.stream,
         max_tokens=body.max_tokens,
         metadata={"task": "completion"},
-        timeout=body.timeout,
+        timeout=server.timeout(body.timeout),
         session_id=body.session_id,
         timings=body.timings,
     )
