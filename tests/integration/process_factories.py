@@ -251,3 +251,17 @@ def broken_rank(tp_rank: int, tp_size: int) -> None:
     if tp_rank == tp_size - 1:
         raise FileNotFoundError("no weights for this rank")
     time.sleep(600)
+
+
+def broken_for_good(folder: str) -> Callable[[StagePayload], int]:
+    """Fails every request from the one on that finds ``folder/sticky``, as with a GPU's sticky error."""
+    broken = False
+
+    def run(payload: StagePayload) -> int:
+        nonlocal broken
+        broken = broken or Path(folder, "sticky").exists()
+        if broken:
+            raise SystemError("the device is gone")
+        return os.getpid()
+
+    return run

@@ -44,6 +44,7 @@ class ReplicaOptions:
         port: 0 picks a free one.
         start_timeout: Seconds for the pipeline's processes to come up.
         drain_timeout: Seconds that requests have to end after SIGTERM.
+        request_timeout: Seconds that one request may take; None: any.
         launcher: Starts them; as children of this process where it is None.
     """
 
@@ -53,6 +54,7 @@ class ReplicaOptions:
     max_body_size: int = 64 * 2**20
     start_timeout: float = 600.0
     drain_timeout: float = 30.0
+    request_timeout: float | None = 600.0
     launcher: Launcher | None = None
 
 
@@ -108,6 +110,7 @@ async def _serve(
         model_name=options.model_name or config.name,
         capabilities=Capabilities.of(config),
         max_body_size=options.max_body_size,
+        request_timeout=options.request_timeout,
         info=lambda: _info(runner),
     )
     server = _Server(
