@@ -182,7 +182,9 @@ class Assignments:
             "down_stages": dict(self.down),
             "hung_stages": dict(self.hung),
             "unserved_stages": {
-                name: why for name, why in self.unserved().items() if self._down_since[name] <= since
+                name: why
+                for name, why in self.unserved().items()
+                if self._down_since.get(name, since) <= since
             },
         }
 
