@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sglang_omni.executors.preprocessing_executor import PreprocessingExecutor
 from sglang_omni.pipeline.pulse import take_pulse
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.scheduling import step_clock
@@ -48,6 +49,14 @@ def test_a_step_is_told_while_it_lasts() -> None:
     run(SimpleScheduler(lambda payload: seen.append(take_pulse())), "a")
     assert seen[0].step_s > 0
     assert seen[0].step_thread
+    assert take_pulse().step_s == 0
+
+
+async def test_a_function_in_a_thread_of_an_executor_is_a_step() -> None:
+    seen = []
+    executor = PreprocessingExecutor(lambda payload: seen.append(take_pulse()))
+    await executor.add_request(StagePayload("a", OmniRequest(None), None))
+    assert seen[0].step_s > 0
     assert take_pulse().step_s == 0
 
 
