@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_omni._core import check_router_config
 from sglang_omni.router.flags import add_flags, known_options, parse, port
 from sglang_omni.serve.counterparts import counterpart
+from sglang_omni.serve.health_flags import add_health_flags, apply_health_flags, health_arguments
 from sglang_omni.serve.host_flags import add_host_flags, check_host_flags, hosts_launcher
 from sglang_omni.serve.model_flags import add_model_flags, apply_model_flags, model_arguments
 from sglang_omni.serve.ray_flags import add_ray_flags, check_ray_flags, ray_launcher
@@ -123,6 +124,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
         metavar="POLICY",
         help="short for --router-policy",
     )
+    add_health_flags(parser)
     add_host_flags(parser)
     add_ray_flags(parser)
     add_model_flags(parser)
@@ -163,8 +165,10 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
         field, _, why = str(exc).partition(":")
         parser.error(f"--router-{field.replace('_', '-')}:{why}")
     if args.parent_pid is not None:
+        from sglang_omni.serve.member import write_stacks_on_request
         from sglang_omni.serve.processes import end_with_parent
 
+        write_stacks_on_request()
         end_with_parent(args.parent_pid)
     logging.basicConfig(
         level=args.log_level.upper(),
@@ -190,10 +194,11 @@ def _serve(args: argparse.Namespace) -> int:
     try:
         config = load_pipeline(args.model_path, args.config)
         apply_model_flags(config, args)
+        apply_health_flags(config, args)
         _check_installed(config)
         validate_config(config)
         _check_split(config)
-        return _run_fleet(args) if args.dp_size > 1 else _run_replica(config, args)
+        return _run_fleet(config, args) if args.dp_size > 1 else _run_replica(config, args)
     except ConfigError as exc:
         raise LaunchError(f"the config cannot be used:\n{exc}") from exc
     except WorkerFailure as exc:
@@ -213,6 +218,7 @@ def _run_replica(config: PipelineConfig, args: argparse.Namespace) -> int:
         max_json_size=args.max_json_size,
         start_timeout=args.start_timeout,
         drain_timeout=args.drain_timeout,
+        request_timeout=args.request_timeout or None,
         launcher=_launcher(args),
     )
     return asyncio.run(run_replica(config, options))
@@ -224,7 +230,7 @@ def _launcher(args: argparse.Namespace) -> Launcher | None:
     return hosts_launcher(args) if args.join_port is not None else None
 
 
-def _run_fleet(args: argparse.Namespace) -> int:
+def _run_fleet(config: PipelineConfig, args: argparse.Namespace) -> int:
     from sglang_omni.serve.fleet import FleetOptions, run_fleet
 
     replica_args = ["--max-body-size", str(args.max_body_size), "--log-level", args.log_level]
@@ -237,7 +243,7 @@ def _run_fleet(args: argparse.Namespace) -> int:
     ):
         if value is not None:
             replica_args += [flag, str(value)]
-    replica_args += model_arguments(args)
+    replica_args += model_arguments(args) + health_arguments(args)
     options = FleetOptions(
         size=args.dp_size,
         host=args.host,
@@ -246,6 +252,7 @@ def _run_fleet(args: argparse.Namespace) -> int:
         router=router_fields(args),
         start_timeout=args.start_timeout + 30.0,
         drain_timeout=args.drain_timeout,
+        heartbeat_timeout=config.watchdog.heartbeat_timeout,
     )
     return asyncio.run(run_fleet(options))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sys
@@ -251,3 +252,29 @@ def broken_rank(tp_rank: int, tp_size: int) -> None:
     if tp_rank == tp_size - 1:
         raise FileNotFoundError("no weights for this rank")
     time.sleep(600)
+
+
+def holds_the_lock(folder: str) -> Callable[[StagePayload], int]:
+    """The first request makes a C call that lasts, and lets no other thread of the interpreter run."""
+
+    def run(payload: StagePayload) -> int:
+        if not Path(folder, "held").exists():
+            Path(folder, "held").touch()
+            ctypes.PyDLL(None).sleep(600)
+        return os.getpid()
+
+    return run
+
+
+def broken_for_good(folder: str) -> Callable[[StagePayload], int]:
+    """Fails every request from the one on that finds ``folder/sticky``, as with a GPU's sticky error."""
+    broken = False
+
+    def run(payload: StagePayload) -> int:
+        nonlocal broken
+        broken = broken or Path(folder, "sticky").exists()
+        if broken:
+            raise SystemError("the device is gone")
+        return os.getpid()
+
+    return run

@@ -26,7 +26,7 @@ from ray.cluster_utils import Cluster
 from ray.util import list_named_actors, placement_group_table
 from waiting import until
 
-from sglang_omni.config import AutoscalingConfig, EndpointsConfig, PipelineConfig, StageConfig
+from sglang_omni.config import AutoscalingConfig, EndpointsConfig, PipelineConfig, StageConfig, WatchdogConfig
 from sglang_omni.config.io import save_config
 from sglang_omni.pipeline.launchers.ray import RayLauncher
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
@@ -252,6 +252,20 @@ def metrics(port: int) -> list[str]:
             return answer.read().decode().splitlines()
     except OSError:
         return []  # its agent is on its way up
+
+
+async def test_a_stopped_actor_is_started_again(nodes: Nodes, tmp_path: Path) -> None:
+    config = pair(tmp_path)
+    config.watchdog = WatchdogConfig(heartbeat_timeout=8.0, unhealthy_after=4.0)
+    async with on_ray(config) as runner:
+        before = (await ask(runner, "before"))["seen"]
+        request = await held(runner, tmp_path, "b")
+        os.kill(before["b"]["pid"], signal.SIGSTOP)
+        await until(lambda: "b" in runner.coordinator.health()["hung_stages"])
+        with pytest.raises(RuntimeError, match="stage 'b': process 'b' has not answered for"):
+            await request
+        after = (await ask(runner, "after"))["seen"]
+        assert (after["a"], after["b"]["pid"] != before["b"]["pid"]) == (before["a"], True)
 
 
 async def test_replicas_are_actors_of_their_own(nodes: Nodes, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from coordinator_harness import pipelines, soon
 from waiting import until
 
 from sglang_omni.pipeline import coordinator as module
-from sglang_omni.proto import RequestState
+from sglang_omni.proto import RequestState, Unavailable
 
 make = pytest.fixture(pipelines)
 
@@ -43,6 +43,51 @@ async def test_a_request_handed_to_a_stage_that_is_down_fails(make: Any) -> None
     await pipeline.progress("first", ("r", "audio", 1), ("r", "first", 1))
     with pytest.raises(RuntimeError, match="audio is gone"):
         await soon(result)
+
+
+async def test_a_dead_stage_is_no_fault_of_its_requests(make: Any) -> None:
+    """So that they may be sent elsewhere: those it held, and those that come to it later."""
+    pipeline = await make()
+    held, later = pipeline.submit("held"), pipeline.submit("later")
+    for _ in range(2):
+        await pipeline.submitted()
+    await pipeline.progress("first", ("held", "audio", 1), ("held", "first", -1))
+    await pipeline.settle()
+    pipeline.coordinator.stage_down(["audio"], "audio is gone")
+    await pipeline.progress("first", ("later", "audio", 1), ("later", "first", -1))
+    for result in (held, later):
+        with pytest.raises(Unavailable, match="audio is gone"):
+            await soon(result)
+
+
+async def test_new_requests_wait_for_a_stage_that_hangs(make: Any) -> None:
+    pipeline = await make()
+    running = pipeline.submit("running")
+    await pipeline.submitted()
+    assignments = pipeline.coordinator.assignments
+    assert assignments.mark_hung(["audio"], "has not answered for 6 s")
+    assert not assignments.mark_hung(["audio"], "has not answered for 7 s")
+    waiting = pipeline.submit("waiting")
+    await until(lambda: pipeline.coordinator.request_state("waiting") is RequestState.PENDING)
+    health = pipeline.coordinator.health()
+    assert health["hung_stages"] == health["unserved_stages"] == {"audio": "has not answered for 7 s"}
+    await pipeline.complete("text", "running", 1)
+    assert await soon(running) == 1
+    assert assignments.clear_hung(["audio"])
+    await pipeline.submitted()
+    await pipeline.complete("text", "waiting", 2)
+    assert await soon(waiting) == 2
+    assert pipeline.coordinator.health()["unserved_stages"] == {}
+
+
+async def test_a_stage_that_is_away_for_long_is_told_as_unserved(make: Any) -> None:
+    pipeline = await make()
+    pipeline.coordinator.assignments.unhealthy_after = 0.2
+    pipeline.coordinator.stage_down(["audio"], "restarting")
+    assert pipeline.coordinator.health()["unserved_stages"] == {}
+    await until(lambda: pipeline.coordinator.health()["unserved_stages"] == {"audio": "restarting"})
+    pipeline.coordinator.stage_up(["audio"])
+    assert pipeline.coordinator.health()["unserved_stages"] == {}
 
 
 async def test_new_requests_wait_until_every_stage_is_up(make: Any) -> None:

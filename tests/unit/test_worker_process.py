@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import traceback
 
+import psutil
 import pytest
 
-from sglang_omni.pipeline.worker_process import ended_early, exited_with
+from sglang_omni.pipeline.worker_process import WorkerProcess, ended_early, exited_with
 
 
 def raised(error: BaseException) -> str:
@@ -50,3 +54,28 @@ def test_reason_is_the_text_without_the_traceback():
     assert failure.reason == "Process 'a' exited with status 1: OSError: gone"
     assert str(failure) == f"{failure.reason}\n{frames.rstrip()}"
     assert str(ended_early("a", "was killed", None)) == "Process 'a' was killed before it was ready"
+
+
+async def test_a_start_without_descriptors_leaves_nothing():
+    """At whichever of its steps there are none left."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.dup(0)
+    os.close(probe)
+    before, children = set(os.listdir("/proc/self/fd")), set(psutil.Process().children())
+    failed = 0
+    process = None
+    while process is None:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (probe + failed, limits[1]))
+            process = WorkerProcess("a", None, dict(os.environ))
+        except OSError as exc:
+            failed += exc.errno == errno.EMFILE
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        if process is None:
+            assert set(os.listdir("/proc/self/fd")) == before, failed
+            assert set(psutil.Process().children()) == children, failed
+    assert failed > 4  # a file, a pipe, what it takes to start a program, and to watch it
+    process.kill()
+    await process.exited
+    assert set(os.listdir("/proc/self/fd")) == before

@@ -36,6 +36,7 @@ from sglang_omni.config.schema import (
 )
 from sglang_omni.config.topology import ProcessGroup, ProcessTopologyPlan, build_process_topology_plan
 from sglang_omni.config.validation import validate_pipeline
+from sglang_omni.config.watchdog import WatchdogConfig
 
 if TYPE_CHECKING:
     from sglang_omni.pipeline.compile import PipelineRunner, compile_pipeline
@@ -64,6 +65,7 @@ __all__ = [
     "StagePlacementPlan",
     "StageResourceConfig",
     "StageRuntimeConfig",
+    "WatchdogConfig",
     "apply_env_defaults",
     "build_process_topology_plan",
     "build_stage_placement_plan",

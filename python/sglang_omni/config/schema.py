@@ -25,6 +25,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from sglang_omni.config.strict import Integer, Number, StrictModel, dotted, error_text
 from sglang_omni.config.validation import refuse_unknown_stages, validate_pipeline
+from sglang_omni.config.watchdog import WatchdogConfig
 
 # Fields of a stage that are one thing or a list, in words.
 _ONE_OR_MORE = {
@@ -382,6 +383,7 @@ class PipelineConfig(StrictModel):
         endpoints: Where the control plane's sockets are.
         placement: Limits on what shares a GPU.
         placement_policy: Dotted path of a class with ``validate(config, plan)``.
+        watchdog: When a process counts as hung or broken, and is replaced.
         terminal_stages_fn: ``(request)`` -> the terminal stages that answer it, or None for all.
         config_cls: The class this config is saved as and loaded through. Filled in by itself.
     """
@@ -398,6 +400,7 @@ class PipelineConfig(StrictModel):
     endpoints: EndpointsConfig = Field(default_factory=EndpointsConfig)
     placement: PlacementConfig = Field(default_factory=PlacementConfig)
     placement_policy: str | None = None
+    watchdog: WatchdogConfig = Field(default_factory=WatchdogConfig)
     terminal_stages_fn: str | None = None
     config_cls: str | None = None
 

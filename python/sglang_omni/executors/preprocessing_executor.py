@@ -9,6 +9,7 @@ from typing import Any
 
 from sglang_omni.executors.interface import Executor, into_payload
 from sglang_omni.proto import StagePayload
+from sglang_omni.scheduling.step_clock import StepClock
 
 
 class PreprocessingExecutor(Executor):
@@ -24,6 +25,7 @@ class PreprocessingExecutor(Executor):
         )
         self._results: asyncio.Queue[StagePayload] = asyncio.Queue()
         self._running: set[str] = set()
+        self.steps = StepClock()
 
     async def add_request(self, payload: StagePayload) -> None:
         request_id = payload.request_id
@@ -32,12 +34,19 @@ class PreprocessingExecutor(Executor):
             if self._is_async:
                 result = await self._processor(payload)
             else:
-                result = await asyncio.to_thread(self._processor, payload)
+                result = await asyncio.to_thread(self._process, payload)
         finally:
             aborted = request_id not in self._running
             self._running.discard(request_id)
         if not aborted:
             self._results.put_nowait(into_payload(payload, result))
+
+    def _process(self, payload: StagePayload) -> Any:
+        self.steps.begin()
+        try:
+            return self._processor(payload)
+        finally:
+            self.steps.end()
 
     async def get_result(self) -> StagePayload:
         return await self._results.get()

@@ -10,6 +10,7 @@ from typing import Any
 from sglang_omni.executors.interface import Executor
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
+from sglang_omni.scheduling.step_clock import StepClock
 
 
 class ExecutorRun:
@@ -79,6 +80,7 @@ class ExecutorScheduler:
     def __init__(self, executor: Executor) -> None:
         self.inbox: Queue[IncomingMessage | None] = Queue()
         self.outbox: Queue[OutgoingMessage] = Queue()
+        self.steps = StepClock()
         self._run = ExecutorRun(executor)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -139,8 +141,10 @@ class ExecutorScheduler:
             done = await result
             await streaming
         except Exception as exc:  # noqa: BLE001  whatever it raises is that request's error
+            self.steps.fail(exc, (request_id,))
             self.outbox.put(OutgoingMessage(request_id, "error", exc))
         else:
+            self.steps.succeed()
             self.outbox.put(OutgoingMessage(request_id, "result", done))
         finally:
             if streaming is not None:

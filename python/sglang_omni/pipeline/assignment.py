@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ class _Replica:
 
     requests: int = 0
     is_up: bool = True
+    is_hung: bool = False
     is_leaving: bool = False
 
 
@@ -37,7 +39,11 @@ class _Group:
 
     def able(self) -> list[int]:
         """The replicas that take requests."""
-        return [n for n, replica in self.replicas.items() if replica.is_up and not replica.is_leaving]
+        return [
+            n
+            for n, replica in self.replicas.items()
+            if replica.is_up and not replica.is_hung and not replica.is_leaving
+        ]
 
     def requests(self) -> int:
         """How many requests those have."""
@@ -64,10 +70,18 @@ class Assignments:
 
     A request is given one replica of each replicated process when it is sent in, and stays with it: what
     happens to the replicas later matters to requests that come later.
+
+    Attributes:
+        down: Instances that are away, with the reasons.
+        hung: Instances that are there and do not answer, with the reasons.
+        unhealthy_after: Seconds without an instance that serves a stage after which that is told.
     """
 
     def __init__(self) -> None:
         self.down: dict[str, str] = {}
+        self.hung: dict[str, str] = {}
+        self.unhealthy_after = 5.0
+        self._down_since: dict[str, float] = {}
         self._groups: dict[str, _Group] = {}
         self._group_of: dict[str, _Group] = {}
         # Pending while somebody waits for a stage to come up; and how many do.
@@ -91,7 +105,8 @@ class Assignments:
 
     def remove(self, instance: str) -> None:
         """A replica is gone for good."""
-        self.down.pop(instance, None)
+        for table in (self.down, self.hung, self._down_since):
+            table.pop(instance, None)
         replica = replica_of(instance)
         if replica is not None and (group := self._group_of.get(stage_of(instance))) is not None:
             group.replicas.pop(replica, None)
@@ -119,18 +134,59 @@ class Assignments:
     def mark_down(self, instances: Iterable[str], reason: str) -> None:
         """These take no requests until ``mark_up``."""
         names = list(instances)
-        self.down.update(dict.fromkeys(names, reason))
+        for name in names:
+            self.down[name] = reason
+            self.hung.pop(name, None)
+            self._down_since.setdefault(name, time.monotonic())
         for replica in self._replicas(names):
-            replica.is_up = False
+            replica.is_up = replica.is_hung = False
 
     def mark_up(self, instances: Iterable[str]) -> None:
         """These take requests again."""
         names = list(instances)
         for name in names:
             self.down.pop(name, None)
+            self._down_since.pop(name, None)
         for replica in self._replicas(names):
             replica.is_up = True
         self._release_if_served()
+
+    def mark_hung(self, instances: Iterable[str], reason: str) -> bool:
+        """These do not answer: new requests go to others, or wait. Returns whether they did before."""
+        names = list(instances)
+        is_new = not all(name in self.hung for name in names)
+        self.hung.update(dict.fromkeys(names, reason))
+        for name in names:
+            # It has been for so long that it is told already.
+            self._down_since.setdefault(name, time.monotonic() - self.unhealthy_after)
+        for replica in self._replicas(names):
+            replica.is_hung = True
+        return is_new
+
+    def clear_hung(self, instances: Iterable[str]) -> bool:
+        """These answer. Returns whether they did not before."""
+        names = [name for name in instances if name in self.hung]
+        for name in names:
+            del self.hung[name]
+            self._down_since.pop(name, None)
+        for replica in self._replicas(names):
+            replica.is_hung = False
+        if names:
+            self._release_if_served()
+        return bool(names)
+
+    def health(self) -> dict[str, dict[str, str]]:
+        """Which instances are away or hang, and which stages have had none that serves them for a while."""
+        since = time.monotonic() - self.unhealthy_after
+        return {
+            "down_stages": dict(self.down),
+            "hung_stages": dict(self.hung),
+            "unserved_stages": {
+                name: why
+                for name, why in self.unserved().items()
+                if self._down_since.get(name, since) <= since
+            },
+        }
 
     def limit(self, stage: str, requests: int | None, terminals: frozenset[str]) -> None:
         """Have requests wait while the replicas of the stage's process have so many together.
@@ -182,8 +238,11 @@ class Assignments:
         return stage in self._group_of
 
     def unserved(self) -> dict[str, str]:
-        """The instances that are down and have no replica to take their place, with the reasons."""
-        return {name: reason for name, reason in self.down.items() if not self._has_substitute(name)}
+        """The instances that are down or hung and have no replica to take their place, with the reasons."""
+        if not self.down and not self.hung:
+            return {}
+        away = {**self.hung, **self.down}
+        return {name: reason for name, reason in away.items() if not self._has_substitute(name)}
 
     async def wait_until_served(self, timeout: float, unless: asyncio.Future[Any]) -> None:
         """Returns when every stage can take a new request, or ``unless`` is done.

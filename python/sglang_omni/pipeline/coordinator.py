@@ -210,7 +210,7 @@ class Coordinator:
             self._stage_stats.pop(name, None)
         for wire_id in self._counters.held_by(names):
             if (tracked := self._by_wire_id.get(wire_id)) is not None:
-                self._end(tracked, RequestState.FAILED, error=RuntimeError(reason))
+                self._end(tracked, RequestState.FAILED, error=Unavailable(reason))
 
     def stage_up(self, stage_names: Iterable[str]) -> None:
         """These instances take work again."""
@@ -234,7 +234,7 @@ class Coordinator:
             "running": self._running and self._lost is None,
             "error": self._lost,
             "stages": list(self.stages),
-            "down_stages": dict(self.assignments.down),
+            **self.assignments.health(),
             "entry_stage": self.entry_stage,
             "total_requests": len(self._requests),
             "pending_completions": len(self._requests),
@@ -319,7 +319,7 @@ class Coordinator:
     async def _send_in(self, tracked: TrackedRequest, request: OmniRequest | Any) -> None:
         if self.assignments.must_wait(tracked.terminals):
             await self.assignments.wait_for_room(tracked.terminals, tracked.outcome)
-        if self.assignments.down:
+        if self.assignments.down or self.assignments.hung:
             try:
                 await self.assignments.wait_until_served(self.stage_down_timeout, tracked.outcome)
             except Unavailable as exc:
@@ -404,7 +404,7 @@ class Coordinator:
 
     def _lose(self, stage: str, message: Message, reason: str) -> None:
         if isinstance(message, SubmitMessage) and (tracked := self._by_wire_id.get(message.request_id)):
-            error = RuntimeError(f"sending to {stage!r} failed: {reason}")
+            error = Unavailable(f"sending to {stage!r} failed: {reason}")
             self._end(tracked, RequestState.FAILED, error=error)
 
     # --- messages of stages -----------------------------------------------------------------------
@@ -480,7 +480,7 @@ class Coordinator:
         for wire_id, stage, difference in message.changes:
             total = self._counters.add(wire_id, stage, difference)
             if total > 0 and stage in down and (tracked := self._by_wire_id.get(wire_id)) is not None:
-                self._end(tracked, RequestState.FAILED, error=RuntimeError(down[stage]))
+                self._end(tracked, RequestState.FAILED, error=Unavailable(down[stage]))
         for wire_id, work, wait in message.spans:
             tracked = self._by_wire_id.get(wire_id)
             if tracked is None:

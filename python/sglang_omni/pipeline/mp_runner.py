@@ -23,6 +23,7 @@ from sglang_omni.pipeline.runtime_config import (
     prepare_pipeline_runtime,
 )
 from sglang_omni.pipeline.stage_workers import WorkerSpec, plan_workers
+from sglang_omni.pipeline.watchdog import Watchdog
 from sglang_omni.pipeline.worker_process import WorkerFailure, refuse_inside_worker
 from sglang_omni.pipeline.worker_slot import WorkerSlot
 
@@ -40,9 +41,13 @@ class MultiProcessPipelineRunner:
 
     When a process dies, the requests its stages hold fail at once with the stage's name and how the
     process ended, the others go on, and a new process takes its place. The ranks of a tensor-parallel stage
-    end and start together. A process that dies more than ``max_restarts`` times within ``restart_window``
-    seconds is not started again: the pipeline is lost, every request fails, and ``wait_failed`` returns. Of a
-    replicated process the last replica must have gone that way; until then the others go on.
+    end and start together. A process that hangs, or fails every request, is ended and replaced as well: see
+    ``Watchdog``. A restart that fails is one more death: the next one waits longer, up to half a minute.
+
+    Without ``max_restarts`` that goes on for ever. With it, a process that dies more than so often within
+    ``restart_window`` seconds is not started again: the pipeline is lost, every request fails, and
+    ``wait_failed`` returns. Of a replicated process the last replica must have gone that way; until then the
+    others go on.
 
     A process with autoscaling begins with its fewest replicas, and gets and loses others with its load.
     A process that ends with its host does not count as dead: it starts again when the host is back.
@@ -52,7 +57,8 @@ class MultiProcessPipelineRunner:
 
     Args:
         config: The pipeline.
-        max_restarts: Deaths of one process to make good within the window. 0: the first is final.
+        max_restarts: Deaths of one process to make good within the window. 0: the first is final; None: all
+            are made good.
         restart_window: Seconds after which a death is forgotten.
         launcher: Starts the processes; on this host where it is None.
     """
@@ -61,7 +67,7 @@ class MultiProcessPipelineRunner:
         self,
         config: PipelineConfig,
         *,
-        max_restarts: int = 5,
+        max_restarts: int | None = None,
         restart_window: float = 300.0,
         launcher: Launcher | None = None,
     ) -> None:
@@ -74,6 +80,7 @@ class MultiProcessPipelineRunner:
         self._workers: list[WorkerSlot] = []
         self._supervision: dict[WorkerSlot, asyncio.Task[None]] = {}
         self._scaling: list[asyncio.Task[None]] = []
+        self._watching: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[str] | None = None
         self._start_timeout = 0.0
         self._stopping: asyncio.Task[None] | None = None
@@ -134,6 +141,8 @@ class MultiProcessPipelineRunner:
         for worker in self._workers:
             self._watch(worker, is_up=True)
         self._scaling = [asyncio.create_task(scaler.run()) for scaler in self._autoscalers(planned)]
+        watchdog = Watchdog(config.watchdog, lambda: self._workers, self._coordinator.assignments)
+        self._watching = [asyncio.create_task(watchdog.run(), name="watchdog")]
         logger.info("%d stages are up in %d processes", len(prep.stages_cfg), len(self.process_ids))
 
     async def stop(self) -> None:
@@ -229,7 +238,6 @@ class MultiProcessPipelineRunner:
             )
 
     async def _supervise(self, worker: WorkerSlot, is_up: bool) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             if not is_up:
                 await self._come_up(worker)
@@ -242,24 +250,38 @@ class MultiProcessPipelineRunner:
                 return
             if worker.host_lost:
                 logger.error("%s; it is started again when its host is back", reason)
-            else:
-                worker.deaths.append(loop.time())
-                while worker.deaths[0] < loop.time() - self.restart_window:
-                    worker.deaths.popleft()
-                if len(worker.deaths) > self.max_restarts:
-                    self._give_up(
-                        worker,
-                        f"{reason}; it has died {len(worker.deaths)} times and is not restarted again",
-                    )
-                    return
-                logger.error("%s; restarting it in %g s", reason, worker.backoff())
-                await asyncio.sleep(worker.backoff())
+            elif not await self._outlast(worker, reason):
+                return
+            if not await self._restart(worker, reason):
+                return
+
+    async def _restart(self, worker: WorkerSlot, reason: str) -> bool:
+        """Start it again, as soon as that can be. Whether it has been: it may be given up instead."""
+        while True:
             await worker.await_host()
             try:
                 worker.restart()
+                return True
             except OSError as exc:
-                self._give_up(worker, f"{reason}; it could not be started again: {exc}")
-                return
+                again = f"{reason}; it could not be started again yet: {exc}"
+            self.coordinator.stage_down(worker.stage_names, again)
+            if not await self._outlast(worker, again):
+                return False
+
+    async def _outlast(self, worker: WorkerSlot, reason: str) -> bool:
+        """Return when it is to be started again after a death, longer after each; False if it is given up."""
+        now = asyncio.get_running_loop().time()
+        worker.deaths.append(now)
+        while worker.deaths[0] < now - self.restart_window:
+            worker.deaths.popleft()
+        if self.max_restarts is not None and len(worker.deaths) > self.max_restarts:
+            self._give_up(
+                worker, f"{reason}; it has died {len(worker.deaths)} times and is not restarted again"
+            )
+            return False
+        logger.error("%s; restarting it in %g s", reason, worker.backoff())
+        await asyncio.sleep(worker.backoff())
+        return True
 
     async def _come_up(self, worker: WorkerSlot) -> None:
         """Wait until it is up, or about to end."""
@@ -292,7 +314,7 @@ class MultiProcessPipelineRunner:
 
     async def _shut_down(self, leave_s: float) -> None:
         # The scaling first: it begins and ends supervisions.
-        for tasks in (self._scaling, self._supervision.values()):
+        for tasks in (self._watching, self._scaling, self._supervision.values()):
             for task in tasks:
                 task.cancel()
             if tasks:
@@ -328,7 +350,7 @@ class MultiProcessPipelineRunner:
                 if self._failed is not None:
                     self._failed.cancel()
                 self._prep = self._coordinator = self._failed = None
-                self._workers, self._supervision, self._scaling = [], {}, []
+                self._workers, self._supervision, self._scaling, self._watching = [], {}, [], []
 
 
 async def _ended(processes: Iterable[LaunchedProcess], timeout: float) -> None:

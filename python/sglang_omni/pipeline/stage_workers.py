@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import gc
 import json
 import logging
@@ -15,7 +16,7 @@ import socket
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from multiprocessing import spawn
 from types import FrameType
@@ -24,6 +25,7 @@ from typing import Any, BinaryIO
 from sglang_omni.config import PipelineConfig, plan_edges, stage_instances
 from sglang_omni.pipeline import worker_process
 from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
+from sglang_omni.pipeline.pulse import beat_until_done
 from sglang_omni.pipeline.runtime_config import PipelineRuntimePrep
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.pipeline.stage_builder import (
@@ -36,6 +38,7 @@ from sglang_omni.pipeline.transport import open_files
 from sglang_omni.pipeline.transport.curve import RunKeys
 
 _PR_SET_PDEATHSIG = 1
+_STDERR = 2
 # The end of a traceback is what says why; a report must fit into the pipe whoever reads it.
 LONGEST_TRACEBACK = 32_000
 
@@ -197,7 +200,8 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
     Args:
         source: Yields pickles of what ``multiprocessing.spawn.prepare`` needs for ``__main__``, and of a
             ``WorkerSpec``.
-        report_fd: Takes JSON lines: what ``run_stages`` yields, and ``{"failure": traceback}``.
+        report_fd: Takes JSON lines: what ``run_stages`` yields, and ``{"failure": traceback}``. It does not
+            block.
     """
     # A terminal's Ctrl-C or hang-up and a service manager's SIGTERM reach every process of the group, while
     # it is the parent that decides when to end: it lets requests finish first. Handlers, unlike SIG_IGN, are
@@ -205,6 +209,8 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave_it_to_the_parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # Where it hangs: written by C code, which waits for no lock of Python's.
+    faulthandler.register(signal.SIGQUIT, _STDERR)
     os.set_inheritable(report_fd, False)
     worker_process.inside_worker = True
     status = 1
@@ -220,6 +226,7 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
     except BaseException:  # noqa: BLE001  whatever it is, sys.exit() included, the parent is told
         text = traceback.format_exc()
         logging.getLogger(__name__).error("The process ends with an error\n%s", text)
+        os.set_blocking(report_fd, True)  # it is told, however many heartbeats are still unread
         _report(report_fd, failure=text[-LONGEST_TRACEBACK:])
     finally:
         # Ending here and now: a thread that a stage left behind must not hold up a shutdown, and taking
@@ -236,7 +243,10 @@ def _leave_it_to_the_parent(number: int, frame: FrameType | None) -> None:
 
 async def _run_and_report(spec: WorkerSpec, report_fd: int) -> None:
     async for report in run_stages(spec):
-        _report(report_fd, **report)
+        try:
+            _report(report_fd, **report)
+        except BlockingIOError:
+            pass  # a parent that has read nothing for minutes; the next heartbeat tells the same
 
 
 async def run_stages(
@@ -244,8 +254,8 @@ async def run_stages(
 ) -> AsyncIterator[dict[str, object]]:
     """Build and run the stages until each has been told to leave, or one fails.
 
-    Yields what their parent is told once they are up: ``{"ready": True}``, and as ``"endpoints"`` where other
-    hosts reach which instance.
+    Yields what their parent is told: once they are up ``{"ready": True}``, and as ``"endpoints"`` where other
+    hosts reach which instance; from then on, every second, the fields of a ``Pulse`` as ``{"pulse": ...}``.
 
     Args:
         beside: Called with the process's name and its stages; what it returns runs as long as they do.
@@ -262,7 +272,8 @@ async def run_stages(
         follower = build_scheduler(first, spec.config)
         _freeze()
         yield {"ready": True}
-        await asyncio.to_thread(follower.start)
+        async for pulse in beat_until_done([asyncio.create_task(asyncio.to_thread(follower.start))]):
+            yield {"pulse": asdict(pulse)}
         return
     dispatcher = LocalStageDispatcher()
     stages = [build_stage(launch, spec.config, dispatcher) for launch in spec.stages]
@@ -279,12 +290,13 @@ async def run_stages(
     }
     running = [asyncio.create_task(stage.run(), name=f"stage {stage.name}") for stage in stages]
     companion = asyncio.create_task(beside(spec.process_name, stages)) if beside is not None else None
-    # Stages of one process share its fate: the first failure ends all of them.
-    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
-    if companion is not None:
-        companion.cancel()
-    for task in done:
-        task.result()
+    try:
+        # Stages of one process share its fate: the first failure ends all of them.
+        async for pulse in beat_until_done(running):
+            yield {"pulse": asdict(pulse)}
+    finally:
+        if companion is not None:
+            companion.cancel()
 
 
 def _freeze() -> None:

@@ -16,7 +16,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from multiprocessing import spawn
+from pathlib import Path
+
+from sglang_omni.pipeline.pulse import Pulse, Vitals
 
 # Without sys.path the child cannot import this package, and without that it cannot read the rest.
 _BOOTSTRAP = (
@@ -24,6 +28,10 @@ _BOOTSTRAP = (
     "from sglang_omni.pipeline.stage_workers import worker_main; worker_main(source, {report})"
 )
 _REPORT_CHUNK = 1 << 16
+# What a process has to write its stacks before it is killed.
+STACKS_S = 1.0
+# States of a process in /proc that keep it from answering, in words.
+_STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits inside the kernel"}
 
 # Set in a worker process.
 inside_worker = False
@@ -92,6 +100,7 @@ class WorkerProcess:
         ready: Done once the child's stages are up; holds a ``WorkerFailure`` if it ends before that.
         exited: Holds the exit status once the process has ended; -9 stands for signal 9.
         failure: The traceback the child reported, or None.
+        vitals: Its heartbeat.
     """
 
     def __init__(self, name: str, spec: object, environment: Mapping[str, str]) -> None:
@@ -104,26 +113,27 @@ class WorkerProcess:
 
         Raises:
             ValueError: ``spec`` cannot be pickled.
+            OSError: There is no descriptor, process or memory left for it. Nothing is left of it.
         """
         loop = asyncio.get_running_loop()
         self.name = name
         self.ready: asyncio.Future[None] = loop.create_future()
         self.exited: asyncio.Future[int] = loop.create_future()
         self.failure: str | None = None
+        self.vitals = Vitals()
         self._loop = loop
         self._unread = b""
         self._endpoints: dict[str, str] = {}
-        spec_fd = _spec_file(name, spec)
-        self._report_fd, child_report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
+        with ExitStack() as kept, ExitStack() as passed_on:
+            spec_fd = _spec_file(name, spec)
+            passed_on.callback(os.close, spec_fd)
+            self._report_fd, child_report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            kept.callback(os.close, self._report_fd)
+            passed_on.callback(os.close, child_report_fd)
             self._process = _start(environment, spec_fd, child_report_fd)
-        except BaseException:
-            os.close(self._report_fd)
-            raise
-        finally:
-            os.close(spec_fd)
-            os.close(child_report_fd)
-        self._pidfd = os.pidfd_open(self._process.pid)
+            kept.callback(_end, self._process)
+            self._pidfd = os.pidfd_open(self._process.pid)
+            kept.pop_all()
         loop.add_reader(self._report_fd, self._read_reports)
         loop.add_reader(self._pidfd, self._on_exit)
 
@@ -141,9 +151,27 @@ class WorkerProcess:
         """Without this host, nobody would ask."""
         return False
 
-    def kill(self) -> None:
-        """End the process, unless it has ended; never another one that got its id since."""
-        if not self.exited.done():
+    @property
+    def state(self) -> str:
+        """See ``LaunchedProcess``."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return ""  # it has ended, or there is no descriptor to ask with
+        return _STATES.get(stat.rpartition(")")[2].split()[0], "")
+
+    def kill(self, *, stacks: bool = False) -> None:
+        """End the process, unless it has ended; never another one that got its id since.
+
+        Args:
+            stacks: Have it write its threads' stacks to stderr first, for which it has a second.
+        """
+        if self.exited.done():
+            return
+        if stacks:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGQUIT)
+            self._loop.call_later(STACKS_S, self.kill)
+        else:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def describe_exit(self) -> str:
@@ -171,6 +199,9 @@ class WorkerProcess:
             self._endpoints = report.get("endpoints", self._endpoints)
             if report.get("ready") and not self.ready.done():
                 self.ready.set_result(None)
+                self.vitals.hear(Pulse())
+            elif "pulse" in report:
+                self.vitals.hear(Pulse(**report["pulse"]))
         return True
 
     def _on_exit(self) -> None:
@@ -204,12 +235,15 @@ def _spec_file(name: str, spec: object) -> int:
         key: preparation[key] for key in ("init_main_from_name", "init_main_from_path") if key in preparation
     }
     fd = os.memfd_create("sglang-omni-spec", os.MFD_CLOEXEC)
-    with os.fdopen(os.dup(fd), "wb") as file:
-        # Separate pickles: each needs what the one before it has set up.
-        pickle.dump(sys.path, file)
-        pickle.dump(main, file)
-        file.write(pickled)
-    os.lseek(fd, 0, os.SEEK_SET)
+    with ExitStack() as failed:
+        failed.callback(os.close, fd)
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            # Separate pickles: each needs what the one before it has set up.
+            pickle.dump(sys.path, file)
+            pickle.dump(main, file)
+            file.write(pickled)
+        os.lseek(fd, 0, os.SEEK_SET)
+        failed.pop_all()
     return fd
 
 
@@ -226,3 +260,9 @@ def _start(environment: Mapping[str, str], spec_fd: int, report_fd: int) -> subp
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """One that cannot be watched."""
+    process.kill()
+    process.wait()

@@ -10,8 +10,8 @@ from sglang_omni.pipeline.launchers.base import LaunchedProcess, Launcher
 from sglang_omni.pipeline.stage_workers import WorkerSpec
 
 # The first restart comes at once; each further one within the window waits twice as long.
-_FIRST_BACKOFF_S = 0.25
-_LONGEST_BACKOFF_S = 10.0
+_FIRST_BACKOFF_S = 0.5
+_LONGEST_BACKOFF_S = 30.0
 
 
 class WorkerSlot:
@@ -28,7 +28,9 @@ class WorkerSlot:
         self.specs = specs
         self._launcher = launcher
         self.processes: list[LaunchedProcess] = launcher.launch(specs)
-        # Times of those deaths that count against the budget.
+        # Of what it is being ended for: which process, and why.
+        self._fault: tuple[LaunchedProcess, str] | None = None
+        # Times of those deaths that make the next restart wait, and count against the budget if there is one.
         self.deaths: deque[float] = deque()
         self.is_leaving = False
         self.is_given_up = False
@@ -52,9 +54,29 @@ class WorkerSlot:
         """Where other hosts reach its instances, by instance; there when it is ready."""
         return {key: endpoint for process in self.processes for key, endpoint in process.endpoints.items()}
 
+    @property
+    def is_up(self) -> bool:
+        """Whether all its processes are there and ready."""
+        return all(
+            process.ready.done() and process.ready.exception() is None and not process.exited.done()
+            for process in self.processes
+        )
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has been told to ``end``, and not been filled again since."""
+        return self._fault is not None
+
+    def end(self, process: LaunchedProcess, fault: str) -> None:
+        """End its processes, because one of them ``has not answered``, their stacks written first."""
+        self._fault = (process, fault)
+        for each in self.processes:
+            each.kill(stacks=True)
+
     def restart(self) -> None:
-        """Fill it anew, after ``ended``. Raises OSError where that cannot be."""
+        """Fill it anew, after ``ended``. Raises OSError if that cannot be."""
         self.processes = self._launcher.launch(self.specs)
+        self._fault = None
 
     async def ready(self) -> None:
         """Returns when all of its processes are. Raises the WorkerFailure of the first that is not to be."""
@@ -72,7 +94,10 @@ class WorkerSlot:
         self.kill()
         names = self.stage_names
         stages = f"stage {names[0]!r}" if len(names) == 1 else f"stages {', '.join(map(repr, names))}"
-        return f"{stages}: process {first.name!r} {first.describe_exit()}"
+        if self._fault is None:
+            return f"{stages}: process {first.name!r} {first.describe_exit()}"
+        at_fault, fault = self._fault
+        return f"{stages}: process {at_fault.name!r} {fault}; it was ended"
 
     @property
     def host_lost(self) -> bool:

@@ -17,6 +17,7 @@ from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.ranks import Operation, RankGroup
 from sglang_omni.scheduling.recent_ids import RecentIds
+from sglang_omni.scheduling.step_clock import StepClock
 from sglang_omni.scheduling.work_clock import WorkClock
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class OmniScheduler:
         self.inbox: Queue[Any] = Inbox[IncomingMessage | Operation]()
         self.outbox: Queue[OutgoingMessage] = Outbox()
         self.work_clock = WorkClock()
+        self.steps = StepClock()
         self.engine = engine
         self._build_request = request_builder
         self._adapt_result = result_adapter
@@ -227,15 +229,19 @@ class OmniScheduler:
                 logger.exception("the abort callback failed for request %s", request_id)
 
     def _step(self) -> None:
-        began = time.perf_counter()
+        began = self.steps.begin()
         try:
-            advanced = self.engine.step()
+            try:
+                advanced = self.engine.step()
+            finally:
+                self.steps.end()
         except Exception as exc:
             if self._ranks is not None:
                 self._ranks.give_up(exc)
             # What a failed step left in the cache is unknown to every request that was in it. Where it failed
             # before any was admitted, the same ones would fail the next step too.
             failed = [r.request_id for r in self.engine.running] or list(self._active)
+            self.steps.fail(exc, failed)
             logger.exception("an engine step failed, and with it the requests %s", ", ".join(failed))
             for request_id in failed:
                 self._fail(request_id, exc)
@@ -250,6 +256,8 @@ class OmniScheduler:
         if active.request.finish_reason is not None:
             del self._active[request_id]
             self._over.add(request_id)
+            if active.request.failure is None:
+                self.steps.succeed()
         if self._follows:
             return
         try:

@@ -15,6 +15,7 @@ from typing import Any
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.recent_ids import RecentIds
+from sglang_omni.scheduling.step_clock import StepClock
 from sglang_omni.scheduling.threads import run_together
 from sglang_omni.scheduling.work_clock import WorkClock
 
@@ -69,6 +70,7 @@ class SimpleScheduler:
         self.inbox: Queue[IncomingMessage] = Inbox()
         self.outbox: Queue[OutgoingMessage] = Outbox()
         self.work_clock = WorkClock()
+        self.steps = StepClock()
         self._compute = compute_fn
         self._compute_batch = batch_compute_fn
         self._max_batch_size = max_batch_size if batch_compute_fn is not None else 1
@@ -174,7 +176,7 @@ class SimpleScheduler:
         return message.type == "new_request"
 
     def _run_one(self, message: IncomingMessage, runner: asyncio.Runner) -> None:
-        began = time.perf_counter()
+        began = self.steps.begin()
         try:
             try:
                 more = (partial(self._is_aborted, message.request_id),) if self._sees_abort else ()
@@ -182,28 +184,39 @@ class SimpleScheduler:
                 if inspect.isawaitable(result):
                     result = runner.run(self._awaited(message.request_id, result))
             finally:
+                self.steps.end()
                 self.work_clock.add(message.request_id, time.perf_counter() - began)
         except asyncio.CancelledError:
             self._fail(message.request_id, RuntimeError("compute_fn was cancelled"))
         except Exception as exc:  # noqa: BLE001  whatever it raises is that request's error
+            self.steps.fail(exc, (message.request_id,))
             self._fail(message.request_id, exc)
         else:
+            self.steps.succeed()
             self._answer(message.request_id, result)
 
     def _run_batch(self, batch: list[IncomingMessage], runner: asyncio.Runner) -> None:
         assert self._compute_batch is not None
-        began = time.perf_counter()
+        began = self.steps.begin()
         try:
-            results = self._compute_batch([message.data for message in batch])
-            if inspect.isawaitable(results):
-                results = runner.run(_as_coroutine(results))
+            try:
+                results = self._compute_batch([message.data for message in batch])
+                if inspect.isawaitable(results):
+                    results = runner.run(_as_coroutine(results))
+            finally:
+                self.steps.end()
             results = self._checked(results, len(batch))
         except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001  the error of each request in it
+            self.steps.fail(exc, [message.request_id for message in batch])
             for message in batch:
                 self._fail(message.request_id, exc)
             return
         self.work_clock.add_to_all((message.request_id for message in batch), time.perf_counter() - began)
         for message, result in zip(batch, results, strict=True):
+            if isinstance(result, BaseException):
+                self.steps.fail(result, (message.request_id,))
+            else:
+                self.steps.succeed()
             self._answer(message.request_id, result)
 
     @staticmethod

@@ -15,6 +15,7 @@ from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.recent_ids import RecentIds
+from sglang_omni.scheduling.step_clock import StepClock
 from sglang_omni.scheduling.work_clock import WorkClock
 
 
@@ -92,6 +93,7 @@ class StreamScheduler:
         self.inbox: queue.Queue[IncomingMessage] = Inbox()
         self.outbox: queue.Queue[OutgoingMessage] = Outbox()
         self.work_clock = WorkClock()
+        self.steps = StepClock()
         self._open_session = open_session
         self._expects_stream = expects_stream
         self._wants_chunks = wants_chunks
@@ -191,11 +193,14 @@ class StreamScheduler:
         request = self._requests.get(request_id)
         if request is None or request.payload is None:
             return
-        began = time.perf_counter()
+        began = self.steps.begin()
         try:
-            if request.running is None:
-                request.running = request.steps.popleft()()
-            chunk = next(request.running, _END)
+            try:
+                if request.running is None:
+                    request.running = request.steps.popleft()()
+                chunk = next(request.running, _END)
+            finally:
+                self.steps.end()
             self.work_clock.add(request_id, time.perf_counter() - began)
             if isinstance(chunk, BatchItem):
                 self._batchable[request_id] = chunk
@@ -208,6 +213,7 @@ class StreamScheduler:
                     payload = request.payload
                     data = request.session.result()
                     del self._requests[request_id]
+                    self.steps.succeed()
                     self.outbox.put(
                         OutgoingMessage(
                             request_id, "result", StagePayload(payload.request_id, payload.request, data)
@@ -215,6 +221,7 @@ class StreamScheduler:
                     )
                     return
         except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
+            self.steps.fail(exc, (request_id,))
             self._fail(request_id, exc)
             return
         if request.running is not None or request.steps:
@@ -228,14 +235,18 @@ class StreamScheduler:
 
     def _compute(self, batch: dict[str, BatchItem]) -> None:
         assert self._batch_compute_fn is not None, "sessions that yield a BatchItem need a batch_compute_fn"
-        began = time.perf_counter()
+        began = self.steps.begin()
         try:
-            self._batch_compute_fn(list(batch.values()))
+            try:
+                self._batch_compute_fn(list(batch.values()))
+            finally:
+                self.steps.end()
         except Exception as exc:  # noqa: BLE001 - one request's failure is that request's error
             for request_id, item in batch.items():
                 if len(batch) > 1:
                     self._compute({request_id: item})
                 else:
+                    self.steps.fail(exc, (request_id,))
                     self._fail(request_id, exc)
             return
         self.work_clock.add_to_all(batch, time.perf_counter() - began)

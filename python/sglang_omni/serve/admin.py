@@ -29,11 +29,11 @@ def admin_routes(server: Server) -> APIRouter:
     async def health() -> JSONResponse:
         """Whether requests are taken."""
         state = _health(server)
-        running = bool(state.get("running"))
-        # Stages that are being restarted hold new requests back; they do not refuse them.
-        up = "degraded" if state.get("down_stages") else "healthy"
+        # New requests wait for a stage that is being restarted; if that takes long, another server is better.
+        serves = bool(state.get("running")) and not state.get("unserved_stages")
+        up = "degraded" if state.get("down_stages") or state.get("hung_stages") else "healthy"
         return JSONResponse(
-            {"status": up if running else "unhealthy", **state}, status_code=200 if running else 503
+            {"status": up if serves else "unhealthy", **state}, status_code=200 if serves else 503
         )
 
     @router.get("/health_generate")

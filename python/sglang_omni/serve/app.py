@@ -33,6 +33,7 @@ def create_app(
     capabilities: Capabilities | None = None,
     max_body_size: int = DEFAULT_MAX_BODY_SIZE,
     max_json_size: int = DEFAULT_MAX_JSON_SIZE,
+    request_timeout: float | None = None,
     info: Callable[[], dict[str, Any]] = dict,
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
@@ -43,6 +44,7 @@ def create_app(
         capabilities: What the pipeline can do, for refusing the rest with a 400.
         max_body_size: Bytes; longer bodies are answered with a 413.
         max_json_size: Bytes of a JSON body apart from its media; likewise.
+        request_timeout: Seconds after which a request is aborted and answered with a 504; None: never.
         info: Gives further fields of ``/get_server_info``, when asked.
     """
     server = Server(
@@ -51,6 +53,7 @@ def create_app(
         capabilities=capabilities or Capabilities(),
         info=info,
         bodies=JsonBodies(JsonLimits(max_json_size)),
+        request_timeout=request_timeout,
     )
     middleware = [
         Middleware(RequestIds, running=server.running),

@@ -229,7 +229,7 @@ def to_generate_request(server: Server, body: ChatCompletionRequest) -> Generate
         max_tokens=body.max_completion_tokens or body.max_tokens,
         output_modalities=list(body.modalities) if body.modalities else None,
         metadata={"task": "chat"},
-        timeout=body.timeout,
+        timeout=server.timeout(body.timeout),
         timings=body.timings,
     )
 

@@ -65,7 +65,7 @@ async def _completions(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(server.client.completion(_request(body, prompt), request_id=each))
+                group.create_task(server.client.completion(_request(server, body, prompt), request_id=each))
                 for each, prompt in zip(ids, prompts, strict=True)
             ]
     except ExceptionGroup as failures:
@@ -97,7 +97,7 @@ async def _events(
     if include_usage:
         head = head | {"usage": None}
     started: float | None = time.monotonic()
-    chunks = server.client.completion_stream(_request(body, prompt), request_id=request_id)
+    chunks = server.client.completion_stream(_request(server, body, prompt), request_id=request_id)
     usage: UsageInfo | None = None
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -133,7 +133,7 @@ def prompt_params(body: CompletionRequest | NativeRequest) -> dict[str, Any]:
     return {"parse_special_tokens": True} if body.parse_special_tokens else {}
 
 
-def _request(body: CompletionRequest, prompt: str | list[int]) -> GenerateRequest:
+def _request(server: Server, body: CompletionRequest, prompt: str | list[int]) -> GenerateRequest:
     return GenerateRequest(
         model=body.model,
         prompt=prompt if isinstance(prompt, str) else None,
@@ -144,7 +144,7 @@ def _request(body: CompletionRequest, prompt: str | list[int]) -> GenerateReques
         max_tokens=body.max_tokens,
         extra_params=prompt_params(body),
         metadata={"task": "completion"},
-        timeout=body.timeout,
+        timeout=server.timeout(body.timeout),
         session_id=body.session_id,
         timings=body.timings,
     )

@@ -13,23 +13,13 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import httpx
-
+from sglang_omni.serve.member import Member, MemberFailed
 from sglang_omni.serve.processes import StopSignals, bind
 
 logger = logging.getLogger(__name__)
 
-_FIRST_BACKOFF_S = 0.5
-_LONGEST_BACKOFF_S = 30.0
-# Who has been healthy this long starts again as if it had never ended. Loading a model does not count.
-_SETTLED_S = 60.0
-_POLL_S = 0.1
 # What members may take to leave before they are killed; theirs must leave with them.
 _LEAVE_S = 4.5
-
-
-class MemberFailed(RuntimeError):
-    """A member ended before it was ever healthy: starting it again would not help."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +29,7 @@ class FleetOptions:
         replica_args: Arguments of ``launch_server`` common to all replicas.
         router: Fields of the RouterConfig beside the workers, where to listen, and how long to drain.
         drain_timeout: Seconds that requests have to end after SIGTERM.
+        heartbeat_timeout: Seconds of silence after which a member is started again; 0: it never is.
     """
 
     size: int
@@ -48,88 +39,7 @@ class FleetOptions:
     router: Mapping[str, Any]
     start_timeout: float
     drain_timeout: float
-
-
-class Member:
-    """One process of the fleet, and those that take its place when it ends.
-
-    Attributes:
-        healthy: Set once any of them has been.
-        is_up: Whether the last of them has been.
-        process: The last of them; None before the first.
-    """
-
-    def __init__(self, name: str, command: Sequence[str], base_url: str) -> None:
-        self.name = name
-        self.command = command
-        self.base_url = base_url
-        self.healthy = asyncio.Event()
-        self.is_up = False
-        self.process: asyncio.subprocess.Process | None = None
-
-    @property
-    def is_running(self) -> bool:
-        return self.process is not None and self.process.returncode is None
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Nothing happens where it does not run."""
-        if self.process is not None and self.process.returncode is None:
-            self.process.send_signal(number)
-
-    async def gone(self) -> None:
-        """Returns when its process has ended."""
-        if self.process is not None:
-            await self.process.wait()
-
-    async def keep_running(self, start_timeout: float) -> None:
-        """Runs until it is cancelled.
-
-        Raises:
-            MemberFailed: The first process ended, or was not healthy in time.
-        """
-        loop = asyncio.get_running_loop()
-        backoff = _FIRST_BACKOFF_S
-        while True:
-            # A session of its own: Ctrl-C reaches the fleet, which stops its members in order.
-            process = self.process = await asyncio.create_subprocess_exec(
-                *self.command, start_new_session=True, stdin=asyncio.subprocess.DEVNULL
-            )
-            self.is_up = False
-            ended = asyncio.ensure_future(process.wait())
-            try:
-                in_time = await self._until_healthy(ended, start_timeout)
-                up_at = loop.time()
-                if not in_time and process.returncode is None:
-                    process.kill()
-                await ended
-            finally:
-                ended.cancel()
-            reason = f"{self.name} (pid {process.pid}) {_describe_exit(await process.wait())}"
-            if not self.healthy.is_set():
-                raise MemberFailed(reason if in_time else f"{reason}: not healthy after {start_timeout:g} s")
-            if loop.time() - up_at > _SETTLED_S:
-                backoff = _FIRST_BACKOFF_S
-            logger.error("%s; starting it again in %g s", reason, backoff)
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
-
-    async def _until_healthy(self, ended: asyncio.Future[int], timeout: float) -> bool:
-        """Whether it was healthy, or ended, in time."""
-        with contextlib.suppress(TimeoutError):
-            # A member is this machine's own, whatever name its certificate is for.
-            client = httpx.AsyncClient(trust_env=False, timeout=2.0, verify=False)
-            async with asyncio.timeout(timeout), client as http:
-                while not ended.done():
-                    with contextlib.suppress(httpx.TransportError):
-                        answer = await http.get(f"{self.base_url}/health")
-                        if answer.status_code == 200:
-                            self.is_up = True
-                            self.healthy.set()
-                            logger.info("%s is up at %s", self.name, self.base_url)
-                            return True
-                    await asyncio.sleep(_POLL_S)
-                return True
-        return False
+    heartbeat_timeout: float = 30.0
 
 
 async def run_fleet(options: FleetOptions) -> int:
@@ -231,7 +141,8 @@ def _replica(index: int, port: int, options: FleetOptions) -> Member:
         *("--log-name", f"replica-{index}"),
         *options.replica_args,
     ]
-    return Member(f"replica {index}", command, f"http://127.0.0.1:{port}")
+    url = f"http://127.0.0.1:{port}"
+    return Member(f"replica {index}", command, url, heartbeat_timeout=options.heartbeat_timeout)
 
 
 def _router(worker_urls: Sequence[str], options: FleetOptions) -> Member:
@@ -246,10 +157,5 @@ def _router(worker_urls: Sequence[str], options: FleetOptions) -> Member:
     command = [sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid()), json.dumps(config)]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
     scheme = "https" if options.router.get("tls_cert_path") else "http"
-    return Member("router", command, f"{scheme}://{host}:{options.port}")
-
-
-def _describe_exit(status: int) -> str:
-    if status >= 0:
-        return f"exited with status {status}"
-    return f"was killed by {signal.Signals(-status).name}"
+    url = f"{scheme}://{host}:{options.port}"
+    return Member("router", command, url, heartbeat_timeout=options.heartbeat_timeout)

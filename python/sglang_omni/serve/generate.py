@@ -39,7 +39,9 @@ def generate_routes(server: Server) -> APIRouter:
         body.session_id = session_key(request, body)
         if body.stream:
             return EventStream(_events(server, body, request_id), request_id=request_id)
-        result = await answer(request, server.client.completion(_request(body), request_id=request_id))
+        result = await answer(
+            request, server.client.completion(_request(server, body), request_id=request_id)
+        )
         server.metrics.finished(result.usage)
         fields = _fields(request_id, result.text, result.finish_reason, result.usage)
         fields["output_ids"] = result.token_ids
@@ -55,7 +57,7 @@ async def _events(
 ) -> AsyncGenerator[dict[str, Any], None]:
     """As SGLang streams: every event has all the text so far."""
     text = ""
-    chunks = server.client.completion_stream(_request(body), request_id=request_id)
+    chunks = server.client.completion_stream(_request(server, body), request_id=request_id)
     async with aclosing(chunks):
         async for chunk in chunks:
             text += chunk.text
@@ -68,7 +70,7 @@ async def _events(
                 yield fields
 
 
-def _request(body: NativeRequest) -> GenerateRequest:
+def _request(server: Server, body: NativeRequest) -> GenerateRequest:
     return GenerateRequest(
         prompt=body.text,
         prompt_token_ids=body.input_ids,
@@ -78,7 +80,7 @@ def _request(body: NativeRequest) -> GenerateRequest:
         max_tokens=body.sampling_params.max_new_tokens,
         extra_params=prompt_params(body),
         metadata={"task": "completion"},
-        timeout=body.timeout,
+        timeout=server.timeout(body.timeout),
         session_id=body.session_id,
         timings=body.timings,
     )

@@ -44,6 +44,7 @@ class ReplicaOptions:
         port: 0 picks a free one.
         start_timeout: Seconds for the pipeline's processes to come up.
         drain_timeout: Seconds that requests have to end after SIGTERM.
+        request_timeout: Seconds that one request may take; None: any.
         launcher: Starts them; as children of this process where it is None.
     """
 
@@ -54,6 +55,7 @@ class ReplicaOptions:
     max_json_size: int = 8 * 2**20
     start_timeout: float = 600.0
     drain_timeout: float = 30.0
+    request_timeout: float | None = 600.0
     launcher: Launcher | None = None
 
 
@@ -110,6 +112,7 @@ async def _serve(
         capabilities=Capabilities.of(config),
         max_body_size=options.max_body_size,
         max_json_size=options.max_json_size,
+        request_timeout=options.request_timeout,
         info=lambda: _info(runner),
     )
     server = _Server(

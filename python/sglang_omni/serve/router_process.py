@@ -6,8 +6,10 @@ import json
 import sys
 
 from sglang_omni.router import RouterConfig, run_router
+from sglang_omni.serve.member import write_stacks_on_request
 from sglang_omni.serve.processes import end_with_parent
 
 if __name__ == "__main__":
+    write_stacks_on_request()
     end_with_parent(int(sys.argv[1]))
     sys.exit(run_router(RouterConfig(**json.loads(sys.argv[2]))))

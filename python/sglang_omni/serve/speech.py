@@ -46,7 +46,7 @@ def speech_routes(server: Server) -> APIRouter:
         result = await answer(
             request,
             server.client.speech(
-                _request(body, stream=False),
+                _request(server, body, stream=False),
                 request_id=request_id,
                 response_format=body.audio_format,
                 speed=body.speed,
@@ -92,7 +92,7 @@ class _Speech:
     def __init__(self, server: Server, body: SpeechRequest, request_id: str) -> None:
         self.encoder = AudioEncoder(body.audio_format)
         self.usage: UsageInfo | None = None
-        request = _request(body, stream=True)
+        request = _request(server, body, stream=True)
         if body.speed != 1.0:
             request.extra_params["speed"] = body.speed
         self._chunks = server.client.generate(request, request_id=request_id)
@@ -145,7 +145,7 @@ async def _events(
     }
 
 
-def _request(body: SpeechRequest, *, stream: bool) -> GenerateRequest:
+def _request(server: Server, body: SpeechRequest, *, stream: bool) -> GenerateRequest:
     return GenerateRequest(
         model=body.model,
         session_id=body.session_id,
@@ -155,7 +155,7 @@ def _request(body: SpeechRequest, *, stream: bool) -> GenerateRequest:
         stream=stream,
         output_modalities=["audio"],
         metadata={"task": "speech"},
-        timeout=body.timeout,
+        timeout=server.timeout(body.timeout),
         timings=body.timings,
     )
 

@@ -57,6 +57,7 @@ class Server:
     model_name: str | None = None
     capabilities: Capabilities = field(default_factory=Capabilities)
     info: Callable[[], dict[str, Any]] = dict
+    request_timeout: float | None = None
     metrics: Metrics = field(default_factory=Metrics)
     running: RunningRequests = field(default_factory=RunningRequests)
     bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))
@@ -65,6 +66,12 @@ class Server:
     @property
     def served_name(self) -> str:
         return self.model_name or DEFAULT_MODEL_NAME
+
+    def timeout(self, own: float | None) -> float | None:
+        """Seconds that a request may take: what its body asks for, within what the server allows."""
+        if own is None or self.request_timeout is None:
+            return own or self.request_timeout
+        return min(own, self.request_timeout)
 
     def check_model(self, model: str | None) -> str:
         """The model's name to answer with."""

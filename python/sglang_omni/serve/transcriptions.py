@@ -63,7 +63,7 @@ async def _transcribe(server: Server, request: Request, task: str) -> Response:
             language=fields.language,
             translate=task == "translation",
             request_id=request_id,
-            timeout=fields.timeout,
+            timeout=server.timeout(fields.timeout),
             timings=fields.timings,
         ),
     )

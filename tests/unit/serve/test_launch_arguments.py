@@ -10,6 +10,7 @@ import pytest
 
 from sglang_omni import cli, launch_router, launch_server
 from sglang_omni.launch_server import DEFAULT_MODEL, LaunchError, load_pipeline
+from sglang_omni.serve.health_flags import apply_health_flags, health_arguments
 
 ECHO = """
 model_path: none
@@ -178,3 +179,22 @@ def test_wrong_router_options_are_known_before_anything_is_loaded(flags, words, 
     with pytest.raises(SystemExit):
         launch_server.main(["--dp-size", "2", *flags])
     assert words in capsys.readouterr().err
+
+
+def test_limits_of_what_may_take_how_long_are_passed_on_to_replicas(tmp_path):
+    config = tmp_path / "pipeline.yaml"
+    config.write_text(ECHO + "watchdog: {step_timeout: 7, heartbeat_timeout: 8}\n")
+    parser = launch_server.build_parser()
+    args = parser.parse_args(["--watchdog-timeout", "900", "--request-timeout", "0"])
+    again = parser.parse_args(health_arguments(args))
+    assert (again.watchdog_timeout, again.heartbeat_timeout, again.request_timeout) == (900.0, None, 0.0)
+    loaded = load_pipeline(None, config)
+    apply_health_flags(loaded, again)
+    assert (loaded.watchdog.step_timeout, loaded.watchdog.heartbeat_timeout) == (900.0, 8.0)
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "soon"])
+def test_a_limit_is_a_number_of_seconds(text, capsys):
+    with pytest.raises(SystemExit):
+        launch_server.build_parser().parse_args([f"--watchdog-timeout={text}"])
+    assert "is no number of seconds" in capsys.readouterr().err

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sglang_omni.pipeline.hosts.messages import Launch, ProcessReport, ReportMessage, WantedMessage
-from sglang_omni.pipeline.worker_process import WorkerFailure, ended_early, fail_ready
+from sglang_omni.pipeline.pulse import Vitals
+from sglang_omni.pipeline.worker_process import STACKS_S, WorkerFailure, ended_early, fail_ready
 
 _KILLED = -int(signal.SIGKILL)
 # A host that was told to kill a process, and has not said that it did, cannot be waited for at a shutdown.
@@ -28,16 +29,21 @@ class RemoteProcess:
         self.exited: asyncio.Future[int] = loop.create_future()
         self.host_lost = False
         self.killed = False
+        self.with_stacks = False
+        self.state = ""
+        self.vitals = Vitals()
         self._on_kill = on_kill
         self._exit_text = ""
 
-    def kill(self) -> None:
-        """See ``LaunchedProcess``. Where its host does not confirm it in two seconds, it counts as ended."""
+    def kill(self, *, stacks: bool = False) -> None:
+        """See ``LaunchedProcess``. If its host does not confirm it in two seconds, it counts as ended."""
         if self.exited.done() or self.killed:
             return
         self.killed = True
+        self.with_stacks = stacks
         self._on_kill()
-        asyncio.get_running_loop().call_later(_CONFIRM_S, self._end, _KILLED, "was killed, unconfirmed", None)
+        confirm_s = _CONFIRM_S + (STACKS_S if stacks else 0.0)
+        asyncio.get_running_loop().call_later(confirm_s, self._end, _KILLED, "was killed, unconfirmed", None)
 
     def describe_exit(self) -> str:
         """See ``LaunchedProcess``."""
@@ -53,6 +59,9 @@ class RemoteProcess:
         elif report.ready and not self.ready.done():
             self.endpoints = report.endpoints
             self.ready.set_result(None)
+        if report.pulse is not None:
+            self.state = report.state
+            self.vitals.hear(report.pulse, report.silent_s)
 
     def lose(self, reason: str) -> None:
         """Its host is gone, and so is it: ``host 'b' was not heard of for 10 s``."""
@@ -114,6 +123,7 @@ class Member:
                     number=number,
                     processes=[process.name for process in processes],
                     killed=[process.name for process in processes if process.killed],
+                    with_stacks=[process.name for process in processes if process.with_stacks],
                 )
                 for number, processes in self._launches.items()
             ]

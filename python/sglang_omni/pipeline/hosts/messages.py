@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from sglang_omni.pipeline.pulse import Pulse
+
 # A host's report may hold the tracebacks of all its processes.
 LONGEST_MESSAGE = 16 * 2**20
 # How often each side speaks in the time of silence after which the other gives it up.
@@ -40,6 +42,9 @@ class ProcessReport(_Message):
         status: Its exit status, once it has ended.
         exit_text: Then, how it ended.
         failure: Where it ended before it was ready, why, with its traceback.
+        pulse: Its last heartbeat, once it is ready.
+        silent_s: How long ago that was.
+        state: What keeps it from answering; see ``LaunchedProcess``.
     """
 
     launch: int
@@ -50,6 +55,9 @@ class ProcessReport(_Message):
     status: int | None = None
     exit_text: str = ""
     failure: str | None = None
+    pulse: Pulse | None = None
+    silent_s: float = 0.0
+    state: str = ""
 
 
 class ReportMessage(_Message):
@@ -91,11 +99,13 @@ class Launch(_Message):
     Attributes:
         number: Another one for each start.
         killed: Those of the processes that are to end now.
+        with_stacks: Those of them that are to write their stacks first.
     """
 
     number: int
     processes: list[str]
     killed: list[str] = Field(default_factory=list)
+    with_stacks: list[str] = Field(default_factory=list)
 
 
 class WantedMessage(_Message):

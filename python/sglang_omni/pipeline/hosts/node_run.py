@@ -17,6 +17,7 @@ from sglang_omni.pipeline.hosts.messages import (
 )
 from sglang_omni.pipeline.launchers.base import LaunchedProcess
 from sglang_omni.pipeline.launchers.local import LocalLauncher
+from sglang_omni.pipeline.pulse import PULSE_S
 from sglang_omni.pipeline.runtime_config import prepare_pipeline_runtime
 from sglang_omni.pipeline.stage_workers import WorkerSpec, plan_workers
 from sglang_omni.pipeline.transport.curve import RunKeys
@@ -70,6 +71,8 @@ class NodeRun:
         self._launched: dict[int, list[LaunchedProcess]] = {}
         # Launches of which nothing could be started.
         self._failed: dict[int, list[ProcessReport]] = {}
+        # Told to end, by launch and name: the coordinator says so until it hears that they have.
+        self._killed: set[tuple[int, str]] = set()
         self.changed = asyncio.Event()
 
     def apply(self, wanted: WantedMessage) -> None:
@@ -78,14 +81,16 @@ class NodeRun:
         for number in self._launched.keys() - numbers:
             for process in self._launched.pop(number):
                 process.kill()
+        self._killed = {each for each in self._killed if each[0] in numbers}
         for number in self._failed.keys() - numbers:
             del self._failed[number]
         for launch in wanted.launches:
             if launch.number not in self._launched and launch.number not in self._failed:
                 self._start(launch)
             for process in self._launched.get(launch.number, ()):
-                if process.name in launch.killed:
-                    process.kill()
+                if process.name in launch.killed and (launch.number, process.name) not in self._killed:
+                    self._killed.add((launch.number, process.name))
+                    process.kill(stacks=process.name in launch.with_stacks)
 
     def report(self) -> ReportMessage:
         """How everything is that was started."""
@@ -155,4 +160,7 @@ def _report(launch: int, process: LaunchedProcess) -> ProcessReport:
         status=process.exited.result() if exited else None,
         exit_text=process.describe_exit() if exited else "",
         failure=str(failed) if failed is not None else None,
+        pulse=process.vitals.pulse if ready and not exited else None,
+        silent_s=process.vitals.silent_s,
+        state=process.state if process.vitals.silent_s > PULSE_S else "",
     )

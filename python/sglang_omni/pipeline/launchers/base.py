@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sglang_omni.config import PipelineConfig
+from sglang_omni.pipeline.pulse import Vitals
 from sglang_omni.pipeline.stage_workers import WorkerSpec
 
 
@@ -20,11 +21,18 @@ class LaunchedProcess(Protocol):
         exited: Holds the exit status once it has ended; -9 stands for signal 9.
         endpoints: Instance of a stage -> where stages on other hosts reach it; there when it is ready.
         host_lost: Whether it ended with the host it ran on, and not by a fault of its own.
+        state: What keeps it from answering, as its host knows it: ``is stopped (SIGSTOP)``; else, or if
+            nothing is known, "".
+        vitals: Its heartbeat, from when it is ready.
     """
 
     name: str
     ready: asyncio.Future[None]
     exited: asyncio.Future[int]
+    vitals: Vitals
+
+    @property
+    def state(self) -> str: ...
 
     @property
     def pid(self) -> int: ...
@@ -35,8 +43,12 @@ class LaunchedProcess(Protocol):
     @property
     def host_lost(self) -> bool: ...
 
-    def kill(self) -> None:
-        """End it now; nothing happens where it has ended already."""
+    def kill(self, *, stacks: bool = False) -> None:
+        """End it now; nothing happens where it has ended already.
+
+        Args:
+            stacks: Let it write its threads' stacks to its stderr first, if it can within a second.
+        """
         ...
 
     def describe_exit(self) -> str:

@@ -45,6 +45,7 @@ from sglang_omni.pipeline.launchers.ray_room import (
     describe_shortage,
     most_cpus,
 )
+from sglang_omni.pipeline.pulse import Pulse, Vitals
 from sglang_omni.pipeline.stage_workers import WorkerSpec
 from sglang_omni.pipeline.worker_process import WorkerFailure, ended_early, exited_with, fail_ready
 
@@ -320,8 +321,11 @@ class RayProcess:
         life: Ends with the process.
         failure: The traceback with which it ended, or None.
         lost: How Ray lost it, where it did.
+        vitals: Its heartbeat.
+        state: See ``LaunchedProcess``; Ray does not tell.
     """
 
+    state = ""
     life: asyncio.Task[None]
 
     def __init__(self, name: str) -> None:
@@ -331,6 +335,7 @@ class RayProcess:
         self.exited: asyncio.Future[int] = loop.create_future()
         self.failure: str | None = None
         self.lost = ""
+        self.vitals = Vitals()
         self._handle: Any = None
         self._arrival: Arrival | None = None
         self._endpoints: dict[str, str] = {}
@@ -348,8 +353,8 @@ class RayProcess:
     def host_lost(self) -> bool:
         return self._node_lost
 
-    def kill(self) -> None:
-        """End it now. Ray starts another for the actor."""
+    def kill(self, *, stacks: bool = False) -> None:
+        """End it now, without its stacks. Ray starts another for the actor."""
         if self.exited.done():
             return
         if self._handle is None:
@@ -375,6 +380,9 @@ class RayProcess:
         self._endpoints = report.get("endpoints", self._endpoints)
         if report.get("ready") and not self.ready.done():
             self.ready.set_result(None)
+            self.vitals.hear(Pulse())
+        elif "pulse" in report:
+            self.vitals.hear(Pulse(**report["pulse"]))
 
     def lost_by_ray(self, cause: RayActorError) -> None:
         """Its process is gone, or cannot be reached."""

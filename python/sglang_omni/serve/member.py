@@ -1,0 +1,187 @@
+"""One process of a fleet, and those that take its place when it ends or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import logging
+import signal
+from collections.abc import Sequence
+
+import httpx
+
+logger = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.5
+_LONGEST_BACKOFF_S = 30.0
+# Who has been healthy this long starts again as if it had never ended. Loading a model does not count.
+_SETTLED_S = 60.0
+_POLL_S = 0.1
+# Between two questions once it is up.
+_PROBE_S = 2.0
+# The last chance of one that has not answered, in case it was this process that did not listen.
+_LAST_PROBE_S = 5.0
+# What it has to write its stacks before it is killed.
+_STACKS_S = 1.0
+_STDERR = 2
+
+
+class MemberFailed(RuntimeError):
+    """A member ended before it was ever healthy: starting it again would not help."""
+
+
+def write_stacks_on_request() -> None:
+    """Have this process write its threads' stacks to stderr at SIGQUIT, which a member gets that hangs."""
+    faulthandler.register(signal.SIGQUIT, _STDERR)
+
+
+class Member:
+    """One process of the fleet, and those that take its place.
+
+    One that is up is asked for its ``/health`` for as long as it runs. Any answer will do: what is wrong in a
+    pipeline is mended there. Without one for ``heartbeat_timeout`` the process is ended, its stacks written
+    first if it can, and started again.
+
+    Args:
+        heartbeat_timeout: Seconds. 0: it is only asked until it is up.
+
+    Attributes:
+        healthy: Set once any of them has been.
+        is_up: Whether the last of them has been.
+        process: The last of them; None before the first.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], base_url: str, *, heartbeat_timeout: float = 30.0
+    ) -> None:
+        self.name = name
+        self.command = command
+        self.base_url = base_url
+        self.heartbeat_timeout = heartbeat_timeout
+        self.healthy = asyncio.Event()
+        self.is_up = False
+        self.process: asyncio.subprocess.Process | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing happens where it does not run."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(number)
+
+    async def gone(self) -> None:
+        """Returns when its process has ended."""
+        if self.process is not None:
+            await self.process.wait()
+
+    async def keep_running(self, start_timeout: float) -> None:
+        """Runs until it is cancelled.
+
+        Raises:
+            MemberFailed: The first process could not be started, ended, or was not healthy in time.
+        """
+        loop = asyncio.get_running_loop()
+        backoff = _FIRST_BACKOFF_S
+        while True:
+            up_at = loop.time()
+            try:
+                # A session of its own: Ctrl-C reaches the fleet, which stops its members in order.
+                process = self.process = await asyncio.create_subprocess_exec(
+                    *self.command, start_new_session=True, stdin=asyncio.subprocess.DEVNULL
+                )
+            except OSError as exc:
+                # No process, descriptor or memory now; for one that has run there may be some later.
+                reason = f"{self.name} could not be started: {exc}"
+                if not self.healthy.is_set():
+                    raise MemberFailed(reason) from exc
+            else:
+                reason, up_at = await self._follow(process, start_timeout)
+            if loop.time() - up_at > _SETTLED_S:
+                backoff = _FIRST_BACKOFF_S
+            logger.error("%s; starting it again in %g s", reason, backoff)
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
+
+    async def _follow(self, process: asyncio.subprocess.Process, start_timeout: float) -> tuple[str, float]:
+        """See a process to its end. Returns how it ended, and since when it had been up."""
+        loop = asyncio.get_running_loop()
+        self.is_up = False
+        ended = asyncio.ensure_future(process.wait())
+        fault = ""
+        try:
+            in_time = await self._until_healthy(ended, start_timeout)
+            up_at = loop.time()
+            if not in_time:
+                fault = f" not healthy after {start_timeout:g} s"
+                self.send_signal(signal.SIGKILL)
+            elif self.heartbeat_timeout > 0 and await self._until_silent(ended):
+                fault = f" it had not answered for {self.heartbeat_timeout:g} s"
+                await self._end_hung(ended)
+            await ended
+        finally:
+            ended.cancel()
+        reason = f"{self.name} (pid {process.pid}) {_describe_exit(await process.wait())}"
+        reason += f":{fault}" if fault else ""
+        if not self.healthy.is_set():
+            raise MemberFailed(reason)
+        return reason, up_at
+
+    async def _until_healthy(self, ended: asyncio.Future[int], timeout: float) -> bool:
+        """Whether it was healthy, or ended, in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout), _client() as http:
+                while not ended.done():
+                    with contextlib.suppress(httpx.TransportError):
+                        answer = await http.get(f"{self.base_url}/health", timeout=2.0)
+                        if answer.status_code == 200:
+                            self.is_up = True
+                            self.healthy.set()
+                            logger.info("%s is up at %s", self.name, self.base_url)
+                            return True
+                    await asyncio.sleep(_POLL_S)
+                return True
+        return False
+
+    async def _until_silent(self, ended: asyncio.Future[int]) -> bool:
+        """Return when it has been silent for too long, or False when it has ended."""
+        loop = asyncio.get_running_loop()
+        heard = loop.time()
+        patience = max(self.heartbeat_timeout - _LAST_PROBE_S, _LAST_PROBE_S)
+        # Over one connection, as long as that is answered on: a member that has no descriptors left for
+        # another one is busy, and not hung.
+        async with _client() as http:
+            while not ended.done():
+                missed = False
+                try:
+                    await http.get(f"{self.base_url}/health", timeout=patience)
+                    heard = loop.time()
+                except httpx.TransportError:
+                    missed = loop.time() - heard >= patience
+                if missed:
+                    try:
+                        await http.get(f"{self.base_url}/health", timeout=_LAST_PROBE_S)
+                        heard = loop.time()
+                    except httpx.TransportError:
+                        return not ended.done()
+                await asyncio.wait({ended}, timeout=_PROBE_S)
+        return False
+
+    async def _end_hung(self, ended: asyncio.Future[int]) -> None:
+        logger.error("%s does not answer: it is ended, with its stacks written if it still can", self.name)
+        self.send_signal(signal.SIGQUIT)
+        await asyncio.wait({ended}, timeout=_STACKS_S)
+        self.send_signal(signal.SIGKILL)
+
+
+def _client() -> httpx.AsyncClient:
+    # A member is this machine's own, whatever name its certificate is for.
+    return httpx.AsyncClient(trust_env=False, verify=False)
+
+
+def _describe_exit(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    return f"was killed by {signal.Signals(-status).name}"

@@ -1,0 +1,142 @@
+"""What the watchdog ends a process for, and what it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from waiting import until
+
+from sglang_omni.config import WatchdogConfig
+from sglang_omni.pipeline import watchdog as module
+from sglang_omni.pipeline.assignment import Assignments
+from sglang_omni.pipeline.pulse import Pulse, Vitals
+from sglang_omni.pipeline.watchdog import Watchdog
+
+BROKEN = Pulse(failed_steps=5, failed_requests=2, failing_s=11.0, error="RuntimeError: no device")
+
+
+class Worker:
+    """A place in the plan whose process says what a test has it say."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self.vitals = Vitals()
+        self.vitals.hear(pulse)
+        self.processes = [SimpleNamespace(name="p", pid=1, vitals=self.vitals, state="")]
+        self.stage_names = ["stage"]
+        self.name = "'p'"
+        self.is_up = True
+        self.is_ending = False
+        self.faults: list[str] = []
+
+    def end(self, process: Any, fault: str) -> None:
+        self.faults.append(fault)
+        self.is_ending = True
+
+    def start_again(self, pulse: Pulse) -> None:
+        self.is_ending = False
+        self.vitals.hear(pulse)
+
+
+@asynccontextmanager
+async def watched(worker: Worker, **limits: float) -> AsyncIterator[Assignments]:
+    assignments = Assignments()
+    config = WatchdogConfig(**limits)
+    watching = asyncio.create_task(Watchdog(config, lambda: [worker], assignments).run())  # type: ignore[list-item]
+    try:
+        yield assignments
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOK_S", 0.02)
+
+
+async def some_looks() -> None:
+    await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    ("pulse", "fault"),
+    [
+        (BROKEN, "failed 5 steps in a row, .* no result for 11 s, .* RuntimeError: no device"),
+        (Pulse(step_s=301.0, step_thread="worker_0"), r"in one step for 301 s \(thread 'worker_0'\)"),
+    ],
+)
+async def test_what_ends_a_process(pulse: Pulse, fault: str, caplog: pytest.LogCaptureFixture) -> None:
+    worker = Worker(pulse)
+    async with watched(worker) as assignments:
+        await until(lambda: bool(worker.faults))
+        assert "it is being ended" in assignments.health()["hung_stages"]["stage"]
+    assert caplog.messages
+    with pytest.raises(ValueError, match=fault):
+        raise ValueError(worker.faults[0])
+
+
+@pytest.mark.parametrize(
+    "pulse",
+    [
+        Pulse(step_s=299.0),
+        Pulse(failed_steps=4, failed_requests=4, failing_s=99.0),
+        Pulse(failed_steps=99, failed_requests=1, failing_s=99.0),
+        Pulse(failed_steps=99, failed_requests=16, failing_s=9.0),
+    ],
+    ids=["a long step", "few failures", "one request that is tried again", "a burst"],
+)
+async def test_what_does_not(pulse: Pulse) -> None:
+    worker = Worker(pulse)
+    async with watched(worker) as assignments:
+        await some_looks()
+        assert assignments.health()["hung_stages"] == {}
+    assert worker.faults == []
+
+
+async def test_limits_of_zero_are_none() -> None:
+    worker = Worker(Pulse(step_s=1e6, failed_steps=99, failed_requests=16, failing_s=1e6))
+    worker.vitals.excuse(-1e6)
+    async with watched(worker, step_timeout=0, heartbeat_timeout=0, max_failed_steps=0) as assignments:
+        await some_looks()
+        assert "has not answered for" in assignments.health()["hung_stages"]["stage"]
+    assert worker.faults == []
+
+
+async def test_a_successor_that_fails_likewise_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are made to fail cannot have a process started again all the time."""
+    worker = Worker(BROKEN)
+    async with watched(worker):
+        await until(lambda: len(worker.faults) == 1)
+        worker.start_again(BROKEN)
+        await some_looks()
+        assert len(worker.faults) == 1
+        # Only a minute later; and the next time after two.
+        monkeypatch.setattr(module, "_SPARED_S", 0.0)
+        await until(lambda: len(worker.faults) == 2)
+
+
+async def test_silence_is_told_before_it_ends_a_process_and_forgotten_when_it_ends() -> None:
+    worker = Worker(Pulse())
+    async with watched(worker) as assignments:
+        worker.vitals.excuse(-6.0)
+        await until(lambda: "stage" in assignments.health()["unserved_stages"])
+        worker.vitals.hear(Pulse())
+        await until(lambda: not assignments.health()["hung_stages"])
+        worker.vitals.excuse(-31.0)
+        await until(lambda: bool(worker.faults))
+
+
+async def test_a_parent_that_was_held_up_itself_blames_no_process() -> None:
+    worker = Worker(Pulse())
+    async with watched(worker, heartbeat_timeout=1.0, unhealthy_after=0.9) as assignments:
+        await asyncio.sleep(0.05)
+        time.sleep(2.0)  # noqa: ASYNC251  as a large request in the server's event loop
+        await asyncio.sleep(0.1)
+        assert assignments.health()["hung_stages"] == {}
+    assert worker.faults == []
