@@ -16,6 +16,7 @@ from sglang_omni._core import check_router_config
 from sglang_omni.router.flags import add_flags, known_options, parse, port
 from sglang_omni.serve.counterparts import counterpart
 from sglang_omni.serve.host_flags import add_host_flags, check_host_flags, hosts_launcher
+from sglang_omni.serve.limit_flags import add_limit_flags, given_limits, limit_arguments
 from sglang_omni.serve.model_flags import add_model_flags, apply_model_flags, model_arguments
 from sglang_omni.serve.ray_flags import add_ray_flags, check_ray_flags, ray_launcher
 
@@ -116,6 +117,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
         metavar="POLICY",
         help="short for --router-policy",
     )
+    add_limit_flags(parser)
     add_host_flags(parser)
     add_ray_flags(parser)
     add_model_flags(parser)
@@ -203,6 +205,7 @@ def _run_replica(config: PipelineConfig, args: argparse.Namespace) -> int:
         max_body_size=args.max_body_size,
         start_timeout=args.start_timeout,
         drain_timeout=args.drain_timeout,
+        limits=given_limits(args),
         launcher=_launcher(args),
     )
     return asyncio.run(run_replica(config, options))
@@ -226,7 +229,7 @@ def _run_fleet(args: argparse.Namespace) -> int:
     ):
         if value is not None:
             replica_args += [flag, str(value)]
-    replica_args += model_arguments(args)
+    replica_args += [*limit_arguments(args), *model_arguments(args)]
     options = FleetOptions(
         size=args.dp_size,
         host=args.host,

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
-from sglang_omni.serve.metrics import CONTENT_TYPE, Families, stage_families
+from sglang_omni.serve.metrics import CONTENT_TYPE, Families, admission_families, stage_families
 from sglang_omni.serve.protocol import AbortRequest
 from sglang_omni.serve.state import Server
 from sglang_omni.serve.streaming import answer
@@ -30,9 +30,10 @@ def admin_routes(server: Server) -> APIRouter:
         state = _health(server)
         running = bool(state.get("running"))
         # Stages that are being restarted hold new requests back; they do not refuse them.
-        up = "degraded" if state.get("down_stages") else "healthy"
+        up = "degraded" if state.get("down_stages") else "busy" if server.admission.is_full else "healthy"
         return JSONResponse(
-            {"status": up if running else "unhealthy", **state}, status_code=200 if running else 503
+            {"status": up if running else "unhealthy", **state, **_limits(server)},
+            status_code=200 if running else 503,
         )
 
     @router.get("/health_generate")
@@ -85,7 +86,7 @@ def admin_routes(server: Server) -> APIRouter:
     async def get_load() -> JSONResponse:
         """Requests per state; running ones are what a router balances by."""
         load = _load(server)
-        waiting, running = load.get("pending", 0), load.get("running", 0)
+        waiting, running = load.get("pending", 0) + server.admission.waiting, load.get("running", 0)
         return JSONResponse({**load, "num_reqs": waiting + running, "num_waiting_reqs": waiting})
 
     @router.get("/metrics")
@@ -141,6 +142,12 @@ def _health(server: Server) -> dict[str, Any]:
     return server.client.health()
 
 
+def _limits(server: Server) -> dict[str, Any]:
+    """How many requests run and wait, if not any number: a fleet's router takes as many as its replicas."""
+    limits = server.admission.limits
+    return {"limits": limits.as_dict()} if limits.max_running is not None else {}
+
+
 def _load(server: Server) -> dict[str, int]:
     return getattr(server.client, "get_load", dict)()
 
@@ -164,6 +171,7 @@ def _families(server: Server) -> Families:
             {(): float(len(state.get("down_stages") or ()))},
         ),
     }
+    families |= admission_families(server.admission)
     families |= stage_families(getattr(server.client, "stage_stats", dict)())
     return {name: family for name, family in families.items() if family[1]}
 

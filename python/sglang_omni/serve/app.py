@@ -12,6 +12,7 @@ from sglang_omni import __version__
 from sglang_omni.client import Client
 from sglang_omni.serve import errors
 from sglang_omni.serve.admin import admin_routes
+from sglang_omni.serve.admission import Admission, AdmissionLimits, Gate
 from sglang_omni.serve.chat import chat_routes
 from sglang_omni.serve.completions import completion_routes
 from sglang_omni.serve.generate import generate_routes
@@ -31,6 +32,7 @@ def create_app(
     model_name: str | None = None,
     capabilities: Capabilities | None = None,
     max_body_size: int = DEFAULT_MAX_BODY_SIZE,
+    limits: AdmissionLimits | None = None,
     info: Callable[[], dict[str, Any]] = dict,
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
@@ -40,18 +42,21 @@ def create_app(
         model_name: The one model served, which requests name; None takes any name.
         capabilities: What the pipeline can do, for refusing the rest with a 400.
         max_body_size: Bytes; longer bodies are answered with a 413.
+        limits: How many requests run and wait; by default any number runs.
         info: Gives further fields of ``/get_server_info``, when asked.
     """
     server = Server(
         client=client,
         model_name=model_name,
         capabilities=capabilities or Capabilities(),
+        admission=Admission(limits, max_body_size=max_body_size),
         info=info,
     )
     middleware = [
         Middleware(RequestIds, running=server.running),
         Middleware(Count, metrics=server.metrics),
         Middleware(BodyLimit, max_bytes=max_body_size),
+        Middleware(Gate, admission=server.admission),
     ]
     # Without FastAPI's own pages, which load their scripts from elsewhere; /openapi.json is there.
     app = FastAPI(

@@ -56,6 +56,7 @@ class Member:
     Attributes:
         healthy: Set once any of them has been.
         is_up: Whether the last of them has been.
+        limits: Of requests, as it told when it was healthy; empty where it does not say.
         process: The last of them; None before the first.
     """
 
@@ -65,6 +66,7 @@ class Member:
         self.base_url = base_url
         self.healthy = asyncio.Event()
         self.is_up = False
+        self.limits: dict[str, Any] = {}
         self.process: asyncio.subprocess.Process | None = None
 
     @property
@@ -124,6 +126,7 @@ class Member:
                         answer = await http.get(f"{self.base_url}/health")
                         if answer.status_code == 200:
                             self.is_up = True
+                            self.limits = _told_limits(answer)
                             self.healthy.set()
                             logger.info("%s is up at %s", self.name, self.base_url)
                             return True
@@ -140,7 +143,7 @@ async def run_fleet(options: FleetOptions) -> int:
         options = replace(options, port=_hold_port(held, options.host, options.port))
         ports = [_hold_port(held, "127.0.0.1") for _ in range(options.size)]
         replicas = [_replica(index, port, options) for index, port in enumerate(ports)]
-        return await _run(replicas, _router([r.base_url for r in replicas], options), options, signals)
+        return await _run(replicas, _router(options), options, signals)
 
 
 async def _run(replicas: list[Member], router: Member, options: FleetOptions, signals: StopSignals) -> int:
@@ -151,6 +154,7 @@ async def _run(replicas: list[Member], router: Member, options: FleetOptions, si
         if not await _either(_all_healthy(replicas), stopped, tasks):
             logger.info("Stopped before it served")
             return signals.status_unserved()
+        router.command = _router_command(replicas, options)
         tasks.append(asyncio.ensure_future(router.keep_running(60.0)))
         if not await _either(router.healthy.wait(), stopped, tasks):
             return signals.status_unserved()
@@ -234,19 +238,59 @@ def _replica(index: int, port: int, options: FleetOptions) -> Member:
     return Member(f"replica {index}", command, f"http://127.0.0.1:{port}")
 
 
-def _router(worker_urls: Sequence[str], options: FleetOptions) -> Member:
+def _router(options: FleetOptions) -> Member:
+    """What is to be started by a command that is known once the replicas are up."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
+    scheme = "https" if options.router.get("tls_cert_path") else "http"
+    return Member("router", (), f"{scheme}://{host}:{options.port}")
+
+
+def _router_command(replicas: Sequence[Member], options: FleetOptions) -> list[str]:
+    limits = router_limits([replica.limits for replica in replicas]) | dict(options.router)
+    if (limits.get("max_concurrent_requests") or -1) != -1:
+        logger.info(
+            "The fleet holds %d requests at once, more wait in its router (--router-max-concurrent-requests, "
+            "--router-queue-size, --router-queue-timeout)",
+            limits["max_concurrent_requests"],
+        )
     config = {
-        **options.router,
-        "worker_urls": list(worker_urls),
+        **limits,
+        "worker_urls": [replica.base_url for replica in replicas],
         "host": options.host,
         "port": options.port,
         # The replicas end first what is under way by then.
         "drain_timeout": options.drain_timeout + _LEAVE_S,
     }
-    command = [sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid()), json.dumps(config)]
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
-    scheme = "https" if options.router.get("tls_cert_path") else "http"
-    return Member("router", command, f"{scheme}://{host}:{options.port}")
+    return [sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid()), json.dumps(config)]
+
+
+def router_limits(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What replicas hold together is the router's to hand out: requests wait there, in one line, and replicas
+    seldom refuse any.
+
+    Args:
+        replicas: The ``limits`` that each tells of itself.
+
+    Returns:
+        Fields of the RouterConfig; none if a replica takes any number of requests, or does not say.
+    """
+    running = [each.get("max_concurrent_requests") for each in replicas]
+    if not running or None in running:
+        return {}
+    return {
+        "max_concurrent_requests": sum(running),
+        "queue_size": sum(each["queue_size"] for each in replicas),
+        "queue_timeout": max(each["queue_timeout"] for each in replicas),
+    }
+
+
+def _told_limits(answer: httpx.Response) -> dict[str, Any]:
+    """Those in a health check's answer; none if it has none."""
+    try:
+        told = answer.json()
+    except ValueError:
+        return {}
+    return dict(told.get("limits", {}))
 
 
 def _describe_exit(status: int) -> str:

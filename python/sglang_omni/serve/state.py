@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from sglang_omni.client import Client, RequestError
 from sglang_omni.preprocessing.request_params import RequestParams, check_params
+from sglang_omni.serve.admission import Admission
 from sglang_omni.serve.metrics import Metrics
 from sglang_omni.serve.request_ids import RunningRequests
 
@@ -57,6 +58,7 @@ class Server:
     model_name: str | None = None
     capabilities: Capabilities = field(default_factory=Capabilities)
     info: Callable[[], dict[str, Any]] = dict
+    admission: Admission = field(default_factory=Admission)
     metrics: Metrics = field(default_factory=Metrics)
     running: RunningRequests = field(default_factory=RunningRequests)
     started: float = field(default_factory=time.time)

@@ -49,7 +49,7 @@ async def _transcribe(server: Server, request: Request, task: str) -> Response:
             fields = _fields(form)
             audio = await _file(form)
     except HTTPException as exc:
-        if exc.status_code == 413:
+        if exc.status_code != 400:  # not the form's fault
             raise
         raise RequestError(
             f"the body is not a valid multipart form: {exc.detail}", code="invalid_form"
