@@ -17,6 +17,7 @@ from sglang_omni.router.flags import add_flags, known_options, parse, port
 from sglang_omni.serve.counterparts import counterpart
 from sglang_omni.serve.host_flags import add_host_flags, check_host_flags, hosts_launcher
 from sglang_omni.serve.limit_flags import add_limit_flags, given_limits, limit_arguments
+from sglang_omni.serve.log_limit import LogLimit
 from sglang_omni.serve.model_flags import add_model_flags, apply_model_flags, model_arguments
 from sglang_omni.serve.ray_flags import add_ray_flags, check_ray_flags, ray_launcher
 
@@ -163,6 +164,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
         level=args.log_level.upper(),
         format=f"%(asctime)s %(levelname)s [{args.log_name}] %(name)s: %(message)s",
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogLimit())
     for chatty in ("httpx", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:

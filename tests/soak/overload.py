@@ -17,6 +17,7 @@ import io
 import itertools
 import json
 import math
+import os
 import random
 import re
 import statistics
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 START_S, SETTLE_S = 600.0, 10.0
 POLL_S = 0.25
@@ -43,6 +44,8 @@ SAID = "The weather is fine today."
 async def server(options: list[str], log: Path) -> AsyncIterator[tuple[psutil.Process, str]]:
     """The launcher's process and the URL that it serves at."""
     command = [sys.executable, "-m", "sglang_omni.launch_server", "--port", "0", *options]
+    # A run that is killed leaves no server behind.
+    command += ["--parent-pid", str(os.getpid())]
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(*command, stdout=out, stderr=out)
     try:
@@ -264,7 +267,8 @@ async def run(arguments: argparse.Namespace, options: list[str], log: Path) -> l
         outcomes, sent, over_after = await open_loop(mix, rate, arguments.seconds, rng)
         left = await load_of(client)
         watching.cancel()
-        goodput = outcomes.per_second(min(5.0, arguments.seconds / 5), arguments.seconds)
+        # Until as many have come as it holds, and the first of these end, it has less to do.
+        goodput = outcomes.per_second(min(20.0, arguments.seconds / 4), arguments.seconds)
         report(outcomes, sent, goodput, capacity, watch, rate)
         print(f"all over {over_after - arguments.seconds:.1f} s after the last was sent; load then {left}")
         wrong = []

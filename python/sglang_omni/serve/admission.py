@@ -20,7 +20,6 @@ from sglang_omni.serve.errors import error_body
 DEFAULT_QUEUE_TIMEOUT = 60.0
 # Never less than this, for a pipeline that does not say what it holds; its stages' inboxes hold the rest.
 _FEWEST_RUNNING = 16
-_SHORTEST_QUEUE = 64
 # Twice what runs: whoever is last then waits for as long as two requests take.
 _QUEUE_PER_RUNNING = 2
 # Bodies that are read or wait may take the memory of this many of the largest size together ...
@@ -44,7 +43,7 @@ class AdmissionLimits:
     """
 
     max_running: int | None = None
-    queue_size: int = _SHORTEST_QUEUE
+    queue_size: int = _QUEUE_PER_RUNNING * _FEWEST_RUNNING
     queue_timeout: float = DEFAULT_QUEUE_TIMEOUT
 
     def as_dict(self) -> dict[str, float | None]:
@@ -71,7 +70,7 @@ class AdmissionLimits:
             running = (
                 None if given["max_concurrent_requests"] == -1 else int(given["max_concurrent_requests"])
             )
-        queue = max(_SHORTEST_QUEUE, _QUEUE_PER_RUNNING * (running or 0))
+        queue = _QUEUE_PER_RUNNING * (running or _FEWEST_RUNNING)
         return cls(
             running, int(given.get("queue_size", queue)), given.get("queue_timeout", DEFAULT_QUEUE_TIMEOUT)
         )

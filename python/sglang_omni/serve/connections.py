@@ -22,7 +22,6 @@ _RESERVED = 64
 # More connections than this no single event loop serves, and every stage inherits the limit.
 _MOST_DESCRIPTORS = 65_536
 _FEWEST_CONNECTIONS = 16
-_SWEEP_S = 1.0
 # One that has been open for less than this may be about to say something.
 _YOUNG_S = 0.5
 
@@ -36,6 +35,7 @@ class ConnectionLimits:
         stall_s: Seconds that a client may send nothing of a body, or take nothing of its answer.
         least_rate: Bytes a second that a body has to come with, on average, after its first ``stall_s``.
         max_connections: None for what the limit on descriptors leaves.
+        sweep_s: How late what is over its time may be found to be so.
     """
 
     head_s: float = 30.0
@@ -43,6 +43,7 @@ class ConnectionLimits:
     stall_s: float = 60.0
     least_rate: float = 8192.0
     max_connections: int | None = None
+    sweep_s: float = 1.0
 
 
 def raise_descriptor_limit() -> None:
@@ -65,7 +66,7 @@ def room_for_connections() -> int:
 class Connections:
     """Those of one server.
 
-    Nothing is timed one by one: once a second all that a client owes something on are looked through.
+    Nothing is timed one by one: now and then all that a client owes something on are looked through.
 
     Attributes:
         limit: How many there may be.
@@ -90,7 +91,7 @@ class Connections:
     async def sweep(self) -> None:
         """Closes, until it is cancelled, what is over its time."""
         while True:
-            await asyncio.sleep(_SWEEP_S)
+            await asyncio.sleep(self.limits.sweep_s)
             now = time.monotonic()
             late = [
                 each

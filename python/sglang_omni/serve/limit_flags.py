@@ -39,8 +39,7 @@ def add_limit_flags(parser: argparse.ArgumentParser) -> None:
         "--queue-size",
         type=_size,
         metavar="REQUESTS",
-        help="requests beyond that which may wait for their turn; 0 for none "
-        "(default: twice as many as run, and at least 64)",
+        help="requests beyond that which may wait for their turn; 0 for none (default: twice as many as run)",
     )
     group.add_argument(
         "--queue-timeout",

@@ -294,16 +294,16 @@ async def test_any_number() -> None:
 @pytest.mark.parametrize(
     ("held", "given", "expected"),
     [
-        ({"io": 4, "thinker": 16, "speak": 1}, {}, (21, 64, 60.0)),
-        ({"a": 1, "b": 1}, {}, (16, 64, 60.0)),
+        ({"io": 4, "thinker": 16, "speak": 1}, {}, (21, 42, 60.0)),
+        ({"a": 1, "b": 1}, {}, (16, 32, 60.0)),
         ({"thinker": 256}, {}, (256, 512, 60.0)),
-        ({"thinker": 256}, {"max_concurrent_requests": 8}, (8, 64, 60.0)),
+        ({"thinker": 256}, {"max_concurrent_requests": 8}, (8, 16, 60.0)),
         (
             {"thinker": 256},
             {"max_concurrent_requests": 8, "queue_size": 0, "queue_timeout": 2.5},
             (8, 0, 2.5),
         ),
-        ({"thinker": 256}, {"max_concurrent_requests": -1}, (None, 64, 60.0)),
+        ({"thinker": 256}, {"max_concurrent_requests": -1}, (None, 32, 60.0)),
     ],
 )
 def test_limits_of_a_pipeline(held: Any, given: Any, expected: Any) -> None:

@@ -56,7 +56,9 @@ class App:
 @asynccontextmanager
 async def served(**limits: Any) -> AsyncIterator[tuple[WebServer, App, int]]:
     app = App()
-    server = WebServer(app, ConnectionLimits(**{"head_s": LONG, "idle_s": LONG, "stall_s": LONG} | limits))
+    server = WebServer(
+        app, ConnectionLimits(**{"head_s": LONG, "idle_s": LONG, "stall_s": LONG, "sweep_s": 0.02} | limits)
+    )
     with bind("127.0.0.1", 0) as listener:
         listener.listen()
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
@@ -97,7 +99,7 @@ async def test_a_connection_without_a_request_is_kept_for_its_own_time() -> None
         for _ in range(2):
             writer.write(HEAD + b"\r\n0123456789")
             await reader.readuntil(b"0123456789")
-            await asyncio.sleep(1.2)  # at least one look at what is late
+            await asyncio.sleep(0.3)
         writer.close()
     async with served(idle_s=0.1) as (_, _, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -114,7 +116,7 @@ async def test_a_body_that_stalls() -> None:
 
 
 async def test_a_body_that_dribbles() -> None:
-    async with served(stall_s=2.0, least_rate=1e6) as (_, app, port):
+    async with served(stall_s=0.5, least_rate=1e6) as (_, app, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HEAD.replace(b"10", b"1000") + b"\r\n")
 
@@ -158,7 +160,7 @@ async def test_one_with_a_request_is_not_closed_for_another() -> None:
             writer.write(HEAD + b"\r\n")
         waiting, other = await asyncio.open_connection("127.0.0.1", port)
         other.write(HEAD + b"\r\n0123456789")
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(0.7)
         for reader, writer in busy:
             writer.write(b"0123456789")
             await reader.readuntil(b"0123456789")
