@@ -147,6 +147,10 @@ soak: build ## ten minutes: a million random payloads between two processes, 200
 	$(BIN)/python tests/soak/payloads.py
 	$(BIN)/python tests/soak/kills.py
 
+.PHONY: soak-overload
+soak-overload: build ## four minutes: ten times what a server can do (OVERLOAD="--dp-size 2", or any of its options)
+	$(BIN)/python tests/soak/overload.py $(OVERLOAD)
+
 SOAK_MINUTES ?= 30
 .PHONY: soak-router
 soak-router: build ## half an hour of mixed traffic while replicas are killed, hung and revived (SOAK_MINUTES=5)

@@ -17,6 +17,8 @@ from sglang_omni.router.flags import add_flags, known_options, parse, port
 from sglang_omni.serve.counterparts import counterpart
 from sglang_omni.serve.health_flags import add_health_flags, apply_health_flags, health_arguments
 from sglang_omni.serve.host_flags import add_host_flags, check_host_flags, hosts_launcher
+from sglang_omni.serve.limit_flags import add_limit_flags, given_limits, limit_arguments
+from sglang_omni.serve.log_limit import LogLimit
 from sglang_omni.serve.model_flags import add_model_flags, apply_model_flags, model_arguments
 from sglang_omni.serve.ray_flags import add_ray_flags, check_ray_flags, ray_launcher
 
@@ -125,6 +127,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
         help="short for --router-policy",
     )
     add_health_flags(parser)
+    add_limit_flags(parser)
     add_host_flags(parser)
     add_ray_flags(parser)
     add_model_flags(parser)
@@ -174,6 +177,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
         level=args.log_level.upper(),
         format=f"%(asctime)s %(levelname)s [{args.log_name}] %(name)s: %(message)s",
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogLimit())
     for chatty in ("httpx", "uvicorn"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
@@ -219,6 +224,7 @@ def _run_replica(config: PipelineConfig, args: argparse.Namespace) -> int:
         start_timeout=args.start_timeout,
         drain_timeout=args.drain_timeout,
         request_timeout=args.request_timeout or None,
+        limits=given_limits(args),
         launcher=_launcher(args),
     )
     return asyncio.run(run_replica(config, options))
@@ -243,7 +249,7 @@ def _run_fleet(config: PipelineConfig, args: argparse.Namespace) -> int:
     ):
         if value is not None:
             replica_args += [flag, str(value)]
-    replica_args += model_arguments(args) + health_arguments(args)
+    replica_args += [*limit_arguments(args), *health_arguments(args), *model_arguments(args)]
     options = FleetOptions(
         size=args.dp_size,
         host=args.host,

@@ -63,3 +63,13 @@ class Speaker:
 
     def abort(self, request_id: str) -> None:
         """What was said is said."""
+
+
+def slow_answer() -> Callable[[StagePayload], dict]:
+    """One request at a time, each for 50 ms."""
+
+    def run(payload: StagePayload) -> dict:
+        time.sleep(0.05)
+        return {"modality": "text", "text": payload.data["text"], "finish_reason": "stop"}
+
+    return run

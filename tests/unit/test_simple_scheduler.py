@@ -305,10 +305,10 @@ def test_it_says_how_many_requests_run_and_how_many_wait() -> None:
     put(scheduler, *range(4))
     with running(scheduler):
         assert entered.acquire(timeout=WAIT_S)
-        assert scheduler.stats() == {"num_running_reqs": 3, "num_queue_reqs": 1}
+        assert scheduler.stats() == {"num_running_reqs": 3, "max_running_reqs": 3, "num_queue_reqs": 1}
         leave.release()
         assert entered.acquire(timeout=WAIT_S)
-        assert scheduler.stats() == {"num_running_reqs": 1, "num_queue_reqs": 0}
+        assert scheduler.stats() == {"num_running_reqs": 1, "max_running_reqs": 3, "num_queue_reqs": 0}
         leave.release()
         take(scheduler, 4)
     assert scheduler.stats()["num_running_reqs"] == 0

@@ -55,13 +55,13 @@ class Engine(Protocol):
     def stats(self) -> dict[str, int]:
         """What ``/metrics`` shows of this engine; names that end in ``_total`` are counters, others gauges.
 
-        SGLang's names, where it has one. Autoregressive engines: ``num_running_reqs``, ``num_queue_reqs``,
-        ``kv_used_tokens`` (held by requests), ``kv_evictable_tokens`` (kept for later ones),
-        ``max_total_num_tokens``, ``prompt_tokens_total``, ``cached_tokens_total``,
-        ``generation_tokens_total``, ``num_retracted_requests_total``, ``num_steps_total``,
-        ``max_batch_size`` (the largest so far). Encoders: the first two, ``num_items_total``,
-        ``num_steps_total``, ``max_batch_size``, ``cache_hits_total``, ``cache_misses_total``,
-        ``cache_used_bytes``, ``cache_max_bytes``.
+        SGLang's names, where it has one. Autoregressive engines: ``num_running_reqs``, ``max_running_reqs``
+        (at once, at the most), ``num_queue_reqs``, ``kv_used_tokens`` (held by requests),
+        ``kv_evictable_tokens`` (kept for later ones), ``max_total_num_tokens``, ``prompt_tokens_total``,
+        ``cached_tokens_total``, ``generation_tokens_total``, ``num_retracted_requests_total``,
+        ``num_steps_total``, ``max_batch_size`` (the largest so far). Encoders: ``num_running_reqs``,
+        ``num_queue_reqs``, ``num_items_total``, ``num_steps_total``, ``max_batch_size``,
+        ``cache_hits_total``, ``cache_misses_total``, ``cache_used_bytes``, ``cache_max_bytes``.
 
         Called by the engine's thread after every step: it must be cheap.
         """

@@ -78,6 +78,7 @@ class OmniEngine:
         size = resources.page_size
         return {
             "num_running_reqs": len(scheduler.running),
+            "max_running_reqs": scheduler.planner.max_running_requests,
             "num_queue_reqs": len(scheduler.waiting),
             "kv_used_tokens": resources.num_used_pages * size,
             "kv_evictable_tokens": resources.num_evictable_pages * size,

@@ -268,7 +268,8 @@ class Coordinator:
 
         They are behind by at most a twentieth of a second while a stage works.
         """
-        return {stage: dict(stats) for stage, stats in self._stage_stats.items()}
+        # Others may be the last word of a replica that has left.
+        return {stage: dict(stats) for stage, stats in self._stage_stats.items() if stage in self.stages}
 
     def timings(self, request_id: str) -> dict[str, StageTime]:
         """Seconds in each stage that the request has left, in their order; empty if it is not known."""
@@ -426,8 +427,8 @@ class Coordinator:
             case ProgressMessage():
                 self._on_progress(message)
             case StatsMessage():
-                if message.from_stage in self.stages:  # It may be the last word of a replica that has left.
-                    self._stage_stats[message.from_stage] = message.stats
+                # A stage's first word comes before all are up and known here.
+                self._stage_stats[message.from_stage] = message.stats
             case _:
                 logger.warning("Ignored a %s message: the coordinator does not take it", message.type)
 

@@ -114,8 +114,12 @@ class SimpleScheduler:
                 logger.exception("abort_callback failed for request %s", request_id)
 
     def stats(self) -> dict[str, int]:
-        """How many requests run, and how many wait."""
-        return {"num_running_reqs": sum(list(self._running.values())), "num_queue_reqs": self.inbox.qsize()}
+        """How many requests run, may run at once, and wait."""
+        return {
+            "num_running_reqs": sum(list(self._running.values())),
+            "max_running_reqs": self._max_concurrency * self._max_batch_size,
+            "num_queue_reqs": self.inbox.qsize(),
+        }
 
     def _work(self) -> None:
         """One thread's loop: take a batch, compute it, hand the results on."""

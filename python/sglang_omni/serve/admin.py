@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
 from sglang_omni.serve.bodies import JsonRoute
-from sglang_omni.serve.metrics import CONTENT_TYPE, Families, stage_families
+from sglang_omni.serve.metrics import CONTENT_TYPE, Families, admission_families, stage_families
 from sglang_omni.serve.protocol import AbortRequest
 from sglang_omni.serve.state import Server
 from sglang_omni.serve.streaming import answer
@@ -31,9 +31,9 @@ def admin_routes(server: Server) -> APIRouter:
         state = _health(server)
         # New requests wait for a stage that is being restarted; if that takes long, another server is better.
         serves = bool(state.get("running")) and not state.get("unserved_stages")
-        up = "degraded" if state.get("down_stages") or state.get("hung_stages") else "healthy"
         return JSONResponse(
-            {"status": up if serves else "unhealthy", **state}, status_code=200 if serves else 503
+            {"status": _status(server, state) if serves else "unhealthy", **state, **_limits(server)},
+            status_code=200 if serves else 503,
         )
 
     @router.get("/health_generate")
@@ -86,7 +86,7 @@ def admin_routes(server: Server) -> APIRouter:
     async def get_load() -> JSONResponse:
         """Requests per state; running ones are what a router balances by."""
         load = _load(server)
-        waiting, running = load.get("pending", 0), load.get("running", 0)
+        waiting, running = load.get("pending", 0) + server.admission.waiting, load.get("running", 0)
         return JSONResponse({**load, "num_reqs": waiting + running, "num_waiting_reqs": waiting})
 
     @router.get("/metrics")
@@ -142,6 +142,19 @@ def _health(server: Server) -> dict[str, Any]:
     return server.client.health()
 
 
+def _status(server: Server, state: dict[str, Any]) -> str:
+    """In a word, of a server that serves."""
+    if state.get("down_stages") or state.get("hung_stages"):
+        return "degraded"
+    return "busy" if server.admission.is_full else "healthy"
+
+
+def _limits(server: Server) -> dict[str, Any]:
+    """How many requests run and wait, if not any number: a fleet's router takes as many as its replicas."""
+    limits = server.admission.limits
+    return {"limits": limits.as_dict()} if limits.max_running is not None else {}
+
+
 def _load(server: Server) -> dict[str, int]:
     return getattr(server.client, "get_load", dict)()
 
@@ -165,6 +178,7 @@ def _families(server: Server) -> Families:
             {(): float(len(state.get("down_stages") or ()))},
         ),
     }
+    families |= admission_families(server.admission)
     families |= stage_families(getattr(server.client, "stage_stats", dict)())
     return {name: family for name, family in families.items() if family[1]}
 

@@ -12,6 +12,7 @@ from sglang_omni import __version__
 from sglang_omni.client import Client
 from sglang_omni.serve import errors
 from sglang_omni.serve.admin import admin_routes
+from sglang_omni.serve.admission import Admission, AdmissionLimits, Gate
 from sglang_omni.serve.bodies import DEFAULT_MAX_JSON_SIZE, JsonBodies, JsonLimits
 from sglang_omni.serve.chat import chat_routes
 from sglang_omni.serve.completions import completion_routes
@@ -34,6 +35,7 @@ def create_app(
     max_body_size: int = DEFAULT_MAX_BODY_SIZE,
     max_json_size: int = DEFAULT_MAX_JSON_SIZE,
     request_timeout: float | None = None,
+    limits: AdmissionLimits | None = None,
     info: Callable[[], dict[str, Any]] = dict,
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
@@ -45,12 +47,14 @@ def create_app(
         max_body_size: Bytes; longer bodies are answered with a 413.
         max_json_size: Bytes of a JSON body apart from its media; likewise.
         request_timeout: Seconds after which a request is aborted and answered with a 504; None: never.
+        limits: How many requests run and wait; by default any number runs.
         info: Gives further fields of ``/get_server_info``, when asked.
     """
     server = Server(
         client=client,
         model_name=model_name,
         capabilities=capabilities or Capabilities(),
+        admission=Admission(limits, max_body_size=max_body_size),
         info=info,
         bodies=JsonBodies(JsonLimits(max_json_size)),
         request_timeout=request_timeout,
@@ -59,6 +63,7 @@ def create_app(
         Middleware(RequestIds, running=server.running),
         Middleware(Count, metrics=server.metrics),
         Middleware(BodyLimit, max_bytes=max_body_size),
+        Middleware(Gate, admission=server.admission),
     ]
     # Without FastAPI's own pages, which load their scripts from elsewhere; /openapi.json is there.
     app = FastAPI(

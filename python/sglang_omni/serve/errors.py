@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from typing import Any
 
@@ -23,9 +24,16 @@ class ClientDisconnected(Exception):
     """The caller left before the answer was there."""
 
 
+# For a body that is kept in a file, say. Another try may find room.
+_SHORT_OF = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 # Why a request failed, where starlette says it by a status alone.
-_HTTP_CODES = {404: "unknown_url", 405: "method_not_allowed", 413: "request_too_large"}
+_HTTP_CODES = {
+    404: "unknown_url",
+    405: "method_not_allowed",
+    413: "request_too_large",
+    429: "rate_limit_exceeded",
+}
 
 
 def error_body(
@@ -48,6 +56,9 @@ def describe(exc: Exception, *, request_id: str | None = None) -> tuple[int, dic
         return 504, error_body(str(exc) or "the request timed out", 504, code="request_timeout")
     if isinstance(exc, Unavailable):
         return 503, error_body(str(exc), 503, code="service_unavailable")
+    if isinstance(exc, OSError) and exc.errno in _SHORT_OF:
+        logger.error("Request %s failed: %s", request_id or "-", exc)
+        return 503, error_body(f"the server is out of room: {exc.strerror}", 503, code="service_unavailable")
     if isinstance(exc, (ClientError, RuntimeError)):
         logger.error("Request %s failed: %s", request_id or "-", shortened(str(exc)))
         return 500, error_body(str(exc), 500)
@@ -58,9 +69,11 @@ def describe(exc: Exception, *, request_id: str | None = None) -> tuple[int, dic
 def error_response(exc: Exception, *, request_id: str | None = None) -> JSONResponse:
     status, body = describe(exc, request_id=request_id)
     headers = {"x-request-id": request_id} if request_id else {}
+    if status == 503:
+        headers["retry-after"] = "1"
     if isinstance(exc, Unavailable):
         # The next try is to reach a server that takes it, which this connection does not lead to.
-        headers |= {"retry-after": "1", "connection": "close"}
+        headers["connection"] = "close"
     return JSONResponse(body, status_code=status, headers=headers)
 
 

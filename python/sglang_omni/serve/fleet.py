@@ -50,7 +50,7 @@ async def run_fleet(options: FleetOptions) -> int:
         options = replace(options, port=_hold_port(held, options.host, options.port))
         ports = [_hold_port(held, "127.0.0.1") for _ in range(options.size)]
         replicas = [_replica(index, port, options) for index, port in enumerate(ports)]
-        return await _run(replicas, _router([r.base_url for r in replicas], options), options, signals)
+        return await _run(replicas, _router(options), options, signals)
 
 
 async def _run(replicas: list[Member], router: Member, options: FleetOptions, signals: StopSignals) -> int:
@@ -61,6 +61,7 @@ async def _run(replicas: list[Member], router: Member, options: FleetOptions, si
         if not await _either(_all_healthy(replicas), stopped, tasks):
             logger.info("Stopped before it served")
             return signals.status_unserved()
+        router.command = _router_command(replicas, options)
         tasks.append(asyncio.ensure_future(router.keep_running(60.0)))
         if not await _either(router.healthy.wait(), stopped, tasks):
             return signals.status_unserved()
@@ -145,17 +146,48 @@ def _replica(index: int, port: int, options: FleetOptions) -> Member:
     return Member(f"replica {index}", command, url, heartbeat_timeout=options.heartbeat_timeout)
 
 
-def _router(worker_urls: Sequence[str], options: FleetOptions) -> Member:
+def _router(options: FleetOptions) -> Member:
+    """What is to be started by a command that is known once the replicas are up."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
+    scheme = "https" if options.router.get("tls_cert_path") else "http"
+    url = f"{scheme}://{host}:{options.port}"
+    return Member("router", (), url, heartbeat_timeout=options.heartbeat_timeout)
+
+
+def _router_command(replicas: Sequence[Member], options: FleetOptions) -> list[str]:
+    limits = router_limits([replica.limits for replica in replicas]) | dict(options.router)
+    if (limits.get("max_concurrent_requests") or -1) != -1:
+        logger.info(
+            "The fleet holds %d requests at once, more wait in its router (--router-max-concurrent-requests, "
+            "--router-queue-size, --router-queue-timeout)",
+            limits["max_concurrent_requests"],
+        )
     config = {
-        **options.router,
-        "worker_urls": list(worker_urls),
+        **limits,
+        "worker_urls": [replica.base_url for replica in replicas],
         "host": options.host,
         "port": options.port,
         # The replicas end first what is under way by then.
         "drain_timeout": options.drain_timeout + _LEAVE_S,
     }
-    command = [sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid()), json.dumps(config)]
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
-    scheme = "https" if options.router.get("tls_cert_path") else "http"
-    url = f"{scheme}://{host}:{options.port}"
-    return Member("router", command, url, heartbeat_timeout=options.heartbeat_timeout)
+    return [sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid()), json.dumps(config)]
+
+
+def router_limits(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What replicas hold together is the router's to hand out: requests wait there, in one line, and replicas
+    seldom refuse any.
+
+    Args:
+        replicas: The ``limits`` that each tells of itself.
+
+    Returns:
+        Fields of the RouterConfig; none if a replica takes any number of requests, or does not say.
+    """
+    running = [each.get("max_concurrent_requests") for each in replicas]
+    if not running or None in running:
+        return {}
+    return {
+        "max_concurrent_requests": sum(running),
+        "queue_size": sum(each["queue_size"] for each in replicas),
+        "queue_timeout": max(each["queue_timeout"] for each in replicas),
+    }

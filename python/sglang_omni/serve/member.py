@@ -8,6 +8,7 @@ import faulthandler
 import logging
 import signal
 from collections.abc import Sequence
+from typing import Any
 
 import httpx
 
@@ -49,6 +50,7 @@ class Member:
     Attributes:
         healthy: Set once any of them has been.
         is_up: Whether the last of them has been.
+        limits: Of requests, as it told when it was healthy; empty if it does not say.
         process: The last of them; None before the first.
     """
 
@@ -61,6 +63,7 @@ class Member:
         self.heartbeat_timeout = heartbeat_timeout
         self.healthy = asyncio.Event()
         self.is_up = False
+        self.limits: dict[str, Any] = {}
         self.process: asyncio.subprocess.Process | None = None
 
     @property
@@ -138,6 +141,7 @@ class Member:
                         answer = await http.get(f"{self.base_url}/health", timeout=2.0)
                         if answer.status_code == 200:
                             self.is_up = True
+                            self.limits = _told_limits(answer)
                             self.healthy.set()
                             logger.info("%s is up at %s", self.name, self.base_url)
                             return True
@@ -179,6 +183,15 @@ class Member:
 def _client() -> httpx.AsyncClient:
     # A member is this machine's own, whatever name its certificate is for.
     return httpx.AsyncClient(trust_env=False, verify=False)
+
+
+def _told_limits(answer: httpx.Response) -> dict[str, Any]:
+    """Those in a health check's answer; none if it has none."""
+    try:
+        told = answer.json()
+    except ValueError:
+        return {}
+    return dict(told.get("limits", {}))
 
 
 def _describe_exit(status: int) -> str:

@@ -6,10 +6,13 @@ import bisect
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_omni.client import UsageInfo
 from sglang_omni.pipeline.stage.stats import DESCRIPTIONS
+
+if TYPE_CHECKING:
+    from sglang_omni.serve.admission import Admission
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -112,6 +115,18 @@ class Metrics:
             lines = (_sample(prefix + name, labels, value) for labels, value in values.items())
             family(prefix + name, kind, help_text, lines)
         return "\n".join(out) + "\n"
+
+
+def admission_families(admission: Admission) -> Families:
+    """How many requests run, wait and were refused."""
+    return {
+        "requests_running": ("Requests that have a place.", {(): float(admission.running)}),
+        "requests_waiting": ("Requests that wait for a place.", {(): float(admission.waiting)}),
+        "requests_refused_total": (
+            "Requests refused with 429, by reason.",
+            {(("reason", reason),): float(count) for reason, count in admission.refused.items()},
+        ),
+    }
 
 
 def stage_families(stats: Mapping[str, Mapping[str, float]]) -> Families:

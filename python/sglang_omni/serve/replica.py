@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
-
-import uvicorn
 
 from sglang_omni.client import Client
 from sglang_omni.config import (
@@ -18,23 +15,26 @@ from sglang_omni.config import (
     build_process_topology_plan,
     build_stage_placement_plan,
 )
+from sglang_omni.config.instances import stage_of
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.pipeline.launchers.base import Launcher
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.serve.admission import AdmissionLimits
 from sglang_omni.serve.app import create_app
+from sglang_omni.serve.connections import raise_descriptor_limit
 from sglang_omni.serve.processes import StopSignals, bind, exit_after
 from sglang_omni.serve.state import Capabilities
+from sglang_omni.serve.web_server import WebServer
 
 logger = logging.getLogger(__name__)
 
-# Once no request runs any more, clients have this long to read their answers.
-_LAST_WORDS_S = 2
 # Without requests a shutdown is over in this time by force.
 _SHUTDOWN_S = 8.0
 _REASON = "the server is shutting down"
-# Longer than a router or a client keeps an idle connection, so that none is closed as it is used again.
-_KEEP_ALIVE_S = 120
 _BACKLOG = 2048
+# Stages say what they hold as they begin. One that does not counts as one request.
+_HEARD_S = 0.5
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class ReplicaOptions:
         start_timeout: Seconds for the pipeline's processes to come up.
         drain_timeout: Seconds that requests have to end after SIGTERM.
         request_timeout: Seconds that one request may take; None: any.
+        limits: Those of `--max-concurrent-requests`, `--queue-size` and `--queue-timeout` that were given.
         launcher: Starts them; as children of this process where it is None.
     """
 
@@ -56,20 +57,14 @@ class ReplicaOptions:
     start_timeout: float = 600.0
     drain_timeout: float = 30.0
     request_timeout: float | None = 600.0
+    limits: Mapping[str, float] = field(default_factory=dict)
     launcher: Launcher | None = None
-
-
-class _Server(uvicorn.Server):
-    """Leaves signals to whoever runs it: the pipeline is to be stopped after the server, not instead."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 async def run_replica(config: PipelineConfig, options: ReplicaOptions) -> int:
     """Serve ``config`` until a signal or the loss of the pipeline. Returns an exit status."""
     signals = StopSignals()
+    raise_descriptor_limit()
     # Bound before anything is loaded, so that a port in use is known at once; listened on when all is up.
     with bind(options.host, options.port) as listener:
         runner = MultiProcessPipelineRunner(config, launcher=options.launcher)
@@ -106,6 +101,8 @@ async def _serve(
     signals: StopSignals,
 ) -> int:
     config = runner.config
+    held = await _held(runner)
+    limits = AdmissionLimits.of_pipeline(held, options.limits)
     app = create_app(
         Client(runner.coordinator),
         model_name=options.model_name or config.name,
@@ -113,23 +110,17 @@ async def _serve(
         max_body_size=options.max_body_size,
         max_json_size=options.max_json_size,
         request_timeout=options.request_timeout,
+        limits=limits,
         info=lambda: _info(runner),
     )
-    server = _Server(
-        uvicorn.Config(
-            app,
-            access_log=False,
-            log_config=None,
-            timeout_graceful_shutdown=_LAST_WORDS_S,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-        )
-    )
+    server = WebServer(app)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     lost = asyncio.ensure_future(runner.wait_failed())
     stopped = asyncio.ensure_future(signals.received.wait())
     host, port = listener.getsockname()[:2]
     # Whoever reads the next line may connect; the server takes it from there a moment later.
     listener.listen(_BACKLOG)
+    logger.info("%s holds %s", config.name, limits.describe(held))
     logger.info("%s is served on http://%s:%d", config.name, host, port)
     try:
         await asyncio.wait({serving, lost, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -145,6 +136,19 @@ async def _serve(
         runner.coordinator.fail_all(_REASON)
         server.should_exit = True
         await serving
+
+
+async def _held(runner: MultiProcessPipelineRunner) -> dict[str, int]:
+    """How many requests each stage works on at once, its replicas together."""
+    stages = {stage.name: stage for stage in runner.config.stages}
+    told: dict[str, int] = {}
+    for _ in range(round(_HEARD_S / _LOOK_S)):
+        for instance, stats in runner.coordinator.stage_stats().items():
+            told[stage_of(instance)] = int(stats.get("max_running_reqs", 1))
+        if told.keys() >= stages.keys():
+            break
+        await asyncio.sleep(_LOOK_S)
+    return {name: told.get(name, 1) * stage.max_replicas for name, stage in stages.items()}
 
 
 async def _drain(runner: MultiProcessPipelineRunner, signals: StopSignals, timeout: float) -> None:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from sglang_omni.client import Client, RequestError
 from sglang_omni.preprocessing.request_params import RequestParams, check_params, nearest
+from sglang_omni.serve.admission import Admission
 from sglang_omni.serve.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.metrics import Metrics
 from sglang_omni.serve.request_ids import RunningRequests
@@ -58,6 +59,7 @@ class Server:
     capabilities: Capabilities = field(default_factory=Capabilities)
     info: Callable[[], dict[str, Any]] = dict
     request_timeout: float | None = None
+    admission: Admission = field(default_factory=Admission)
     metrics: Metrics = field(default_factory=Metrics)
     running: RunningRequests = field(default_factory=RunningRequests)
     bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))

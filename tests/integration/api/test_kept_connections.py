@@ -9,21 +9,21 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-import uvicorn
 from conftest import ScriptedPipeline
 
 from sglang_omni.client import Client
 from sglang_omni.serve import create_app
 from sglang_omni.serve.processes import bind
+from sglang_omni.serve.web_server import WebServer
 
 
 @asynccontextmanager
-async def served(host: str) -> AsyncIterator[tuple[uvicorn.Server, str]]:
-    """The API as a replica serves it: on a socket of ``bind``, by uvicorn."""
+async def served(host: str) -> AsyncIterator[tuple[WebServer, str]]:
+    """The API as a replica serves it."""
     with bind(host, 0) as listener:
         listener.listen()
         app = create_app(Client(ScriptedPipeline()))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None))
+        server = WebServer(app)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         shown = f"[{host}]" if ":" in host else host
         yield server, f"http://{shown}:{listener.getsockname()[1]}"

@@ -137,6 +137,7 @@ class SGLangEngine:
         evictable = scheduler.tree_cache.evictable_size()
         return {
             "num_running_reqs": running,
+            "max_running_reqs": scheduler.max_running_requests,
             "num_queue_reqs": len(self._requests) - running,
             "kv_used_tokens": pool.size - pool.available_size() - evictable,
             "kv_evictable_tokens": evictable,

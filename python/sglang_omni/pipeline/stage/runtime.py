@@ -181,6 +181,8 @@ class Stage:
             on_lost(self._lose)
         self._outbox.listen(self._call_take_outbox)
         self._threads.start()
+        # What it holds at the most is known before its first request.
+        self._stats.touch()
 
     async def run(self) -> None:
         """Serves until a ShutdownMessage arrives or the task is cancelled.

@@ -12,6 +12,7 @@ from sglang_omni.proto import StatsMessage
 DESCRIPTIONS = {
     "num_running_reqs": "Requests in the running batch.",
     "num_queue_reqs": "Requests that wait for a place in it.",
+    "max_running_reqs": "The most requests that it runs at once.",
     "kv_used_tokens": "Tokens of the key-value cache that requests hold.",
     "kv_evictable_tokens": "Tokens of the key-value cache that are kept for later requests.",
     "max_total_num_tokens": "Tokens the key-value cache has room for.",

@@ -1,0 +1,226 @@
+"""A server's connections: how many there may be, and how long one may say nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+logger = logging.getLogger(__name__)
+
+# For the files of a stage that is started again, of uploads, and for whatever else is opened later.
+_RESERVED = 64
+# More connections than this no single event loop serves, and every stage inherits the limit.
+_MOST_DESCRIPTORS = 65_536
+_FEWEST_CONNECTIONS = 16
+# One that has been open for less than this may be about to say something.
+_YOUNG_S = 0.5
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """
+    Attributes:
+        head_s: Seconds from a request's first byte, or a connection's beginning, to the end of its head.
+        idle_s: Seconds without a request. More than ``timeout_keep_alive``, which ends it in a friendly way.
+        stall_s: Seconds that a client may send nothing of a body, or take nothing of its answer.
+        least_rate: Bytes a second that a body has to come with, on average, after its first ``stall_s``.
+        max_connections: None for what the limit on descriptors leaves.
+        sweep_s: How late what is over its time may be found to be so.
+    """
+
+    head_s: float = 30.0
+    idle_s: float = 125.0
+    stall_s: float = 60.0
+    least_rate: float = 8192.0
+    max_connections: int | None = None
+    sweep_s: float = 1.0
+
+
+def raise_descriptor_limit() -> None:
+    """Has this process, and those it starts, use as many descriptors as they may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def room_for_connections() -> int:
+    """How many connections this process may have, with descriptors in reserve for all else."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        limit = _MOST_DESCRIPTORS
+    in_use = len(os.listdir("/dev/fd"))
+    return max(_FEWEST_CONNECTIONS, limit - in_use - _RESERVED)
+
+
+class Connections:
+    """Those of one server.
+
+    Nothing is timed one by one: now and then all that a client owes something on are looked through.
+
+    Attributes:
+        limit: How many there may be.
+        timed_out: How many were closed for their silence.
+        evicted: How many were closed for want of room, as they had no request.
+        on_end: Called as one ends.
+    """
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.limit = limits.max_connections or room_for_connections()
+        self.timed_out = self.evicted = 0
+        self.on_end: Callable[[], None] | None = None
+        self._all: set[Connection] = set()
+        # Without a request, by when they began to be so, and of whom more of a body is awaited: until when.
+        self._silent: OrderedDict[Connection, float] = OrderedDict()
+        self._uploading: dict[Connection, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    async def sweep(self) -> None:
+        """Closes, until it is cancelled, what is over its time."""
+        while True:
+            await asyncio.sleep(self.limits.sweep_s)
+            now = time.monotonic()
+            late = [
+                each
+                for times in (self._silent, self._uploading)
+                for each, until in times.items()
+                if until < now
+            ]
+            for connection in late:
+                self.timed_out += 1
+                connection.close()
+
+    def make_room(self, opening: int) -> bool:
+        """Whether there is room for one more beside those that are ``opening``.
+
+        If not, the one that has had no request for longest is closed, and there is room in a moment.
+        """
+        if len(self._all) + opening < self.limit:
+            return True
+        oldest = next(iter(self._silent), None)
+        if oldest is not None and time.monotonic() - oldest.silent_since >= _YOUNG_S:
+            self.evicted += 1
+            oldest.abort()
+        return False
+
+    def begins(self, connection: Connection) -> None:
+        self._all.add(connection)
+        self.falls_silent(connection, self.limits.head_s)
+
+    def ends(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        self._silent.pop(connection, None)
+        self._uploading.pop(connection, None)
+        if self.on_end is not None:
+            self.on_end()
+
+    def falls_silent(self, connection: Connection, seconds: float) -> None:
+        """It has no request. A head is to be there within ``seconds``."""
+        if connection in self._all:
+            connection.silent_since = time.monotonic()
+            self._silent[connection] = connection.silent_since + seconds
+            self._silent.move_to_end(connection)
+
+    def begins_head(self, connection: Connection) -> None:
+        self._silent[connection] = time.monotonic() + self.limits.head_s
+
+    def has_request(self, connection: Connection) -> None:
+        self._silent.pop(connection, None)
+
+    def awaits_body(self, connection: Connection, until: float) -> None:
+        if connection in self._all:
+            self._uploading[connection] = until
+
+    def has_body(self, connection: Connection) -> None:
+        self._uploading.pop(connection, None)
+
+
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of uvicorn's two, whichever is there
+    """uvicorn's protocol, which tells ``Connections`` what its client owes."""
+
+    def __init__(self, connections: Connections, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.tracked_by = connections
+        self.silent_since = 0.0
+        self.open_requests = 0
+        self.is_idle = False
+        self.served_app: ASGIApp = self.config.loaded_app
+        self.app: ASGIApp = self.serve_request
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.tracked_by.begins(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.tracked_by.ends(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_idle:
+            self.is_idle = False
+            self.tracked_by.begins_head(self)
+        super().data_received(data)
+
+    def close(self) -> None:
+        """Ends it once what is written has been sent."""
+        self.transport.close()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    async def serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application, as uvicorn calls it for each request."""
+        connections = self.tracked_by
+        self.open_requests += 1
+        self.is_idle = False
+        connections.has_request(self)
+        body = _TimedBody(self, receive)
+        try:
+            await self.served_app(scope, body.receive, send)
+        finally:
+            self.open_requests -= 1
+            # A pipelined request has begun before the one before it returns.
+            if not self.open_requests:
+                self.is_idle = True
+                connections.falls_silent(self, connections.limits.idle_s)
+
+
+class _TimedBody:
+    """A request's body, for as long as it comes fast enough; then its client has left."""
+
+    def __init__(self, connection: Connection, receive: Receive) -> None:
+        self._connection = connection
+        self._receive = receive
+        self._more = True
+        self._started = 0.0
+        self._received = 0
+
+    async def receive(self) -> Message:
+        if not self._more:
+            return await self._receive()
+        connections = self._connection.tracked_by
+        limits = connections.limits
+        now = time.monotonic()
+        self._started = self._started or now
+        slowest = self._started + limits.stall_s + self._received / limits.least_rate
+        connections.awaits_body(self._connection, min(now + limits.stall_s, slowest))
+        try:
+            message = await self._receive()
+        finally:
+            connections.has_body(self._connection)
+        self._received += len(message.get("body", b""))
+        self._more = message.get("more_body", False)
+        return message

@@ -1,0 +1,48 @@
+"""How much a server's log may grow by what strangers send it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+# Of each line of code: so many at once, and so many a second from then on.
+_BURST = 100
+_PER_SECOND = 10.0
+_LONGEST = 4000
+
+
+@dataclass
+class _Bucket:
+    left: float
+    at: float
+    left_out: int = 0
+
+
+class LogLimit(logging.Filter):
+    """For a handler: of what one line of code logs again and again, some, and how many were left out.
+
+    Requests are named by their clients, and fail as often as they like. Debugging is not limited.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buckets: dict[tuple[str, int], _Bucket] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno <= logging.DEBUG:
+            return True
+        now = time.monotonic()
+        bucket = self._buckets.setdefault((record.pathname, record.lineno), _Bucket(_BURST, now))
+        bucket.left = min(_BURST, bucket.left + (now - bucket.at) * _PER_SECOND)
+        bucket.at = now
+        if bucket.left < 1:
+            bucket.left_out += 1
+            return False
+        bucket.left -= 1
+        text = record.getMessage()
+        if len(text) > _LONGEST or bucket.left_out:
+            more = f" ({bucket.left_out} lines like this one were left out)" if bucket.left_out else ""
+            record.msg, record.args = f"{text[:_LONGEST]}{more}", ()
+            bucket.left_out = 0
+        return True

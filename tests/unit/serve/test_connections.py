@@ -1,0 +1,180 @@
+"""How long a client may say nothing, or take nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from sglang_omni.serve.connections import ConnectionLimits
+from sglang_omni.serve.processes import bind
+from sglang_omni.serve.web_server import WebServer
+
+PATIENCE = 30.0
+# Times that are to end are short; those that must not end in between are long.
+LONG = 1000.0
+HEAD = b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n"
+
+
+class App:
+    """Echoes bodies; ``/stream`` sends without end, and says when it was stopped."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+        self.stopped = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError("no lifespan here")
+        body = b""
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.left.set()
+                return
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"connection", b"keep-alive")]}
+        )
+        if scope["path"] == "/stream":
+            leaving = asyncio.ensure_future(receive())
+            while not leaving.done():
+                await send({"type": "http.response.body", "body": bytes(65_536), "more_body": True})
+            self.stopped.set()
+            return
+        await send({"type": "http.response.body", "body": body})
+
+
+@asynccontextmanager
+async def served(**limits: Any) -> AsyncIterator[tuple[WebServer, App, int]]:
+    app = App()
+    server = WebServer(
+        app, ConnectionLimits(**{"head_s": LONG, "idle_s": LONG, "stall_s": LONG, "sweep_s": 0.02} | limits)
+    )
+    with bind("127.0.0.1", 0) as listener:
+        listener.listen()
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        async with asyncio.timeout(PATIENCE):
+            yield server, app, listener.getsockname()[1]
+            server.should_exit = True
+            await serving
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """What still came before the server closed it."""
+    return await reader.read()
+
+
+@pytest.mark.parametrize("said", [b"", b"G", b"GET / HTTP/1.1\r\nhost: a\r\n", HEAD])
+async def test_a_head_that_does_not_come(said: bytes) -> None:
+    async with served(head_s=0.1) as (server, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(said)
+        assert await ended(reader) == b""
+        assert server.connections.timed_out == 1
+
+
+async def test_a_head_that_dribbles_after_an_answer() -> None:
+    async with served(head_s=0.1) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"\r\n0123456789")
+        await reader.readuntil(b"0123456789")
+        for byte in b"GET":
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.01)
+        await ended(reader)
+
+
+async def test_a_connection_without_a_request_is_kept_for_its_own_time() -> None:
+    async with served(head_s=0.1) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(HEAD + b"\r\n0123456789")
+            await reader.readuntil(b"0123456789")
+            await asyncio.sleep(0.3)
+        writer.close()
+    async with served(idle_s=0.1) as (_, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"\r\n0123456789")
+        assert b"0123456789" in await ended(reader)
+
+
+async def test_a_body_that_stalls() -> None:
+    async with served(stall_s=0.1) as (_, app, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"\r\n01234")
+        assert await ended(reader) == b""
+        await app.left.wait()
+
+
+async def test_a_body_that_dribbles() -> None:
+    async with served(stall_s=0.5, least_rate=1e6) as (_, app, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD.replace(b"10", b"1000") + b"\r\n")
+
+        async def dribble() -> None:
+            while True:
+                writer.write(b"a")
+                await asyncio.sleep(0.1)
+
+        dribbling = asyncio.ensure_future(dribble())
+        assert await ended(reader) == b""
+        dribbling.cancel()
+        await app.left.wait()
+
+
+async def test_a_client_that_takes_nothing_of_its_answer() -> None:
+    async with served(stall_s=1.0) as (server, app, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /stream HTTP/1.1\r\nhost: a\r\n\r\n")
+        await app.stopped.wait()
+        while len(server.connections):
+            await asyncio.sleep(0.01)
+
+
+async def test_the_oldest_without_a_request_makes_room() -> None:
+    async with served(max_connections=4) as (server, _, port):
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+        while len(server.connections) < 4:
+            await asyncio.sleep(0.01)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"\r\n0123456789")
+        await reader.readuntil(b"0123456789")
+        assert len(server.connections) <= 4
+        assert server.connections.evicted >= 9
+        assert await ended(silent[0][0]) == b""
+
+
+async def test_one_with_a_request_is_not_closed_for_another() -> None:
+    async with served(max_connections=2) as (_, _, port):
+        busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for _, writer in busy:
+            writer.write(HEAD + b"\r\n")
+        waiting, other = await asyncio.open_connection("127.0.0.1", port)
+        other.write(HEAD + b"\r\n0123456789")
+        await asyncio.sleep(0.7)
+        for reader, writer in busy:
+            writer.write(b"0123456789")
+            await reader.readuntil(b"0123456789")
+        # They have none now: one of them makes room.
+        await waiting.readuntil(b"0123456789")
+
+
+async def test_requests_in_a_row_on_one_connection() -> None:
+    async with served(head_s=0.1) as (_, _, port):
+        loop = asyncio.get_running_loop()
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.setblocking(False)
+            await loop.sock_sendall(client, (HEAD + b"\r\n0123456789") * 3)
+            got, until = b"", time.monotonic() + PATIENCE
+            while got.count(b"0123456789") < 3:
+                assert time.monotonic() < until
+                got += await loop.sock_recv(client, 65_536)

@@ -1,0 +1,59 @@
+"""A log that clients cannot fill."""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sglang_omni.serve.log_limit import LogLimit
+
+
+@pytest.fixture
+def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    handler.addFilter(LogLimit())
+    logger = logging.getLogger("test_log_limit")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    yield logger, out
+    logger.removeHandler(handler)
+
+
+def test_lines_of_one_place_are_limited_and_counted(log: tuple[logging.Logger, io.StringIO]) -> None:
+    logger, out = log
+
+    def refuse(name: str) -> None:
+        logger.info("Request %s was answered with %d", name, 400)
+
+    began = time.monotonic()
+    for number in range(5000):
+        refuse(str(number))
+    took = time.monotonic() - began
+    lines = out.getvalue().splitlines()
+    assert 100 <= len(lines) <= 101 + 10 * took
+    logger.info("another")
+    assert out.getvalue().endswith("another\n")
+    time.sleep(0.15)
+    refuse("last")
+    last = out.getvalue().splitlines()[-1]
+    assert last.startswith("Request last was answered with 400 (")
+    assert last.endswith(" lines like this one were left out)")
+
+
+def test_debugging_is_not_limited(log: tuple[logging.Logger, io.StringIO]) -> None:
+    logger, out = log
+    for _ in range(500):
+        logger.debug("%s", "a")
+    assert out.getvalue() == "a\n" * 500
+
+
+def test_one_line_is_not_endless(log: tuple[logging.Logger, io.StringIO]) -> None:
+    logger, out = log
+    logger.warning("%s", "a" * 100_000)
+    assert len(out.getvalue()) == 4001
