@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni.preprocessing.deadline import Check, go_on
+from sglang_omni.proto import RequestError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 _STAND_INS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 # Characters that are tokenized at once, some 5 ms. Between two pieces, requests that were aborted end.
 _PIECE = 16_384
+# A piece has a whole word at least, and a word cannot be read in parts. A longer one would take seconds in
+# which nothing can end it.
+_LONGEST_PIECE = 1 << 19
 # The end of a piece is read again with the next one. More than any control token is long.
 _MARGIN = 256
 # Pre-tokenizers that find words from left to right, and so may start again at the beginning of any word.
@@ -120,6 +124,9 @@ class TextTokenizer:
             most: Stop as soon as there are more ids than that.
             add_special_tokens: Put the tokenizer's own tokens before and after, such as a start token.
             check: Called between the pieces of a long text; what it raises ends the work.
+
+        Raises:
+            RequestError: There is a word of half a million characters.
         """
         ids = list(self._before) if add_special_tokens else []
         start, size = 0, _PIECE
@@ -129,6 +136,12 @@ class TextTokenizer:
             count = _settled(encoding, text, start, size)
             if count == 0:  # A word that is longer than the piece.
                 size *= 2
+                if size > _LONGEST_PIECE:
+                    raise RequestError(
+                        f"the text holds {_LONGEST_PIECE // 2} characters or more that are one word to the "
+                        "model's tokenizer: break them up",
+                        code="invalid_value",
+                    )
                 continue
             ids += encoding.ids[:count]
             if most is not None and len(ids) > most:

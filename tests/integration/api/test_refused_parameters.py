@@ -258,6 +258,17 @@ def test_a_null_is_a_field_left_out(qwen, speech_chat):
     qwen.takes(CHAT, nested)
 
 
+def test_special_tokens_of_a_prompt_are_parsed_on_demand(qwen, speech_chat, own):
+    for served in (qwen, speech_chat, own):
+        for path, body in (("/v1/completions", {"prompt": "x"}), ("/generate", {"text": "x"})):
+            served.takes(path, body | {"parse_special_tokens": False})
+            assert "parse_special_tokens" not in served.pipeline.last.params
+            served.takes(path, body | {"parse_special_tokens": True})
+            assert served.pipeline.last.params["parse_special_tokens"] is True
+            assert served.refusal(path, body | {"parse_special_tokens": 1})[0] == "parse_special_tokens"
+    assert qwen.refusal(CHAT, HELLO | {"parse_special_tokens": True})[0] == "parse_special_tokens"
+
+
 def test_no_limit_on_top_k(qwen):
     for value in (0, -1, 5):
         qwen.takes(CHAT, HELLO | {"top_k": value})

@@ -293,6 +293,15 @@ def test_a_word_longer_than_a_piece() -> None:
         assert READERS[kind].encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
 
 
+def test_a_word_that_would_take_seconds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizing, "_LONGEST_PIECE", 1 << 16)
+    for reader in READERS.values():
+        for character in "x ":
+            with pytest.raises(RequestError, match="one word to the model's tokenizer") as refused:
+                reader.encode("a " + character * 70_000)
+            assert refused.value.code == "invalid_value"
+
+
 def test_published_kinds_are_read_in_pieces() -> None:
     """One that is not would be read whole: with the right ids, but without an end before the text's."""
     for kind in TOKENIZERS:

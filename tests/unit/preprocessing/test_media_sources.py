@@ -50,6 +50,8 @@ def test_inline_forms(source: object) -> None:
         ("data:audio/wav;base64,", "is empty"),
         ("not*base64", "not valid base64"),
         ("abcde", "not valid base64"),
+        ("YQ==YQ==", "padding in the middle"),
+        ("YWJj\u00e9", "not valid base64"),
         ("file:///etc/passwd", "file: URL"),
         ("ftp://host/file", "ftp: URL"),
         (17, "got int"),
@@ -179,3 +181,11 @@ def test_a_fetch_ends_with_its_request(origin: str) -> None:
 
     with pytest.raises(Aborted):
         read(f"{origin}/trickle", allowed_hosts=["*"], check=check)
+
+
+def test_base64_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media, "_BLOCK", 7)
+    for length in range(1, 40):
+        text = base64.encodebytes(DATA[-length:]).decode()
+        for written in (text, text.rstrip("=\n"), text.replace("+", "-").replace("/", "_")):
+            assert read(written) == DATA[-length:]

@@ -151,6 +151,7 @@ class MediaReader:
                 allowed_hosts=self._allowed_hosts,
                 check=deadline,
             )
+            deadline()
             fits = partial(_check_after, length, check_length, part.param)
             if part.kind == "image":
                 media.images.append(self._image(data, part, fits))
