@@ -10,6 +10,7 @@ import pytest
 
 from sglang_omni import cli, launch_router, launch_server
 from sglang_omni.launch_server import DEFAULT_MODEL, LaunchError, load_pipeline
+from sglang_omni.serve.limit_flags import given_limits, limit_arguments
 
 ECHO = """
 model_path: none
@@ -69,6 +70,11 @@ def test_model_path_wins_over_the_configs(tmp_path):
 @pytest.mark.parametrize(
     "flags",
     [
+        ["--max-concurrent-requests", "0"],
+        ["--max-concurrent-requests", "many"],
+        ["--queue-size", "-1"],
+        ["--queue-timeout", "0"],
+        ["--queue-timeout", "inf"],
         ["--dp-size", "0"],
         ["--max-body-size", "0"],
         ["--port", "x"],
@@ -177,3 +183,13 @@ def test_wrong_router_options_are_known_before_anything_is_loaded(flags, words, 
     with pytest.raises(SystemExit):
         launch_server.main(["--dp-size", "2", *flags])
     assert words in capsys.readouterr().err
+
+
+def test_a_fleets_replicas_get_its_limits():
+    given = ["--max-concurrent-requests", "-1", "--queue-size", "0", "--queue-timeout", "2.5"]
+    args = launch_server.build_parser().parse_args(given)
+    assert limit_arguments(args) == given
+    assert given_limits(args) == {"max_concurrent_requests": -1, "queue_size": 0, "queue_timeout": 2.5}
+    args = launch_server.build_parser().parse_args([])
+    assert limit_arguments(args) == []
+    assert given_limits(args) == {}
