@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import Any
@@ -24,6 +25,7 @@ _STATES = ("pending", "running", "completed", "failed", "aborted")
 
 def admin_routes(server: Server) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
+    probing: asyncio.Task[None] | None = None
 
     @router.get("/health")
     async def health() -> JSONResponse:
@@ -38,8 +40,14 @@ def admin_routes(server: Server) -> APIRouter:
 
     @router.get("/health_generate")
     async def health_generate(request: Request) -> JSONResponse:
-        """Whether a request comes back: one token is generated, or one word said."""
-        await answer(request, _probe(server))
+        """Whether a request comes back: one token is generated, or one word said.
+
+        It asks for no place, since a full server is well. There is one such request at a time, for all.
+        """
+        nonlocal probing
+        if probing is None or probing.done():
+            probing = asyncio.ensure_future(_probe(server))
+        await answer(request, _outcome(probing))
         return JSONResponse({"status": "healthy"})
 
     @router.get("/v1/models")
@@ -121,6 +129,11 @@ def admin_routes(server: Server) -> APIRouter:
         return PlainTextResponse("Cache flushed.\n")
 
     return router
+
+
+async def _outcome(task: asyncio.Task[None]) -> None:
+    """That of a task which others wait for too."""
+    await asyncio.shield(task)
 
 
 async def _probe(server: Server) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from conftest import PATIENCE
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -19,6 +23,19 @@ def test_health_generate_runs_a_request(http, pipeline):
     assert pipeline.last.params["max_new_tokens"] == 1
     pipeline.error = RuntimeError("stage 'thinker': broken")
     assert http.get("/health_generate").status_code == 500
+
+
+def test_health_generate_is_one_request_for_all_who_ask(http, pipeline):
+    pipeline.hangs_after = 0
+    with ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(http.get, "/health_generate") for _ in range(8)]
+        deadline = time.monotonic() + PATIENCE
+        while http.get("/metrics").text.count("requests_in_flight 9") == 0:
+            assert time.monotonic() < deadline
+        assert len(pipeline.running) == 1
+        [probe] = pipeline.running
+        http.post("/abort_request", json={"request_id": probe})
+        assert len({each.result().status_code for each in asking}) == 1
 
 
 def test_model_and_server_info(http):

@@ -11,6 +11,7 @@ import pytest
 from sglang_omni import cli, launch_router, launch_server
 from sglang_omni.launch_server import DEFAULT_MODEL, LaunchError, load_pipeline
 from sglang_omni.serve.health_flags import apply_health_flags, health_arguments
+from sglang_omni.serve.limit_flags import given_limits, limit_arguments
 
 ECHO = """
 model_path: none
@@ -70,6 +71,11 @@ def test_model_path_wins_over_the_configs(tmp_path):
 @pytest.mark.parametrize(
     "flags",
     [
+        ["--max-concurrent-requests", "0"],
+        ["--max-concurrent-requests", "many"],
+        ["--queue-size", "-1"],
+        ["--queue-timeout", "0"],
+        ["--queue-timeout", "inf"],
         ["--dp-size", "0"],
         ["--max-body-size", "0"],
         ["--max-json-size", "0"],
@@ -198,3 +204,13 @@ def test_a_limit_is_a_number_of_seconds(text, capsys):
     with pytest.raises(SystemExit):
         launch_server.build_parser().parse_args([f"--watchdog-timeout={text}"])
     assert "is no number of seconds" in capsys.readouterr().err
+
+
+def test_a_fleets_replicas_get_its_limits():
+    given = ["--max-concurrent-requests", "-1", "--queue-size", "0", "--queue-timeout", "2.5"]
+    args = launch_server.build_parser().parse_args(given)
+    assert limit_arguments(args) == given
+    assert given_limits(args) == {"max_concurrent_requests": -1, "queue_size": 0, "queue_timeout": 2.5}
+    args = launch_server.build_parser().parse_args([])
+    assert limit_arguments(args) == []
+    assert given_limits(args) == {}
