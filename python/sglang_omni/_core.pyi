@@ -27,8 +27,11 @@ class PayloadPlan:
     def on_device(self) -> bool:
         """Whether writing has to wait for copies from a GPU."""
     def to_bytes(self) -> bytes: ...
-    def write_to(self, address: int) -> None:
-        """Write ``nbytes`` bytes at ``address``, which the caller vouches for."""
+    def write_to(self, target: Buffer) -> None:
+        """Write to the first ``nbytes`` bytes of a writable buffer.
+
+        Raises ValueError where it has fewer, or the tensors' own memory is part of it.
+        """
 
 # --- codec -----------------------------------------------------------------------------------
 
@@ -47,7 +50,8 @@ class Codec:
         describe_tensor: Tensor -> (stand-in, dtype code, address, shape, strides in elements, whether
             it is in a GPU's memory) or None.
         view_tensor: Buffer, dtype's name, offset in bytes, shape, strides in elements -> tensor.
-        dense: Tensor or array -> a contiguous one.
+        gather: Tensors of a GPU's memory, each with an offset and strides in elements, and a number of bytes
+            -> new memory of so many bytes there with all of them, and its address.
         ndarray: numpy.ndarray.
         numpy_dtypes: numpy's dtypes by code.
     """
@@ -63,7 +67,7 @@ class Codec:
         load_torch: Callable[[], Any],
         describe_tensor: Callable[[Any], tuple[Any, int, int, Sequence[int], Sequence[int], bool] | None],
         view_tensor: Callable[[Any, str, int, Sequence[int], Sequence[int]], Any],
-        dense: Callable[[Any], Any],
+        gather: Callable[[list[tuple[Any, int, list[int]]], int], tuple[Any, int]],
         ndarray: type,
         numpy_dtypes: dict[int, Any],
     ) -> None: ...
@@ -97,24 +101,30 @@ class ShmArena:
     def put(self, edge: str, key: str, plan: PayloadPlan, keep: float) -> tuple[Place, bool]:
         """Pack into room of its own. Unread after ``keep`` seconds it may be given up.
 
-        Returns where it lies, and whether its reader may keep views: otherwise the edge has so much under
+        A put that fails takes back its own room and nothing else. Returns where it lies, and whether its reader may keep views: otherwise the edge has so much under
         way that it should copy. Raises ArenaFull.
         """
-    def put_raw(self, edge: str, key: str, address: int, nbytes: int, keep: float) -> tuple[Place, bool]: ...
+    def put_raw(self, edge: str, key: str, data: Buffer, keep: float) -> tuple[Place, bool]:
+        """As ``put``, of a buffer's bytes."""
     def hold(self, plan: PayloadPlan) -> ShmHeld:
         """Pack for several edges at once. Raises ArenaFull where too much waits for slow edges already."""
     def put_held(self, edge: str, key: str, held: ShmHeld, keep: float) -> tuple[Place, bool]:
         """As ``put``, of what was written before. Each edge is granted it from its own credit."""
     @property
     def mapping(self) -> ShmMapping: ...
-    def state(self, place: Place) -> Literal["free", "ready", "held", "returned"]: ...
+    def state(self, place: Place) -> Literal["free", "reserved", "ready", "held", "returned"]: ...
     def revoke(self, key: str) -> int:
         """Take back what is under ``key`` and unread; returns how many."""
+    def revoke_place(self, place: Place) -> bool:
+        """Take back one payload, if it is unread."""
     def wait_begin(self, edge: str | None = None) -> None:
-        """Until ``wait_end``, readers signal when they make room on an edge, or all they take and return."""
+        """Until ``wait_end``, readers signal when they make room on an edge, or all they take and return.
+
+        With an edge it counts as one wait for room there.
+        """
     def wait_end(self, edge: str | None = None) -> None: ...
     def edges(self) -> list[tuple[str, int, int]]:
-        """(edge, bytes under way, times refused)."""
+        """(edge, bytes under way, how many have waited for room)."""
     def written(self) -> int:
         """Bytes copied into the arena so far, counted once for all readers of a payload."""
     def outstanding(self) -> int:
@@ -145,11 +155,13 @@ class CreditLedger:
     def limit(self) -> int: ...
     def take(self, edge: str, amount: int = 1) -> bool:
         """Take ``amount`` if the edge has it, or any amount where it holds at most half its limit."""
+    def note_wait(self, edge: str) -> None:
+        """Count one that waits until it is given something, however often it asks."""
     def give_back(self, edge: str, amount: int = 1) -> None:
         """Return what was taken. Raises ValueError where the edge does not hold that much."""
     def held(self, edge: str) -> int: ...
     def snapshot(self) -> list[tuple[str, int, int]]:
-        """(edge, held, times refused) of every edge seen."""
+        """(edge, held, how many have waited) of every edge seen."""
 
 class Extents:
     """First-fit allocation of ranges of whole 4 KiB pages in ``capacity`` bytes. Any thread may call."""
@@ -160,17 +172,21 @@ class Extents:
     def release(self, start: int, nbytes: int) -> None:
         """Give back what ``allocate`` returned."""
 
-def checksum(address: int, nbytes: int) -> int:
-    """64 bits that differ where any of ``nbytes`` bytes at ``address`` does.
-
-    The caller vouches for the memory and that nothing writes to it meanwhile.
-    """
+def checksum(data: Buffer) -> int:
+    """64 bits that differ where any of a buffer's bytes does. Nothing may write to it meanwhile."""
 
 class ShmLease:
     """A payload of another process, viewed through the buffer protocol; given back when it dies."""
 
-    def __init__(self, name: str, place: tuple[int, ...]) -> None:
-        """Raises LeaseError where the sender is gone or the place is stale."""
+    def __init__(self, name: str, place: tuple[int, ...], *, shared: bool = False) -> None:
+        """Raises LeaseError where the sender is gone or does not answer, or the place is stale.
+
+        May wait for the sender, at most some seconds. What is ``shared`` with other readers is mapped so that
+        nobody else sees what is written to it.
+        """
+    @staticmethod
+    def try_open(name: str, place: tuple[int, ...], *, shared: bool = False) -> ShmLease | None:
+        """The same without waiting: None where the sender has to be asked for memory first."""
     @property
     def nbytes(self) -> int: ...
     @property
@@ -178,7 +194,8 @@ class ShmLease:
     @property
     def arena(self) -> ShmMapping | None:
         """The sender's arena; None for a payload in memory of its own."""
-    def copy_to(self, address: int) -> None: ...
+    def copy_to(self, target: Buffer) -> None:
+        """Copy to the first ``nbytes`` bytes of a writable buffer. Raises ValueError where it has fewer."""
     def bequeath(self, heir: Callable[[ShmLease], object]) -> None:
         """Call ``heir`` with another lease on the payload when the last view of this one is gone.
 

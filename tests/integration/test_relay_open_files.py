@@ -8,12 +8,11 @@ import sys
 from sglang_omni._core import ShmLease
 
 _SENDER = """
-import ctypes, os, resource, time
+import os, resource, time
 from sglang_omni._core import ShmArena
 
 arena = ShmArena(1 << 20)
-data = ctypes.create_string_buffer(b"x" * 1000)
-place, _ = arena.put_raw("edge", "key", ctypes.addressof(data), 1000, 60.0)
+place, _ = arena.put_raw("edge", "key", b"x" * 1000, 60.0)
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
 print(arena.name, *place, flush=True)

@@ -260,7 +260,7 @@ def test_a_plan_that_was_the_last_to_own_a_view_lets_go_of_its_payload() -> None
     plan = codec.plan([torch.arange(4)])
     memory = (ctypes.c_char * plan.nbytes)()
     memory.slots = Slots(gone)  # type: ignore[attr-defined]
-    plan.write_to(ctypes.addressof(memory))
+    plan.write_to(memory)
     # As where a stage sends on what it has received; torch frees a tensor's memory without the GIL.
     plans = [codec.plan(codec.unpack_payload(memory))]
     del memory

@@ -25,7 +25,7 @@ def _codec(tensor_type: type) -> Codec:
         load_torch=lambda: tensor_type,
         describe_tensor=tensors.describe,
         view_tensor=tensors.view,
-        dense=tensors.dense,
+        gather=tensors.gather,
         ndarray=np.ndarray,
         numpy_dtypes=tensors.NUMPY_DTYPES,
     )

@@ -15,6 +15,9 @@ def test_edges_do_not_share() -> None:
     assert ledger.take("a")
     assert not ledger.take("a")
     assert ledger.take("b", 2)
+    # One that asks twice before it is given something has waited once.
+    ledger.note_wait("a")
+    assert not ledger.take("a")
     ledger.give_back("a")
     assert ledger.take("a")
     assert sorted(ledger.snapshot()) == [("a", 2, 1), ("b", 2, 0)]

@@ -65,7 +65,7 @@ async def lend(relay: Relay, chunk: Any, request_id: str, target: str) -> tuple[
     return (chunk, None) if loan is None else (outline, loan)
 
 
-def borrow(relay: Relay, outline: Any, loan: Any) -> Any:
+async def borrow(relay: Relay, outline: Any, loan: Any) -> Any:
     """The chunk that ``lend`` was given.
 
     Raises:
@@ -74,7 +74,7 @@ def borrow(relay: Relay, outline: Any, loan: Any) -> Any:
     """
     if not getattr(relay, "lends_tensors", False):
         raise ValueError(f"lent tensors came for a {type(relay).__name__}, which does not lend")
-    tensors = relay.borrow_tensors(loan)
+    tensors = await relay.borrow_tensors(loan)
 
     def put_back(value: Any) -> Any:
         if type(value) is not LentTensor:

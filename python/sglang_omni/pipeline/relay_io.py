@@ -17,6 +17,7 @@ from sglang_omni._core import PayloadPlan
 from sglang_omni.pipeline.lending import borrow, lend
 from sglang_omni.proto import DataReadyMessage, Replicas, StagePayload, codec
 from sglang_omni.relay.base import Relay, RelayOperation, RelayReadError
+from sglang_omni.relay.buffers import bytes_of
 
 if TYPE_CHECKING:
     from sglang_omni.pipeline.fan_out import FanOut
@@ -124,9 +125,9 @@ async def write_plan(
         flat = torch.empty(nbytes, dtype=torch.uint8)
         if plan.on_device:
             # The thread has the tensor as well, should nobody wait for it any more.
-            await asyncio.to_thread(lambda: plan.write_to(flat.data_ptr()))
+            await asyncio.to_thread(plan.write_to, bytes_of(flat))
         else:
-            plan.write_to(flat.data_ptr())
+            plan.write_to(bytes_of(flat))
         put = await relay.put_async(flat.to(getattr(relay, "device", "cpu")), request_id=key)
     return {"relay_info": put.metadata, "nbytes": nbytes}, put
 
@@ -287,7 +288,7 @@ async def read_stream_chunk(
         }
         plain = {**(plain or {}), **read}
     if metadata.get("loan") is not None:
-        data, plain = borrow(relay, (data, plain), metadata["loan"])
+        data, plain = await borrow(relay, (data, plain), metadata["loan"])
     return data, plain
 
 

@@ -306,7 +306,7 @@ _codec = Codec(
     load_torch=lambda: tensors.load_torch().Tensor,
     describe_tensor=tensors.describe,
     view_tensor=tensors.view,
-    dense=tensors.dense,
+    gather=tensors.gather,
     ndarray=np.ndarray,
     numpy_dtypes=tensors.NUMPY_DTYPES,
 )

@@ -2,7 +2,7 @@
 
 The Rust core takes the common tensor through DLPack's C exchange table. What comes here: a torch
 without that table, tensors of other devices and layouts, lazy conjugation and negation, dtypes that
-DLPack does not have, and gaps in views.
+DLPack does not have, and gaps in views of a GPU's memory.
 """
 
 from __future__ import annotations
@@ -80,9 +80,23 @@ def has_memory(tensor: Any) -> bool:
         return False
 
 
-def dense(source: Any) -> Any:
-    """A contiguous tensor or array of the same values."""
-    return np.ascontiguousarray(source) if isinstance(source, np.ndarray) else source.contiguous()
+def gather(views: Sequence[tuple[Any, int, Sequence[int]]], nbytes: int) -> tuple[Any, int]:
+    """New memory of a GPU with the values of tensors that lie there, and its address.
+
+    Args:
+        views: Each tensor, and where in that memory it is to lie: offset and strides in its elements.
+        nbytes: The memory's size.
+    """
+    torch = sys.modules["torch"]
+    memory = torch.zeros(nbytes, dtype=torch.uint8, device=views[0][0].device)
+    for tensor, offset, strides in views:
+        # What is expanded is one element there as here.
+        sizes = [1 if step == 0 else size for size, step in zip(tensor.shape, strides, strict=True)]
+        values = tensor.detach().as_strided(sizes, tensor.stride())
+        target = torch.empty(0, dtype=tensor.dtype, device=memory.device)
+        target.set_(memory.untyped_storage(), offset, sizes, strides).copy_(values)
+    # What stands for the tensors is of their kind: who owns it knows where it lies.
+    return memory.as_subclass(type(views[0][0])), memory.data_ptr()
 
 
 def view(buffer: Any, name: str, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Any:

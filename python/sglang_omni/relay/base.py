@@ -151,7 +151,7 @@ class Relay(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} does not lend tensors")
 
-    def borrow_tensors(self, loan: Any) -> list[torch.Tensor]:
+    async def borrow_tensors(self, loan: Any) -> list[torch.Tensor]:
         """The tensors that ``lend_tensors`` was given, where they are. Only where ``lends_tensors`` is set.
 
         Raises:

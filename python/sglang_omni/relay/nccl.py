@@ -27,6 +27,7 @@ from sglang_omni.relay.base import (
     credit_bytes,
     register_relay,
 )
+from sglang_omni.relay.buffers import bytes_of
 from sglang_omni.relay.exposure import check_address
 from sglang_omni.relay.nccl_groups import host_memory
 from sglang_omni.relay.nccl_links import Endpoint, Link, Offer, Server
@@ -110,9 +111,9 @@ class NcclRelay(Relay):
             packed = host_memory(plan.nbytes)
             if plan.on_device or plan.nbytes > _COPY_IN_THREAD:
                 # The thread has the tensor as well, should nobody wait for it any more.
-                await asyncio.to_thread(lambda: plan.write_to(packed.data_ptr()))
+                await asyncio.to_thread(plan.write_to, bytes_of(packed))
             else:
-                plan.write_to(packed.data_ptr())
+                plan.write_to(bytes_of(packed))
         except BaseException:
             self._outbox.return_credit(edge or "", plan.nbytes)
             raise

@@ -21,12 +21,12 @@ waits.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sglang_omni.relay.base import INLINE_BYTES, Relay, RelayError, RelayReadError, credit_bytes
+from sglang_omni.relay.buffers import bytes_of
 from sglang_omni.relay.outbox import Got, Outbox, Put
 from sglang_omni.relay.pump import Pump
 from sglang_omni.relay.slots import CHECKED_BYTES, SLOT_BYTES, MemoryRegistrar, SlotPool, Slots, slots_for
@@ -165,12 +165,8 @@ class OneSidedRelay(Relay):
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
         flat = flat.reshape(-1).view(torch.uint8)
 
-        def write(address: int) -> None:
-            if flat.is_cpu:
-                ctypes.memmove(address, flat.data_ptr(), flat.nbytes)
-            else:
-                host = flat.cpu()
-                ctypes.memmove(address, host.data_ptr(), host.nbytes)
+        def write(target: memoryview) -> None:
+            target[:] = memoryview(bytes_of(flat.cpu()))
 
         edge = "" if dst_rank is None else f"rank {dst_rank}"
         in_thread = flat.nbytes > _COPY_IN_THREAD or not flat.is_cpu
@@ -196,7 +192,7 @@ class OneSidedRelay(Relay):
         return self._announce(held, nbytes, edge or "", held.nbytes, request_id)
 
     async def _put(
-        self, write: Callable[[int], None], nbytes: int, edge: str, key: str, *, in_thread: bool
+        self, write: Callable[[memoryview], None], nbytes: int, edge: str, key: str, *, in_thread: bool
     ) -> Put:
         self._check_open()
         amount = slots_for(nbytes) * SLOT_BYTES
@@ -361,9 +357,9 @@ class OneSidedRelay(Relay):
         return self._outbox.usage() | {"relay_quarantined_reads": self._pump.quarantined}
 
 
-async def _write(write: Callable[[int], None], slots: Slots, nbytes: int, in_thread: bool) -> None:
+async def _write(write: Callable[[memoryview], None], slots: Slots, nbytes: int, in_thread: bool) -> None:
     def fill() -> None:
-        write(slots.address)
+        write(slots.payload(nbytes))
         slots.seal(nbytes)
 
     if in_thread:

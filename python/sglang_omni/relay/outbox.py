@@ -89,11 +89,15 @@ class Outbox:
             RelayTimeout: It had none in time; the text says who holds it.
         """
         deadline = time.monotonic() + self._timeout
+        has_waited = False
         while True:
             changed = self._next_change()
             try:
                 if self._ledger.take(edge, amount):
                     return
+                if not has_waited:
+                    self._ledger.note_wait(edge)
+                    has_waited = True
                 if not await _wait(changed, min(deadline, time.monotonic() + _LOOK_AGAIN_SECONDS)):
                     self.expire()
                 if time.monotonic() >= deadline:

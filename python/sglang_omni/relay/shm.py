@@ -5,19 +5,21 @@ the extent. When the last view is gone the room comes back by itself, in whateve
 happens. Each edge has credit for ``slot_size_mb * credits``, so a reader that holds on to what it
 got stops only its own edge.
 
-Views are read-only by contract. With ``SGLANG_OMNI_RELAY_READ_ONLY=1`` in its environment a receiving
-process crashes (SIGSEGV) where it breaks that; ``python -X faulthandler`` then says where.
+Views are read-only by contract. What several readers get lies in memory once, and each of them has it
+mapped so that a page becomes its own when it writes there: a reader that breaks the contract spoils no
+other's input. With ``SGLANG_OMNI_RELAY_READ_ONLY=1`` in its environment a receiving process crashes
+(SIGSEGV) where it breaks that; ``python -X faulthandler`` then says where.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from sglang_omni._core import ArenaFull, LeaseError, ShmArena, ShmHeld, ShmLease
@@ -29,6 +31,7 @@ from sglang_omni.relay.base import (
     credit_bytes,
     register_relay,
 )
+from sglang_omni.relay.buffers import bytes_of, in_thread
 from sglang_omni.relay.cuda_driver import CudaError, is_cuda_in_use
 from sglang_omni.relay.cuda_ipc import borrow
 from sglang_omni.relay.gpu_returns import when_gpu_is_done
@@ -51,7 +54,9 @@ _KEEP_SECONDS = 300.0
 # Waiting for room on one edge, look at what the others may have left so often.
 _LOOK_AGAIN_SECONDS = 1.0
 # What lies where a ticket alone matters.
-_NOTHING = ctypes.create_string_buffer(64)
+_NOTHING = bytes(64)
+# Senders that may be silent at the same time before others wait for them. Each is asked by one thread.
+_ASKING_THREADS = 32
 
 
 @register_relay("shm")
@@ -89,6 +94,8 @@ class ShmRelay(Relay):
         self._closed = False
         self._waiters: set[asyncio.Future[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        # By a sender's name, there for as long as a read of it waits.
+        self._asking: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         _relays.add(self)
 
     @property
@@ -108,12 +115,12 @@ class ShmRelay(Relay):
         """Send a CPU tensor's bytes. See ``Relay.put_async``."""
         if tensor.device.type != "cpu":
             raise ValueError(f"the shm relay sends CPU tensors, not one on {tensor.device}")
-        flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        flat = bytes_of(tensor.resolve_conj().resolve_neg().contiguous())
         arena, key = self.arena, request_id or ""
         edge = "" if dst_rank is None else f"rank {dst_rank}"
 
         def put() -> _Announced:
-            return arena.put_raw(edge, key, flat.data_ptr(), flat.nbytes, _KEEP_SECONDS)
+            return arena.put_raw(edge, key, flat, _KEEP_SECONDS)
 
         return await self._put(put, flat.nbytes, edge, key, in_thread=flat.nbytes > _COPY_IN_THREAD)
 
@@ -131,7 +138,7 @@ class ShmRelay(Relay):
         arena = self.arena
         try:
             if self._takes_long(plan):
-                return await asyncio.to_thread(arena.hold, plan)
+                return await in_thread(partial(arena.hold, plan))
             return arena.hold(plan)
         except ArenaFull:
             return None
@@ -143,7 +150,9 @@ class ShmRelay(Relay):
         def put() -> _Announced:
             return arena.put_held(target, request_id, held, _KEEP_SECONDS)
 
-        return await self._put(put, nbytes, target, request_id)
+        sent = await self._put(put, nbytes, target, request_id)
+        sent.metadata["shared"] = True
+        return sent
 
     def _takes_long(self, plan: PayloadPlan) -> bool:
         """Whether writing it is for a thread, so that the loop goes on."""
@@ -163,8 +172,13 @@ class ShmRelay(Relay):
                 return await asyncio.shield(copying)
             except asyncio.CancelledError:
                 # The thread goes on to its end; what it has put then nobody will announce.
-                copying.add_done_callback(lambda _: arena.revoke(key))
+                copying.add_done_callback(take_back)
                 raise
+
+        def take_back(copying: asyncio.Future[_Announced]) -> None:
+            if not copying.cancelled() and copying.exception() is None:
+                place, _ = copying.result()
+                arena.revoke_place(place)
 
         arena = self.arena
         try:
@@ -263,17 +277,17 @@ class ShmRelay(Relay):
         self, metadata: Mapping[str, Any], dest_tensor: torch.Tensor, request_id: str | None = None
     ) -> ShmGet:
         """Copy into a contiguous CPU tensor. See ``Relay.get_async``."""
-        lease = _lease(metadata)
+        lease = await self._lease(metadata)
         if not dest_tensor.is_contiguous() or dest_tensor.device.type != "cpu":
             raise ValueError("the shm relay receives into contiguous CPU tensors")
         if dest_tensor.nbytes < lease.nbytes:
             raise ValueError(f"{lease.nbytes} bytes do not fit a destination of {dest_tensor.nbytes}")
-        await _copy_out(lease, lambda: dest_tensor.data_ptr())
+        await _copy_out(lease, bytes_of(dest_tensor))
         return ShmGet(dict(metadata))
 
     async def get_payload(self, metadata: Mapping[str, Any]) -> Any:
         """A view of the sender's memory, or a copy where its room is short. See ``Relay.get_payload``."""
-        lease = _lease(metadata)
+        lease = await self._lease(metadata)
         if metadata.get("lend") is True:
             if is_cuda_in_use():
                 await _prepare_for_gpu(lease)
@@ -282,8 +296,30 @@ class ShmRelay(Relay):
         import numpy as np
 
         copy = np.empty(lease.nbytes, np.uint8)
-        await _copy_out(lease, lambda: copy.ctypes.data)
+        await _copy_out(lease, copy)
         return copy
+
+    async def _lease(self, metadata: Mapping[str, Any]) -> ShmLease:
+        """The right to a payload. Waits for no sender but its own, where that must be asked for memory."""
+        match metadata:
+            case {"arena": str(name), "place": [int(), int(), int(), int(), int()] as row}:
+                # A copy is its reader's alone anyway.
+                place, shared = tuple(row), (metadata.get("shared"), metadata.get("lend")) == (True, True)
+            case _:
+                raise RelayReadError(f"not the metadata of a shm put: {sorted(map(str, metadata))}")
+        try:
+            lease = ShmLease.try_open(name, place, shared=shared)
+            if lease is not None:
+                return lease
+            # One of a sender's reads waits in a thread; one that is silent leaves the others theirs.
+            async with self._asking.setdefault(name, asyncio.Lock()):
+                lease = ShmLease.try_open(name, place, shared=shared)
+                if lease is not None:
+                    return lease
+                opening = partial(ShmLease, name, place, shared=shared)
+                return await in_thread(opening, _asking_threads())
+        except (LeaseError, OverflowError) as error:
+            raise RelayReadError(str(error)) from error
 
     # --- a GPU's memory --------------------------------------------------------------------------
 
@@ -297,7 +333,7 @@ class ShmRelay(Relay):
         described, kept = self.loans.describe(tensors)
 
         def put() -> _Announced:
-            return arena.put_raw(target, request_id, ctypes.addressof(_NOTHING), len(_NOTHING), _KEEP_SECONDS)
+            return arena.put_raw(target, request_id, _NOTHING, _KEEP_SECONDS)
 
         ticket = await self._put(put, len(_NOTHING), target, request_id)
         self.loans.keep(kept, ticket, target)
@@ -309,7 +345,7 @@ class ShmRelay(Relay):
             # What nobody has read in time is not looked for by itself.
             arena.outstanding()
 
-    def borrow_tensors(self, loan: Any) -> list[torch.Tensor]:
+    async def borrow_tensors(self, loan: Any) -> list[torch.Tensor]:
         """The lender's tensors; its ticket is back when the last is gone. See ``Relay.borrow_tensors``."""
         match loan:
             case {"ticket": dict(ticket), "described": described}:
@@ -317,7 +353,7 @@ class ShmRelay(Relay):
             case _:
                 raise ValueError(f"not a loan of tensors: {loan!r:.200}")
         try:
-            return borrow(described, _lease(ticket))
+            return borrow(described, await self._lease(ticket))
         except CudaError as error:
             raise RelayReadError(str(error)) from error
 
@@ -343,6 +379,7 @@ class ShmRelay(Relay):
         """In a forked child: the arena, and whoever waits for it, are the parent's."""
         _of_parents.append(self._arena)
         self._arena, self._waiters, self._loop = None, set(), None
+        self._asking = weakref.WeakValueDictionary()
         self.loans = Loans(self._limit, self._wait_for_loans)
 
     def stats(self) -> dict[str, dict[str, int]]:
@@ -370,6 +407,7 @@ _of_parents: list[ShmArena | None] = []
 
 
 def _begin_anew() -> None:
+    _asking_threads.cache_clear()
     for relay in _relays:
         relay._begin_anew()
 
@@ -437,21 +475,14 @@ def _drop(lease: ShmLease) -> None:
     """Give back a lease: it goes with the call."""
 
 
-async def _copy_out(lease: ShmLease, address: Callable[[], int]) -> None:
-    """Copy to memory that ``address`` keeps alive, also when the caller is cancelled meanwhile."""
+async def _copy_out(lease: ShmLease, target: Any) -> None:
+    """Copy to a buffer, which stays until that is over, also when the caller is cancelled meanwhile."""
     if lease.nbytes > _COPY_IN_THREAD:
-        await asyncio.to_thread(lambda: lease.copy_to(address()))
+        await asyncio.to_thread(lease.copy_to, target)
     else:
-        lease.copy_to(address())
+        lease.copy_to(target)
 
 
-def _lease(metadata: Mapping[str, Any]) -> ShmLease:
-    match metadata:
-        case {"arena": str(name), "place": [int(), int(), int(), int(), int()] as place}:
-            pass
-        case _:
-            raise RelayReadError(f"not the metadata of a shm put: {sorted(map(str, metadata))}")
-    try:
-        return ShmLease(name, tuple(place))
-    except (LeaseError, OverflowError) as error:
-        raise RelayReadError(str(error)) from error
+@cache
+def _asking_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_ASKING_THREADS, "relay-asking")

@@ -51,6 +51,7 @@ class Segment:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.memory = memoryview(self._memory)
 
 
 class Slots:
@@ -109,13 +110,21 @@ class Slots:
         return checksum is None or self._checksum(nbytes) == checksum
 
     def _checksum(self, nbytes: int) -> int:
-        return checksum(self.start, HEADER_BYTES + nbytes)
+        return checksum(self._view(0, HEADER_BYTES + nbytes))
 
     def buffer(self, nbytes: int) -> ctypes.Array[ctypes.c_char]:
         """The payload as a writable buffer, which keeps the slots for as long as anything views it."""
         buffer = (ctypes.c_char * nbytes).from_address(self.address)
         buffer.slots = self  # type: ignore[attr-defined]
         return buffer
+
+    def payload(self, nbytes: int) -> memoryview:
+        """The payload as a writable buffer, for as long as the caller keeps the slots."""
+        return self._view(HEADER_BYTES, nbytes)
+
+    def _view(self, offset: int, nbytes: int) -> memoryview:
+        start = self.start - self.segment.address + offset
+        return self.segment.memory[start : start + nbytes]
 
     def __del__(self) -> None:
         self.wipe()

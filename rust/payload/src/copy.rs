@@ -29,15 +29,30 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: the caller's promise.
         return unsafe { one(from, to, len) };
     }
+    // SAFETY: the caller's promise.
+    unsafe { split(one, from, to, len, threads) };
+}
+
+/// In parts, each in a thread; here where there can be no more threads.
+///
+/// # Safety
+/// As `ptr::copy_nonoverlapping` for `len` bytes.
+unsafe fn split(one: Copy, from: *const u8, to: *mut u8, len: usize, threads: usize) {
     let part = len.div_ceil(threads).next_multiple_of(4096);
     let (from, to) = (from as usize, to as usize);
     thread::scope(|scope| {
         for start in (0..len).step_by(part) {
             let size = part.min(len - start);
-            scope.spawn(move || {
+            let copy_part = move || {
                 // SAFETY: the parts are disjoint and together the range the caller vouches for.
                 unsafe { one((from + start) as *const u8, (to + start) as *mut u8, size) };
-            });
+            };
+            if thread::Builder::new()
+                .spawn_scoped(scope, copy_part)
+                .is_err()
+            {
+                copy_part();
+            }
         }
     });
 }
@@ -121,6 +136,45 @@ mod tests {
                 );
             }
         }
+    }
+
+    /// Runs in a process of its own, which it leaves without room for a thread's stack.
+    #[test]
+    #[ignore = "run by the test below"]
+    fn alone_without_room_for_threads() {
+        let len = 8 << 20;
+        let source: Vec<u8> = (0..len).map(|i| (i ^ (i >> 11)) as u8).collect();
+        let mut target = vec![0u8; len];
+        let mut taken: Vec<Vec<u8>> = Vec::with_capacity(1 << 12);
+        for size in [1 << 20, 64 << 10] {
+            let mut more = Vec::new();
+            while more.try_reserve_exact(size).is_ok() {
+                taken.push(std::mem::take(&mut more));
+            }
+        }
+        assert!(thread::Builder::new().spawn(|| ()).is_err());
+        // SAFETY: both vectors are that long.
+        unsafe { split(plain, source.as_ptr(), target.as_mut_ptr(), len, 4) };
+        drop(taken);
+        assert!(source == target);
+    }
+
+    #[test]
+    fn a_copy_needs_no_threads() {
+        let name = "copy::tests::alone_without_room_for_threads";
+        let run = std::process::Command::new("sh")
+            .arg("-c")
+            .arg(r#"ulimit -v 300000 && exec "$0" --exact "$1" --ignored --test-threads=1"#)
+            .arg(std::env::current_exe().unwrap())
+            .arg(name)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&run.stdout);
+        assert!(
+            said.contains("1 passed"),
+            "{said}{}",
+            String::from_utf8_lossy(&run.stderr)
+        );
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub struct TensorView {
     pub strides: Vec<i64>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Decoded {
     /// Where the skeleton is in the payload.
     pub skeleton: Range<usize>,
@@ -105,9 +105,46 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// A copy of what comes before a payload's tensors, to be decoded by [`decode_head`]: somebody else may write to the
+/// payload meanwhile, and what was checked must be what is used.
+///
+/// # Safety
+/// `len` bytes are readable at `payload`.
+pub unsafe fn copy_head(payload: *const u8, len: usize) -> Vec<u8> {
+    // How long it is: a guess from bytes that may change, which decides how much is copied and nothing else.
+    // SAFETY: the caller's promise, for offsets below `len`.
+    let byte = |at: usize| unsafe { payload.add(at).read_volatile() };
+    let number = |at: usize, bytes: usize| -> usize {
+        let bytes = (at..at + bytes).rev();
+        bytes.fold(0u64, |number, at| number << 8 | u64::from(byte(at))) as usize
+    };
+    let mut end = HEADER_LEN;
+    if len >= HEADER_LEN {
+        let (tensors, buffers, skeleton) = (number(8, 4), number(12, 4), number(16, 8));
+        for _ in 0..tensors {
+            if end.saturating_add(TENSOR_ROW_LEN) > len {
+                break;
+            }
+            end += TENSOR_ROW_LEN + 16 * number(end + 2, 2);
+        }
+        end = end
+            .saturating_add(buffers.saturating_mul(BUFFER_ROW_LEN))
+            .saturating_add(skeleton);
+    }
+    let mut head = vec![0; end.min(len)];
+    // SAFETY: the caller's promise.
+    unsafe { std::ptr::copy_nonoverlapping(payload, head.as_mut_ptr(), head.len()) };
+    head
+}
+
 /// Reads and checks a payload. Total: every input gives a result, and no allocation is larger than
 /// a small multiple of the input.
 pub fn decode(payload: &[u8]) -> Result<Decoded, DecodeError> {
+    decode_head(payload, payload.len())
+}
+
+/// As [`decode`], of a payload of `len` bytes that begins with `payload`.
+pub fn decode_head(payload: &[u8], len: usize) -> Result<Decoded, DecodeError> {
     let mut reader = Reader { rest: payload };
     if reader.take::<4>()? != &MAGIC {
         return Err(DecodeError::BadMagic);
@@ -123,7 +160,7 @@ pub fn decode(payload: &[u8]) -> Result<Decoded, DecodeError> {
     let (tensor_count, buffer_count) = (reader.u32()? as usize, reader.u32()? as usize);
     let (skeleton_len, total) = (reader.u64()?, reader.u64()?);
     debug_assert_eq!(payload.len() - reader.rest.len(), HEADER_LEN);
-    if total != payload.len() as u64 {
+    if total != len as u64 {
         return Err(DecodeError::BadLength);
     }
     // Counts are believed only where their rows can be there.

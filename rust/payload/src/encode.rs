@@ -58,7 +58,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Lays out a payload. Sources that overlap in memory share one run, so it is copied once.
+    /// Lays out a payload. Sources that overlap in memory share one run, so it is copied once, with what lies
+    /// between their bytes: [`crate::layouts`] says where there is such, and what to do about it.
     pub fn new(skeleton: &[u8], sources: &[Source]) -> Result<Self, EncodeError> {
         let mut spans = Vec::with_capacity(sources.len());
         for (row, source) in sources.iter().enumerate() {
@@ -158,6 +159,13 @@ impl Plan {
     #[allow(clippy::len_without_is_empty)] // a payload has a header, it is never empty
     pub fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Whether any of the sources' bytes are at those addresses.
+    pub fn reads(&self, addresses: std::ops::Range<usize>) -> bool {
+        let overlaps =
+            |run: &Run| run.address < addresses.end && addresses.start < run.address + run.len;
+        self.runs.iter().any(overlaps)
     }
 
     /// Leaves the memory around `address`, part of a source, to be written by others: a GPU's, say.

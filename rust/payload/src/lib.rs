@@ -18,14 +18,18 @@ mod copy;
 mod decode;
 mod dtype;
 mod encode;
+mod layout;
+#[cfg(test)]
+mod layout_tests;
 pub mod msgpack;
 #[cfg(test)]
 mod tests;
 
 pub use copy::copy;
-pub use decode::{DecodeError, Decoded, TensorView, decode};
+pub use decode::{DecodeError, Decoded, TensorView, copy_head, decode, decode_head};
 pub use dtype::{DTYPES, DType};
 pub use encode::{EncodeError, Plan, Source};
+pub use layout::{Layout, is_whole, layouts};
 
 /// First bytes of every payload.
 pub const MAGIC: [u8; 4] = *b"SGOP";

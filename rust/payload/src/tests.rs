@@ -2,7 +2,10 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
-use crate::{ALIGN, DTYPES, DecodeError, Framework, Plan, Source, VERSION, decode};
+use crate::{
+    ALIGN, DTYPES, DecodeError, Decoded, Framework, Plan, Source, VERSION, copy_head, decode,
+    decode_head,
+};
 
 fn packed(skeleton: &[u8], sources: &[Source]) -> Vec<u8> {
     let plan = Plan::new(skeleton, sources).unwrap();
@@ -112,10 +115,18 @@ fn hostile_headers_are_errors() {
     );
 }
 
+/// As a reader of memory that others may write to.
+fn decode_by_head(payload: &[u8]) -> Result<Decoded, DecodeError> {
+    // SAFETY: a slice's own bytes.
+    let head = unsafe { copy_head(payload.as_ptr(), payload.len()) };
+    decode_head(&head, payload.len())
+}
+
 proptest! {
     #[test]
     fn noise_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         let _ = decode(&bytes);
+        let _ = decode_by_head(&bytes);
     }
 
     #[test]
@@ -130,6 +141,7 @@ proptest! {
             let at = at % bytes.len();
             bytes[at] = value;
         }
+        prop_assert_eq!(decode_by_head(&bytes).ok(), decode(&bytes).ok());
         if let Ok(decoded) = decode(&bytes) {
             for tensor in decoded.tensors {
                 let (low, high) = crate::extent(tensor.dtype.itemsize, &tensor.shape, &tensor.strides).unwrap();

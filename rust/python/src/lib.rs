@@ -3,13 +3,15 @@
 
 use pyo3::prelude::*;
 
+mod buffer;
 mod codec;
 mod json_size;
 mod payload;
 mod relay;
 mod router;
 
-#[pymodule(gil_used = false)]
+// The codec borrows from dicts and lists what the lock alone keeps there: an interpreter without one turns it on.
+#[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     codec::register(module)?;

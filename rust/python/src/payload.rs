@@ -1,8 +1,11 @@
 //! A payload on its way out: where its header, skeleton and tensors go.
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use sglang_omni_payload::{DTYPES, Plan};
+
+use crate::buffer::BufferView;
 
 #[pyclass(frozen, module = "sglang_omni._core")]
 pub struct PayloadPlan {
@@ -56,11 +59,21 @@ impl PayloadPlan {
         })
     }
 
-    /// Writes to `nbytes` bytes of memory at an address.
-    fn write_to(&self, py: Python<'_>, address: usize) -> PyResult<()> {
-        // SAFETY: the Python side owns that memory, and the sources' owners are kept.
-        py.detach(|| unsafe { self.plan.write_to(address as *mut u8) });
-        self.fill(py, address)
+    /// Writes to the first `nbytes` bytes of a buffer.
+    fn write_to(&self, target: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = target.py();
+        let len = self.plan.len() as usize;
+        let view = BufferView::writable(target, len)?;
+        let start = view.as_ptr();
+        if self.plan.reads(start as usize..start as usize + len) {
+            return Err(PyValueError::new_err(
+                "the buffer has some of the tensors' own memory: they would be written over",
+            ));
+        }
+        let start = start as usize;
+        // SAFETY: the buffer is that long and held, it has nothing of the sources, and their owners are kept.
+        py.detach(|| unsafe { self.plan.write_to(start as *mut u8) });
+        self.fill(py, start)
     }
 }
 

@@ -10,10 +10,11 @@ use pyo3::prelude::*;
 use pyo3::{create_exception, ffi};
 use sglang_omni_payload::copy;
 use sglang_omni_relay::{
-    AllocateError, Arena, Extent, Extents, Grant, Held, Lease, Ledger, Mapping, Place, Room,
-    TicketState, open,
+    Access, AllocateError, Announcement, Arena, Extent, Extents, Held, Lease, Ledger, Mapping,
+    Place, ReadError, Room, TicketState, open, try_open,
 };
 
+use crate::buffer::BufferView;
 use crate::payload::PayloadPlan;
 
 create_exception!(
@@ -45,15 +46,16 @@ fn place((segment, offset, len, ticket, generation): PlaceRow) -> Place {
 /// Where a payload lies, and whether its reader may keep views of it.
 type Announced = (PlaceRow, bool);
 
-fn announced(grant: &Grant) -> Announced {
+fn announced(announcement: Announcement) -> Announced {
     let Place {
         segment,
         offset,
         len,
         ticket,
         generation,
-    } = grant.place;
-    ((segment, offset, len, ticket, generation), grant.lend)
+    } = announcement.place;
+    let row = (segment, offset, len, ticket, generation);
+    (row, announcement.lend)
 }
 
 fn refused(error: AllocateError) -> PyErr {
@@ -72,6 +74,18 @@ unsafe fn write(plan: &PayloadPlan, room: &Room) -> usize {
     // SAFETY: the caller's promise.
     unsafe { plan.plan.write_to(target) };
     target as usize
+}
+
+fn unreadable(error: ReadError) -> PyErr {
+    LeaseError::new_err(error.to_string())
+}
+
+fn access(shared: bool) -> Access {
+    if shared {
+        Access::CopyOnWrite
+    } else {
+        Access::Sole
+    }
 }
 
 fn seconds(keep: f64) -> PyResult<Duration> {
@@ -121,37 +135,35 @@ impl ShmArena {
             .arena
             .allocate(edge, key, plan.plan.len(), seconds(keep)?)
             .map_err(refused)?;
-        // SAFETY: the room is ours alone and long enough; the Python side keeps the sources alive.
+        // SAFETY: the room is ours alone and long enough; the plan keeps the sources' owners.
         let target = py.detach(|| unsafe { write(plan, &grant.room) });
-        plan.fill(py, target).inspect_err(|_| {
-            self.arena.revoke(key);
-        })?;
-        Ok(announced(&grant))
+        plan.fill(py, target)?;
+        Ok(announced(grant.publish()))
     }
 
-    /// Copies plain memory into room for it.
+    /// Copies a buffer's bytes into room for them.
     fn put_raw(
         &self,
         py: Python<'_>,
         edge: &str,
         key: &str,
-        address: usize,
-        nbytes: usize,
+        data: &Bound<'_, PyAny>,
         keep: f64,
     ) -> PyResult<Announced> {
+        let data = BufferView::new(data)?;
         let grant = self
             .arena
-            .allocate(edge, key, nbytes as u64, seconds(keep)?)
+            .allocate(edge, key, data.len() as u64, seconds(keep)?)
             .map_err(refused)?;
-        // SAFETY: the room is ours alone and long enough; the Python side owns the source.
-        py.detach(|| unsafe { copy(address as *const u8, grant.room.ready(), nbytes) });
-        Ok(announced(&grant))
+        // SAFETY: the room is ours alone and as long as the buffer, which is held.
+        py.detach(|| unsafe { copy(data.as_ptr(), grant.room.ready(), data.len()) });
+        Ok(announced(grant.publish()))
     }
 
     /// Packs a payload for several targets: the one copy all of them take together.
     fn hold(&self, py: Python<'_>, plan: &PayloadPlan) -> PyResult<ShmHeld> {
         let held = self.arena.hold(plan.plan.len()).map_err(refused)?;
-        // SAFETY: the room is ours alone and long enough; the Python side keeps the sources alive.
+        // SAFETY: the room is ours alone and long enough; the plan keeps the sources' owners.
         let target = py.detach(|| unsafe { write(plan, &held.room) });
         plan.fill(py, target)?;
         Ok(ShmHeld { held })
@@ -159,8 +171,8 @@ impl ShmArena {
 
     /// One target's right to what is held.
     fn put_held(&self, edge: &str, key: &str, held: &ShmHeld, keep: f64) -> PyResult<Announced> {
-        let grant = self.arena.issue(&held.held, edge, key, seconds(keep)?);
-        Ok(announced(&grant.map_err(refused)?))
+        let issued = self.arena.issue(&held.held, edge, key, seconds(keep)?);
+        Ok(announced(issued.map_err(refused)?))
     }
 
     #[getter]
@@ -170,10 +182,11 @@ impl ShmArena {
         }
     }
 
-    /// "ready", "held", "returned", or "free" once its room is given to others or taken back.
+    /// "reserved", "ready", "held", "returned", or "free" once its room is given to others or taken back.
     fn state(&self, place_row: PlaceRow) -> &'static str {
         match self.arena.state(&place(place_row)) {
             TicketState::Free => "free",
+            TicketState::Reserved => "reserved",
             TicketState::Ready => "ready",
             TicketState::Held => "held",
             TicketState::Returned => "returned",
@@ -182,6 +195,10 @@ impl ShmArena {
 
     fn revoke(&self, key: &str) -> usize {
         self.arena.revoke(key)
+    }
+
+    fn revoke_place(&self, place_row: PlaceRow) -> bool {
+        self.arena.revoke_place(&place(place_row))
     }
 
     #[pyo3(signature = (edge = None))]
@@ -268,6 +285,10 @@ impl CreditLedger {
         )))
     }
 
+    fn note_wait(&self, edge: &str) {
+        self.ledger.edge(edge).note_wait();
+    }
+
     fn held(&self, edge: &str) -> u64 {
         self.ledger.edge(edge).held()
     }
@@ -309,12 +330,13 @@ impl SharedExtents {
     }
 }
 
-/// Of `nbytes` bytes at an address.
+/// Of a buffer's bytes.
 #[pyfunction]
-fn checksum(py: Python<'_>, address: usize, nbytes: usize) -> u64 {
-    // SAFETY: the Python side owns that memory, and lets nothing write to it now.
-    let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, nbytes) };
-    py.detach(|| sglang_omni_relay::checksum(bytes))
+fn checksum(data: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let view = BufferView::new(data)?;
+    // SAFETY: the caller lets nothing write to it now; what does so in spite of that changes the sum.
+    let bytes = unsafe { view.as_slice() };
+    Ok(data.py().detach(|| sglang_omni_relay::checksum(bytes)))
 }
 
 /// Holds an extent for as long as anything views it through the buffer protocol.
@@ -362,10 +384,18 @@ impl Drop for ShmLease {
 #[pymethods]
 impl ShmLease {
     #[new]
-    fn new(py: Python<'_>, name: &str, place_row: PlaceRow) -> PyResult<Self> {
-        let lease = py.detach(|| open(name, &place(place_row)));
-        let lease = lease.map_err(|error| LeaseError::new_err(error.to_string()))?;
-        Ok(Self::of(lease))
+    #[pyo3(signature = (name, place_row, *, shared = false))]
+    fn new(py: Python<'_>, name: &str, place_row: PlaceRow, shared: bool) -> PyResult<Self> {
+        let lease = py.detach(|| open(name, &place(place_row), access(shared)));
+        lease.map(Self::of).map_err(unreadable)
+    }
+
+    /// The same without waiting for the sender: None where it has to be asked for memory first.
+    #[staticmethod]
+    #[pyo3(signature = (name, place_row, *, shared = false))]
+    fn try_open(name: &str, place_row: PlaceRow, shared: bool) -> PyResult<Option<Self>> {
+        let lease = try_open(name, &place(place_row), access(shared)).map_err(unreadable)?;
+        Ok(lease.map(Self::of))
     }
 
     /// Has `heir` called, once, with another lease on the payload when the last view of this one is gone.
@@ -390,13 +420,15 @@ impl ShmLease {
         Some(ShmMapping { mapping })
     }
 
-    /// Copies the payload to memory of the caller's.
-    fn copy_to(&self, py: Python<'_>, address: usize) {
+    /// Copies the payload to the beginning of a buffer.
+    fn copy_to(&self, target: &Bound<'_, PyAny>) -> PyResult<()> {
         let lease = self.lease();
-        // SAFETY: the Python side owns `nbytes` bytes at that address.
-        py.detach(|| unsafe {
-            std::ptr::copy_nonoverlapping(lease.as_ptr(), address as *mut u8, lease.len())
-        });
+        let view = BufferView::writable(target, lease.len())?;
+        // SAFETY: the buffer is that long and held. Of views of the lease it may be one, and then is the source.
+        target
+            .py()
+            .detach(|| unsafe { std::ptr::copy(lease.as_ptr(), view.as_ptr(), lease.len()) });
+        Ok(())
     }
 
     /// # Safety

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use divan::Bencher;
-use sglang_omni_relay::{Arena, Ledger, open};
+use sglang_omni_relay::{Access, Arena, Ledger, open};
 
 const KEEP: Duration = Duration::from_secs(60);
 const SIZES: [u64; 3] = [20 << 10, 1 << 20, 64 << 20];
@@ -27,7 +27,10 @@ fn ledger_take_and_give_back(bencher: Bencher) {
 fn allocate_and_take_back(bencher: Bencher, len: u64) {
     let arena = Arena::new(1 << 30).unwrap();
     bencher.bench_local(|| {
-        drop(arena.allocate("reader", "key", len, KEEP).unwrap());
+        arena
+            .allocate("reader", "key", len, KEEP)
+            .unwrap()
+            .publish();
         arena.revoke("key")
     });
 }
@@ -37,10 +40,14 @@ fn allocate_and_take_back(bencher: Bencher, len: u64) {
 fn allocate_open_and_drop(bencher: Bencher, under_way: usize) {
     let arena = Arena::new(1 << 30).unwrap();
     for _ in 0..under_way {
-        arena.allocate("slow", "other", 100, KEEP).unwrap();
+        arena
+            .allocate("slow", "other", 100, KEEP)
+            .unwrap()
+            .publish();
     }
     bencher.bench_local(|| {
-        let place = arena.allocate("reader", "key", 100, KEEP).unwrap().place;
-        open(arena.name(), &place).unwrap().len()
+        let grant = arena.allocate("reader", "key", 100, KEEP).unwrap();
+        let place = grant.publish().place;
+        open(arena.name(), &place, Access::Sole).unwrap().len()
     });
 }

@@ -36,12 +36,46 @@ pub struct Place {
     pub generation: u32,
 }
 
-/// A ticket for one reader, and the room to write its payload into before the reader hears of it.
-pub struct Grant {
+/// What a reader is to hear of a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Announcement {
     pub place: Place,
     /// Whether the reader may keep views. Otherwise its edge has too much under way: it should copy.
     pub lend: bool,
+}
+
+/// A reserved ticket, and the room to write its payload into before it is published. Dropped unpublished,
+/// it takes back itself and nothing else.
+pub struct Grant<'a> {
     pub room: Arc<Room>,
+    announcement: Announcement,
+    shared: &'a Shared,
+    published: bool,
+}
+
+impl Grant<'_> {
+    /// What was written is there for the reader from now on, unless its key was revoked meanwhile: then the place
+    /// is stale.
+    pub fn publish(mut self) -> Announcement {
+        let Place {
+            ticket, generation, ..
+        } = self.announcement.place;
+        self.shared.control().tickets[ticket as usize].publish(generation);
+        self.published = true;
+        self.announcement
+    }
+}
+
+impl Drop for Grant<'_> {
+    fn drop(&mut self) {
+        let Place {
+            ticket, generation, ..
+        } = self.announcement.place;
+        let Shared { records, .. } = self.shared;
+        if !self.published && records.withdraw(self.shared.control(), ticket, generation) {
+            self.shared.signal();
+        }
+    }
 }
 
 /// Room for a payload that several readers get, each with a ticket of its own ([`Arena::issue`]).
@@ -64,7 +98,7 @@ pub struct Full {
 pub struct Waiting {
     pub key: String,
     pub bytes: u64,
-    /// Process that has views of it; `None` where it was not read yet.
+    /// Process that has views of it; `None` where it was not read yet, 0 for one of another pid namespace.
     pub holder: Option<i32>,
 }
 
@@ -78,6 +112,10 @@ impl fmt::Display for Full {
         )?;
         for waiting in self.waiting_for.iter().take(4) {
             match waiting.holder {
+                Some(0) => {
+                    let key = &waiting.key;
+                    write!(f, "; {key:?} is held by a process of another pid namespace")?;
+                }
                 Some(pid) => write!(f, "; {:?} is held by process {pid}", waiting.key)?,
                 None => write!(f, "; {:?} is not read yet", waiting.key)?,
             }
@@ -176,18 +214,18 @@ impl Arena {
         self.shared.event.as_fd()
     }
 
-    /// Room for a payload of `len` bytes on an edge. It stays taken until its reader drops its
-    /// lease, `revoke` takes it back, or nobody has read it within `keep`.
+    /// Room for a payload of `len` bytes on an edge, to be written and then published. It stays taken until its
+    /// reader drops its lease, `revoke` takes it back, or nobody has read it within `keep`.
     pub fn allocate(
         &self,
         edge: &str,
         key: &str,
         len: u64,
         keep: Duration,
-    ) -> Result<Grant, AllocateError> {
+    ) -> Result<Grant<'_>, AllocateError> {
         let credit = self.shared.credit(edge, len)?;
         let room = self.shared.memory.room(len).map_err(AllocateError::Io)?;
-        self.shared.issue(edge, key, Arc::new(room), credit, keep)
+        self.shared.reserve(edge, key, Arc::new(room), credit, keep)
     }
 
     /// Room for a payload of `len` bytes which several edges are to get: written once, then
@@ -203,17 +241,18 @@ impl Arena {
         })
     }
 
-    /// One edge's ticket to what is held. As `allocate`, but there is nothing to write.
+    /// One edge's ticket to what is held, which is complete.
     pub fn issue(
         &self,
         held: &Held,
         edge: &str,
         key: &str,
         keep: Duration,
-    ) -> Result<Grant, AllocateError> {
+    ) -> Result<Announcement, AllocateError> {
         let credit = self.shared.credit(edge, held.room.len)?;
         self.shared
-            .issue(edge, key, held.room.clone(), credit, keep)
+            .reserve(edge, key, held.room.clone(), credit, keep)
+            .map(Grant::publish)
     }
 
     /// Where a payload stands. `Free` once it is collected, revoked or expired.
@@ -231,9 +270,25 @@ impl Arena {
         revoked
     }
 
+    /// Takes back one payload that nobody has read.
+    pub fn revoke_place(&self, place: &Place) -> bool {
+        let Some(ticket) = Some(place.ticket).filter(|&ticket| (ticket as usize) < TICKETS) else {
+            return false;
+        };
+        let records = &self.shared.records;
+        let revoked = records.revoke(self.shared.control(), ticket, place.generation);
+        if revoked {
+            self.shared.signal();
+        }
+        revoked
+    }
+
     /// From now on readers signal [`Arena::event`] when they make room on an edge or, without an edge,
     /// whenever they take or return something.
     pub fn wait_begin(&self, edge: Option<&str>) {
+        if let Some(name) = edge {
+            self.shared.bytes.edge(name).note_wait();
+        }
         self.waiters(edge).join();
     }
 
@@ -250,7 +305,7 @@ impl Arena {
         self.shared.control().waiters(number)
     }
 
-    /// `(edge, bytes under way, times refused)` of every edge, after collecting what came back.
+    /// `(edge, bytes under way, how many have waited for room)` of every edge, after collecting what came back.
     pub fn edges(&self) -> Vec<(String, u64, u64)> {
         self.shared.collect_all();
         self.shared.bytes.snapshot()
@@ -323,14 +378,14 @@ impl Shared {
         });
     }
 
-    fn issue(
+    fn reserve(
         &self,
         edge: &str,
         key: &str,
         room: Arc<Room>,
         (credit, lend): (Credit, bool),
         keep: Duration,
-    ) -> Result<Grant, AllocateError> {
+    ) -> Result<Grant<'_>, AllocateError> {
         let under_way = UnderWay {
             key: key.to_owned(),
             edge: edge.to_owned(),
@@ -342,7 +397,7 @@ impl Shared {
         };
         let (ticket, generation) = self
             .records
-            .issue(self.control(), under_way)
+            .reserve(self.control(), under_way)
             .map_err(|_| self.full(edge))?;
         let place = Place {
             segment: room.segment(),
@@ -351,7 +406,12 @@ impl Shared {
             ticket,
             generation,
         };
-        Ok(Grant { place, lend, room })
+        Ok(Grant {
+            room,
+            announcement: Announcement { place, lend },
+            shared: self,
+            published: false,
+        })
     }
 
     fn full(&self, edge: &str) -> AllocateError {

@@ -2,16 +2,20 @@
 
 use std::time::Duration;
 
-use crate::{AllocateError, Arena, Grant, Place, ReadError, TicketState, open, remotes};
+use crate::{Access, AllocateError, Arena, Grant, Lease, Place, ReadError, TicketState, remotes};
 
 const KEEP: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
+fn open(name: &str, place: &Place) -> Result<Lease, ReadError> {
+    crate::open(name, place, Access::Sole)
+}
+
 fn put(arena: &Arena, edge: &str, key: &str, bytes: &[u8]) -> Place {
-    let grant: Grant = arena.allocate(edge, key, bytes.len() as u64, KEEP).unwrap();
+    let grant = arena.allocate(edge, key, bytes.len() as u64, KEEP).unwrap();
     // SAFETY: the grant is ours and that long.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), grant.room.ready(), bytes.len()) };
-    grant.place
+    grant.publish().place
 }
 
 fn bytes_held(arena: &Arena, edge: &str) -> u64 {
@@ -98,8 +102,91 @@ fn what_is_held_for_slow_targets_is_bounded() {
 fn a_room_that_is_being_written_is_not_given_away_when_its_payload_is_taken_back() {
     let arena = Arena::new(MIB).unwrap();
     let grant = arena.allocate("e", "gone", 1000, KEEP).unwrap();
+    let offset = grant.room.offset;
     assert_eq!(arena.revoke("gone"), 1);
-    assert_ne!(put(&arena, "e", "k", &[1; 1000]).offset, grant.place.offset);
+    assert_ne!(put(&arena, "e", "k", &[1; 1000]).offset, offset);
+    // Who announces it all the same announces nothing.
+    let place = grant.publish().place;
+    assert!(matches!(open(arena.name(), &place), Err(ReadError::Stale)));
+}
+
+#[test]
+fn what_is_not_published_cannot_be_read_and_takes_back_itself_alone() {
+    let arena = Arena::new(MIB).unwrap();
+    let [same_edge, other_edge] = ["e", "f"].map(|edge| put(&arena, edge, "k", &[1; 1000]));
+    let grant = arena.allocate("e", "k", 1000, KEEP).unwrap();
+    // As a reader that guesses would have it.
+    let guessed = Place {
+        offset: grant.room.offset,
+        ticket: 2,
+        generation: 1,
+        ..same_edge
+    };
+    assert_eq!(arena.state(&guessed), TicketState::Reserved);
+    assert!(matches!(
+        open(arena.name(), &guessed),
+        Err(ReadError::Stale)
+    ));
+    assert_eq!(bytes_held(&arena, "e"), 2000);
+    drop(grant);
+    assert_eq!(bytes_held(&arena, "e"), 1000);
+    assert_eq!(arena.outstanding(), 2);
+    for place in [same_edge, other_edge] {
+        assert_eq!(read(&arena, &place), [1; 1000]);
+    }
+}
+
+#[test]
+fn one_payload_is_taken_back_beside_others_of_its_key() {
+    let arena = Arena::new(MIB).unwrap();
+    let [first, second, third] = ["e", "e", "f"].map(|edge| put(&arena, edge, "k", &[1; 1000]));
+    assert!(arena.revoke_place(&second));
+    assert!(!arena.revoke_place(&second));
+    let next = put(&arena, "e", "k", &[2; 1000]);
+    assert_eq!(next.ticket, second.ticket);
+    assert!(!arena.revoke_place(&second));
+    let held = open(arena.name(), &first).unwrap();
+    assert!(!arena.revoke_place(&first));
+    drop(held);
+    assert_eq!(read(&arena, &third), [1; 1000]);
+    assert_eq!(read(&arena, &next), [2; 1000]);
+}
+
+#[test]
+fn readers_of_one_memory_do_not_see_what_another_writes_there() {
+    // In the arena, and in memory of its own.
+    for size in [200_000, 3 * MIB as usize] {
+        let arena = Arena::new(MIB).unwrap();
+        let held = arena.hold(size as u64).unwrap();
+        // SAFETY: the room is ours and that long.
+        unsafe { held.room.ready().write_bytes(7, size) };
+        let leases = ["a", "b"].map(|edge| {
+            let place = arena.issue(&held, edge, "k", KEEP).unwrap().place;
+            crate::open(arena.name(), &place, Access::CopyOnWrite).unwrap()
+        });
+        for (lease, value) in leases.iter().zip(1..) {
+            assert_eq!(lease.len(), size);
+            // SAFETY: this lease's own bytes.
+            unsafe { lease.as_ptr().add(size / 2).write_bytes(value, 1000) };
+        }
+        for (lease, value) in leases.iter().zip(1..) {
+            // SAFETY: the lease holds them.
+            let bytes = unsafe { std::slice::from_raw_parts(lease.as_ptr(), size) };
+            let (start, end) = (size / 2, size / 2 + 1000);
+            assert!(
+                bytes[..start]
+                    .iter()
+                    .chain(&bytes[end..])
+                    .all(|&byte| byte == 7)
+            );
+            assert!(bytes[start..end].iter().all(|&byte| byte == value));
+        }
+        drop(leases);
+        drop(held);
+        // Nothing of what was written is left where the next payload lies.
+        let place = put(&arena, "a", "l", &vec![9; size]);
+        assert_eq!(read(&arena, &place), vec![9; size]);
+    }
 }
 
 #[test]
@@ -107,7 +194,12 @@ fn small_payloads_for_a_stalled_target_leave_tickets_for_the_others() {
     let arena = Arena::new(1 << 30).unwrap();
     let under_way = |edge: &str| {
         (0..10_000)
-            .take_while(|_| arena.allocate(edge, "k", 10, KEEP).is_ok())
+            .take_while(|_| {
+                arena
+                    .allocate(edge, "k", 10, KEEP)
+                    .map(Grant::publish)
+                    .is_ok()
+            })
             .count()
     };
     assert_eq!(under_way("stalled"), 512);
@@ -146,7 +238,7 @@ fn who_waits_for_room_on_an_edge_hears_of_that_edge_alone() {
 #[test]
 fn a_large_payload_alone_on_its_edge_is_lent_and_does_not_stop_it() {
     let arena = Arena::new(10 * MIB).unwrap();
-    let allocate = |key| arena.allocate("e", key, 9 * MIB, KEEP);
+    let allocate = |key| arena.allocate("e", key, 9 * MIB, KEEP).map(Grant::publish);
     let first = allocate("a").unwrap();
     assert!(first.lend);
     assert!(allocate("too early: a is unread").is_err());
@@ -155,7 +247,7 @@ fn a_large_payload_alone_on_its_edge_is_lent_and_does_not_stop_it() {
     assert!(!second.lend);
     assert!(allocate("c").is_err());
     drop(open(arena.name(), &second.place).unwrap());
-    drop(allocate("c").unwrap());
+    allocate("c").unwrap();
     assert_eq!(arena.revoke("c"), 1);
     drop(kept);
     assert_eq!(arena.outstanding(), 0);
@@ -166,7 +258,7 @@ fn a_large_payload_alone_on_its_edge_is_lent_and_does_not_stop_it() {
 fn that_a_large_payload_was_taken_is_news_to_who_waits_on_its_edge() {
     for size in [MIB - 1, 3 * MIB] {
         let arena = Arena::new(MIB).unwrap();
-        let first = arena.allocate("e", "k", size, KEEP).unwrap();
+        let first = arena.allocate("e", "k", size, KEEP).unwrap().publish();
         assert!(arena.allocate("e", "l", size, KEEP).is_err());
         arena.wait_begin(Some("e"));
         let _kept = open(arena.name(), &first.place).unwrap();
@@ -276,6 +368,7 @@ fn revoked_and_expired_payloads_are_stale() {
     let late = arena
         .allocate("e", "late", 10, Duration::ZERO)
         .unwrap()
+        .publish()
         .place;
     assert_eq!(arena.outstanding(), 0);
     let next = put(&arena, "e", "next", &[2; 10]);

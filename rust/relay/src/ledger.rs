@@ -15,7 +15,7 @@ pub struct Edge {
     number: usize,
     limit: u64,
     held: AtomicU64,
-    refused: AtomicU64,
+    waits: AtomicU64,
 }
 
 impl Edge {
@@ -24,7 +24,7 @@ impl Edge {
             number,
             limit,
             held: AtomicU64::new(0),
-            refused: AtomicU64::new(0),
+            waits: AtomicU64::new(0),
         }
     }
 
@@ -34,14 +34,10 @@ impl Edge {
     /// of that much for as long as they like (beyond it they are told to copy), so a large amount could
     /// wait for ever otherwise.
     pub fn take(&self, amount: u64) -> Option<u64> {
-        let granted = self.change(|held| {
+        self.change(|held| {
             let after = held.checked_add(amount)?;
             (held <= self.limit / 2 || after <= self.limit).then_some(after)
-        });
-        if granted.is_none() {
-            self.refused.fetch_add(1, Relaxed);
-        }
-        granted
+        })
     }
 
     /// Returns what was taken. False, and nothing changed, where that is more than the edge holds.
@@ -58,9 +54,14 @@ impl Edge {
         self.held.load(Acquire)
     }
 
-    /// How often an amount was refused.
-    pub fn refused(&self) -> u64 {
-        self.refused.load(Relaxed)
+    /// Counts one that waits until it is granted something, however often it asks.
+    pub fn note_wait(&self) {
+        self.waits.fetch_add(1, Relaxed);
+    }
+
+    /// How many have waited.
+    pub fn waits(&self) -> u64 {
+        self.waits.load(Relaxed)
     }
 
     fn change(&self, to: impl Fn(u64) -> Option<u64>) -> Option<u64> {
@@ -124,12 +125,12 @@ impl Ledger {
         self.limit
     }
 
-    /// `(edge, held, times refused)` for every edge seen.
+    /// `(edge, held, how many have waited)` for every edge seen.
     pub fn snapshot(&self) -> Vec<(String, u64, u64)> {
         std::iter::successors(self.first.get(), |entry| entry.next.get())
             .map(|entry| {
                 let edge = &entry.edge;
-                (entry.name.to_string(), edge.held(), edge.refused())
+                (entry.name.to_string(), edge.held(), edge.waits())
             })
             .collect()
     }
@@ -147,6 +148,7 @@ mod tests {
         assert_eq!(ledger.edge("b").take(10), Some(10));
         assert!(ledger.edge("a").give_back(10));
         assert_eq!(ledger.edge("a").take(1), Some(1));
+        ledger.edge("a").note_wait();
         assert_eq!(ledger.snapshot(), [("a".into(), 1, 1), ("b".into(), 10, 0)]);
     }
 

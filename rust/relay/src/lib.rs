@@ -15,8 +15,11 @@ mod arena_tests;
 mod bitmap;
 mod checksum;
 mod control;
+mod credentials;
 mod extents;
+mod forks;
 mod ledger;
+mod line;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
 mod mapping;
@@ -29,16 +32,21 @@ mod remotes;
 mod server;
 mod ticket;
 
-pub use arena::{AllocateError, Arena, Full, Grant, Held, Place, Waiting};
+pub use arena::{AllocateError, Announcement, Arena, Full, Grant, Held, Place, Waiting};
 pub use checksum::checksum;
 pub use extents::{Extent, Extents};
 pub use ledger::{Edge, Ledger};
 pub use mapping::Mapping;
 pub use memory::Room;
-pub use peer::{Lease, ReadError, open};
+pub use peer::{Access, Lease, ReadError, open, try_open};
 pub use ticket::TicketState;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every change under a lock is complete before anything that can panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says on the standard error stream what is wrong with a thread that has nobody to say it to.
+fn report(what: &str, error: rustix::io::Errno) {
+    eprintln!("sglang-omni relay: {what}: {error}; trying again");
 }

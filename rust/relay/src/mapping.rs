@@ -8,8 +8,9 @@ use rustix::fs::{
 };
 use rustix::io::Result;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mprotect, munmap};
+use rustix::param::page_size;
 
-/// A whole memory file mapped for reading and writing, unmapped when dropped.
+/// A memory file or part of one, mapped for reading and writing, unmapped when dropped.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -33,13 +34,18 @@ pub fn create(len: usize) -> Result<OwnedFd> {
     Ok(file)
 }
 
+/// The size of a file that keeps it.
+fn sealed_len(file: &impl AsFd) -> Result<usize> {
+    if !fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
+        return Err(rustix::io::Errno::INVAL);
+    }
+    Ok(fstat(file)?.st_size as usize)
+}
+
 impl Mapping {
     /// Maps a file that came from [`create`], in this process or another.
     pub fn new(file: &impl AsFd) -> Result<Self> {
-        if !fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
-            return Err(rustix::io::Errno::INVAL);
-        }
-        let len = fstat(file)?.st_size as usize;
+        let len = sealed_len(file)?;
         // SAFETY: a new mapping at an address of the kernel's choice; the seal keeps its pages there.
         let start = unsafe {
             mmap(
@@ -56,6 +62,26 @@ impl Mapping {
         let _ = unsafe { madvise(start, len, Advice::LinuxHugepage) };
         let start = NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?;
         Ok(Self { start, len })
+    }
+
+    /// Maps the pages of `len` bytes at `offset` of such a file so that what is written to them stays here;
+    /// also returns where in the mapping those bytes begin. Only for as long as nobody writes to the file there:
+    /// a page that was written to here shows nothing of it.
+    pub fn private(file: &impl AsFd, offset: usize, len: usize) -> Result<(Self, usize)> {
+        let end = offset.checked_add(len).filter(|_| len > 0);
+        let Some(end) = end.filter(|end| sealed_len(file).is_ok_and(|size| *end <= size)) else {
+            return Err(rustix::io::Errno::INVAL);
+        };
+        let start = offset - offset % page_size();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let (flags, nowhere) = (MapFlags::PRIVATE, std::ptr::null_mut());
+        // SAFETY: a new mapping at an address of the kernel's choice; the seal keeps its pages there.
+        let mapped = unsafe { mmap(nowhere, end - start, access, flags, file, start as u64)? };
+        let mapping = Self {
+            start: NonNull::new(mapped.cast()).ok_or(rustix::io::Errno::NOMEM)?,
+            len: end - start,
+        };
+        Ok((mapping, offset - start))
     }
 
     pub fn start(&self) -> *mut u8 {

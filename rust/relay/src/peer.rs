@@ -1,25 +1,20 @@
 //! The reading side: an arena of another process, mapped once, and leases on its extents.
 
 use std::fmt;
-use std::io::{IoSliceMut, Write};
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 
-use rustix::net::sockopt::socket_peercred;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-use rustix::process::getuid;
+use rustix::io::Errno;
 
 use crate::arena::Place;
 use crate::control::{Control, TICKETS};
+use crate::line::Line;
 use crate::mapping::Mapping;
 use crate::process::Process;
-use crate::server::{self, ANSWER_LEN};
-use crate::{lock, remotes};
+use crate::ticket::TicketState;
+use crate::{remotes, server};
 
 /// Why a place cannot be read.
 #[derive(Debug)]
@@ -59,23 +54,18 @@ pub struct Remote {
     owner: Process,
     number: u32,
     mapping: Arc<Mapping>,
+    /// What `mapping` maps.
+    file: OwnedFd,
     event: OwnedFd,
-    /// Open as long as anything here is used: its end tells the sender that nothing is held any more.
-    pub stream: UnixStream,
-    /// One question at a time.
-    asking: Mutex<()>,
+    pub line: Line,
     /// Bytes at the start of the data whose pages are in this process's table, or are about to be.
     entered: AtomicU64,
 }
 
 impl Remote {
     pub fn connect(name: &str) -> std::io::Result<Self> {
-        let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
-        if socket_peercred(&stream)?.uid != getuid() {
-            return Err(std::io::Error::other("it belongs to another user"));
-        }
-        stream.set_read_timeout(Some(std::time::Duration::from_secs(5)))?;
-        let (number, mut files) = ask(&stream, server::ARENA)?;
+        let line = Line::connect(name)?;
+        let (number, mut files) = line.ask(server::ARENA)?;
         let (Some(event), Some(file)) = (files.pop(), files.pop()) else {
             return Err(std::io::Error::other("it sent no memory"));
         };
@@ -90,53 +80,15 @@ impl Remote {
             owner: Process::this(),
             number,
             mapping,
+            file,
             event,
-            stream,
-            asking: Mutex::new(()),
+            line,
             entered: AtomicU64::new(0),
         })
     }
 
     fn control(&self) -> &Control {
         Control::of(&self.mapping)
-    }
-}
-
-/// Asks for a segment: our number with this sender, and the files that came along.
-fn ask(mut stream: &UnixStream, segment: u64) -> std::io::Result<(u32, Vec<OwnedFd>)> {
-    stream.write_all(&segment.to_le_bytes())?;
-    loop {
-        let mut answer = [0; ANSWER_LEN];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = recvmsg(
-            stream,
-            &mut [IoSliceMut::new(&mut answer)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        )?;
-        let files = control
-            .drain()
-            .filter_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(files) => Some(files),
-                _ => None,
-            })
-            .flatten()
-            .collect();
-        if got.bytes != answer.len() {
-            return Err(std::io::Error::other("it closed the connection"));
-        }
-        // An answer that came too late for an earlier question is passed over.
-        if answer[5..] != segment.to_le_bytes() {
-            continue;
-        }
-        if answer[0] != 1 {
-            return Err(std::io::Error::other(
-                "it does not have that memory any more",
-            ));
-        }
-        let number = u32::from_le_bytes([answer[1], answer[2], answer[3], answer[4]]);
-        return Ok((number, files));
     }
 }
 
@@ -151,60 +103,110 @@ pub struct Lease {
     generation: u32,
 }
 
-/// Takes the ticket of a place a sender announced.
-pub fn open(name: &str, place: &Place) -> Result<Lease, ReadError> {
+/// Who sees what the reader of a payload writes to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The memory is the payload's, and this its only reader.
+    Sole,
+    /// Others read the same memory: a page that is written to becomes this lease's own.
+    CopyOnWrite,
+}
+
+/// Takes the ticket of a place a sender announced. May wait for the sender, for a few seconds.
+pub fn open(name: &str, place: &Place, access: Access) -> Result<Lease, ReadError> {
     let remote = remotes::get(name).map_err(ReadError::Unreachable)?;
-    if place.ticket as usize >= TICKETS {
-        return Err(ReadError::Malformed);
+    remote.open(place, access)
+}
+
+/// As `open`, without waiting. `None` where the sender has to be asked for memory first.
+pub fn try_open(name: &str, place: &Place, access: Access) -> Result<Option<Lease>, ReadError> {
+    match remotes::find(name) {
+        Some(remote) if place.segment == server::ARENA => remote.open(place, access).map(Some),
+        _ => Ok(None),
     }
-    let (offset, len) = (usize::try_from(place.offset), usize::try_from(place.len));
-    let (Ok(offset), Ok(len)) = (offset, len) else {
-        return Err(ReadError::Malformed);
-    };
-    let ticket = place.ticket as usize;
-    if !remote.control().tickets[ticket].take(place.generation, remote.number) {
-        return Err(ReadError::Stale);
-    }
-    // From here on the ticket is ours to give back, whatever happens.
-    let mut lease = Lease {
-        mapping: remote.mapping.clone(),
-        remote,
-        start: 0,
-        len: 0,
-        ticket,
-        generation: place.generation,
-    };
-    let base = if place.segment == server::ARENA {
-        Control::LEN
-    } else {
-        let asking = lock(&lease.remote.asking);
-        let asked = ask(&lease.remote.stream, place.segment);
-        drop(asking);
-        let (_, files) = asked.map_err(ReadError::Unreachable)?;
-        let file = files.first().ok_or(ReadError::Malformed)?;
-        let unreachable = |errno: rustix::io::Errno| ReadError::Unreachable(errno.into());
-        lease.mapping = Arc::new(Mapping::new(file).map_err(unreachable)?);
-        if *READ_ONLY {
+}
+
+impl Remote {
+    fn open(self: Arc<Self>, place: &Place, access: Access) -> Result<Lease, ReadError> {
+        if place.ticket as usize >= TICKETS {
+            return Err(ReadError::Malformed);
+        }
+        let (offset, len) = (usize::try_from(place.offset), usize::try_from(place.len));
+        let (Ok(offset), Ok(len)) = (offset, len) else {
+            return Err(ReadError::Malformed);
+        };
+        let (ticket, generation) = (place.ticket as usize, place.generation);
+        let segment = match place.segment {
+            server::ARENA => None,
+            // Before the ticket is taken, which is spent then whatever happens.
+            number => Some(self.segment(number, ticket, generation)?),
+        };
+        if !self.control().tickets[ticket].take(generation, self.number) {
+            return Err(ReadError::Stale);
+        }
+        // From here on the ticket is ours to give back, whatever happens.
+        let mut lease = Lease {
+            mapping: self.mapping.clone(),
+            remote: self,
+            start: 0,
+            len: 0,
+            ticket,
+            generation,
+        };
+        let (base, file, size) = match &segment {
+            Some((file, mapping)) => (0, file, mapping.len()),
+            None => (Control::LEN, &lease.remote.file, lease.mapping.len()),
+        };
+        let start = base.checked_add(offset);
+        let end = start.and_then(|start| start.checked_add(len));
+        let (Some(start), Some(_)) = (start, end.filter(|&end| end <= size)) else {
+            return Err(ReadError::Malformed);
+        };
+        (lease.start, lease.len) = (start, len);
+        if access == Access::CopyOnWrite {
+            let (mapping, start) = Mapping::private(file, start, len).map_err(unreachable)?;
+            (lease.mapping, lease.start) = (Arc::new(mapping), start);
+        } else if let Some((_, mapping)) = segment {
+            lease.mapping = Arc::new(mapping);
+        }
+        if *READ_ONLY && !lease.is_in_arena() {
             lease.mapping.forbid_writes(0).map_err(unreachable)?;
         }
-        0
-    };
-    let end = base
-        .checked_add(offset)
-        .and_then(|start| start.checked_add(len));
-    if end.is_none_or(|end| end > lease.mapping.len()) {
-        return Err(ReadError::Malformed);
+        let control = lease.remote.control();
+        if control.taken(ticket, place.len) {
+            lease.remote.signal();
+        }
+        if control.present.load(Relaxed) > lease.remote.entered.load(Relaxed) {
+            remotes::wake();
+        }
+        Ok(lease)
     }
-    lease.start = base + offset;
-    lease.len = len;
-    let control = lease.remote.control();
-    if control.taken(ticket, place.len) {
-        lease.remote.signal();
+
+    /// Memory of a payload's own, from the sender.
+    fn segment(
+        &self,
+        number: u64,
+        ticket: usize,
+        generation: u32,
+    ) -> Result<(OwnedFd, Mapping), ReadError> {
+        let is_ready = || self.control().tickets[ticket].state(generation) == TicketState::Ready;
+        if !is_ready() {
+            return Err(ReadError::Stale);
+        }
+        let asked = self.line.ask(number);
+        // A segment goes with its payload.
+        let (_, files) = asked.map_err(|error| match is_ready() {
+            true => ReadError::Unreachable(error),
+            false => ReadError::Stale,
+        })?;
+        let file = files.into_iter().next().ok_or(ReadError::Malformed)?;
+        let mapping = Mapping::new(&file).map_err(unreachable)?;
+        Ok((file, mapping))
     }
-    if control.present.load(Relaxed) > lease.remote.entered.load(Relaxed) {
-        remotes::wake();
-    }
-    Ok(lease)
+}
+
+fn unreachable(error: Errno) -> ReadError {
+    ReadError::Unreachable(error.into())
 }
 
 impl Remote {
@@ -228,7 +230,11 @@ impl Remote {
 impl Lease {
     /// The sender's arena as mapped here; `None` for a payload in memory of its own.
     pub fn arena(&self) -> Option<Arc<Mapping>> {
-        Arc::ptr_eq(&self.mapping, &self.remote.mapping).then(|| self.mapping.clone())
+        self.is_in_arena().then(|| self.mapping.clone())
+    }
+
+    fn is_in_arena(&self) -> bool {
+        Arc::ptr_eq(&self.mapping, &self.remote.mapping)
     }
 
     pub fn as_ptr(&self) -> *mut u8 {

@@ -8,6 +8,7 @@ use crate::control::{Control, TICKET_WORDS, TICKETS};
 use crate::ledger::Edge;
 use crate::lock;
 use crate::memory::Room;
+use crate::ticket::TicketState;
 
 /// One target's right to one room.
 pub struct UnderWay {
@@ -60,8 +61,8 @@ impl Records {
         }
     }
 
-    /// Issues a ticket: its number and generation. Gives `under_way` back where all are in use.
-    pub fn issue(&self, control: &Control, under_way: UnderWay) -> Result<(u32, u32), UnderWay> {
+    /// Reserves a ticket: its number and generation. Gives `under_way` back where all are in use.
+    pub fn reserve(&self, control: &Control, under_way: UnderWay) -> Result<(u32, u32), UnderWay> {
         let Some(number) = self.free.take() else {
             return Err(under_way);
         };
@@ -69,7 +70,29 @@ impl Records {
         let mut record = lock(&self.records[number as usize]);
         *record = Some(under_way);
         // Inside the lock, so that who looks at record and ticket sees those of one payload.
-        Ok((number, control.tickets[number as usize].issue()))
+        Ok((number, control.tickets[number as usize].reserve()))
+    }
+
+    /// Frees a ticket that was reserved and is not to be published, unless it was taken back.
+    pub fn withdraw(&self, control: &Control, number: u32, generation: u32) -> bool {
+        let withdrawn = control.tickets[number as usize].withdraw(generation);
+        if withdrawn {
+            self.free(number);
+        }
+        withdrawn
+    }
+
+    /// Frees an unread ticket of that generation, alone. False where it is another's, or was read.
+    pub fn revoke(&self, control: &Control, number: u32, generation: u32) -> bool {
+        let ticket = &control.tickets[number as usize];
+        let record = lock(&self.records[number as usize]);
+        let is_it = [TicketState::Ready, TicketState::Reserved].contains(&ticket.state(generation));
+        let revoked = is_it && record.is_some() && ticket.revoke();
+        drop(record);
+        if revoked {
+            self.free(number);
+        }
+        revoked
     }
 
     /// Frees what readers returned since the last time.

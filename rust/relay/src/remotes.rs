@@ -2,21 +2,30 @@
 //! enters their pages here before they are read.
 
 use std::collections::HashMap;
+use std::io::{Error, ErrorKind, Result};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, LazyLock, Mutex, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
 
-use crate::lock;
 use crate::peer::Remote;
 use crate::process::Process;
+use crate::{lock, report};
 
+/// What a connection that several threads wait for came to.
+type Outcome = OnceLock<std::result::Result<Arc<Remote>, (ErrorKind, String)>>;
+
+/// The lock on it is never held over anything that waits for another process.
 #[derive(Default)]
-struct Remotes {
+pub struct Remotes {
     /// Whose they are: a forked child begins with none.
     owner: Option<Process>,
     /// Also those whose sender is gone, for as long as a lease holds them.
     known: HashMap<String, Weak<Remote>>,
+    /// Those that are being connected to, each by the first thread that asked.
+    connecting: HashMap<String, Arc<Outcome>>,
     /// Those whose sender lives stay mapped, for what it sends next.
     alive: Vec<Arc<Remote>>,
     /// Wakes the watching thread, once there is one.
@@ -25,9 +34,17 @@ struct Remotes {
 
 static REMOTES: LazyLock<Mutex<Remotes>> = LazyLock::new(Mutex::default);
 
-/// The arena of that name, mapped now if it was not before.
-pub fn get(name: &str) -> std::io::Result<Arc<Remote>> {
-    let mut remotes = lock(&REMOTES);
+/// After an error that is not expected to last, the watching thread looks again.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// All of them, locked.
+pub fn all() -> MutexGuard<'static, Remotes> {
+    lock(&REMOTES)
+}
+
+/// Those of this process, locked.
+fn own() -> MutexGuard<'static, Remotes> {
+    let mut remotes = all();
     let owner = Some(Process::this());
     if remotes.owner != owner {
         *remotes = Remotes {
@@ -35,75 +52,122 @@ pub fn get(name: &str) -> std::io::Result<Arc<Remote>> {
             ..Remotes::default()
         };
     }
-    if let Some(remote) = remotes.known.get(name).and_then(Weak::upgrade) {
+    remotes
+}
+
+impl Remotes {
+    fn find(&self, name: &str) -> Option<Arc<Remote>> {
+        self.known.get(name).and_then(Weak::upgrade)
+    }
+}
+
+/// The arena of that name where it is mapped already.
+pub fn find(name: &str) -> Option<Arc<Remote>> {
+    own().find(name)
+}
+
+/// The arena of that name, mapped now if it was not before. Waits for its sender and for no other.
+pub fn get(name: &str) -> Result<Arc<Remote>> {
+    let mut remotes = own();
+    if let Some(remote) = remotes.find(name) {
         return Ok(remote);
     }
     if remotes.wake.is_none() {
         remotes.wake = Some(watcher()?);
     }
-    let remote = Arc::new(Remote::connect(name)?);
-    remotes
-        .known
-        .insert(name.to_owned(), Arc::downgrade(&remote));
-    remotes.alive.push(remote.clone());
+    let connecting = remotes.connecting.entry(name.to_owned()).or_default();
+    let connecting = connecting.clone();
     drop(remotes);
-    wake();
-    Ok(remote)
+
+    let connect = || Remote::connect(name).map(Arc::new);
+    let outcome = connecting.get_or_init(|| connect().map_err(|e| (e.kind(), e.to_string())));
+
+    let mut remotes = own();
+    let is_ours = |outcome: &Arc<Outcome>| Arc::ptr_eq(outcome, &connecting);
+    if remotes.connecting.get(name).is_some_and(is_ours) {
+        remotes.connecting.remove(name);
+        if let Ok(remote) = outcome {
+            let weak = Arc::downgrade(remote);
+            remotes.known.insert(name.to_owned(), weak);
+            remotes.alive.push(remote.clone());
+            drop(remotes);
+            wake();
+        }
+    }
+    outcome
+        .clone()
+        .map_err(|(kind, text)| Error::new(kind, text))
 }
 
 /// Has the thread look at all arenas: there is a new one, or one has grown.
 pub fn wake() {
-    if let Some(wake) = &lock(&REMOTES).wake {
+    if let Some(wake) = &own().wake {
         let _ = rustix::io::write(&**wake, &1u64.to_ne_bytes());
     }
 }
 
-fn watcher() -> std::io::Result<Arc<OwnedFd>> {
+fn watcher() -> Result<Arc<OwnedFd>> {
     let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let woken = wake.clone();
     std::thread::Builder::new()
         .name("relay-remotes".into())
-        .spawn(move || while watch(&woken) {})?;
+        .spawn(move || {
+            let mut well = true;
+            loop {
+                let watched = watch(&woken);
+                if let Err(error) = watched {
+                    if well {
+                        report("cannot watch for the end of senders", error);
+                    }
+                    std::thread::sleep(LOOK_AGAIN);
+                }
+                well = watched.is_ok();
+            }
+        })?;
     Ok(wake)
 }
 
-/// Waits for a sender's end, growth or a new one, and lets go of those that are gone. False where it cannot wait.
-fn watch(wake: &OwnedFd) -> bool {
-    let watched = lock(&REMOTES).alive.clone();
+/// Waits for a sender's end, growth or a new one, and lets go of those that are gone.
+fn watch(wake: &OwnedFd) -> rustix::io::Result<()> {
+    let watched = own().alive.clone();
     for remote in &watched {
         remote.enter_pages();
     }
     let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
-    fds.extend(
-        watched
-            .iter()
-            .map(|remote| PollFd::new(&remote.stream, PollFlags::RDHUP)),
-    );
+    let mut whose = vec![];
+    for (index, remote) in watched.iter().enumerate() {
+        // A child that the sender forked may have its connections; its process is its own.
+        fds.push(PollFd::new(&*remote.line.stream, PollFlags::RDHUP));
+        whose.push(index);
+        if let Some(alive) = &remote.line.peer.alive {
+            fds.push(PollFd::new(alive, PollFlags::IN));
+            whose.push(index);
+        }
+    }
     match poll(&mut fds, None) {
         Ok(_) => {}
-        Err(error) => return error == rustix::io::Errno::INTR,
+        Err(Errno::INTR) => return Ok(()),
+        Err(error) => return Err(error),
     }
     let _ = rustix::io::read(wake, &mut [0u8; 8]);
-    let gone = |fd: &PollFd<'_>| !fd.revents().is_empty();
-    if fds[1..].iter().any(gone) {
-        let mut remotes = lock(&REMOTES);
-        for (remote, fd) in watched.iter().zip(&fds[1..]) {
-            if gone(fd) {
-                remotes.alive.retain(|alive| !Arc::ptr_eq(alive, remote));
-            }
-        }
+    let ended = fds[1..].iter().zip(whose);
+    let gone: Vec<&Arc<Remote>> = ended
+        .filter(|(fd, _)| !fd.revents().is_empty())
+        .map(|(_, index)| &watched[index])
+        .collect();
+    if !gone.is_empty() {
+        let mut remotes = own();
+        remotes
+            .alive
+            .retain(|alive| !gone.iter().any(|gone| Arc::ptr_eq(alive, gone)));
         // The watched ones are counted here as well: those that nobody holds are forgotten the next time.
         remotes.known.retain(|_, remote| remote.strong_count() > 0);
     }
-    true
+    Ok(())
 }
 
 /// Whether an arena is mapped here.
 #[cfg(all(test, not(feature = "loom")))]
 pub fn is_mapped(name: &str) -> bool {
-    let remotes = lock(&REMOTES);
-    remotes
-        .known
-        .get(name)
-        .is_some_and(|remote| remote.strong_count() > 0)
+    find(name).is_some()
 }

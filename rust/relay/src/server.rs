@@ -14,15 +14,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use rustix::process::{PidfdFlags, getuid, pidfd_open};
 
-use crate::lock;
+use crate::forks::Own;
 use crate::process::Process;
+use crate::ticket::MAX_HOLDER;
+use crate::{credentials, lock, report};
 
 /// Files peers may ask for, by number.
 pub type Segments = Arc<Mutex<HashMap<u64, Arc<OwnedFd>>>>;
@@ -35,9 +36,8 @@ pub struct Server {
 
 struct Peer {
     number: u32,
-    stream: UnixStream,
-    alive: OwnedFd,
-    pid: i32,
+    stream: Own<UnixStream>,
+    credentials: credentials::Peer,
     /// A request as far as it has come in, and how far that is.
     request: [u8; 8],
     received: usize,
@@ -59,15 +59,18 @@ impl Server {
         joined: impl Fn(u32, i32) + Send + 'static,
         lost: impl Fn(u32) + Send + 'static,
     ) -> std::io::Result<Self> {
-        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
-        listener.set_nonblocking(true)?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC)?;
+        let listener = Own::open(|| {
+            let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+            listener.set_nonblocking(true)?;
+            Ok::<_, std::io::Error>(listener)
+        })?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let stopped = stop.try_clone()?;
         let thread = std::thread::Builder::new()
             .name("relay-server".into())
             .spawn(move || {
                 let mut peers: Vec<Peer> = Vec::new();
-                let mut next = 1u32;
+                let mut last = 0;
                 let mut exhausted = false;
                 while let Some(ready) = wait(&stopped, &listener, &peers, exhausted) {
                     exhausted = false;
@@ -84,11 +87,11 @@ impl Server {
                                     lost(peer.number);
                                 }
                             }
-                            None => match accept(&listener, next) {
+                            None => match accept(&listener, number_after(last, &peers)) {
                                 Ok(Some(peer)) => {
-                                    joined(peer.number, peer.pid);
+                                    joined(peer.number, peer.credentials.pid);
+                                    last = peer.number;
                                     peers.push(peer);
-                                    next += 1;
                                 }
                                 Ok(None) => {}
                                 Err(_) => exhausted = true,
@@ -119,6 +122,17 @@ impl Drop for Server {
     }
 }
 
+/// The next number that no peer has. There are as many as a ticket has room for.
+fn number_after(last: u32, peers: &[Peer]) -> u32 {
+    let mut number = last;
+    loop {
+        number = number % MAX_HOLDER + 1;
+        if peers.iter().all(|peer| peer.number != number) {
+            return number;
+        }
+    }
+}
+
 enum Event {
     Died,
     Asked,
@@ -130,11 +144,14 @@ const EXHAUSTED: Timespec = Timespec {
     tv_nsec: 100_000_000,
 };
 
+/// After an error that is not expected to last, the server looks again.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 /// Blocks until something happens; `None` when the server is to stop. A new connection is `Some(None)`.
 /// Where the process was `exhausted`, connections are left alone for a moment: they would be ready at once.
 fn wait(
     stop: &OwnedFd,
-    listener: &UnixListener,
+    listener: &Own<UnixListener>,
     peers: &[Peer],
     exhausted: bool,
 ) -> Option<Vec<Option<(usize, Event)>>> {
@@ -145,23 +162,37 @@ fn wait(
     };
     let mut fds = vec![
         PollFd::new(stop, PollFlags::IN),
-        PollFd::new(listener, connections),
+        PollFd::new(&**listener, connections),
     ];
     for peer in peers {
-        fds.push(PollFd::new(&peer.alive, PollFlags::IN));
+        fds.push(match &peer.credentials.alive {
+            Some(alive) => PollFd::new(alive, PollFlags::IN),
+            // Its end is the connection's, which is heard of unasked.
+            None => PollFd::new(&*peer.stream, PollFlags::empty()),
+        });
         // A whole request that is still here waits for room for its answer.
         let wanted = if peer.received < peer.request.len() {
             PollFlags::IN
         } else {
             PollFlags::OUT
         };
-        fds.push(PollFd::new(&peer.stream, wanted));
+        fds.push(PollFd::new(&*peer.stream, wanted));
     }
+    let mut well = true;
     loop {
         match poll(&mut fds, exhausted.then_some(&EXHAUSTED)) {
             Ok(_) => break,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return None,
+            Err(Errno::INTR) => {}
+            Err(error) => {
+                // As long as this lasts; a server that is gone would leave its readers without memory for good.
+                if std::mem::take(&mut well) {
+                    report("cannot wait for readers", error);
+                }
+                std::thread::sleep(LOOK_AGAIN);
+                if rustix::io::read(stop, &mut [0u8; 8]).is_ok() {
+                    return None;
+                }
+            }
         }
     }
     if !fds[0].revents().is_empty() {
@@ -184,8 +215,14 @@ fn wait(
 /// A connection of a process of this user. Others are dropped without a word, and `None`; an error where
 /// the connection is still there and cannot be had now.
 fn accept(listener: &UnixListener, number: u32) -> std::io::Result<Option<Peer>> {
-    let stream = match listener.accept() {
-        Ok((stream, _)) => stream,
+    let accepted = Own::open(|| {
+        let (stream, _) = listener.accept()?;
+        // A peer that stops in the middle of a request must not hold up the others.
+        stream.set_nonblocking(true)?;
+        Ok::<_, std::io::Error>(stream)
+    });
+    let stream = match accepted {
+        Ok(stream) => stream,
         Err(error) => {
             let exhausted = Errno::from_io_error(&error).is_some_and(|errno| {
                 matches!(
@@ -196,32 +233,21 @@ fn accept(listener: &UnixListener, number: u32) -> std::io::Result<Option<Peer>>
             return if exhausted { Err(error) } else { Ok(None) };
         }
     };
-    Ok(introduce(stream, number))
-}
-
-fn introduce(stream: UnixStream, number: u32) -> Option<Peer> {
-    let credentials = socket_peercred(&stream).ok()?;
-    if credentials.uid != getuid() {
-        return None;
-    }
-    let alive = pidfd_open(credentials.pid, PidfdFlags::empty()).ok()?;
-    // A peer that stops in the middle of a request must not hold up the others.
-    stream.set_nonblocking(true).ok()?;
-    Some(Peer {
+    let credentials = credentials::Peer::of(&*stream).ok();
+    Ok(credentials.map(|credentials| Peer {
         number,
         stream,
-        alive,
-        pid: credentials.pid.as_raw_nonzero().get(),
+        credentials,
         request: [0; 8],
         received: 0,
-    })
+    }))
 }
 
 /// Goes on with a peer's request as far as it can without waiting. False at the connection's end:
 /// the peer dropped the arena.
 fn serve(peer: &mut Peer, segments: &Segments, event: &OwnedFd) -> bool {
     if peer.received < peer.request.len() {
-        match peer.stream.read(&mut peer.request[peer.received..]) {
+        match (&*peer.stream).read(&mut peer.request[peer.received..]) {
             Ok(0) => return false,
             Ok(count) => peer.received += count,
             // Closed with an answer unread: an end like any other.
@@ -266,7 +292,7 @@ fn answer(peer: &Peer, segment: u64, fds: &[BorrowedFd<'_>]) -> rustix::io::Resu
     }
     // So small a message goes as a whole or not at all.
     sendmsg(
-        &peer.stream,
+        &*peer.stream,
         &[IoSlice::new(&answer)],
         &mut control,
         SendFlags::NOSIGNAL,
@@ -278,7 +304,6 @@ fn answer(peer: &Peer, segment: u64, fds: &[BorrowedFd<'_>]) -> rustix::io::Resu
 mod tests {
     use std::io::Write;
     use std::sync::mpsc::{Receiver, channel};
-    use std::time::Duration;
 
     use super::*;
 
@@ -314,6 +339,29 @@ mod tests {
             u32::from_le_bytes(number.try_into().unwrap()),
             u64::from_le_bytes(segment.try_into().unwrap()),
         )
+    }
+
+    #[test]
+    fn numbers_fit_a_ticket_and_are_nobody_elses() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let peers: Vec<Peer> = [one, other]
+            .into_iter()
+            .zip([1, 2])
+            .map(|(stream, number)| {
+                let stream = Own::open(|| Ok::<_, std::io::Error>(stream)).unwrap();
+                Peer {
+                    number,
+                    credentials: credentials::Peer::of(&*stream).unwrap(),
+                    stream,
+                    request: [0; 8],
+                    received: 0,
+                }
+            })
+            .collect();
+        assert_eq!(number_after(0, &[]), 1);
+        assert_eq!(number_after(2, &peers), 3);
+        assert_eq!(number_after(MAX_HOLDER - 1, &peers), MAX_HOLDER);
+        assert_eq!(number_after(MAX_HOLDER, &peers), 3);
     }
 
     #[test]

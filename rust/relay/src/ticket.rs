@@ -19,7 +19,12 @@ pub enum TicketState {
     Held = 2,
     /// The reader is done; the sender may collect it.
     Returned = 3,
+    /// Somebody's, who writes the extent first; no reader can have it.
+    Reserved = 4,
 }
+
+/// The largest number that a reader can have.
+pub const MAX_HOLDER: u32 = (1 << 24) - 1;
 
 /// Word: generation (32 bits) | holder (24) | state (8). A stale generation never matches.
 #[repr(C, align(64))]
@@ -37,12 +42,27 @@ const fn freed(now: u64) -> u64 {
 }
 
 impl Ticket {
-    /// Sender: makes a free ticket ready and returns its generation.
-    pub fn issue(&self) -> u32 {
+    /// Sender: takes a free ticket and returns its generation.
+    pub fn reserve(&self) -> u32 {
         let generation = ((self.word.load(Relaxed) >> 32) as u32).wrapping_add(1);
         self.word
-            .store(word(generation, 0, TicketState::Ready), Release);
+            .store(word(generation, 0, TicketState::Reserved), Release);
         generation
+    }
+
+    /// Sender: makes a reserved ticket ready; what was written before is there for its reader. False where it
+    /// was taken back meanwhile.
+    pub fn publish(&self, generation: u32) -> bool {
+        self.swap(
+            word(generation, 0, TicketState::Reserved),
+            word(generation, 0, TicketState::Ready),
+        )
+    }
+
+    /// Sender: frees a reserved ticket. False where it was taken back meanwhile.
+    pub fn withdraw(&self, generation: u32) -> bool {
+        let reserved = word(generation, 0, TicketState::Reserved);
+        self.swap(reserved, freed(reserved))
     }
 
     /// Sender: where a generation of this ticket stands; a later generation reads as `Free`.
@@ -55,6 +75,7 @@ impl Ticket {
             1 => TicketState::Ready,
             2 => TicketState::Held,
             3 => TicketState::Returned,
+            4 => TicketState::Reserved,
             _ => TicketState::Free,
         }
     }
@@ -65,10 +86,18 @@ impl Ticket {
         (now as u8 == TicketState::Held as u8).then_some((now >> 8) as u32 & 0xff_ffff)
     }
 
-    /// Sender: takes back a ticket that no reader has taken. False where there is none, or one was quicker.
+    /// Sender: takes back a ticket that no reader has taken, whether it is ready or only reserved. False where
+    /// there is none, or one was quicker.
     pub fn revoke(&self) -> bool {
-        let now = self.word.load(Acquire);
-        now as u8 == TicketState::Ready as u8 && self.swap(now, freed(now))
+        let mut now = self.word.load(Acquire);
+        while [TicketState::Reserved as u8, TicketState::Ready as u8].contains(&(now as u8)) {
+            // Published meanwhile, it is still nobody's.
+            match self.word.compare_exchange(now, freed(now), AcqRel, Acquire) {
+                Ok(_) => return true,
+                Err(changed) => now = changed,
+            }
+        }
+        false
     }
 
     /// Sender: frees a returned ticket. False where it is not returned.
@@ -118,10 +147,39 @@ pub fn fresh() -> Ticket {
 mod tests {
     use super::*;
 
+    fn issue(ticket: &Ticket) -> u32 {
+        let generation = ticket.reserve();
+        assert!(ticket.publish(generation));
+        generation
+    }
+
+    #[test]
+    fn a_reserved_ticket_is_no_readers() {
+        let ticket = fresh();
+        let generation = ticket.reserve();
+        assert!(!ticket.take(generation, 7));
+        assert!(ticket.publish(generation));
+        assert!(!ticket.withdraw(generation));
+        assert!(ticket.take(generation, 7));
+    }
+
+    #[test]
+    fn a_reserved_ticket_is_given_up_once() {
+        let ticket = fresh();
+        let first = ticket.reserve();
+        assert!(ticket.withdraw(first));
+        let second = ticket.reserve();
+        assert!(!ticket.withdraw(first));
+        assert!(ticket.revoke());
+        assert!(!ticket.withdraw(second));
+        assert!(!ticket.publish(second));
+        assert_eq!(ticket.state(second), TicketState::Free);
+    }
+
     #[test]
     fn one_round() {
         let ticket = fresh();
-        let generation = ticket.issue();
+        let generation = issue(&ticket);
         assert!(ticket.take(generation, 7));
         assert_eq!(ticket.holder(), Some(7));
         assert!(!ticket.collect());
@@ -133,9 +191,9 @@ mod tests {
     #[test]
     fn a_stale_generation_changes_nothing() {
         let ticket = fresh();
-        let old = ticket.issue();
+        let old = issue(&ticket);
         assert!(ticket.revoke());
-        let new = ticket.issue();
+        let new = issue(&ticket);
         assert!(!ticket.take(old, 1));
         assert!(ticket.take(new, 2));
         assert!(!ticket.give_back(old, 2));
@@ -146,7 +204,7 @@ mod tests {
     #[test]
     fn a_ticket_is_taken_once() {
         let ticket = fresh();
-        let generation = ticket.issue();
+        let generation = issue(&ticket);
         assert!(ticket.take(generation, 1));
         assert!(!ticket.take(generation, 1));
         assert!(!ticket.revoke());

@@ -33,6 +33,8 @@ pub struct Decoder<'a, 'py> {
     views: Option<Views<'a, 'py>>,
     keys: Option<Keys>,
     depth: usize,
+    /// What has been read of the lists and tuples around the next value.
+    items: Vec<Bound<'py, PyAny>>,
 }
 
 // Out of line, so that they take no room in the frames of what may nest.
@@ -121,6 +123,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
             views,
             keys: None,
             depth: 0,
+            items: Vec::new(),
         }
     }
 
@@ -169,16 +172,28 @@ impl<'a, 'py> Decoder<'a, 'py> {
     #[inline(never)]
     fn list(&mut self, reader: &mut Reader<'_>, len: usize) -> Read<'py> {
         self.deeper()?;
-        // SAFETY: there are at least as many bytes as elements, so that it fits. Nobody else sees it
-        // before it is full; an error drops it as it is.
+        let start = self.collect(reader, len)?;
+        // SAFETY: a new reference or null with an error.
         let list = unsafe { owned(self.py, ffi::PyList_New(len as isize))? };
-        for index in 0..len {
-            let item = self.value(reader)?;
-            // SAFETY: a list of that length, and the item's reference passes on.
+        for (index, item) in self.items.drain(start..).enumerate() {
+            // SAFETY: a list of that length, which nobody has seen yet, and the item's reference passes on.
             unsafe { ffi::PyList_SetItem(list.as_ptr(), index as isize, item.into_ptr()) };
         }
         self.depth -= 1;
         Ok(list)
+    }
+
+    /// Reads `len` values to the end of `items`; returns where they begin.
+    ///
+    /// A list or tuple is made when all that goes into it is there: what makes the items may be Python code, and
+    /// other threads run meanwhile, who find every container there is (`gc.get_objects`).
+    fn collect(&mut self, reader: &mut Reader<'_>, len: usize) -> Result<usize, Fault> {
+        let start = self.items.len();
+        for _ in 0..len {
+            let item = self.value(reader)?;
+            self.items.push(item);
+        }
+        Ok(start)
     }
 
     #[inline(never)]
@@ -216,11 +231,11 @@ impl<'a, 'py> Decoder<'a, 'py> {
     }
 
     fn tuple_of(&mut self, reader: &mut Reader<'_>, len: usize) -> Read<'py> {
-        // SAFETY: as for `list`.
+        let start = self.collect(reader, len)?;
+        // SAFETY: a new reference or null with an error.
         let tuple = unsafe { owned(self.py, ffi::PyTuple_New(len as isize))? };
-        for index in 0..len {
-            let item = self.value(reader)?;
-            // SAFETY: a new tuple of that length, and the item's reference passes on.
+        for (index, item) in self.items.drain(start..).enumerate() {
+            // SAFETY: as for `list`.
             unsafe { ffi::PyTuple_SetItem(tuple.as_ptr(), index as isize, item.into_ptr()) };
         }
         Ok(tuple)

@@ -12,6 +12,8 @@ use pyo3::sync::PyOnceLock;
 use pyo3::{ffi, intern};
 use sglang_omni_payload::{DTYPES, DType};
 
+use crate::buffer::BufferView;
+
 const MAJOR: u32 = 1;
 const CPU: i32 = 1;
 /// Where Linux lets no process have memory (`vm.mmap_min_addr`).
@@ -161,7 +163,7 @@ impl Exchange {
     pub unsafe fn view<'py>(
         &self,
         py: Python<'py>,
-        owner: &Arc<Held>,
+        owner: &Arc<BufferView>,
         dtype: DType,
         address: usize,
         shape: &[u64],
@@ -241,61 +243,12 @@ struct View {
     /// First, so that a pointer to it is one to the whole.
     managed: DlManaged,
     dims: Vec<i64>,
-    _owner: Arc<Held>,
+    _owner: Arc<BufferView>,
 }
 
 unsafe extern "C" fn delete(managed: *mut DlManaged) {
     // SAFETY: torch calls this once, with what `view` made.
     drop(unsafe { Box::from_raw(managed.cast::<View>()) });
-}
-
-/// A buffer held through the buffer protocol; let go of in whatever thread drops the last view of it.
-pub struct Held(ffi::Py_buffer);
-
-// SAFETY: only read after `new`, and released with the interpreter attached.
-unsafe impl Send for Held {}
-// SAFETY: as above.
-unsafe impl Sync for Held {}
-
-impl Held {
-    /// Contiguous bytes, read-only where the object has no others.
-    pub fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let mut view = ffi::Py_buffer::new();
-        // SAFETY: filled in on success, released by `drop`.
-        let result =
-            unsafe { ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut view, ffi::PyBUF_SIMPLE) };
-        if result == 0 {
-            Ok(Self(view))
-        } else {
-            Err(PyErr::fetch(object.py()))
-        }
-    }
-
-    pub fn as_slice(&self) -> &[u8] {
-        if self.0.len == 0 {
-            return &[];
-        }
-        // SAFETY: the exporter keeps this memory until the release. By the relay's contract nobody
-        // writes to a payload under way; a peer that does can spoil its values and no more, since
-        // what decides anything is copied before it is checked.
-        unsafe { std::slice::from_raw_parts(self.0.buf.cast::<u8>(), self.0.len as usize) }
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        // Not by pyo3: torch lets go of the GIL before it frees memory, and where a call of pyo3's led there,
-        // as when a plan is dropped that owns the tensor, pyo3 takes the thread for attached all the same.
-        // SAFETY: the buffer was got in `new` and is released once, with the GIL. An interpreter that is gone
-        // has nobody left to give the memory back to.
-        unsafe {
-            if ffi::Py_IsInitialized() != 0 {
-                let state = ffi::PyGILState_Ensure();
-                ffi::PyBuffer_Release(&raw mut self.0);
-                ffi::PyGILState_Release(state);
-            }
-        }
-    }
 }
 
 const fn dl(code: u8, bits: u8) -> Option<DlType> {

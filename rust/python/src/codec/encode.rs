@@ -10,12 +10,13 @@ use sglang_omni_payload::msgpack::{
     write_map, write_nil, write_str, write_uint,
 };
 
-use super::dlpack::{Exchange, Held};
+use super::dlpack::Exchange;
 use super::failure::{Failure, Outcome, Step};
 use super::numpy::{self, Array};
 use super::rows::Rows;
 use super::types::{Field, Kind};
 use super::{Tools, code};
+use crate::buffer::BufferView;
 
 /// Containers within containers. Each takes some hundred bytes of stack at either end.
 pub const MAX_DEPTH: usize = 500;
@@ -162,9 +163,10 @@ impl<'a, 'py> Walk<'a, 'py> {
 
     #[inline(never)]
     fn bytes(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
-        let held = Held::new(object)
+        let view = BufferView::new(object)
             .map_err(|error| PyValueError::new_err(format!("its bytes cannot be read: {error}")))?;
-        Ok(write_bin(&mut self.out, held.as_slice())?)
+        // SAFETY: copied at once, with the interpreter's lock.
+        Ok(write_bin(&mut self.out, unsafe { view.as_slice() })?)
     }
 
     // --- containers ---------------------------------------------------------------------------

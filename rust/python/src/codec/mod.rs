@@ -18,11 +18,12 @@ use std::sync::{Arc, OnceLock};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
-use sglang_omni_payload::{DType, Plan, decode as decode_payload};
+use sglang_omni_payload::{DType, Plan, copy_head, decode_head};
 
+use crate::buffer::BufferView;
 use crate::payload::PayloadPlan;
 use decode::{Decoder, as_value_error};
-use dlpack::{Exchange, Held};
+use dlpack::Exchange;
 use encode::Walk;
 use keys::KeyStore;
 use rows::Rows;
@@ -60,8 +61,9 @@ struct Tools {
     describe_tensor: Py<PyAny>,
     /// Buffer, dtype's name, offset, shape, strides -> a tensor.
     view_tensor: Py<PyAny>,
-    /// A tensor or array -> a contiguous one.
-    dense: Py<PyAny>,
+    /// Tensors in a GPU's memory with a place and strides in elements each, bytes -> memory there with all of
+    /// them, and its address.
+    gather: Py<PyAny>,
     ndarray: Py<PyAny>,
     /// By the dtype's code.
     numpy_dtypes: Py<PyDict>,
@@ -97,7 +99,7 @@ struct Codec {
 #[pymethods]
 impl Codec {
     #[new]
-    #[pyo3(signature = (*, describe, find, revive, load_torch, describe_tensor, view_tensor, dense, ndarray, numpy_dtypes))]
+    #[pyo3(signature = (*, describe, find, revive, load_torch, describe_tensor, view_tensor, gather, ndarray, numpy_dtypes))]
     #[allow(clippy::too_many_arguments)] // by name, once
     fn new(
         py: Python<'_>,
@@ -107,7 +109,7 @@ impl Codec {
         load_torch: Py<PyAny>,
         describe_tensor: Py<PyAny>,
         view_tensor: Py<PyAny>,
-        dense: Py<PyAny>,
+        gather: Py<PyAny>,
         ndarray: Py<PyAny>,
         numpy_dtypes: Py<PyDict>,
     ) -> PyResult<Self> {
@@ -125,7 +127,7 @@ impl Codec {
                 load_torch,
                 describe_tensor,
                 view_tensor,
-                dense,
+                gather,
                 ndarray,
                 numpy_dtypes,
                 new_object: new("object")?,
@@ -162,8 +164,10 @@ impl Codec {
     #[pyo3(signature = (data, *, trusted = false))]
     fn unpack<'py>(&self, data: &Bound<'py, PyAny>, trusted: bool) -> PyResult<Bound<'py, PyAny>> {
         let py = data.py();
-        let held = Held::new(data).map_err(|error| as_value_error(py, error))?;
-        Decoder::new(py, &self.tools, trusted, None).message(held.as_slice())
+        let view = BufferView::new(data).map_err(|error| as_value_error(py, error))?;
+        // SAFETY: a message is its receiver's alone; nobody writes to it.
+        let message = unsafe { view.as_slice() };
+        Decoder::new(py, &self.tools, trusted, None).message(message)
     }
 
     #[pyo3(signature = (payload, *, trusted = false))]
@@ -173,13 +177,15 @@ impl Codec {
         trusted: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = payload.py();
-        let held = Arc::new(Held::new(payload).map_err(|error| as_value_error(py, error))?);
-        let decoded = decode_payload(held.as_slice())
-            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let view = BufferView::new(payload).map_err(|error| as_value_error(py, error))?;
+        let view = Arc::new(view);
         // A copy, because a sender that breaks the contract may write to it while it is read.
-        let skeleton = held.as_slice()[decoded.skeleton].to_vec();
-        let views = Views::new(payload, &held, decoded.tensors);
-        Decoder::new(py, &self.tools, trusted, Some(views)).message(&skeleton)
+        // SAFETY: the view has as many bytes.
+        let head = unsafe { copy_head(view.as_ptr(), view.len()) };
+        let decoded = decode_head(&head, view.len())
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let views = Views::new(payload, &view, decoded.tensors);
+        Decoder::new(py, &self.tools, trusted, Some(views)).message(&head[decoded.skeleton])
     }
 
     /// A name stands for another class now.

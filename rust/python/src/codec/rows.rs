@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
-use sglang_omni_payload::{DType, Framework, Source, extent};
+use pyo3::types::{PyByteArray, PyTuple};
+use sglang_omni_payload::{DType, Framework, Layout, Source, is_whole, layouts};
 
 use super::Tools;
 use super::dlpack::Exchange;
@@ -22,8 +22,8 @@ pub struct Rows {
     numbers: HashMap<usize, u32, AddressHash>,
     /// Rows in the memory of a GPU.
     pub foreign: Vec<usize>,
-    /// Rows whose views skip over memory that they do not use.
-    gapped: Vec<usize>,
+    /// Whether any row's view skips memory that is not its own.
+    gapped: bool,
 }
 
 /// Stand-in, dtype code, address, shape, strides in elements, whether a GPU's memory.
@@ -81,9 +81,7 @@ impl Rows {
 
     fn add(&mut self, object: &Bound<'_, PyAny>, owner: &Bound<'_, PyAny>, source: Source) -> u32 {
         let number = self.sources.len();
-        if is_gapped(&source) {
-            self.gapped.push(number);
-        }
+        self.gapped |= !is_whole(&source);
         if !object.is(owner) {
             self.replaced.push(object.clone().unbind());
         }
@@ -95,53 +93,50 @@ impl Rows {
         number
     }
 
-    /// Makes a view that skips memory contiguous, unless another tensor lives in the same memory.
+    /// Leaves behind the memory that views skip: what they have of it is copied to memory of its own, in which
+    /// those that share some share it still. Nobody's bytes go with a payload but those of its tensors.
     pub fn close_gaps(&mut self, py: Python<'_>, tools: &Tools) -> PyResult<()> {
-        if self.gapped.is_empty() {
+        if !self.gapped {
             return Ok(());
         }
-        let alone = self.alone();
-        for &number in &self.gapped {
-            if !alone[number] {
-                continue;
-            }
-            let dense = tools.dense.bind(py).call1((&self.owners[number],))?;
-            let source = match self.sources[number].framework {
-                Framework::Numpy => Array::of(&dense)?.map(|array| source_of(&array)),
-                Framework::Torch => {
-                    let described = tools.describe_tensor.bind(py).call1((&dense,))?;
-                    Some(described_source(&described)?.1)
-                }
+        for layout in layouts(&self.sources) {
+            let foreign = |(row, ..): (usize, usize, &[i64])| self.foreign.contains(&row);
+            let (owner, address) = if layout.views().any(foreign) {
+                self.gather_foreign(py, tools, &layout)?
+            } else {
+                let memory = PyByteArray::new_with(py, layout.len, |memory| {
+                    // SAFETY: as long as the layout says, and the sources' owners are kept.
+                    py.detach(|| unsafe { layout.gather(memory.as_mut_ptr()) });
+                    Ok(())
+                })?;
+                let address = memory.data() as usize;
+                (memory.into_any(), address)
             };
-            if let Some(source) = source {
-                self.sources[number] = source;
-                self.owners[number] = dense.unbind();
+            for (row, offset, strides) in layout.views() {
+                self.sources[row].address = address + offset;
+                self.sources[row].strides = strides.to_vec();
+                self.owners[row] = owner.clone().unbind();
             }
         }
         Ok(())
     }
 
-    /// For each row whether no other row's memory overlaps with its own.
-    fn alone(&self) -> Vec<bool> {
-        let mut spans: Vec<(i128, i128, usize)> = self
-            .sources
-            .iter()
-            .enumerate()
-            .filter_map(|(number, source)| {
-                let (low, high) = extent(source.dtype.itemsize, &source.shape, &source.strides)?;
-                let first = source.address as i128;
-                (low != high).then_some((first + i128::from(low), first + i128::from(high), number))
+    /// As the core does it, of memory that it cannot read.
+    fn gather_foreign<'py>(
+        &self,
+        py: Python<'py>,
+        tools: &Tools,
+        layout: &Layout,
+    ) -> PyResult<(Bound<'py, PyAny>, usize)> {
+        let views: Vec<_> = layout
+            .views()
+            .map(|(row, offset, strides)| {
+                let item = self.sources[row].dtype.itemsize;
+                let strides: Vec<i64> = strides.iter().map(|by| by / item as i64).collect();
+                (&self.owners[row], offset / item as usize, strides)
             })
             .collect();
-        spans.sort_unstable();
-        let mut alone = vec![false; self.sources.len()];
-        let mut reached = i128::MIN;
-        for (index, &(low, high, number)) in spans.iter().enumerate() {
-            let next = spans.get(index + 1).map_or(i128::MAX, |span| span.0);
-            alone[number] = reached <= low && high <= next;
-            reached = reached.max(high);
-        }
-        alone
+        tools.gather.bind(py).call1((views, layout.len))?.extract()
     }
 }
 
@@ -173,15 +168,4 @@ fn described_source<'py>(
         strides,
     };
     Ok((owner, source, foreign))
-}
-
-/// Whether the memory between the first and the last element is more than the elements take.
-fn is_gapped(source: &Source) -> bool {
-    let mut taken = u128::from(source.dtype.itemsize);
-    let mut reach = taken;
-    for (&size, &stride) in source.shape.iter().zip(&source.strides) {
-        taken = taken.saturating_mul(u128::from(size));
-        reach += u128::from(size.saturating_sub(1)) * u128::from(stride.unsigned_abs());
-    }
-    taken > 0 && reach > taken
 }

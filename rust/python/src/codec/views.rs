@@ -8,13 +8,13 @@ use pyo3::types::{PyByteArray, PyTuple};
 use sglang_omni_payload::msgpack::{Reader, Token};
 use sglang_omni_payload::{DTYPES, DType, Framework, TensorView};
 
-use super::dlpack::Held;
 use super::{Tools, code, numpy};
+use crate::buffer::BufferView;
 
 /// The tensors of one payload, each made when first asked for.
 pub struct Views<'a, 'py> {
     buffer: &'a Bound<'py, PyAny>,
-    held: &'a Arc<Held>,
+    held: &'a Arc<BufferView>,
     tensors: Vec<TensorView>,
     made: Vec<Option<Bound<'py, PyAny>>>,
 }
@@ -23,7 +23,7 @@ impl<'a, 'py> Views<'a, 'py> {
     /// `tensors` were decoded from `held`, which holds `buffer`.
     pub fn new(
         buffer: &'a Bound<'py, PyAny>,
-        held: &'a Arc<Held>,
+        held: &'a Arc<BufferView>,
         tensors: Vec<TensorView>,
     ) -> Self {
         Self {
@@ -84,7 +84,7 @@ impl<'a, 'py> Views<'a, 'py> {
         if let Some(exchange) = tools.torch(py)?
             && !tensor.shape.contains(&0)
         {
-            let address = self.held.as_slice().as_ptr() as usize + tensor.offset;
+            let address = self.held.as_ptr() as usize + tensor.offset;
             let strides = strides.iter().copied();
             // SAFETY: `decode` checked that the tensor lies inside the buffer, which is held.
             let view = unsafe {
@@ -183,8 +183,8 @@ pub fn in_place<'py>(
     let Some(exchange) = tools.torch(py)? else {
         return Ok(None);
     };
-    let held = Arc::new(Held::new(PyByteArray::new(py, data).as_any())?);
-    let address = held.as_slice().as_ptr() as usize;
+    let held = Arc::new(BufferView::new(PyByteArray::new(py, data).as_any())?);
+    let address = held.as_ptr() as usize;
     let strides = dense_strides(&shape).into_iter();
     // SAFETY: the bytes are as many as a contiguous tensor of that shape has.
     unsafe { exchange.view(py, &held, dtype, address, &shape, strides) }

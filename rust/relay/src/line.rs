@@ -1,0 +1,155 @@
+//! A reader's connection to a sender, by which it asks for memory. Nothing here waits for longer than [`PATIENCE`].
+
+use std::io::{Error, ErrorKind, IoSliceMut, Result};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, recvmsg, send, socket_with,
+};
+
+use crate::credentials::Peer;
+use crate::forks::Own;
+use crate::lock;
+use crate::server::ANSWER_LEN;
+use crate::ticket::MAX_HOLDER;
+
+/// A sender has a thread for answers alone. One that takes longer is stopped, or far too busy to live.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Where a sender's queue of connections is full, it is looked at this often.
+const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(10);
+
+pub struct Line {
+    /// Open as long as anything of the sender's is used: its end says that nothing is held any more.
+    pub stream: Own<UnixStream>,
+    pub peer: Peer,
+    /// One question at a time.
+    asking: Mutex<()>,
+}
+
+/// The reader's number with the sender, and the files that came along.
+pub type Answer = (u32, Vec<OwnedFd>);
+
+impl Line {
+    pub fn connect(name: &str) -> Result<Self> {
+        let deadline = Instant::now() + PATIENCE;
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let stream = Own::open(|| {
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            Ok::<_, Error>(UnixStream::from(socket))
+        })?;
+        loop {
+            match connect(&*stream, &address) {
+                Ok(()) => break,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if Instant::now() < deadline => {
+                    std::thread::sleep(FULL_QUEUE_PAUSE);
+                }
+                Err(Errno::AGAIN) => return Err(silent()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Self {
+            peer: Peer::of(&*stream)?,
+            stream,
+            asking: Mutex::new(()),
+        })
+    }
+
+    /// Asks for a segment. Signals do not end the wait, and what came too late can be asked for again.
+    pub fn ask(&self, segment: u64) -> Result<Answer> {
+        let _one_at_a_time = lock(&self.asking);
+        let deadline = Instant::now() + PATIENCE;
+        let question = segment.to_le_bytes();
+        loop {
+            match send(&*self.stream, &question, SendFlags::NOSIGNAL) {
+                Ok(sent) if sent == question.len() => break,
+                // So short a message goes as a whole.
+                Ok(_) => return Err(Error::other("it takes half a question")),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        loop {
+            match self.hear() {
+                // An answer that came too late for an earlier question is passed over.
+                Ok((answered, _)) if answered != segment => {}
+                Ok((_, answer)) => return answer,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait(PollFlags::IN, deadline)?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The next answer, and the segment it is for.
+    fn hear(&self) -> rustix::io::Result<(u64, Result<Answer>)> {
+        let mut answer = [0; ANSWER_LEN];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(
+            &*self.stream,
+            &mut [IoSliceMut::new(&mut answer)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )?;
+        let files = control
+            .drain()
+            .filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(files) => Some(files),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        if got.bytes != answer.len() {
+            return Err(Errno::CONNRESET);
+        }
+        let (head, segment) = answer.split_at(5);
+        let segment = u64::from_le_bytes(segment.try_into().expect("the last 8 bytes"));
+        let number = u32::from_le_bytes(head[1..].try_into().expect("4 bytes"));
+        let answer = if head[0] != 1 {
+            Err(Error::new(
+                ErrorKind::NotFound,
+                "it does not have that memory any more",
+            ))
+        } else if !(1..=MAX_HOLDER).contains(&number) {
+            Err(Error::other(format!("it calls its reader number {number}")))
+        } else {
+            Ok((number, files))
+        };
+        Ok((segment, answer))
+    }
+
+    fn wait(&self, flags: PollFlags, deadline: Instant) -> Result<()> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = vec![PollFd::new(&*self.stream, flags)];
+        fds.extend(
+            self.peer
+                .alive
+                .as_ref()
+                .map(|alive| PollFd::new(alive, PollFlags::IN)),
+        );
+        let timeout = Timespec::try_from(left).expect("a few seconds");
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(0) => Err(silent()),
+            // What is there to be read is read first; its last words may be the answer.
+            Ok(_) if !fds[0].revents().is_empty() => Ok(()),
+            Ok(_) => Err(Error::other("its process has ended")),
+            Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn silent() -> Error {
+    let text = format!("it does not answer within {PATIENCE:?}: it is stopped, or has no time");
+    Error::new(ErrorKind::TimedOut, text)
+}

@@ -1,0 +1,214 @@
+"""A sender that does not answer, or is dead and has left a forked child, beside others that are well."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import until
+
+from sglang_omni._core import LeaseError, ShmLease
+from sglang_omni.pipeline import relay_io
+from sglang_omni.proto import codec
+from sglang_omni.relay import RelayReadError
+from sglang_omni.relay.shm import ShmRelay
+
+# Writes payloads of 4 MB, in the arena, or of 40 MB, in memory of their own, and says where they are.
+SENDER = """
+import asyncio, os, sys, time
+import numpy as np
+from sglang_omni.pipeline import relay_io
+from sglang_omni.proto import codec
+from sglang_omni.relay import create_relay
+
+relay = create_relay("shm", engine_id="sender", slot_size_mb=16, credits=1)
+
+def send(value, size):
+    sent = np.full(size, value, np.uint8)
+    metadata, _ = asyncio.run(relay_io.write_blob(relay, "k", sent, target=str(value)))
+    return codec.pack(metadata).hex()
+
+for line in sys.stdin:
+    order, *args = line.split()
+    if order == "send":
+        print(send(*map(int, args)), flush=True)
+    elif order == "fork":
+        child = os.fork()
+        if child == 0:
+            time.sleep(600)
+            os._exit(0)
+        print(child, flush=True)
+"""
+ARENA, OWN = 4_000_000, 40_000_000
+
+
+class Sender:
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", SENDER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _ask(self, order: str) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(order, file=self.process.stdin, flush=True)
+        return self.process.stdout.readline().strip()
+
+    def send(self, value: int, size: int = ARENA) -> dict[str, Any]:
+        return codec.unpack(bytes.fromhex(self._ask(f"send {value} {size}")), trusted=True)
+
+    def fork(self) -> int:
+        return int(self._ask("fork"))
+
+    async def stop(self) -> None:
+        """Stop all of its threads, which takes a moment after the signal."""
+        self.process.send_signal(signal.SIGSTOP)
+        stats = list(Path(f"/proc/{self.process.pid}/task").glob("*/stat"))
+        await until(lambda: all(stat.read_text().rsplit(")", 1)[1].split()[0] == "T" for stat in stats))
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()  # Not read to its end, which a child that it forked puts off.
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[], Sender]]:
+    senders: list[Sender] = []
+
+    def start() -> Sender:
+        senders.append(Sender())
+        return senders[-1]
+
+    yield start
+    for sender in senders:
+        sender.close()
+
+
+@pytest.fixture
+def relay() -> Iterator[ShmRelay]:
+    relay = ShmRelay("here", slot_size_mb=16, credits=1)
+    yield relay
+    relay.close()
+
+
+async def read(relay: ShmRelay, metadata: dict[str, Any]) -> int:
+    return int((await relay_io.read_blob(relay, "k", metadata))[-1])
+
+
+async def test_a_silent_sender_stops_no_read_of_another(relay: ShmRelay, start: Callable[[], Sender]) -> None:
+    known, fresh, silent = start(), start(), start()
+    assert await read(relay, known.send(1)) == 1
+    more = [known.send(2), known.send(3), fresh.send(4), fresh.send(5)]
+    unheard = [silent.send(6), silent.send(7)]
+    await silent.stop()
+    lost = [asyncio.create_task(read(relay, metadata)) for metadata in unheard]
+    await asyncio.sleep(0)
+    # All of this while the first read of the silent one waits, which is cold as that of the fresh one is.
+    assert [await read(relay, metadata) for metadata in more] == [2, 3, 4, 5]
+    assert not any(task.done() for task in lost)
+    for task in lost:
+        with pytest.raises(RelayReadError, match="does not answer"):
+            await task
+    # Nothing of it is left that would stop it from being read when it goes on.
+    silent.process.send_signal(signal.SIGCONT)
+    assert await read(relay, silent.send(8)) == 8
+
+
+async def test_a_sender_that_falls_silent_stops_no_read_of_another_nor_the_loop(
+    relay: ShmRelay, start: Callable[[], Sender]
+) -> None:
+    known, silent = start(), start()
+    for sender in (known, silent):
+        assert await read(relay, sender.send(1)) == 1
+    in_arena, *own = silent.send(2), *(silent.send(value, OWN) for value in range(3, 13))
+    more = [known.send(2), known.send(3, OWN)]
+    await silent.stop()
+    # What needs nothing from it can be read.
+    assert await read(relay, in_arena) == 2
+    lost = [asyncio.create_task(read(relay, metadata)) for metadata in own]
+    await asyncio.sleep(0)
+    assert [await read(relay, metadata) for metadata in more] == [2, 3]
+    assert not any(task.done() for task in lost)
+    silent.process.send_signal(signal.SIGCONT)
+    # None of the tickets was spent on waiting.
+    assert [await task for task in lost] == list(range(3, 13))
+
+
+async def test_an_unanswered_read_can_be_tried_again(relay: ShmRelay, start: Callable[[], Sender]) -> None:
+    sender = start()
+    assert await read(relay, sender.send(1)) == 1
+    own = sender.send(2, OWN)
+    await sender.stop()
+    with pytest.raises(RelayReadError, match="does not answer"):
+        await read(relay, own)
+    sender.process.send_signal(signal.SIGCONT)
+    assert await read(relay, own) == 2
+
+
+async def test_the_end_of_a_sender_that_forked_is_noticed_at_once(
+    relay: ShmRelay, start: Callable[[], Sender]
+) -> None:
+    sender = start()
+    first, second = sender.send(1), sender.send(2)
+    assert await read(relay, first) == 1
+    child = sender.fork()
+    try:
+        assert _is_mapped(first)
+        sender.close()
+        await until(lambda: not _is_mapped(first))
+        began = time.monotonic()
+        with pytest.raises(RelayReadError, match="is it gone"):
+            await read(relay, second)
+        # Five seconds were what an answer was waited for.
+        assert time.monotonic() - began < 4
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def _is_mapped(metadata: dict[str, Any]) -> bool:
+    """Whether this process has any arena mapped but none of its own."""
+    with open("/proc/self/maps") as maps:
+        return any("memfd:sglang-omni" in line for line in maps)
+
+
+async def test_more_first_reads_than_it_can_take_end_with_an_error(start: Callable[[], Sender]) -> None:
+    """The queue of connections of a silent sender is full: a connection must not wait for ever."""
+    import socket
+
+    sender = start()
+    metadata = sender.send(1)
+    name, place = metadata["relay_info"]["arena"], metadata["relay_info"]["place"]
+    await sender.stop()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    queued: list[socket.socket] = []
+    try:
+        while True:
+            queued.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            queued[-1].setblocking(False)
+            try:
+                queued[-1].connect(f"\0{name}")
+            except BlockingIOError:
+                break
+        async with asyncio.timeout(60):
+            with pytest.raises(LeaseError, match="does not answer"):
+                await asyncio.to_thread(ShmLease, name, tuple(place))
+    finally:
+        for connection in queued:
+            connection.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
