@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
 from sglang_omni.serve.metrics import CONTENT_TYPE, Families, stage_families
 from sglang_omni.serve.protocol import AbortRequest
+from sglang_omni.serve.session import owner_of
 from sglang_omni.serve.state import Server
 from sglang_omni.serve.streaming import answer
 
@@ -93,11 +94,11 @@ def admin_routes(server: Server) -> APIRouter:
         return PlainTextResponse(server.metrics.render(_families(server)), media_type=CONTENT_TYPE)
 
     @router.post("/abort_request")
-    async def abort_request(body: AbortRequest) -> JSONResponse:
-        """Stop a running request and free what it holds.
+    async def abort_request(body: AbortRequest, request: Request) -> JSONResponse:
+        """Stop a running request of the caller's and free what it holds.
 
         It is named by its id, or by the id of its answer, as ``chatcmpl-...``. If several requests were given
-        one ``x-request-id``, that stops them all.
+        one ``x-request-id``, that stops them all. One of another owner is answered as one that is not there.
         """
         request_id = body.request_id or body.rid
         if not request_id:
@@ -106,9 +107,9 @@ def admin_routes(server: Server) -> APIRouter:
             )
         if body.rid not in (None, request_id):
             raise RequestError("rid and request_id differ; give one", param="rid", code="invalid_value")
-        success = False
-        for each in server.running.meant_by(request_id):
-            if (await server.client.abort(each)).success:
+        success, owner = False, owner_of(request)
+        for each in server.running.meant_by(request_id, owner):
+            if (await server.client.abort(each, owner=owner)).success:
                 logger.info("Request %s is aborted, as /abort_request asked", each)
                 success = True
         return JSONResponse({"success": success, "request_id": request_id})

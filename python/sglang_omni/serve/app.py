@@ -12,9 +12,11 @@ from sglang_omni import __version__
 from sglang_omni.client import Client
 from sglang_omni.serve import errors
 from sglang_omni.serve.admin import admin_routes
+from sglang_omni.serve.auth import Guard
 from sglang_omni.serve.chat import chat_routes
 from sglang_omni.serve.completions import completion_routes
 from sglang_omni.serve.generate import generate_routes
+from sglang_omni.serve.key_flags import Access
 from sglang_omni.serve.middleware import BodyLimit, Count
 from sglang_omni.serve.page import page_routes
 from sglang_omni.serve.request_ids import RequestIds
@@ -32,6 +34,7 @@ def create_app(
     capabilities: Capabilities | None = None,
     max_body_size: int = DEFAULT_MAX_BODY_SIZE,
     info: Callable[[], dict[str, Any]] = dict,
+    access: Access | None = None,
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
 
@@ -41,6 +44,7 @@ def create_app(
         capabilities: What the pipeline can do, for refusing the rest with a 400.
         max_body_size: Bytes; longer bodies are answered with a 413.
         info: Gives further fields of ``/get_server_info``, when asked.
+        access: The keys that are asked for; by default none.
     """
     server = Server(
         client=client,
@@ -51,6 +55,7 @@ def create_app(
     middleware = [
         Middleware(RequestIds, running=server.running),
         Middleware(Count, metrics=server.metrics),
+        Middleware(Guard, access=access or Access()),
         Middleware(BodyLimit, max_bytes=max_body_size),
     ]
     # Without FastAPI's own pages, which load their scripts from elsewhere; /openapi.json is there.

@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx
 
-from sglang_omni.serve.processes import StopSignals, bind
+from sglang_omni.serve.key_flags import replicas_environment, runs_key
+from sglang_omni.serve.processes import ROUTER_CONFIG, StopSignals, bind
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +55,18 @@ class Member:
     """One process of the fleet, and those that take its place when it ends.
 
     Attributes:
+        environment: Its whole environment, as far as it is not this process's. Keys are there and not in the
+            command, which every user of the machine can read.
         healthy: Set once any of them has been.
         is_up: Whether the last of them has been.
         process: The last of them; None before the first.
     """
 
-    def __init__(self, name: str, command: Sequence[str], base_url: str) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], base_url: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
+        self.environment = environment
         self.command = command
         self.base_url = base_url
         self.healthy = asyncio.Event()
@@ -92,7 +98,10 @@ class Member:
         while True:
             # A session of its own: Ctrl-C reaches the fleet, which stops its members in order.
             process = self.process = await asyncio.create_subprocess_exec(
-                *self.command, start_new_session=True, stdin=asyncio.subprocess.DEVNULL
+                *self.command,
+                start_new_session=True,
+                stdin=asyncio.subprocess.DEVNULL,
+                env=self.environment,
             )
             self.is_up = False
             ended = asyncio.ensure_future(process.wait())
@@ -139,7 +148,9 @@ async def run_fleet(options: FleetOptions) -> int:
         # A port in use is better known before the models are loaded.
         options = replace(options, port=_hold_port(held, options.host, options.port))
         ports = [_hold_port(held, "127.0.0.1") for _ in range(options.size)]
-        replicas = [_replica(index, port, options) for index, port in enumerate(ports)]
+        key, router = runs_key(options.router)
+        options = replace(options, router=router)
+        replicas = [_replica(index, port, options, key) for index, port in enumerate(ports)]
         return await _run(replicas, _router([r.base_url for r in replicas], options), options, signals)
 
 
@@ -224,14 +235,14 @@ def _hold_port(held: contextlib.ExitStack, host: str, port: int = 0) -> int:
     return held.enter_context(bind(host, port)).getsockname()[1]
 
 
-def _replica(index: int, port: int, options: FleetOptions) -> Member:
+def _replica(index: int, port: int, options: FleetOptions, key: str) -> Member:
     command = [
         *(sys.executable, "-m", "sglang_omni.launch_server"),
         *("--host", "127.0.0.1", "--port", str(port), "--parent-pid", str(os.getpid())),
         *("--log-name", f"replica-{index}"),
         *options.replica_args,
     ]
-    return Member(f"replica {index}", command, f"http://127.0.0.1:{port}")
+    return Member(f"replica {index}", command, f"http://127.0.0.1:{port}", replicas_environment(key))
 
 
 def _router(worker_urls: Sequence[str], options: FleetOptions) -> Member:
@@ -243,10 +254,11 @@ def _router(worker_urls: Sequence[str], options: FleetOptions) -> Member:
         # The replicas end first what is under way by then.
         "drain_timeout": options.drain_timeout + _LEAVE_S,
     }
-    command = [sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid()), json.dumps(config)]
+    command = [sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid())]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
     scheme = "https" if options.router.get("tls_cert_path") else "http"
-    return Member("router", command, f"{scheme}://{host}:{options.port}")
+    environment = {**os.environ, ROUTER_CONFIG: json.dumps(config)}
+    return Member("router", command, f"{scheme}://{host}:{options.port}", environment)
 
 
 def _describe_exit(status: int) -> str:

@@ -22,6 +22,7 @@ from sglang_omni.config.io import config_to_dict
 from sglang_omni.pipeline.launchers.base import Launcher
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 from sglang_omni.serve.app import create_app
+from sglang_omni.serve.key_flags import Access
 from sglang_omni.serve.processes import StopSignals, bind, exit_after
 from sglang_omni.serve.state import Capabilities
 
@@ -45,6 +46,7 @@ class ReplicaOptions:
         start_timeout: Seconds for the pipeline's processes to come up.
         drain_timeout: Seconds that requests have to end after SIGTERM.
         launcher: Starts them; as children of this process where it is None.
+        access: The keys that are asked for; none where it is None.
     """
 
     host: str = "127.0.0.1"
@@ -54,6 +56,7 @@ class ReplicaOptions:
     start_timeout: float = 600.0
     drain_timeout: float = 30.0
     launcher: Launcher | None = None
+    access: Access | None = None
 
 
 class _Server(uvicorn.Server):
@@ -109,6 +112,7 @@ async def _serve(
         capabilities=Capabilities.of(config),
         max_body_size=options.max_body_size,
         info=lambda: _info(runner),
+        access=options.access,
     )
     server = _Server(
         uvicorn.Config(

@@ -15,7 +15,7 @@ from sglang_omni.client import ClientError, GenerateRequest, RequestError, Usage
 from sglang_omni.client.audio import FORMAT_MIME_TYPES, AudioEncoder, Base64Pieces, check_format
 from sglang_omni.client.transport import Deltas
 from sglang_omni.serve.protocol import SpeechRequest
-from sglang_omni.serve.session import session_key
+from sglang_omni.serve.session import owner_of, session_key
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import EventStream, StreamedResponse, answer
 
@@ -27,7 +27,7 @@ def speech_routes(server: Server) -> APIRouter:
     async def speech(body: SpeechRequest, request: Request) -> Response:
         """Say a text."""
         server.check_model(body.model)
-        body.session_id = session_key(request, body)
+        body.session_id, body.owner = session_key(request, body), owner_of(request)
         server.check_task("speech")
         server.check_voice(body.voice, "voice")
         server.check_params("speech", _given(body), body.stage_params)
@@ -148,6 +148,7 @@ def _request(body: SpeechRequest, *, stream: bool) -> GenerateRequest:
     return GenerateRequest(
         model=body.model,
         session_id=body.session_id,
+        owner=body.owner,
         prompt=body.input,
         stage_params=body.stage_params,
         extra_params={name: value for name, value in _given(body).items() if name != "speed"},
