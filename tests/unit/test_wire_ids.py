@@ -18,7 +18,7 @@ from sglang_omni.client import Client, GenerateRequest
 from sglang_omni.pipeline import wire_ids
 from sglang_omni.pipeline.relay_io import stream_key
 from sglang_omni.pipeline.wire_ids import WireIds
-from sglang_omni.proto import DuplicateRequest, OmniRequest, RequestError
+from sglang_omni.proto import CompleteMessage, DuplicateRequest, OmniRequest, RequestError
 
 make = pytest.fixture(pipelines)
 
@@ -113,8 +113,8 @@ _ID = st.sampled_from(HOSTILE)
 _OWNER = st.sampled_from([None, "ann", "bob"])
 _WHICH = st.integers(0, 7)
 _STEP = st.one_of(
-    st.tuples(st.just("submit"), _ID, _OWNER),
-    st.tuples(st.just("submit"), _ID, _OWNER),
+    st.tuples(st.sampled_from(["submit", "stream"]), _ID, _OWNER),
+    st.tuples(st.sampled_from(["submit", "stream"]), _ID, _OWNER),
     st.tuples(st.sampled_from(["complete", "fail", "cancel", "late", "late_failure"]), _WHICH, st.none()),
     st.tuples(st.just("abort"), _ID, _OWNER),
 )
@@ -139,8 +139,8 @@ class Play:
         self.marks = 0
 
     async def step(self, kind: str, what: Any, owner: str | None) -> None:
-        if kind == "submit":
-            await self.submit(what, owner)
+        if kind in ("submit", "stream"):
+            await self.submit(what, owner, stream=kind == "stream")
         elif kind == "abort":
             asked = self.running.get((owner, what))
             assert await self.pipeline.coordinator.abort(what, owner=owner) is (asked is not None)
@@ -149,6 +149,7 @@ class Play:
         elif kind.startswith("late"):
             if self.ended:
                 asked = self.ended[what % len(self.ended)]
+                await self.pipeline.chunk("text", asked.wire_id, "LATE")
                 await self.pipeline.answer(asked.wire_id, "LATE", fails=kind == "late_failure")
         elif self.running:
             asked = list(self.running.values())[what % len(self.running)]
@@ -158,10 +159,13 @@ class Play:
             else:
                 await self.answer(asked, fails=kind == "fail")
 
-    async def submit(self, request_id: str, owner: str | None) -> None:
+    async def submit(self, request_id: str, owner: str | None, *, stream: bool) -> None:
         self.marks += 1
         request = OmniRequest(self.marks, metadata={} if owner is None else {"owner": owner})
-        task = self.pipeline.submit(request_id, request)
+        if stream:
+            task = asyncio.create_task(self.streamed(request_id, request))
+        else:
+            task = self.pipeline.submit(request_id, request)
         if (owner, request_id) in self.running:
             with pytest.raises(DuplicateRequest):
                 await soon(task)
@@ -171,7 +175,16 @@ class Play:
         asked = Asked(owner, request_id, self.marks, message.request_id, task)
         self.running[owner, request_id] = asked
 
+    async def streamed(self, request_id: str, request: OmniRequest) -> Any:
+        """The result, after chunks that are all of this request's own."""
+        async for message in self.pipeline.coordinator.stream(request_id, request):
+            assert message.request_id == request_id
+            if isinstance(message, CompleteMessage):
+                return message.result
+            assert message.chunk == {"text": str(request.inputs)}
+
     async def answer(self, asked: Asked, *, fails: bool) -> None:
+        await self.pipeline.chunk("text", asked.wire_id, str(asked.mark))
         await self.pipeline.answer(asked.wire_id, asked.mark, fails=fails)
         if fails:
             with pytest.raises(RuntimeError, match=f"failed {asked.mark}$"):
@@ -193,7 +206,7 @@ class Play:
 
 async def play(steps: list[tuple[str, Any, str | None]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        pipeline = Pipeline(Path(folder))
+        pipeline = Pipeline(Path(folder), terminal_stages=["text"])
         await pipeline.start()
         try:
             played = Play(pipeline)

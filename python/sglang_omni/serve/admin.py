@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
+from sglang_omni.client.request_id import new_request_id
 from sglang_omni.serve.metrics import CONTENT_TYPE, Families, stage_families
 from sglang_omni.serve.protocol import AbortRequest
 from sglang_omni.serve.session import owner_of
@@ -135,7 +136,7 @@ async def _probe(server: Server) -> None:
     else:
         request = GenerateRequest(prompt="Hi", metadata={"task": "speech"} | metadata, stream=False)
     request.timeout = _PROBE_TIMEOUT
-    await server.client.completion(request, request_id=f"health-{time.time_ns()}")
+    await server.client.completion(request, request_id=f"health-{new_request_id()}")
 
 
 def _health(server: Server) -> dict[str, Any]:

@@ -171,6 +171,8 @@ async def test_a_page_of_another_origin_drives_nothing(keyless: Served, headers:
     for path, body in ACTS.items():
         answer = await keyless.http.post(path, headers=headers, **body)
         assert code_of(answer) == (403, "cross_site_request"), path
+    answer = await keyless.http.get("/health_generate", headers=headers)
+    assert code_of(answer) == (403, "cross_site_request")
     simple = headers | {"content-type": "text/plain"}
     answer = await keyless.http.post("/v1/completions", content=b'{"prompt": "hi"}', headers=simple)
     assert code_of(answer) == (403, "cross_site_request")
