@@ -17,6 +17,7 @@ from sglang_omni.router.flags import add_flags, known_options, parse, port
 from sglang_omni.serve.counterparts import counterpart
 from sglang_omni.serve.health_flags import add_health_flags, apply_health_flags, health_arguments
 from sglang_omni.serve.host_flags import add_host_flags, check_host_flags, hosts_launcher
+from sglang_omni.serve.key_flags import add_key_flags, routers_keys, take_access
 from sglang_omni.serve.limit_flags import add_limit_flags, given_limits, limit_arguments
 from sglang_omni.serve.log_limit import LogLimit
 from sglang_omni.serve.model_flags import add_model_flags, apply_model_flags, model_arguments
@@ -128,6 +129,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     )
     add_health_flags(parser)
     add_limit_flags(parser)
+    add_key_flags(parser)
     add_host_flags(parser)
     add_ray_flags(parser)
     add_model_flags(parser)
@@ -161,9 +163,13 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
     if args.dp_size == 1 and (fields := router_fields(args)):
         flags = ", ".join(f"--router-{name.replace('_', '-')}" for name in fields)
         parser.error(f"{flags}: there is a router only with a --dp-size of 2 or more")
+    args.access = take_access(parser, args)
+    args.router = router_fields(args)
+    if args.dp_size > 1:
+        args.router = routers_keys(parser, args.access, args.router)
     try:
         # Better known before the models are loaded than when the router starts.
-        check_router_config(json.dumps(router_fields(args)))
+        check_router_config(json.dumps(args.router))
     except ValueError as exc:
         field, _, why = str(exc).partition(":")
         parser.error(f"--router-{field.replace('_', '-')}:{why}")
@@ -226,6 +232,7 @@ def _run_replica(config: PipelineConfig, args: argparse.Namespace) -> int:
         request_timeout=args.request_timeout or None,
         limits=given_limits(args),
         launcher=_launcher(args),
+        access=args.access,
     )
     return asyncio.run(run_replica(config, options))
 
@@ -255,7 +262,7 @@ def _run_fleet(config: PipelineConfig, args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         replica_args=replica_args,
-        router=router_fields(args),
+        router=args.router,
         start_timeout=args.start_timeout + 30.0,
         drain_timeout=args.drain_timeout,
         heartbeat_timeout=config.watchdog.heartbeat_timeout,

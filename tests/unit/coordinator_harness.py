@@ -57,6 +57,14 @@ class Pipeline:
     async def complete(self, stage: str, request_id: str, result: Any) -> None:
         await self.stages[stage].send_complete(CompleteMessage(request_id, stage, True, result=result))
 
+    async def answer(self, request_id: str, result: Any, *, fails: bool) -> None:
+        """The last stage's answer: the result, or that it failed, with the result in the text."""
+        if fails:
+            message = CompleteMessage(request_id, "text", False, error=f"failed {result}")
+        else:
+            message = CompleteMessage(request_id, "text", True, result=result)
+        await self.stages["text"].send_complete(message)
+
     async def chunk(self, stage: str, request_id: str, text: str) -> None:
         await self.stages[stage].send_stream(StreamMessage(request_id, stage, {"text": text}))
 

@@ -26,7 +26,7 @@ def test_options_are_written_out(main, capsys):
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("--api-key", "--router-api-key"),
+        ("--access-log", "--router-access-log"),
         ("--worker-url", None),
         ("--modelpath", "--model-path"),
         ("--prot", "--port"),

@@ -131,6 +131,7 @@ class Client:
         audio: bytes,
         *,
         session_id: str | None = None,
+        owner: str | None = None,
         model: str | None = None,
         language: str | None = None,
         translate: bool = False,
@@ -141,6 +142,7 @@ class Client:
         """What was said in an encoded audio file; ``translate`` gives it in English."""
         request = GenerateRequest(
             session_id=session_id,
+            owner=owner,
             model=model,
             audio=audio,
             stream=False,
@@ -154,8 +156,9 @@ class Client:
             collected.text, last.language, last.duration, last.segments, last.timings, last.worker
         )
 
-    async def abort(self, request_id: str) -> AbortResult:
-        return AbortResult(await self._transport.abort(request_id))
+    async def abort(self, request_id: str, *, owner: str | None = None) -> AbortResult:
+        """Ends the running request of this id; with an owner, that owner's (``GenerateRequest.owner``)."""
+        return AbortResult(await self._transport.abort(request_id, owner=owner))
 
     def health(self) -> dict[str, Any]:
         """The service's state; ``running``: it takes requests. Blocks for a round trip over HTTP."""

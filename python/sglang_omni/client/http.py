@@ -14,7 +14,7 @@ import numpy as np
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, decode_wav
 from sglang_omni.client.http_errors import error_of_event, error_of_response
 from sglang_omni.client.languages import language_code
-from sglang_omni.client.request_id import HEADER, is_usable, new_request_id
+from sglang_omni.client.request_id import HEADER, OWNER_HEADER, is_usable, new_request_id
 from sglang_omni.client.transport import Transport
 from sglang_omni.client.types import (
     ClientError,
@@ -59,10 +59,10 @@ class HttpTransport(Transport):
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def abort(self, request_id: str) -> bool:
+    async def abort(self, request_id: str, *, owner: str | None = None) -> bool:
         # A request of its own, with an id of its own.
-        body = {"request_id": request_id}
-        answer = await self._send("/abort_request", GenerateRequest(), new_request_id(), json=body)
+        body, asked = {"request_id": request_id}, GenerateRequest(owner=owner)
+        answer = await self._send("/abort_request", asked, new_request_id(), json=body)
         return bool(answer.json().get("success"))
 
     def health(self) -> dict[str, Any]:
@@ -247,11 +247,13 @@ class HttpTransport(Transport):
 
 
 def _headers(request: GenerateRequest, request_id: str) -> httpx.Headers:
-    """The request's id and session. An id that cannot stand in a header is refused in the body."""
+    """The request's id, session and owner. An id that cannot stand in a header is refused in the body."""
     headers = {HEADER: request_id} if is_usable(request_id) else {}
     session = request.session_id or request.metadata.get("session_id")
     if session is not None:
         headers["x-session-id"] = str(session)
+    if request.owner is not None:
+        headers[OWNER_HEADER] = request.owner
     return httpx.Headers(headers, encoding="utf-8")
 
 

@@ -22,7 +22,11 @@ _END = object()
 
 
 class CoordinatorLike(Protocol):
-    """What a client needs of a coordinator. It may have ``abort``, ``health`` and ``timings`` besides."""
+    """What a client needs of a coordinator. It may have ``abort``, ``health`` and ``timings`` besides.
+
+    A caller that leaves, by cancelling ``submit`` or by closing the iterator of ``stream``, ends the request
+    which that call has begun, and no other one of its id. A duplicate id is a ``ValueError``.
+    """
 
     async def submit(self, request_id: str, request: OmniRequest) -> Any: ...
 
@@ -32,7 +36,6 @@ class CoordinatorLike(Protocol):
 class LocalTransport(Transport):
     def __init__(self, coordinator: CoordinatorLike) -> None:
         self.coordinator = coordinator
-        self._aborts: set[asyncio.Task[Any]] = set()
 
     async def generate(
         self, request: GenerateRequest, request_id: str
@@ -41,11 +44,8 @@ class LocalTransport(Transport):
         deadline = None if request.timeout is None else asyncio.get_running_loop().time() + request.timeout
         stream = self.coordinator.stream(request_id, omni_request) if request.stream else None
         parts = _Parts(request_id)
-        answered = False
-        # Whether the id is this request's: one that is refused as a duplicate must not abort the first.
-        admitted = True
         try:
-            while not answered:
+            while True:
                 message = await _before(
                     deadline,
                     anext(stream, _END) if stream else self.coordinator.submit(request_id, omni_request),
@@ -53,7 +53,6 @@ class LocalTransport(Transport):
                 if stream is not None and isinstance(message, StreamMessage):
                     yield parts.chunk(message)
                     continue
-                answered = True
                 if message is _END:
                     if parts.any:
                         yield parts.whole(parts.finish_reason or "stop")
@@ -63,25 +62,22 @@ class LocalTransport(Transport):
                 )
                 chunk.usage = chunk.usage or parts.usage
                 if request.timings:
-                    chunk.timings = await self._timings(request_id)
+                    chunk.timings = await self._timings(request_id, request.owner)
                 yield chunk
+                return
         except _Aborted:
-            answered = True
             yield parts.whole("abort")
         except _Duplicate as exc:
-            admitted = False
             raise RequestError(str(exc), param="request_id", code="duplicate_request_id", status=409) from exc
         except _Expired:
             raise TimeoutError(f"request {request_id!r} took longer than {request.timeout:g} s") from None
         finally:
-            if admitted and not answered:
-                self._abort_soon(request_id)
             close = getattr(stream, "aclose", None)
             if close is not None:
                 await close()
 
-    async def abort(self, request_id: str) -> bool:
-        return bool(await self.coordinator.abort(request_id))  # type: ignore[attr-defined]
+    async def abort(self, request_id: str, *, owner: str | None = None) -> bool:
+        return bool(await self.coordinator.abort(request_id, **_owned(owner)))  # type: ignore[attr-defined]
 
     def health(self) -> dict[str, Any]:
         return dict(self.coordinator.health())  # type: ignore[attr-defined]
@@ -104,20 +100,17 @@ class LocalTransport(Transport):
             raise RequestError("this pipeline has no cache to flush", code="not_supported", status=404)
         await flush()
 
-    async def _timings(self, request_id: str) -> dict[str, StageTime] | None:
+    async def _timings(self, request_id: str, owner: str | None) -> dict[str, StageTime] | None:
         timings = getattr(self.coordinator, "timings", None)
         if timings is None:
             return None
         await asyncio.sleep(_TIMINGS_LAG_S)
-        return dict(timings(request_id))
+        return dict(timings(request_id, **_owned(owner)))
 
-    def _abort_soon(self, request_id: str) -> None:
-        # In a task of its own: the one that runs here may be on its way out, cancelled.
-        abort = getattr(self.coordinator, "abort", None)
-        if abort is not None:
-            task = asyncio.ensure_future(abort(request_id))
-            self._aborts.add(task)
-            task.add_done_callback(self._aborts.discard)
+
+def _owned(owner: str | None) -> dict[str, str]:
+    """The argument for coordinators that know owners; the others are not asked on behalf of any."""
+    return {} if owner is None else {"owner": owner}
 
 
 class _Aborted(Exception):
@@ -153,7 +146,7 @@ async def _before(deadline: float | None, step: Awaitable[Any]) -> Any:
         raise _Aborted from None
     except RequestError:
         raise
-    except ValueError as exc:
+    except ValueError as exc:  # a DuplicateRequest, or what a coordinator of another make has for it
         raise _Duplicate(str(exc)) from exc
 
 
@@ -206,6 +199,8 @@ def to_omni_request(request: GenerateRequest) -> OmniRequest:
         metadata["timeout"] = request.timeout
     if request.session_id is not None:
         metadata["session_id"] = request.session_id
+    if request.owner is not None:
+        metadata["owner"] = request.owner
     return OmniRequest(inputs=_inputs(request, task), params=_params(request), metadata=metadata)
 
 

@@ -6,6 +6,8 @@ import re
 import uuid
 
 HEADER = "x-request-id"
+# Whose requests they are, as a router tells a server that serves several of its clients. Opaque.
+OWNER_HEADER = "x-sglang-omni-owner"
 _USABLE = re.compile(r"[\x21-\x7e]{1,128}")
 
 

@@ -88,6 +88,7 @@ class SyncClient:
         audio: bytes,
         *,
         session_id: str | None = None,
+        owner: str | None = None,
         model: str | None = None,
         language: str | None = None,
         translate: bool = False,
@@ -100,6 +101,7 @@ class SyncClient:
             self._client.transcribe(
                 audio,
                 session_id=session_id,
+                owner=owner,
                 model=model,
                 language=language,
                 translate=translate,
@@ -109,8 +111,9 @@ class SyncClient:
             )
         )
 
-    def abort(self, request_id: str) -> AbortResult:
-        return self._run(self._client.abort(request_id))
+    def abort(self, request_id: str, *, owner: str | None = None) -> AbortResult:
+        """See ``Client.abort``."""
+        return self._run(self._client.abort(request_id, owner=owner))
 
     def health(self) -> dict[str, Any]:
         return self._client.health()

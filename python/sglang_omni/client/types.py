@@ -109,6 +109,8 @@ class GenerateRequest:
             where it is not given.
         session_id: What requests of one conversation or user have in common. A stage with several workers
             gives them to the same one, and a router with the policy ``consistent_hash`` to the same replica.
+        owner: Whose request it is, if one pipeline serves several callers that must not get at each other's
+            requests: ids are those of one owner. A server tells its callers apart itself.
         timeout: Seconds until the request is aborted and ``TimeoutError`` raised.
         timings: Whether the result shall tell the seconds spent in each stage.
     """
@@ -129,6 +131,7 @@ class GenerateRequest:
     timeout: float | None = None
     timings: bool = False
     session_id: str | None = None
+    owner: str | None = None
 
     @property
     def task(self) -> str:

@@ -15,17 +15,20 @@ from sglang_omni.pipeline.control_plane import CoordinatorControlPlane
 from sglang_omni.pipeline.progress import ProgressCounters
 from sglang_omni.pipeline.stage_directory import StageDirectory
 from sglang_omni.pipeline.terminals import TerminalStagesResolver, terminals_of
-from sglang_omni.pipeline.tracked_request import TrackedRequest
+from sglang_omni.pipeline.tracked_request import RequestName, TrackedRequest
 from sglang_omni.pipeline.transport.curve import RunKeys
+from sglang_omni.pipeline.wire_ids import WireIds
 from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,
+    DuplicateRequest,
     FlushCacheMessage,
     Message,
     OmniRequest,
     ProfilerStartMessage,
     ProfilerStopMessage,
     ProgressMessage,
+    RequestError,
     RequestState,
     ShutdownMessage,
     StagePayload,
@@ -35,12 +38,9 @@ from sglang_omni.proto import (
     SubmitMessage,
     Unavailable,
 )
-from sglang_omni.scheduling.recent_ids import RecentIds
 
 logger = logging.getLogger(__name__)
 
-# Twice what a stage remembers of ids it must not serve again: an id is free here only when it is there.
-_REMEMBERED_IDS = 20_000
 _REMEMBERED_TIMINGS = 1024
 # A finished request whose stages have not all let go of it by then is aborted there.
 _SETTLE_S = 1.0
@@ -87,16 +87,15 @@ class Coordinator:
             completion_endpoint, abort_endpoint, keys=keys, host_address=host_address
         )
         self.stages = StageDirectory(self.control_plane)
-        self._requests: dict[str, TrackedRequest] = {}
+        self._requests: dict[RequestName, TrackedRequest] = {}
         self._by_wire_id: dict[str, TrackedRequest] = {}
         self._counters = ProgressCounters()
         # Finished requests whose hand-offs have not all been answered for, oldest first.
         self._settling: OrderedDict[str, tuple[TrackedRequest, float]] = OrderedDict()
         self._reporting: set[str] = set()
         self._stage_stats: dict[str, dict[str, float]] = {}
-        self._recent = RecentIds(_REMEMBERED_IDS)
-        self._reused = 0
-        self._timings: OrderedDict[str, dict[str, StageTime]] = OrderedDict()
+        self._wire_ids = WireIds()
+        self._timings: OrderedDict[RequestName, dict[str, StageTime]] = OrderedDict()
         self._totals: Counter[str] = Counter()
         self.assignments = Assignments()
         self._lost: str | None = None
@@ -155,11 +154,12 @@ class Coordinator:
         """Runs a request and returns its result: the one terminal stage's, or ``{stage: result}`` of several.
 
         Args:
-            request_id: Unique among the requests that are running.
+            request_id: Unique among the running requests of its owner, ``request.metadata["owner"]``.
             request: An OmniRequest, or bare inputs for one.
 
         Raises:
-            ValueError: The id is in use, or the entry stage is unknown.
+            DuplicateRequest: The id is in use.
+            ValueError: The entry stage is unknown.
             RequestError: A stage found the request itself at fault.
             RuntimeError: A stage failed; the text names it and says how. ``Unavailable`` where that is no
                 matter of this request.
@@ -191,9 +191,9 @@ class Coordinator:
         finally:
             self._leave(tracked)
 
-    async def abort(self, request_id: str) -> bool:
-        """Stops a request in every stage. False where it is not running, or not any more."""
-        tracked = self._requests.get(request_id)
+    async def abort(self, request_id: str, *, owner: str | None = None) -> bool:
+        """Stops the owner's request in every stage. False if it is not running, or not any more."""
+        tracked = self._requests.get((owner, request_id))
         if tracked is None:
             return False
         self._end(tracked, RequestState.ABORTED)
@@ -271,15 +271,15 @@ class Coordinator:
         # Others may be the last word of a replica that has left.
         return {stage: dict(stats) for stage, stats in self._stage_stats.items() if stage in self.stages}
 
-    def timings(self, request_id: str) -> dict[str, StageTime]:
-        """Seconds in each stage that the request has left, in their order; empty if it is not known."""
-        timings = self._timings.get(request_id, {})
-        stages = dict.fromkeys(stage_of(instance) for instance in self.stages)
-        return {stage: timings[stage].copy() for stage in (stages | timings) if stage in timings}
+    def timings(self, request_id: str, *, owner: str | None = None) -> dict[str, StageTime]:
+        """Seconds in each stage that the owner's request has left, in their order; empty if not known."""
+        timings = self._timings.get((owner, request_id), {})
+        stages = dict.fromkeys(stage_of(instance) for instance in self.stages) | timings
+        return {stage: timings[stage].copy() for stage in stages if stage in timings}
 
-    def request_state(self, request_id: str) -> RequestState | None:
-        """The state of a running request; None where it is not running."""
-        tracked = self._requests.get(request_id)
+    def request_state(self, request_id: str, *, owner: str | None = None) -> RequestState | None:
+        """The state of the owner's running request; None if it is not running."""
+        tracked = self._requests.get((owner, request_id))
         return tracked.state if tracked is not None else None
 
     # --- requests ---------------------------------------------------------------------------------
@@ -290,29 +290,28 @@ class Coordinator:
         request: OmniRequest | Any,
         chunks: asyncio.Queue[StreamMessage | None] | None,
     ) -> TrackedRequest:
-        if request_id in self._requests:
-            raise ValueError(f"request {request_id!r} already exists: use another id, or none")
+        owner = request.metadata.get("owner") if isinstance(request, OmniRequest) else None
+        if (owner, request_id) in self._requests:
+            raise DuplicateRequest(f"request {request_id!r} already exists: use another id, or none")
         if self._lost is not None:
             raise Unavailable(self._lost)
         if not self._running:
             raise RuntimeError("the coordinator is not running: await start() first")
         if self.entry_stage not in self.stages and not self.assignments.is_replicated(self.entry_stage):
             raise ValueError(f"entry stage {self.entry_stage!r} is not registered")
-        wire_id = request_id
-        if request_id in self._recent:
-            self._reused += 1
-            wire_id = f"{request_id}~{self._reused}"
+        terminals = terminals_of(request, self.terminal_stages, self.terminal_stages_resolver)
         tracked = TrackedRequest(
             request_id=request_id,
-            wire_id=wire_id,
-            terminals=terminals_of(request, self.terminal_stages, self.terminal_stages_resolver),
+            wire_id=self._wire_ids.new(request_id),
+            terminals=terminals,
             outcome=asyncio.get_running_loop().create_future(),
             chunks=chunks,
+            owner=owner,
         )
-        self._requests[request_id] = tracked
-        self._by_wire_id[wire_id] = tracked
-        self._counters.track(wire_id)
-        self._timings[request_id] = tracked.timings
+        self._requests[tracked.name] = tracked
+        self._by_wire_id[tracked.wire_id] = tracked
+        self._counters.track(tracked.wire_id)
+        self._timings[tracked.name] = tracked.timings
         if len(self._timings) > _REMEMBERED_TIMINGS:
             self._timings.popitem(last=False)
         return tracked
@@ -336,7 +335,10 @@ class Coordinator:
             entry = instance_name(entry, replicas.get(entry))
         self._counters.add(tracked.wire_id, entry, 1)
         tracked.state = RequestState.RUNNING
-        await self.stages.send(entry, SubmitMessage(tracked.wire_id, payload, replicas))
+        try:
+            await self.stages.send(entry, SubmitMessage(tracked.wire_id, payload, replicas))
+        except (TypeError, ValueError) as exc:
+            raise RequestError(f"the request cannot be sent to stages: {exc}", code="invalid_value") from exc
 
     def _leave(self, tracked: TrackedRequest) -> None:
         """The caller is gone; what it left unfinished is aborted."""
@@ -355,11 +357,19 @@ class Coordinator:
     ) -> None:
         if tracked.state.is_final:
             return
-        tracked.state = state
+        tracked.state = state  # The answer comes first: whatever fails below, its caller does not wait.
+        if not tracked.outcome.done():
+            if error is not None:
+                tracked.outcome.set_exception(error)
+            elif state is RequestState.ABORTED:
+                tracked.outcome.cancel(f"request {tracked.request_id!r} was aborted")
+            else:
+                tracked.outcome.set_result(result)
+        if tracked.chunks is not None:
+            tracked.chunks.put_nowait(None)
         self._totals[state.value] += 1
-        del self._requests[tracked.request_id]
+        del self._requests[tracked.name]
         del self._by_wire_id[tracked.wire_id]
-        self._recent.add(tracked.request_id)
         if tracked.replicas:
             self.assignments.release(tracked.replicas)
         if state is RequestState.COMPLETED:
@@ -370,15 +380,6 @@ class Coordinator:
         else:
             self._counters.forget(tracked.wire_id)
             self.control_plane.broadcast_abort(AbortMessage(tracked.wire_id))
-        if not tracked.outcome.done():
-            if error is not None:
-                tracked.outcome.set_exception(error)
-            elif state is RequestState.ABORTED:
-                tracked.outcome.cancel(f"request {tracked.request_id!r} was aborted")
-            else:
-                tracked.outcome.set_result(result)
-        if tracked.chunks is not None:
-            tracked.chunks.put_nowait(None)
 
     # --- after the end: hand-offs still to be answered for ---------------------------------------
 

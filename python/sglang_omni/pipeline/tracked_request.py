@@ -8,13 +8,16 @@ from typing import Any
 
 from sglang_omni.proto import Replicas, RequestState, StageTime, StreamMessage
 
+# Whose request it is, and what that owner calls it.
+RequestName = tuple[str | None, str]
+
 
 @dataclass(slots=True, eq=False)
 class TrackedRequest:
     """One request from its submission until its caller is answered.
 
-    ``wire_id`` is what stages know it by: the caller's id, or one derived from it where stages may
-    still remember an earlier request of that id as gone. ``streaming`` holds the stages that have
+    ``wire_id`` is what stages know it by, and nothing else was ever known by. ``owner`` is whose request it
+    is: ids are those of one owner. ``streaming`` holds the stages that have
     streamed to the caller and not yet said that they are done. ``replicas`` holds, by stage, the replica
     that serves it; None where no stage is replicated, or while it has not been sent in.
     """
@@ -29,6 +32,12 @@ class TrackedRequest:
     streaming: set[str] = field(default_factory=set)
     timings: dict[str, StageTime] = field(default_factory=dict)
     replicas: Replicas = None
+    owner: str | None = None
+
+    @property
+    def name(self) -> RequestName:
+        """What no other running request has."""
+        return self.owner, self.request_id
 
     def add_time(self, stage: str, work: float, wait: float) -> None:
         """Adds the seconds that a visit to ``stage`` took; a request may come back to one."""

@@ -1,6 +1,6 @@
 """Messages, requests and payloads: what stages, coordinator and client say to one another."""
 
-from sglang_omni.proto.errors import RequestError, Unavailable, shortened
+from sglang_omni.proto.errors import DuplicateRequest, RequestError, Unavailable, shortened
 from sglang_omni.proto.messages import (
     AbortMessage,
     CompleteMessage,
@@ -23,6 +23,7 @@ __all__ = [
     "AbortMessage",
     "CompleteMessage",
     "DataReadyMessage",
+    "DuplicateRequest",
     "EndpointsMessage",
     "FlushCacheMessage",
     "Message",

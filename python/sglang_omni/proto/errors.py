@@ -19,6 +19,10 @@ class Unavailable(RuntimeError):
     """Requests are not served for now, whatever they ask for: another server, or a later try, may do it."""
 
 
+class DuplicateRequest(ValueError):
+    """A running request has the id already. That one goes on."""
+
+
 class RequestError(ValueError):
     """A request that cannot be served as it stands, whatever stage found it out.
 

@@ -11,9 +11,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
+from sglang_omni.client.request_id import new_request_id
 from sglang_omni.serve.bodies import JsonRoute
 from sglang_omni.serve.metrics import CONTENT_TYPE, Families, admission_families, stage_families
 from sglang_omni.serve.protocol import AbortRequest
+from sglang_omni.serve.session import owner_of
 from sglang_omni.serve.state import Server
 from sglang_omni.serve.streaming import answer
 
@@ -102,11 +104,11 @@ def admin_routes(server: Server) -> APIRouter:
         return PlainTextResponse(server.metrics.render(_families(server)), media_type=CONTENT_TYPE)
 
     @router.post("/abort_request")
-    async def abort_request(body: AbortRequest) -> JSONResponse:
-        """Stop a running request and free what it holds.
+    async def abort_request(body: AbortRequest, request: Request) -> JSONResponse:
+        """Stop a running request of the caller's and free what it holds.
 
         It is named by its id, or by the id of its answer, as ``chatcmpl-...``. If several requests were given
-        one ``x-request-id``, that stops them all.
+        one ``x-request-id``, that stops them all. One of another owner is answered as one that is not there.
         """
         request_id = body.request_id or body.rid
         if not request_id:
@@ -115,9 +117,9 @@ def admin_routes(server: Server) -> APIRouter:
             )
         if body.rid not in (None, request_id):
             raise RequestError("rid and request_id differ; give one", param="rid", code="invalid_value")
-        success = False
-        for each in server.running.meant_by(request_id):
-            if (await server.client.abort(each)).success:
+        success, owner = False, owner_of(request)
+        for each in server.running.meant_by(request_id, owner):
+            if (await server.client.abort(each, owner=owner)).success:
                 logger.info("Request %s is aborted, as /abort_request asked", each)
                 success = True
         return JSONResponse({"success": success, "request_id": request_id})
@@ -148,7 +150,7 @@ async def _probe(server: Server) -> None:
     else:
         request = GenerateRequest(prompt="Hi", metadata={"task": "speech"} | metadata, stream=False)
     request.timeout = _PROBE_TIMEOUT
-    await server.client.completion(request, request_id=f"health-{time.time_ns()}")
+    await server.client.completion(request, request_id=f"health-{new_request_id()}")
 
 
 def _health(server: Server) -> dict[str, Any]:

@@ -13,10 +13,12 @@ from sglang_omni.client import Client
 from sglang_omni.serve import errors
 from sglang_omni.serve.admin import admin_routes
 from sglang_omni.serve.admission import Admission, AdmissionLimits, Gate
+from sglang_omni.serve.auth import Guard
 from sglang_omni.serve.bodies import DEFAULT_MAX_JSON_SIZE, JsonBodies, JsonLimits
 from sglang_omni.serve.chat import chat_routes
 from sglang_omni.serve.completions import completion_routes
 from sglang_omni.serve.generate import generate_routes
+from sglang_omni.serve.key_flags import Access
 from sglang_omni.serve.middleware import BodyLimit, Count
 from sglang_omni.serve.page import page_routes
 from sglang_omni.serve.request_ids import RequestIds
@@ -37,6 +39,7 @@ def create_app(
     request_timeout: float | None = None,
     limits: AdmissionLimits | None = None,
     info: Callable[[], dict[str, Any]] = dict,
+    access: Access | None = None,
 ) -> FastAPI:
     """The OpenAI-compatible API over a client.
 
@@ -49,6 +52,7 @@ def create_app(
         request_timeout: Seconds after which a request is aborted and answered with a 504; None: never.
         limits: How many requests run and wait; by default any number runs.
         info: Gives further fields of ``/get_server_info``, when asked.
+        access: The keys that are asked for; by default none.
     """
     server = Server(
         client=client,
@@ -62,6 +66,7 @@ def create_app(
     middleware = [
         Middleware(RequestIds, running=server.running),
         Middleware(Count, metrics=server.metrics),
+        Middleware(Guard, access=access or Access()),
         Middleware(BodyLimit, max_bytes=max_body_size),
         Middleware(Gate, admission=server.admission),
     ]

@@ -21,7 +21,7 @@ from pydantic_core import from_json
 
 from sglang_omni._core import json_excess
 from sglang_omni.client import RequestError
-from sglang_omni.serve.validation import NO_OBJECT, validation_error
+from sglang_omni.serve.validation import NO_JSON, NO_OBJECT, validation_error
 
 DEFAULT_MAX_JSON_SIZE = 8 * 2**20
 # The rest is no option: no request that a pipeline can serve comes near. Most values are token ids.
@@ -99,8 +99,10 @@ class JsonBodies:
             RequestError: See ``read_json``.
         """
         body = await request.body()
-        if not body or not _JSON_TYPE.match(request.headers.get("content-type", "")):
+        if not body:
             raise RequestError(NO_OBJECT, code="invalid_type")
+        if not _JSON_TYPE.match(request.headers.get("content-type", "")):
+            raise RequestError(NO_JSON, code="unsupported_media_type", status=415)
         if len(body) < _OFF_LOOP:
             return read_json(body, model, self._limits)
         loop = asyncio.get_running_loop()

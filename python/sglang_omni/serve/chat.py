@@ -25,7 +25,7 @@ from sglang_omni.serve.protocol import (
     MediaUrl,
     VideoUrlPart,
 )
-from sglang_omni.serve.session import session_key
+from sglang_omni.serve.session import owner_of, session_key
 from sglang_omni.serve.speech import check_encodable
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import EventStream, answer
@@ -71,7 +71,7 @@ def chat_routes(server: Server) -> APIRouter:
         """Answer a conversation."""
         model = server.check_model(body.model)
         generate = to_generate_request(server, body)
-        generate.session_id = session_key(request, body)
+        generate.session_id, generate.owner = session_key(request, body), owner_of(request)
         audio_format = _audio_format(body)
         reply = _Reply(
             request_id=request_id_of(request, body.request_id),

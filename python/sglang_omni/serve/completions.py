@@ -15,7 +15,8 @@ from sglang_omni.client import CompletionResult, GenerateRequest, RequestError, 
 from sglang_omni.serve.bodies import JsonRoute
 from sglang_omni.serve.chat import check_stream_options, to_sampling
 from sglang_omni.serve.protocol import CompletionRequest, NativeRequest
-from sglang_omni.serve.session import session_key
+from sglang_omni.serve.request_ids import RequestName
+from sglang_omni.serve.session import owner_of, session_key
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import EventStream, answer
 
@@ -32,7 +33,7 @@ def completion_routes(server: Server) -> APIRouter:
         check_stream_options(body)
         prompts = _prompts(body)
         request_id = request_id_of(request, body.request_id)
-        body.session_id = session_key(request, body)
+        body.session_id, body.owner = session_key(request, body), owner_of(request)
         head = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
@@ -48,7 +49,7 @@ def completion_routes(server: Server) -> APIRouter:
                 )
             events = _events(server, body, prompts[0], request_id, head)
             return EventStream(events, request_id=request_id)
-        fields = await answer(request, _completions(server, body, prompts, request_id, head))
+        fields = await answer(request, _completions(server, body, prompts, request.state.request_name, head))
         return JSONResponse(fields)
 
     return router
@@ -58,10 +59,10 @@ async def _completions(
     server: Server,
     body: CompletionRequest,
     prompts: list[str | list[int]],
-    request_id: str,
+    name: RequestName,
     head: dict[str, Any],
 ) -> dict[str, Any]:
-    ids = server.running.split(request_id, len(prompts))
+    ids = server.running.split(name, len(prompts))
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -146,6 +147,7 @@ def _request(server: Server, body: CompletionRequest, prompt: str | list[int]) -
         metadata={"task": "completion"},
         timeout=server.timeout(body.timeout),
         session_id=body.session_id,
+        owner=body.owner,
         timings=body.timings,
     )
 

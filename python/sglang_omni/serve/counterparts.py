@@ -21,7 +21,6 @@ _IS_CALLED = {
     "--uvicorn-log-level": "--log-level",
 }
 _BELONGS_TO_THE_ROUTER = {
-    "--api-key": "--router-api-key",
     "--ssl-certfile": "--router-tls-cert-path",
     "--ssl-keyfile": "--router-tls-key-path",
     "--allowed-origins": "--router-cors-allowed-origins",

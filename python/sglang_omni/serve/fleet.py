@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sglang_omni.serve.key_flags import replicas_environment, runs_key
 from sglang_omni.serve.member import Member, MemberFailed
-from sglang_omni.serve.processes import StopSignals, bind
+from sglang_omni.serve.processes import ROUTER_CONFIG, StopSignals, bind
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,9 @@ async def run_fleet(options: FleetOptions) -> int:
         # A port in use is better known before the models are loaded.
         options = replace(options, port=_hold_port(held, options.host, options.port))
         ports = [_hold_port(held, "127.0.0.1") for _ in range(options.size)]
-        replicas = [_replica(index, port, options) for index, port in enumerate(ports)]
+        key, router = runs_key(options.router)
+        options = replace(options, router=router)
+        replicas = [_replica(index, port, options, key) for index, port in enumerate(ports)]
         return await _run(replicas, _router(options), options, signals)
 
 
@@ -61,7 +64,7 @@ async def _run(replicas: list[Member], router: Member, options: FleetOptions, si
         if not await _either(_all_healthy(replicas), stopped, tasks):
             logger.info("Stopped before it served")
             return signals.status_unserved()
-        router.command = _router_command(replicas, options)
+        router.environment = _router_environment(replicas, options)
         tasks.append(asyncio.ensure_future(router.keep_running(60.0)))
         if not await _either(router.healthy.wait(), stopped, tasks):
             return signals.status_unserved()
@@ -135,7 +138,7 @@ def _hold_port(held: contextlib.ExitStack, host: str, port: int = 0) -> int:
     return held.enter_context(bind(host, port)).getsockname()[1]
 
 
-def _replica(index: int, port: int, options: FleetOptions) -> Member:
+def _replica(index: int, port: int, options: FleetOptions, key: str) -> Member:
     command = [
         *(sys.executable, "-m", "sglang_omni.launch_server"),
         *("--host", "127.0.0.1", "--port", str(port), "--parent-pid", str(os.getpid())),
@@ -143,18 +146,20 @@ def _replica(index: int, port: int, options: FleetOptions) -> Member:
         *options.replica_args,
     ]
     url = f"http://127.0.0.1:{port}"
-    return Member(f"replica {index}", command, url, heartbeat_timeout=options.heartbeat_timeout)
+    environment = replicas_environment(key)
+    return Member(f"replica {index}", command, url, environment, heartbeat_timeout=options.heartbeat_timeout)
 
 
 def _router(options: FleetOptions) -> Member:
-    """What is to be started by a command that is known once the replicas are up."""
+    """What is to be started in an environment that is known once the replicas are up."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
     scheme = "https" if options.router.get("tls_cert_path") else "http"
     url = f"{scheme}://{host}:{options.port}"
-    return Member("router", (), url, heartbeat_timeout=options.heartbeat_timeout)
+    command = [sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid())]
+    return Member("router", command, url, heartbeat_timeout=options.heartbeat_timeout)
 
 
-def _router_command(replicas: Sequence[Member], options: FleetOptions) -> list[str]:
+def _router_environment(replicas: Sequence[Member], options: FleetOptions) -> dict[str, str]:
     limits = router_limits([replica.limits for replica in replicas]) | dict(options.router)
     if (limits.get("max_concurrent_requests") or -1) != -1:
         logger.info(
@@ -170,7 +175,7 @@ def _router_command(replicas: Sequence[Member], options: FleetOptions) -> list[s
         # The replicas end first what is under way by then.
         "drain_timeout": options.drain_timeout + _LEAVE_S,
     }
-    return [sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid()), json.dumps(config)]
+    return {**os.environ, ROUTER_CONFIG: json.dumps(config)}
 
 
 def router_limits(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from sglang_omni.serve.bodies import JsonRoute
 from sglang_omni.serve.chat import to_sampling
 from sglang_omni.serve.completions import prompt_params
 from sglang_omni.serve.protocol import NativeRequest
-from sglang_omni.serve.session import session_key
+from sglang_omni.serve.session import owner_of, session_key
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import EventStream, answer
 
@@ -36,7 +36,7 @@ def generate_routes(server: Server) -> APIRouter:
         if body.rid is not None and body.request_id not in (None, body.rid):
             raise RequestError("rid and request_id differ; give one", param="rid", code="invalid_value")
         request_id = request_id_of(request, body.rid or body.request_id)
-        body.session_id = session_key(request, body)
+        body.session_id, body.owner = session_key(request, body), owner_of(request)
         if body.stream:
             return EventStream(_events(server, body, request_id), request_id=request_id)
         result = await answer(
@@ -82,6 +82,7 @@ def _request(server: Server, body: NativeRequest) -> GenerateRequest:
         metadata={"task": "completion"},
         timeout=server.timeout(body.timeout),
         session_id=body.session_id,
+        owner=body.owner,
         timings=body.timings,
     )
 

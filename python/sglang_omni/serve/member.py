@@ -7,7 +7,7 @@ import contextlib
 import faulthandler
 import logging
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -48,6 +48,8 @@ class Member:
         heartbeat_timeout: Seconds. 0: it is only asked until it is up.
 
     Attributes:
+        environment: Its whole environment, if that is not this process's. Keys are there and not in the
+            command, which every user of the machine can read.
         healthy: Set once any of them has been.
         is_up: Whether the last of them has been.
         limits: Of requests, as it told when it was healthy; empty if it does not say.
@@ -55,10 +57,17 @@ class Member:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], base_url: str, *, heartbeat_timeout: float = 30.0
+        self,
+        name: str,
+        command: Sequence[str],
+        base_url: str,
+        environment: Mapping[str, str] | None = None,
+        *,
+        heartbeat_timeout: float = 30.0,
     ) -> None:
         self.name = name
         self.command = command
+        self.environment = environment
         self.base_url = base_url
         self.heartbeat_timeout = heartbeat_timeout
         self.healthy = asyncio.Event()
@@ -93,7 +102,10 @@ class Member:
             try:
                 # A session of its own: Ctrl-C reaches the fleet, which stops its members in order.
                 process = self.process = await asyncio.create_subprocess_exec(
-                    *self.command, start_new_session=True, stdin=asyncio.subprocess.DEVNULL
+                    *self.command,
+                    start_new_session=True,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    env=self.environment,
                 )
             except OSError as exc:
                 # No process, descriptor or memory now; for one that has run there may be some later.

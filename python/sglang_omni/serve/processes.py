@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+# The environment variable by which a fleet's router gets its config, as JSON: it may hold keys.
+ROUTER_CONFIG = "SGLANG_OMNI_ROUTER_CONFIG"
 _PR_SET_PDEATHSIG = 1
 
 

@@ -22,6 +22,7 @@ from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 from sglang_omni.serve.admission import AdmissionLimits
 from sglang_omni.serve.app import create_app
 from sglang_omni.serve.connections import raise_descriptor_limit
+from sglang_omni.serve.key_flags import Access
 from sglang_omni.serve.processes import StopSignals, bind, exit_after
 from sglang_omni.serve.state import Capabilities
 from sglang_omni.serve.web_server import WebServer
@@ -47,6 +48,7 @@ class ReplicaOptions:
         request_timeout: Seconds that one request may take; None: any.
         limits: Those of `--max-concurrent-requests`, `--queue-size` and `--queue-timeout` that were given.
         launcher: Starts them; as children of this process where it is None.
+        access: The keys that are asked for; none where it is None.
     """
 
     host: str = "127.0.0.1"
@@ -59,6 +61,7 @@ class ReplicaOptions:
     request_timeout: float | None = 600.0
     limits: Mapping[str, float] = field(default_factory=dict)
     launcher: Launcher | None = None
+    access: Access | None = None
 
 
 async def run_replica(config: PipelineConfig, options: ReplicaOptions) -> int:
@@ -112,6 +115,7 @@ async def _serve(
         request_timeout=options.request_timeout,
         limits=limits,
         info=lambda: _info(runner),
+        access=options.access,
     )
     server = WebServer(app)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))

@@ -31,11 +31,13 @@ class RequestName:
         id: The one id that answers and logs show.
         called: What its header called it, or ``id`` if it did not.
         parts: The ids of what runs for it in the pipeline; none before that, or if nothing does.
+        owner: Whose request it is. Names are those of one owner, and others know nothing of them.
     """
 
     id: str
     called: str
     parts: list[str] = field(default_factory=list)
+    owner: str | None = None
 
     def __str__(self) -> str:
         return self.id if self.id == self.called else f"{self.id} ({HEADER}: {self.called})"
@@ -45,7 +47,7 @@ class RunningRequests:
     """The names of the requests that run in the pipeline."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, list[RequestName]] = {}
+        self._by_name: dict[tuple[str | None, str], list[RequestName]] = {}
 
     def admit(self, name: RequestName, chosen: str | None) -> str:
         """Gives a request that is about to run its id: the one its body has chosen, or its header's.
@@ -54,9 +56,9 @@ class RunningRequests:
         the second then has a suffix. One chosen in a body is meant to be unique.
 
         Raises:
-            RequestError: ``chosen`` is the id of another running request, which goes on.
+            RequestError: ``chosen`` is the id of another running request of this owner, which goes on.
         """
-        if chosen is not None and self._is_taken(chosen):
+        if chosen is not None and self._is_taken(name.owner, chosen):
             raise RequestError(
                 f"request_id: request {chosen!r} is running already; use another id, or none",
                 param="request_id",
@@ -64,47 +66,49 @@ class RunningRequests:
                 status=409,
             )
         name.id = chosen or name.called
-        while self._is_taken(name.id):
+        while self._is_taken(name.owner, name.id):
             name.id = f"{name.called}-{uuid4().hex[:8]}"
         name.parts = [name.id]
         self._enter(name)
         return name.id
 
-    def split(self, request_id: str, count: int) -> Sequence[str]:
+    def split(self, name: RequestName, count: int) -> Sequence[str]:
         """The ids of the parts of a running request: its own for one part, numbered ones for several."""
-        name = next(name for name in self._by_name[request_id] if name.id == request_id)
         if count > 1:
             self.leave(name)
-            name.parts = [f"{request_id}-{index}" for index in range(count)]
+            prefix = name.id
+            while any(self._is_taken(name.owner, f"{prefix}-{index}") for index in range(count)):
+                prefix = f"{name.id}-{uuid4().hex[:8]}"
+            name.parts = [f"{prefix}-{index}" for index in range(count)]
             self._enter(name)
         return name.parts
 
     def leave(self, name: RequestName) -> None:
         """It does not run any more, or never has."""
         for each in _names(name):
-            same = self._by_name.get(each, [])
+            same = self._by_name.get((name.owner, each), [])
             if name in same:
                 same.remove(name)
                 if not same:
-                    del self._by_name[each]
+                    del self._by_name[name.owner, each]
 
-    def meant_by(self, text: str) -> list[str]:
-        """The ids in the pipeline of the requests that go by this name, bare or as answers show it.
+    def meant_by(self, text: str, owner: str | None) -> list[str]:
+        """The ids in the pipeline of the owner's requests that go by this name, bare or as answers show it.
 
         Several if several were called so. One that is not known here may be known to the pipeline.
         """
         bare = next((text.removeprefix(prefix) for prefix in _PREFIXES if text.startswith(prefix)), text)
         for each in (text, bare):
-            if names := self._by_name.get(each):
+            if names := self._by_name.get((owner, each)):
                 return [part for name in names for part in ([each] if each in name.parts else name.parts)]
         return [text]
 
     def _enter(self, name: RequestName) -> None:
         for each in _names(name):
-            self._by_name.setdefault(each, []).append(name)
+            self._by_name.setdefault((name.owner, each), []).append(name)
 
-    def _is_taken(self, request_id: str) -> bool:
-        names = self._by_name.get(request_id, ())
+    def _is_taken(self, owner: str | None, request_id: str) -> bool:
+        names = self._by_name.get((owner, request_id), ())
         return any(request_id == name.id or request_id in name.parts for name in names)
 
 

@@ -16,7 +16,7 @@ from sglang_omni.client.audio import FORMAT_MIME_TYPES, AudioEncoder, Base64Piec
 from sglang_omni.client.transport import Deltas
 from sglang_omni.serve.bodies import JsonRoute
 from sglang_omni.serve.protocol import SpeechRequest
-from sglang_omni.serve.session import session_key
+from sglang_omni.serve.session import owner_of, session_key
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import EventStream, StreamedResponse, answer
 
@@ -28,7 +28,7 @@ def speech_routes(server: Server) -> APIRouter:
     async def speech(body: SpeechRequest, request: Request) -> Response:
         """Say a text."""
         server.check_model(body.model)
-        body.session_id = session_key(request, body)
+        body.session_id, body.owner = session_key(request, body), owner_of(request)
         server.check_task("speech")
         server.check_voice(body.voice, "voice")
         server.check_params("speech", _given(body), body.stage_params)
@@ -149,6 +149,7 @@ def _request(server: Server, body: SpeechRequest, *, stream: bool) -> GenerateRe
     return GenerateRequest(
         model=body.model,
         session_id=body.session_id,
+        owner=body.owner,
         prompt=body.input,
         stage_params=body.stage_params,
         extra_params={name: value for name, value in _given(body).items() if name != "speed"},

@@ -15,6 +15,7 @@ from sglang_omni.serve.admission import Admission
 from sglang_omni.serve.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.metrics import Metrics
 from sglang_omni.serve.request_ids import RunningRequests
+from sglang_omni.serve.session import owner_of
 
 DEFAULT_MODEL_NAME = "sglang-omni"
 
@@ -157,7 +158,9 @@ def request_id_of(request: Request, given: str | None) -> str:
         RequestError: The body's is that of another running request.
     """
     running: RunningRequests = request.app.state.server.running
-    request_id = running.admit(request.state.request_name, given)
+    name = request.state.request_name
+    name.owner = owner_of(request)
+    request_id = running.admit(name, given)
     request.state.request_id = request_id
     return request_id
 

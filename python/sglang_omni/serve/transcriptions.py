@@ -13,7 +13,7 @@ from sglang_omni.client import RequestError, TranscriptionResult, TranscriptionS
 from sglang_omni.client.languages import language_name
 from sglang_omni.serve.forms import read_form
 from sglang_omni.serve.protocol import TranscriptionForm
-from sglang_omni.serve.session import session_key
+from sglang_omni.serve.session import owner_of, session_key
 from sglang_omni.serve.state import Server, request_id_of
 from sglang_omni.serve.streaming import answer
 from sglang_omni.serve.validation import validation_error
@@ -59,6 +59,7 @@ async def _transcribe(server: Server, request: Request, task: str) -> Response:
         server.client.transcribe(
             audio,
             session_id=session_key(request),
+            owner=owner_of(request),
             model=fields.model,
             language=fields.language,
             translate=task == "translation",

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 from sglang_omni.client import Client
-from sglang_omni.proto import CompleteMessage, OmniRequest, StageTime, StreamMessage
+from sglang_omni.proto import CompleteMessage, DuplicateRequest, OmniRequest, StageTime, StreamMessage
 from sglang_omni.serve import create_app
 from sglang_omni.serve.state import Capabilities
 
@@ -59,16 +59,12 @@ class ScriptedPipeline:
         return self.requests[-1][1]
 
     async def submit(self, request_id: str, request: OmniRequest) -> Any:
-        self._enter(request_id, request)
-        try:
+        with self._during(request_id, request):
             await self._fault(0)
             return self._result(request)
-        finally:
-            del self.running[request_id]
 
     async def stream(self, request_id: str, request: OmniRequest) -> AsyncIterator[Any]:
-        self._enter(request_id, request)
-        try:
+        with self._during(request_id, request):
             spoken = "audio" in request.metadata["output_modalities"]
             texts = [] if request.metadata["task"] == "speech" else self.words
             if self.heard is not None:
@@ -84,11 +80,9 @@ class ScriptedPipeline:
                 chunk = {"modality": "audio", "audio_data": part, "sample_rate": RATE}
                 yield StreamMessage(request_id, "speak", chunk, modality="audio")
             yield CompleteMessage(request_id, "decode", True, self._result(request))
-        finally:
-            del self.running[request_id]
 
     async def abort(self, request_id: str) -> bool:
-        self.aborted.append(request_id)
+        self._ended(request_id)
         running = self.running.get(request_id)
         if running is not None and running.waiter is not None:
             running.waiter.cancel()
@@ -106,11 +100,23 @@ class ScriptedPipeline:
     def timings(self, request_id: str) -> dict[str, StageTime]:
         return {"thinker": {"work": 0.25, "wait": 0.5}}
 
-    def _enter(self, request_id: str, request: OmniRequest) -> None:
+    @contextmanager
+    def _during(self, request_id: str, request: OmniRequest) -> Iterator[None]:
         if request_id in self.running:
-            raise ValueError(f"request {request_id!r} already exists")
+            raise DuplicateRequest(f"request {request_id!r} already exists")
         self.requests.append((request_id, request))
         self.running[request_id] = _Running()
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            self._ended(request_id)
+            raise
+        finally:
+            del self.running[request_id]
+
+    def _ended(self, request_id: str) -> None:
+        if request_id not in self.aborted:
+            self.aborted.append(request_id)
 
     async def _fault(self, index: int) -> None:
         if self.hangs_after == index:

@@ -225,5 +225,5 @@ def test_only_json_is_read_as_json(served: Served, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
     for path in (CHAT, "/abort_request"):
         answer = served.http.post(path, content=b"{" + HELLO.encode() + b"}", headers=headers)
-        assert answer.status_code == 400
-        assert "content-type: application/json" in answer.json()["error"]["message"]
+        assert answer.status_code == 415
+        assert "Content-Type: application/json" in answer.json()["error"]["message"]

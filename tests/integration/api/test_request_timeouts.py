@@ -27,17 +27,20 @@ class Silent:
 
     async def submit(self, request_id: str, request: OmniRequest) -> Any:
         self.asked.append(request)
-        await asyncio.Event().wait()
+        await self._never(request_id)
 
     async def stream(self, request_id: str, request: OmniRequest) -> AsyncIterator[Any]:
         self.asked.append(request)
         if request.metadata["task"] == "chat":
             yield StreamMessage(request_id, "thinker", {"modality": "text", "text": "Hel"})
-        await asyncio.Event().wait()
+        await self._never(request_id)
 
-    async def abort(self, request_id: str) -> bool:
-        self.aborted.append(request_id)
-        return True
+    async def _never(self, request_id: str) -> None:
+        """A coordinator stops a request everywhere when its caller leaves."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.aborted.append(request_id)
 
 
 async def post(pipeline: Silent, path: str, limit: float | None, **request: Any) -> httpx.Response:

@@ -29,7 +29,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("flag", "words"),
     [
-        ("--api-key=x", "--api-key: here the router does that: --router-api-key, with a --dp-size of 2"),
+        ("--ssl-keyfile=x", "here the router does that: --router-tls-key-path, with a --dp-size of 2"),
         ("--tensor-parallel-size=2", "--tensor-parallel-size: here it is called --tp-size"),
         ("--max-model-len=100", "here it is called --context-length"),
         ("--gpu-memory-utilization=0.9", "here it is called --mem-fraction-static"),

@@ -1,0 +1,153 @@
+"""The server's keys: as flags, as files, and in the environment, where `ps` does not show them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+API_KEY = "SGLANG_OMNI_API_KEY"
+ADMIN_API_KEY = "SGLANG_OMNI_ADMIN_API_KEY"
+# A fleet's replicas have no business with what their router reads from there.
+_ROUTERS = (
+    "SGLANG_OMNI_ROUTER_API_KEY",
+    "SGLANG_OMNI_ROUTER_WORKER_API_KEY",
+    "SGLANG_OMNI_ROUTER_ADMIN_API_KEY",
+)
+
+
+@dataclass(frozen=True)
+class Access:
+    """
+    Attributes:
+        api_keys: Clients must show one of them; none are asked for a key if there is none.
+        admin_key: Opens everything; without one, administration is for this machine.
+        host: What the server listens on, also a name by which it may be administered.
+        allowed_hosts: Further such names; ``*`` for any.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    admin_key: str | None = None
+    host: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+
+
+def add_key_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("keys", "A fleet's router asks for them, before its replicas.")
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help=f"clients must show this key, or another given so; or set {API_KEY}, which `ps` does not show",
+    )
+    group.add_argument("--api-key-file", type=Path, metavar="PATH", help="a file with such keys, one a line")
+    group.add_argument(
+        "--admin-api-key",
+        metavar="KEY",
+        help=f"the key that administers the server; or set {ADMIN_API_KEY}. Without one only clients on this "
+        "machine may administer",
+    )
+    group.add_argument("--admin-api-key-file", type=Path, metavar="PATH", help="a file with that key")
+    group.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help="names by which it may be administered, beside addresses, localhost and --host; * for any",
+    )
+
+
+def take_access(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Access:
+    """The keys that were given. Those of the environment are taken out of it: no child inherits them.
+
+    Exits through ``parser`` if one can be no key, or is given twice.
+    """
+    given, admin_given = os.environ.pop(API_KEY, ""), os.environ.pop(ADMIN_API_KEY, "")
+    try:
+        keys = [*args.api_key, *_lines("--api-key-file", args.api_key_file)]
+        admin_keys = _lines("--admin-api-key-file", args.admin_api_key_file)
+    except (OSError, ValueError) as exc:
+        parser.error(str(exc))
+    if args.admin_api_key is not None:
+        admin_keys.append(args.admin_api_key)
+    if len(admin_keys) > 1:
+        parser.error("--admin-api-key: there is to be one, in the flag or as the one line of its file")
+    keys = keys or given.split()
+    admin_keys = admin_keys or admin_given.split()
+    if not all(_is_key(key) for key in (*keys, *admin_keys)):
+        parser.error("--api-key: a key is empty or has other characters than visible ASCII ones")
+    return Access(
+        api_keys=tuple(dict.fromkeys(keys)),
+        admin_key=admin_keys[0] if admin_keys else None,
+        host=args.host,
+        allowed_hosts=tuple(args.allowed_hosts),
+    )
+
+
+def routers_keys(
+    parser: argparse.ArgumentParser, access: Access, router: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A fleet's router's fields with the server's keys, which are the router's there.
+
+    Exits through ``parser`` if both are given.
+    """
+    fields: dict[str, Any] = {}
+    if access.api_keys:
+        fields["api_key"] = list(access.api_keys)
+    if access.admin_key is not None:
+        fields["admin_api_key"] = access.admin_key
+    if access.allowed_hosts:
+        fields["allowed_hosts"] = list(access.allowed_hosts)
+    for name in fields:
+        for own in (name, f"{name}_file"):
+            if own in router:
+                flag = name.replace("_", "-")
+                parser.error(
+                    f"--{flag} and --router-{own.replace('_', '-')} are the same in a fleet: give one"
+                )
+    return {**router, **fields}
+
+
+def runs_key(router: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The key that a fleet's replicas ask of their router, and the router's fields with it.
+
+    It is what the router was to show its workers anyhow, or else one that nobody has ever seen.
+    """
+    fields = dict(router)
+    in_file = _lines("--router-worker-api-key-file", fields.pop("worker_api_key_file", None))
+    key = fields.get("worker_api_key") or " ".join(in_file) or os.environ.get(_ROUTERS[1])
+    fields["worker_api_key"] = key or secrets.token_urlsafe(32)
+    return fields["worker_api_key"], fields
+
+
+def replicas_environment(run_key: str) -> dict[str, str]:
+    """This process's, with the key of the run and none of the router's."""
+    kept = {name: value for name, value in os.environ.items() if name not in _ROUTERS}
+    return {**kept, API_KEY: run_key, ADMIN_API_KEY: run_key}
+
+
+def _lines(flag: str, path: str | Path | None) -> list[str]:
+    """
+    Raises:
+        OSError, ValueError: It cannot be read, or holds no key; the text names flag and file.
+    """
+    if path is None:
+        return []
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as exc:
+        raise OSError(exc.errno, f"{flag}: cannot read {path}: {exc.strerror}") from exc
+    found = [line.strip() for line in text.splitlines() if line.strip()]
+    if not found:
+        raise ValueError(f"{flag}: {path} holds no key")
+    return found
+
+
+def _is_key(key: str) -> bool:
+    return key.isascii() and key.isprintable() and " " not in key and bool(key)
