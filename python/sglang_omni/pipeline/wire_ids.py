@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
-# Not those with "~", which numbered ones have, nor with ":", which keys in a relay have.
-_PLAIN = re.compile(r"[A-Za-z0-9._-]{1,128}")
+# Printable ASCII without "~", which numbered ones have, and ":", which keys in a relay have.
+_PLAIN = re.compile(r"[ -9;-}]{1,256}")
 # How many ids are known to have been used. Each one after that may have been, and is numbered.
 _REMEMBERED = 20_000
-_LONGEST = 128
-_VISIBLE = "".join(map(chr, range(0x21, 0x7F)))
+_LONGEST = 256
+_PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
 
 
 class WireIds:
@@ -26,7 +26,7 @@ class WireIds:
         self._number = 0
 
     def new(self, request_id: str) -> str:
-        """1 to 160 visible ASCII characters, whatever the id holds."""
+        """1 to 300 printable ASCII characters, whatever the id holds."""
         if (
             len(self._used) < _REMEMBERED
             and request_id not in self._used
@@ -36,5 +36,5 @@ class WireIds:
             return request_id
         self._number += 1
         shown = request_id[:_LONGEST]
-        shown = quote(shown, safe=_VISIBLE, errors="surrogatepass")[:_LONGEST]
+        shown = quote(shown, safe=_PRINTABLE, errors="surrogatepass")[:_LONGEST]
         return f"{shown}~{self._number}"
