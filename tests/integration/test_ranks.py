@@ -17,7 +17,7 @@ from processes import is_alive
 from tiny_checkpoints import TinyCheckpoint
 from waiting import until
 
-from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
+from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig, WatchdogConfig
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest, RequestError, StreamMessage
@@ -61,6 +61,7 @@ async def replicas(
         model_path=str(checkpoint.path),
         max_running_requests=3,
     )
+    config.watchdog = WatchdogConfig(heartbeat_timeout=8.0)
     async with MultiProcessPipelineRunner(config) as runner:
         yield runner
 
@@ -127,6 +128,23 @@ async def test_a_killed_rank_fails_its_groups_requests_by_name_and_the_group_com
     assert tokens == checkpoint.greedy(PROMPT, 12, eos_token_id=None)
     assert set(replicas.process_ids.values()).isdisjoint(before.values())
     assert not any(psutil.pid_exists(pid) for pid in before.values())
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_stopped_rank_takes_its_group_down_with_it_and_the_group_comes_back(
+    replicas: MultiProcessPipelineRunner, checkpoint: TinyCheckpoint
+) -> None:
+    """The others wait for it in the middle of a step: which one it is, its silence tells."""
+    coordinator = replicas.coordinator
+    before = dict(replicas.process_ids)
+    held = asyncio.create_task(ask(coordinator, "stopped", [11, 3], max_new_tokens=50))
+    await until(lambda: requests_in(coordinator) == 1)
+    os.kill(before["thinker_tp1"], signal.SIGSTOP)
+    with pytest.raises(RuntimeError, match=r"'thinker_tp1' has not answered for \d+ s and is stopped"):
+        await held
+    tokens = await ask(coordinator, "after", max_new_tokens=12)
+    assert tokens == checkpoint.greedy(PROMPT, 12, eos_token_id=None)
+    assert set(replicas.process_ids.values()).isdisjoint(before.values())
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,20 @@ async def test_silence_is_told_before_it_ends_a_process_and_forgotten_when_it_en
         await until(lambda: bool(worker.faults))
 
 
+async def test_a_silent_host_is_no_fault_of_its_processes() -> None:
+    """The launcher of hosts gives it up, or hears of it again."""
+    worker = Worker(Pulse())
+    worker.vitals = worker.processes[0].vitals = Vitals(through_host=True)
+    worker.vitals.hear(Pulse(), 0.5)
+    worker.vitals.excuse(-99.0)
+    async with watched(worker) as assignments:
+        await until(lambda: "stage" in assignments.health()["hung_stages"])
+        await some_looks()
+        assert worker.faults == []
+        worker.vitals.hear(Pulse(), 31.0)
+        await until(lambda: bool(worker.faults))
+
+
 async def test_a_parent_that_was_held_up_itself_blames_no_process() -> None:
     worker = Worker(Pulse())
     async with watched(worker, heartbeat_timeout=1.0, unhealthy_after=0.9) as assignments:

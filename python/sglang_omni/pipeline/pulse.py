@@ -72,23 +72,34 @@ async def beat_until_done(running: Collection[asyncio.Future[None]]) -> AsyncIte
 class Vitals:
     """What is known of a process's heartbeat by its parent. Times are those of the event loop.
 
+    Args:
+        through_host: Whether it is its host that hears it, and tells.
+
     Attributes:
         pulse: The last one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, through_host: bool = False) -> None:
         self.pulse = Pulse()
+        self._through_host = through_host
+        self._told_silent_s = 0.0
         self._heard: float | None = None
 
     def hear(self, pulse: Pulse, silent_s: float = 0.0) -> None:
         """It was heard of, so many seconds ago."""
         self.pulse = pulse
+        self._told_silent_s = silent_s
         self._heard = asyncio.get_running_loop().time() - silent_s
 
     def excuse(self, seconds: float) -> None:
         """The parent itself could not listen for so long."""
         if self._heard is not None:
             self._heard += seconds
+
+    @property
+    def own_silent_s(self) -> float:
+        """For how long the process itself is known to be silent, and not just the way to its host."""
+        return self._told_silent_s if self._through_host else self.silent_s
 
     @property
     def silent_s(self) -> float:

@@ -209,7 +209,7 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave_it_to_the_parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    # Where it hangs: written by C code, which waits for no lock of Python's.
+    # At which line it hangs: written by C code, which waits for no lock of Python's.
     faulthandler.register(signal.SIGQUIT, _STDERR)
     os.set_inheritable(report_fd, False)
     worker_process.inside_worker = True

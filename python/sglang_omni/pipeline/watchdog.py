@@ -30,9 +30,9 @@ class Watchdog:
 
     - One that is silent for ``unhealthy_after`` gets no new requests that others could serve, and ``/health``
       tells; it is served again if it is heard of again.
-    - One that is silent for ``heartbeat_timeout``, is in one step for ``step_timeout``, or has failed
-      ``max_failed_steps`` steps of several requests in a row, without a result for ten seconds, is ended.
-      Whoever supervises it starts another. The ranks of a stage go together.
+    - One that is silent for ``heartbeat_timeout`` (itself, and not just its host), is in one step for
+      ``step_timeout``, or has failed ``max_failed_steps`` steps of several requests in a row, without a
+      result for ten seconds, is ended. Its supervisor starts another. The ranks of a stage go together.
 
     Args:
         workers: What there is to look at now.
@@ -83,7 +83,7 @@ class Watchdog:
     def _fault(self, worker: WorkerSlot, process: LaunchedProcess) -> str | None:
         """What it is to be ended for."""
         limits, vitals = self._config, process.vitals
-        if 0 < limits.heartbeat_timeout < vitals.silent_s:
+        if 0 < limits.heartbeat_timeout < vitals.own_silent_s:
             return _silence(process)
         pulse, step_s = vitals.pulse, vitals.pulse.step_s
         if 0 < limits.step_timeout < step_s:

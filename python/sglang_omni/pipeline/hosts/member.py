@@ -31,7 +31,7 @@ class RemoteProcess:
         self.killed = False
         self.with_stacks = False
         self.state = ""
-        self.vitals = Vitals()
+        self.vitals = Vitals(through_host=True)
         self._on_kill = on_kill
         self._exit_text = ""
 

@@ -44,7 +44,7 @@ class LaunchedProcess(Protocol):
     def host_lost(self) -> bool: ...
 
     def kill(self, *, stacks: bool = False) -> None:
-        """End it now; nothing happens where it has ended already.
+        """End it now; nothing happens if it has ended already.
 
         Args:
             stacks: Let it write its threads' stacks to its stderr first, if it can within a second.
