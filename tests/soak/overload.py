@@ -270,7 +270,10 @@ async def run(arguments: argparse.Namespace, options: list[str], log: Path) -> l
         await mix.prepare()
         await closed_loop(mix, len(mix.kinds), 1.0)
         measured = arguments.capacity_seconds
-        capacity = (await closed_loop(mix, arguments.clients, measured)).per_second(measured / 5, measured)
+        alone = await closed_loop(mix, arguments.clients, measured)
+        if not alone.done:
+            raise SystemExit(f"nothing was answered: {dict(alone.statuses)}")
+        capacity = alone.per_second(measured / 5, measured)
         print(f"capacity: {capacity:.2f} requests/s ({', '.join(mix.kinds)}; {arguments.clients} clients)")
         watch = Watch(launcher, client)
         watching = asyncio.ensure_future(watch.run())
