@@ -12,10 +12,21 @@ from queue import Queue
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
+from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 
 def upper() -> Callable[[StagePayload], dict]:
     return lambda payload: {"text": payload.request.inputs["prompt"].upper()}
+
+
+def upper_by_three() -> SimpleScheduler:
+    """Three requests at once."""
+
+    def run(payload: StagePayload) -> StagePayload:
+        payload.data = upper()(payload)
+        return payload
+
+    return SimpleScheduler(run, max_concurrency=3)
 
 
 def answer() -> Callable[[StagePayload], dict]:

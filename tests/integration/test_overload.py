@@ -16,7 +16,7 @@ model_path: none
 name: slow
 endpoints: {{base_path: {folder}/run}}
 stages:
-  - {{name: upper, process: a, factory: served_stages.upper, next: answer}}
+  - {{name: upper, process: a, factory: served_stages.upper_by_three, next: answer}}
   - {{name: answer, process: b, factory: served_stages.slow_answer, terminal: true}}
 """
 
@@ -39,7 +39,7 @@ async def soak(folder: Path, *options: str) -> tuple[int, str]:
 async def test_what_is_too_much_is_refused_and_the_rest_is_done(tmp_path: Path) -> None:
     status, text = await soak(tmp_path, "--max-concurrent-requests", "4", "--queue-size", "8")
     assert status == 0, text
-    assert "slow holds 4 requests at once (upper 1, answer 1), 8 more wait up to 60 s" in text
+    assert "slow holds 4 requests at once (upper 3, answer 1), 8 more wait up to 60 s" in text
     refused = re.search(r'"429": (\d+)', text)
     assert refused is not None, text
     assert int(refused[1]) > 100, text

@@ -35,7 +35,7 @@ import httpx
 import psutil  # type: ignore[import-untyped]
 
 START_S, SETTLE_S = 600.0, 10.0
-POLL_S = 0.25
+POLL_S = 0.5
 QUESTIONS = ("What is the capital of France?", "Name three colours.", "Say a short poem about the sea.")
 SAID = "The weather is fine today."
 
@@ -172,7 +172,9 @@ class Watch:
 
     def __init__(self, launcher: psutil.Process, client: httpx.AsyncClient) -> None:
         self._launcher, self._client = launcher, client
+        self.cpu: dict[str, float] = {}
         self.first = self._memory()
+        self._began, self._own_began = dict(self.cpu), time.process_time()
         self.most = dict(self.first)
         self.health: Counter[str] = Counter()
         self.slowest = 0.0
@@ -191,6 +193,13 @@ class Watch:
                 self.most[name] = max(self.most.get(name, 0), size)
             await asyncio.sleep(POLL_S)
 
+    def cpu_seconds(self, name: str) -> float:
+        return self.cpu.get(name, 0.0) - self._began.get(name, 0.0)
+
+    def own_cpu_seconds(self) -> float:
+        """What asking has cost."""
+        return time.process_time() - self._own_began
+
     def _memory(self) -> dict[str, int]:
         found = {}
         for process in (self._launcher, *self._launcher.children(recursive=True)):
@@ -200,6 +209,8 @@ class Watch:
                     "router" if "router_process" in line else "server" if "launch_server" in line else "stage"
                 )
                 found[f"{kind} {process.pid}"] = process.memory_info().rss
+                times = process.cpu_times()
+                self.cpu[f"{kind} {process.pid}"] = times.user + times.system
         return found
 
 
@@ -259,7 +270,10 @@ async def run(arguments: argparse.Namespace, options: list[str], log: Path) -> l
         await mix.prepare()
         await closed_loop(mix, len(mix.kinds), 1.0)
         measured = arguments.capacity_seconds
-        capacity = (await closed_loop(mix, arguments.clients, measured)).per_second(measured / 5, measured)
+        alone = await closed_loop(mix, arguments.clients, measured)
+        if not alone.done:
+            raise SystemExit(f"nothing was answered: {dict(alone.statuses)}")
+        capacity = alone.per_second(measured / 5, measured)
         print(f"capacity: {capacity:.2f} requests/s ({', '.join(mix.kinds)}; {arguments.clients} clients)")
         watch = Watch(launcher, client)
         watching = asyncio.ensure_future(watch.run())
@@ -304,7 +318,11 @@ def report(outcomes: Outcomes, sent: int, goodput: float, capacity: float, watch
         )
     print(f"health: {dict(watch.health)}, slowest {watch.slowest:.2f} s")
     for name, most in watch.most.items():
-        print(f"memory of {name}: {watch.first.get(name, 0) / 2**20:.0f} MB, most {most / 2**20:.0f} MB")
+        print(
+            f"{name}: {watch.first.get(name, 0) / 2**20:.0f} MB, most {most / 2**20:.0f} MB, "
+            f"{watch.cpu_seconds(name):.1f} s of CPU"
+        )
+    print(f"this process: {watch.own_cpu_seconds():.1f} s of CPU")
 
 
 def main() -> int:
