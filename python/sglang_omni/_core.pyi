@@ -101,8 +101,8 @@ class ShmArena:
     def put(self, edge: str, key: str, plan: PayloadPlan, keep: float) -> tuple[Place, bool]:
         """Pack into room of its own. Unread after ``keep`` seconds it may be given up.
 
-        A put that fails takes back its own room and nothing else. Returns where it lies, and whether its reader may keep views: otherwise the edge has so much under
-        way that it should copy. Raises ArenaFull.
+        A put that fails takes back its own room and nothing else. Returns where it lies, and whether its
+        reader may keep views: otherwise the edge has so much under way that it should copy. Raises ArenaFull.
         """
     def put_raw(self, edge: str, key: str, data: Buffer, keep: float) -> tuple[Place, bool]:
         """As ``put``, of a buffer's bytes."""

@@ -100,6 +100,16 @@ impl Mapping {
         unsafe { mprotect(self.start().add(offset).cast(), len, MprotectFlags::READ) }
     }
 
+    /// Of a private mapping: shows the file again, whole pages of it. Where that cannot be, what was written stays,
+    /// which no reader must see: the process ends.
+    pub fn undo_writes(&self, offset: usize, len: usize) {
+        let len = len.min(self.len - offset);
+        // SAFETY: the range is inside the mapping, and whoever had pointers into it is done.
+        let undone =
+            unsafe { madvise(self.start().add(offset).cast(), len, Advice::LinuxDontNeed) };
+        undone.expect("pages of a private mapping can be dropped");
+    }
+
     /// Has the kernel provide pages in one go, which is far cheaper than a fault for each. False where it
     /// did not: the memory is used up, or it does not know how. Pages then come by faults.
     pub fn populate(&self, offset: usize, len: usize) -> bool {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use rustix::io::Errno;
 
@@ -12,6 +12,7 @@ use crate::arena::Place;
 use crate::control::{Control, TICKETS};
 use crate::line::Line;
 use crate::mapping::Mapping;
+use crate::private::PrivateView;
 use crate::process::Process;
 use crate::ticket::TicketState;
 use crate::{remotes, server};
@@ -60,6 +61,8 @@ pub struct Remote {
     pub line: Line,
     /// Bytes at the start of the data whose pages are in this process's table, or are about to be.
     entered: AtomicU64,
+    /// There once a payload came that others read too, unless it cannot be.
+    private: OnceLock<Option<PrivateView>>,
 }
 
 impl Remote {
@@ -84,6 +87,7 @@ impl Remote {
             event,
             line,
             entered: AtomicU64::new(0),
+            private: OnceLock::new(),
         })
     }
 
@@ -99,6 +103,8 @@ pub struct Lease {
     mapping: Arc<Mapping>,
     start: usize,
     len: usize,
+    /// Whether `mapping` is the one of the remote's private view, in which these bytes are taken.
+    in_private_view: bool,
     ticket: usize,
     generation: u32,
 }
@@ -150,6 +156,7 @@ impl Remote {
             remote: self,
             start: 0,
             len: 0,
+            in_private_view: false,
             ticket,
             generation,
         };
@@ -163,7 +170,17 @@ impl Remote {
             return Err(ReadError::Malformed);
         };
         (lease.start, lease.len) = (start, len);
-        if access == Access::CopyOnWrite {
+        if access == Access::CopyOnWrite
+            && segment.is_none()
+            && let Some(view) = lease.remote.private_view()
+            && view.take(start)
+        {
+            lease.mapping = view.mapping.clone();
+            lease.in_private_view = true;
+            if view.entered.load(Relaxed) == 0 {
+                remotes::wake();
+            }
+        } else if access == Access::CopyOnWrite {
             let (mapping, start) = Mapping::private(file, start, len).map_err(unreachable)?;
             (lease.mapping, lease.start) = (Arc::new(mapping), start);
         } else if let Some((_, mapping)) = segment {
@@ -213,12 +230,26 @@ impl Remote {
     /// Enters the pages that the sender has provided since the last time, all of which it will use.
     pub fn enter_pages(&self) {
         let present = self.control().present.load(Acquire);
-        let start = self.entered.swap(present, AcqRel);
-        let end = Control::LEN.saturating_add(present as usize);
-        if start < present && end <= self.mapping.len() {
-            let len = (present - start) as usize;
-            self.mapping.enter(Control::LEN + start as usize, len);
+        let enter = |mapping: &Mapping, entered: &AtomicU64| {
+            let start = entered.swap(present, AcqRel);
+            let end = Control::LEN.saturating_add(present as usize);
+            if start < present && end <= mapping.len() {
+                let len = (present - start) as usize;
+                mapping.enter(Control::LEN + start as usize, len);
+            }
+        };
+        enter(&self.mapping, &self.entered);
+        if let Some(Some(view)) = self.private.get() {
+            enter(&view.mapping, &view.entered);
         }
+    }
+
+    fn private_view(&self) -> Option<&PrivateView> {
+        let view = self.private.get_or_init(|| {
+            let view = PrivateView::new(&self.file, self.mapping.len());
+            view
+        });
+        view.as_ref()
     }
 
     /// Tells the sender, which waits for that, that a ticket changed.
@@ -253,6 +284,11 @@ impl Drop for Lease {
         // A copy in a forked child: it is the parent that has the views.
         if self.remote.owner != Process::this() {
             return;
+        }
+        if self.in_private_view
+            && let Some(view) = self.remote.private_view()
+        {
+            view.give_back(self.start, self.len);
         }
         let control = self.remote.control();
         if control.give_back(self.ticket, self.generation, self.remote.number) {
