@@ -74,7 +74,9 @@ impl Mapping {
         };
         let start = offset - offset % page_size();
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        let (flags, nowhere) = (MapFlags::PRIVATE, std::ptr::null_mut());
+        // Few pages if any are ever written to: memory for all of them need not be there.
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let nowhere = std::ptr::null_mut();
         // SAFETY: a new mapping at an address of the kernel's choice; the seal keeps its pages there.
         let mapped = unsafe { mmap(nowhere, end - start, access, flags, file, start as u64)? };
         let mapping = Self {

@@ -50,6 +50,9 @@ impl std::error::Error for ReadError {}
 static READ_ONLY: LazyLock<bool> =
     LazyLock::new(|| std::env::var_os("SGLANG_OMNI_RELAY_READ_ONLY").is_some_and(|on| on == "1"));
 
+/// Readers of one payload in this process that keep a view each from payload to payload; more map it anew.
+const PRIVATE_VIEWS: usize = 4;
+
 /// A sender's arena as seen from here.
 pub struct Remote {
     owner: Process,
@@ -61,8 +64,8 @@ pub struct Remote {
     pub line: Line,
     /// Bytes at the start of the data whose pages are in this process's table, or are about to be.
     entered: AtomicU64,
-    /// There once a payload came that others read too, unless it cannot be.
-    private: OnceLock<Option<PrivateView>>,
+    /// One for each reader here of the same payload; there once it came, unless it cannot be.
+    private: [OnceLock<Option<PrivateView>>; PRIVATE_VIEWS],
 }
 
 impl Remote {
@@ -87,7 +90,7 @@ impl Remote {
             event,
             line,
             entered: AtomicU64::new(0),
-            private: OnceLock::new(),
+            private: Default::default(),
         })
     }
 
@@ -103,8 +106,8 @@ pub struct Lease {
     mapping: Arc<Mapping>,
     start: usize,
     len: usize,
-    /// Whether `mapping` is the one of the remote's private view, in which these bytes are taken.
-    in_private_view: bool,
+    /// The remote's view that `mapping` is of, in which these bytes are taken.
+    private_view: Option<usize>,
     ticket: usize,
     generation: u32,
 }
@@ -156,7 +159,7 @@ impl Remote {
             remote: self,
             start: 0,
             len: 0,
-            in_private_view: false,
+            private_view: None,
             ticket,
             generation,
         };
@@ -170,14 +173,18 @@ impl Remote {
             return Err(ReadError::Malformed);
         };
         (lease.start, lease.len) = (start, len);
+        let mut views = 0..PRIVATE_VIEWS;
         if access == Access::CopyOnWrite
             && segment.is_none()
-            && let Some(view) = lease.remote.private_view()
-            && view.take(start)
+            && let Some((number, view)) = views.find_map(|number| {
+                let view = lease.remote.private_view(number)?;
+                view.take(start).then_some((number, view))
+            })
         {
+            let wanted = view.entered.load(Relaxed) == 0;
             lease.mapping = view.mapping.clone();
-            lease.in_private_view = true;
-            if view.entered.load(Relaxed) == 0 {
+            lease.private_view = Some(number);
+            if wanted {
                 remotes::wake();
             }
         } else if access == Access::CopyOnWrite {
@@ -239,17 +246,14 @@ impl Remote {
             }
         };
         enter(&self.mapping, &self.entered);
-        if let Some(Some(view)) = self.private.get() {
+        for view in self.private.iter().filter_map(OnceLock::get).flatten() {
             enter(&view.mapping, &view.entered);
         }
     }
 
-    fn private_view(&self) -> Option<&PrivateView> {
-        let view = self.private.get_or_init(|| {
-            let view = PrivateView::new(&self.file, self.mapping.len());
-            view
-        });
-        view.as_ref()
+    fn private_view(&self, number: usize) -> Option<&PrivateView> {
+        let make = || PrivateView::new(&self.file, self.mapping.len());
+        self.private[number].get_or_init(make).as_ref()
     }
 
     /// Tells the sender, which waits for that, that a ticket changed.
@@ -285,8 +289,8 @@ impl Drop for Lease {
         if self.remote.owner != Process::this() {
             return;
         }
-        if self.in_private_view
-            && let Some(view) = self.remote.private_view()
+        if let Some(number) = self.private_view
+            && let Some(view) = self.remote.private_view(number)
         {
             view.give_back(self.start, self.len);
         }
