@@ -26,6 +26,7 @@ mod mapping;
 mod memory;
 mod pages;
 mod peer;
+mod private;
 mod process;
 mod records;
 mod remotes;

@@ -74,7 +74,9 @@ impl Mapping {
         };
         let start = offset - offset % page_size();
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        let (flags, nowhere) = (MapFlags::PRIVATE, std::ptr::null_mut());
+        // Few pages if any are ever written to: memory for all of them need not be there.
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let nowhere = std::ptr::null_mut();
         // SAFETY: a new mapping at an address of the kernel's choice; the seal keeps its pages there.
         let mapped = unsafe { mmap(nowhere, end - start, access, flags, file, start as u64)? };
         let mapping = Self {
@@ -98,6 +100,16 @@ impl Mapping {
         let len = self.len - offset;
         // SAFETY: the range is inside the mapping, and Rust code writes to none of it.
         unsafe { mprotect(self.start().add(offset).cast(), len, MprotectFlags::READ) }
+    }
+
+    /// Of a private mapping: shows the file again, whole pages of it. Where that cannot be, what was written stays,
+    /// which no reader must see: the process ends.
+    pub fn undo_writes(&self, offset: usize, len: usize) {
+        let len = len.min(self.len - offset);
+        // SAFETY: the range is inside the mapping, and whoever had pointers into it is done.
+        let undone =
+            unsafe { madvise(self.start().add(offset).cast(), len, Advice::LinuxDontNeed) };
+        undone.expect("pages of a private mapping can be dropped");
     }
 
     /// Has the kernel provide pages in one go, which is far cheaper than a fault for each. False where it

@@ -4,7 +4,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use rustix::io::Errno;
 
@@ -12,6 +12,7 @@ use crate::arena::Place;
 use crate::control::{Control, TICKETS};
 use crate::line::Line;
 use crate::mapping::Mapping;
+use crate::private::PrivateView;
 use crate::process::Process;
 use crate::ticket::TicketState;
 use crate::{remotes, server};
@@ -49,6 +50,9 @@ impl std::error::Error for ReadError {}
 static READ_ONLY: LazyLock<bool> =
     LazyLock::new(|| std::env::var_os("SGLANG_OMNI_RELAY_READ_ONLY").is_some_and(|on| on == "1"));
 
+/// Readers of one payload in this process that keep a view each from payload to payload; more map it anew.
+const PRIVATE_VIEWS: usize = 4;
+
 /// A sender's arena as seen from here.
 pub struct Remote {
     owner: Process,
@@ -60,6 +64,8 @@ pub struct Remote {
     pub line: Line,
     /// Bytes at the start of the data whose pages are in this process's table, or are about to be.
     entered: AtomicU64,
+    /// One for each reader here of the same payload; there once it came, unless it cannot be.
+    private: [OnceLock<Option<PrivateView>>; PRIVATE_VIEWS],
 }
 
 impl Remote {
@@ -84,6 +90,7 @@ impl Remote {
             event,
             line,
             entered: AtomicU64::new(0),
+            private: Default::default(),
         })
     }
 
@@ -99,6 +106,8 @@ pub struct Lease {
     mapping: Arc<Mapping>,
     start: usize,
     len: usize,
+    /// The remote's view that `mapping` is of, in which these bytes are taken.
+    private_view: Option<usize>,
     ticket: usize,
     generation: u32,
 }
@@ -150,6 +159,7 @@ impl Remote {
             remote: self,
             start: 0,
             len: 0,
+            private_view: None,
             ticket,
             generation,
         };
@@ -163,7 +173,21 @@ impl Remote {
             return Err(ReadError::Malformed);
         };
         (lease.start, lease.len) = (start, len);
-        if access == Access::CopyOnWrite {
+        let mut views = 0..PRIVATE_VIEWS;
+        if access == Access::CopyOnWrite
+            && segment.is_none()
+            && let Some((number, view)) = views.find_map(|number| {
+                let view = lease.remote.private_view(number)?;
+                view.take(start).then_some((number, view))
+            })
+        {
+            let wanted = view.entered.load(Relaxed) == 0;
+            lease.mapping = view.mapping.clone();
+            lease.private_view = Some(number);
+            if wanted {
+                remotes::wake();
+            }
+        } else if access == Access::CopyOnWrite {
             let (mapping, start) = Mapping::private(file, start, len).map_err(unreachable)?;
             (lease.mapping, lease.start) = (Arc::new(mapping), start);
         } else if let Some((_, mapping)) = segment {
@@ -213,12 +237,23 @@ impl Remote {
     /// Enters the pages that the sender has provided since the last time, all of which it will use.
     pub fn enter_pages(&self) {
         let present = self.control().present.load(Acquire);
-        let start = self.entered.swap(present, AcqRel);
-        let end = Control::LEN.saturating_add(present as usize);
-        if start < present && end <= self.mapping.len() {
-            let len = (present - start) as usize;
-            self.mapping.enter(Control::LEN + start as usize, len);
+        let enter = |mapping: &Mapping, entered: &AtomicU64| {
+            let start = entered.swap(present, AcqRel);
+            let end = Control::LEN.saturating_add(present as usize);
+            if start < present && end <= mapping.len() {
+                let len = (present - start) as usize;
+                mapping.enter(Control::LEN + start as usize, len);
+            }
+        };
+        enter(&self.mapping, &self.entered);
+        for view in self.private.iter().filter_map(OnceLock::get).flatten() {
+            enter(&view.mapping, &view.entered);
         }
+    }
+
+    fn private_view(&self, number: usize) -> Option<&PrivateView> {
+        let make = || PrivateView::new(&self.file, self.mapping.len());
+        self.private[number].get_or_init(make).as_ref()
     }
 
     /// Tells the sender, which waits for that, that a ticket changed.
@@ -253,6 +288,11 @@ impl Drop for Lease {
         // A copy in a forked child: it is the parent that has the views.
         if self.remote.owner != Process::this() {
             return;
+        }
+        if let Some(number) = self.private_view
+            && let Some(view) = self.remote.private_view(number)
+        {
+            view.give_back(self.start, self.len);
         }
         let control = self.remote.control();
         if control.give_back(self.ticket, self.generation, self.remote.number) {
