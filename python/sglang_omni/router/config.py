@@ -214,6 +214,24 @@ class RouterConfig:
     )
     worker_api_key_file: str | None = option(None, KEYS, "a file with that key", metavar="PATH")
 
+    admin_api_key: str | None = option(
+        None,
+        KEYS,
+        "the key that administers the router; or set SGLANG_OMNI_ROUTER_ADMIN_API_KEY. Without one only clients "
+        "on this machine may",
+        metavar="KEY",
+    )
+    admin_api_key_file: str | None = option(None, KEYS, "a file with that key", metavar="PATH")
+    allowed_hosts: list[str] = option(
+        [],
+        KEYS,
+        "names by which the router may be administered, beside addresses, localhost and --host; * for any",
+        metavar="NAME",
+    )
+    expose_worker_urls: bool = option(
+        False, KEYS, "name workers by their URLs in answers, errors and metrics, instead of by their ids"
+    )
+
     log_level: str = option(
         "info", LOGS, "debug, info, warn or error: lines below it are not logged", metavar="LEVEL"
     )

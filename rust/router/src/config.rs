@@ -90,6 +90,14 @@ pub struct Config {
     /// The key that workers are shown instead of the client's; without one they see the client's.
     pub worker_api_key: Option<String>,
     pub worker_api_key_file: Option<PathBuf>,
+    /// The key that administers the router: whatever changes the fleet or tells of it. Without one, that is
+    /// left to clients on this machine.
+    pub admin_api_key: Option<String>,
+    pub admin_api_key_file: Option<PathBuf>,
+    /// Names by which the router may be administered, beside addresses, `localhost` and `host`; `*` for any.
+    pub allowed_hosts: Vec<String>,
+    /// Whether answers and metrics name workers by their URLs, instead of their ids.
+    pub expose_worker_urls: bool,
     /// PEM files with the certificate, its chain behind it, and the key for TLS; both or neither.
     pub tls_cert_path: Option<PathBuf>,
     pub tls_key_path: Option<PathBuf>,
@@ -149,6 +157,10 @@ impl Default for Config {
             api_key_file: None,
             worker_api_key: None,
             worker_api_key_file: None,
+            admin_api_key: None,
+            admin_api_key_file: None,
+            allowed_hosts: Vec::new(),
+            expose_worker_urls: false,
             tls_cert_path: None,
             tls_key_path: None,
             cors_allowed_origins: Vec::new(),
@@ -248,6 +260,13 @@ impl Config {
             return fail("max_concurrent_requests: 0 would refuse every request".to_owned());
         }
         discovery::validate(self)?;
+        for host in &self.allowed_hosts {
+            if host != "*" && (host.is_empty() || host.contains(['/', ':', '*', ' '])) {
+                return fail(format!(
+                    "allowed_hosts: {host:?} is not a host's name; write it without scheme and port, or * for any"
+                ));
+            }
+        }
         for (name, value) in [
             ("dns_interval", self.dns_interval),
             ("eviction_interval", self.eviction_interval),

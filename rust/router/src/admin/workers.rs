@@ -5,13 +5,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use hyper::body::Incoming;
+use hyper::header::HeaderValue;
 use hyper::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{not_allowed, percent_decode, read_body};
 use crate::fleet::standing::Health;
-use crate::fleet::worker::Worker;
+use crate::fleet::worker::{Authorization, Worker};
+use crate::front::auth::bearer;
 use crate::front::reply::{self, Reason, Reply};
 use crate::runtime::lane::Lane;
 
@@ -167,6 +169,18 @@ impl Parameters {
         }
     }
 
+    /// `api_key`, of the body only: queries are logged on the way.
+    fn key(&self) -> Result<Option<HeaderValue>, Refusal> {
+        match self.body.get("api_key") {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(key)) => match bearer("api_key", key) {
+                Ok(value) => Ok(Some(value)),
+                Err(error) => Err(Refusal::wrong(error.to_string())),
+            },
+            Some(_) => Err(Refusal::wrong("api_key: is not a string")),
+        }
+    }
+
     /// The worker of the fleet that is meant.
     fn known(&self, lane: &Lane) -> Result<Arc<Worker>, Refusal> {
         let fleet = lane.shared.fleet.read();
@@ -203,14 +217,27 @@ impl Parameters {
     }
 }
 
-/// Adds a worker, or returns one that is drained to service.
+/// Adds a worker, or returns one that is drained to service. One that is added is not shown the fleet's key,
+/// which is for workers of the configuration.
 fn add(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
-    let (worker, is_new) = lane.shared.fleet.add(given.worker()?);
+    let shared = &lane.shared;
+    let mut worker = given.worker()?;
+    if let Some(key) = given.key()? {
+        if shared.fleet.find(&worker.url).is_some() {
+            return Err(Refusal::wrong(
+                "api_key: the worker is in the list already, and keeps the key that it has; take it out first",
+            ));
+        }
+        worker.authorization = Authorization::Own(key);
+    } else if shared.gate.keys.worker.is_some() {
+        worker.authorization = Authorization::Nothing;
+    }
+    let (worker, is_new) = shared.fleet.add(worker);
     let (status, event) = match is_new {
         true => (StatusCode::CREATED, "worker was added"),
         false => (StatusCode::OK, "worker serves again"),
     };
-    lane.shared.log.info(event, &[("worker", &worker.url)]);
+    shared.log.info(event, &[("worker", &worker.url)]);
     Ok(reply::json(status, &describe(&worker)))
 }
 

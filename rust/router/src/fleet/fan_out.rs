@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::fleet::worker::Worker;
+use crate::front::auth::OWNER;
 use crate::front::request_id::REQUEST_ID;
 use crate::request::upload::RequestBody;
 use crate::request::upstream::{Pool, Upstream};
@@ -59,7 +60,7 @@ impl Question {
 
     /// Asks in the name of the client whose request has these headers.
     pub fn asked_by(mut self, headers: &HeaderMap) -> Question {
-        for name in [AUTHORIZATION, CONTENT_TYPE, USER_AGENT, REQUEST_ID] {
+        for name in [AUTHORIZATION, CONTENT_TYPE, USER_AGENT, REQUEST_ID, OWNER] {
             if let Some(value) = headers.get(&name) {
                 self.headers.insert(name, value.clone());
             }
@@ -72,6 +73,7 @@ impl Question {
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.target.parse().expect("the target came from a URI");
         *request.headers_mut() = self.headers.clone();
+        worker.authorize(request.headers_mut());
         request.headers_mut().insert(HOST, worker.authority.clone());
         request.headers_mut().insert(CONNECTION, CLOSE);
         if self.method != Method::GET {
@@ -129,10 +131,11 @@ impl Answer {
     }
 
     /// Who it is of, and what it was: for answers that show every worker's.
-    pub fn describe(&self) -> Value {
-        let mut entry = json!({"worker": self.worker.url});
+    pub fn describe(&self, sees_urls: bool) -> Value {
+        let mut entry = json!({"worker": self.worker.name(sees_urls)});
         match &self.outcome {
-            Err(error) => entry["error"] = json!(error),
+            Err(error) if sees_urls => entry["error"] = json!(error),
+            Err(_) => entry["error"] = json!("no answer"),
             Ok((status, body)) => {
                 entry["status"] = json!(status.as_u16());
                 entry["answer"] = serde_json::from_slice(body)

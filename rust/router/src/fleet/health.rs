@@ -62,6 +62,7 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
     if let Some(key) = &shared.gate.keys.worker {
         headers.insert(AUTHORIZATION, key.clone());
     }
+    worker.authorize(&mut headers);
     loop {
         tick.tick().await;
         if !shared.fleet.has(&worker) {

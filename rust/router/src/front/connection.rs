@@ -242,10 +242,10 @@ async fn route(
     if request.uri().authority().is_some() {
         forwarding::to_origin_form(&mut request);
     }
-    if let Err(refusal) = gate::authenticate(lane, &mut request) {
+    if let Err(refusal) = gate::authenticate(lane, exchange, &mut request) {
         return refusal.reply(request);
     }
-    let request = match admin::answer(lane, request).await {
+    let request = match admin::answer(lane, exchange, request).await {
         Ok(reply) => return reply,
         Err(request) => request,
     };

@@ -49,7 +49,9 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 #[derive(Clone)]
 pub struct Exchange {
     lane: Rc<Lane>,
-    peer: SocketAddr,
+    pub peer: SocketAddr,
+    /// Whether its client is told where workers are.
+    pub sees_urls: bool,
     pub client: Arc<Client>,
     id: RequestId,
     pub route: Route,
@@ -92,6 +94,7 @@ impl Exchange {
         Exchange {
             lane: lane.clone(),
             peer,
+            sees_urls: false,
             client,
             id,
             route: Route::of(request.uri().path()),

@@ -14,6 +14,7 @@ use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::{LoadGuard, Worker};
 use crate::front::reply::{self, Reason, Reply};
 use crate::request::body::{Payload, ResponseBody};
+use crate::request::choice::Failure;
 use crate::request::exchange::Exchange;
 use crate::request::forwarding;
 use crate::request::retry::Tries;
@@ -75,7 +76,7 @@ pub async fn forward(
     if let Some(model) = models::unknown(lane, &parts, &text).await {
         return reply::unknown_model(&model);
     }
-    let mut tries = Tries::new(lane);
+    let mut tries = Tries::new(lane, exchange.sees_urls);
     while let Some(worker) = tries.choose(&parts, &text) {
         exchange.tries(&worker);
         let load = LoadGuard::new(worker.clone());
@@ -84,7 +85,7 @@ pub async fn forward(
                 if tries.again_after(&worker, &response, upload.is_whole()) {
                     continue;
                 }
-                return answer(response, &worker, |incoming| {
+                return answer(response, &worker, exchange.sees_urls, |incoming| {
                     ResponseBody::new(incoming, Some(upstream), lane.clone(), load)
                         .reading_usage(tries.receipt)
                 });
@@ -101,12 +102,13 @@ pub async fn forward(
                     None => {}
                 }
                 if !upload.is_whole() {
-                    let message = format!(
-                        "worker {}: {error} after part of the body was sent; it cannot be sent again",
-                        worker.url
-                    );
+                    let failure = Failure::of(&worker, &error, exchange.sees_urls);
+                    let say = |what: &str| {
+                        format!("part of the body was sent, and it cannot be sent again: {what}")
+                    };
                     tries.broken(&worker, &error);
-                    return reply::error(Reason::WorkerFailed, &message);
+                    let (shown, logged) = (say(&failure.shown), say(&failure.logged));
+                    return reply::error_logged(Reason::WorkerFailed, &shown, logged);
                 }
                 if !tries.broken(&worker, &error) {
                     break;
@@ -201,6 +203,7 @@ fn outgoing(worker: &Worker, parts: &Parts, body: RequestBody) -> Request<Reques
     *request.version_mut() = Version::HTTP_11;
     *request.headers_mut() = parts.headers.clone();
     *request.extensions_mut() = parts.extensions.clone();
+    worker.authorize(request.headers_mut());
     if !request.headers().contains_key(HOST) {
         request.headers_mut().insert(HOST, worker.authority.clone());
     }
@@ -211,6 +214,7 @@ fn outgoing(worker: &Worker, parts: &Parts, body: RequestBody) -> Request<Reques
 pub fn answer(
     response: Response<Incoming>,
     worker: &Worker,
+    sees_urls: bool,
     body: impl FnOnce(Incoming) -> ResponseBody,
 ) -> Reply {
     if response.status() == StatusCode::SWITCHING_PROTOCOLS
@@ -218,7 +222,7 @@ pub fn answer(
     {
         let message = format!(
             "worker {} answered with a protocol or a transfer coding that the request did not ask for",
-            worker.url
+            worker.name(sees_urls)
         );
         return reply::error(Reason::InvalidWorkerAnswer, &message);
     }
@@ -226,9 +230,17 @@ pub fn answer(
     parts.headers = forwarding::response_headers(parts.headers);
     parts
         .headers
-        .insert(WORKER_HEADER, worker.url_header.clone());
+        .insert(WORKER_HEADER, name_header(worker, sees_urls));
     parts.version = Version::HTTP_11;
     Response::from_parts(parts, Payload::Upstream(body(incoming)))
+}
+
+/// What a worker is called in `WORKER_HEADER`.
+pub fn name_header(worker: &Worker, sees_urls: bool) -> HeaderValue {
+    match sees_urls {
+        true => worker.url_header.clone(),
+        false => worker.id.into(),
+    }
 }
 
 fn is_json(parts: &Parts) -> bool {

@@ -21,7 +21,7 @@ use crate::front::reply::{self, Reply};
 use crate::request::body::{Payload, ResponseBody};
 use crate::request::exchange::{End, Exchange};
 use crate::request::forwarding;
-use crate::request::proxy::{WORKER_HEADER, answer, exhausted, is_exhaustion};
+use crate::request::proxy::{WORKER_HEADER, answer, exhausted, is_exhaustion, name_header};
 use crate::request::retry::Tries;
 use crate::request::upload::RequestBody;
 use crate::request::upstream::{connect, connect_limit};
@@ -42,7 +42,7 @@ pub async fn forward(
     if let Some(model) = models::unknown(lane, &parts, b"").await {
         return reply::unknown_model(&model);
     }
-    let mut tries = Tries::new(lane);
+    let mut tries = Tries::new(lane, exchange.sees_urls);
     let (worker, load, mut response) = loop {
         let Some(worker) = tries.choose(&parts, b"") else {
             return tries.give_up();
@@ -61,7 +61,8 @@ pub async fn forward(
                 continue;
             }
         };
-        let request = Request::from_parts(parts.clone(), RequestBody::empty());
+        let mut request = Request::from_parts(parts.clone(), RequestBody::empty());
+        worker.authorize(request.headers_mut());
         let asked = Asked {
             route: exchange.route,
             body: Some(&nothing),
@@ -82,7 +83,7 @@ pub async fn forward(
         }
     };
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return answer(response, &worker, |incoming| {
+        return answer(response, &worker, exchange.sees_urls, |incoming| {
             ResponseBody::new(incoming, None, lane.clone(), load)
         });
     }
@@ -99,7 +100,7 @@ pub async fn forward(
     parts.headers = with_upgrade(parts.headers);
     parts
         .headers
-        .insert(WORKER_HEADER, worker.url_header.clone());
+        .insert(WORKER_HEADER, name_header(&worker, exchange.sees_urls));
     Response::from_parts(parts, Payload::Local(None))
 }
 

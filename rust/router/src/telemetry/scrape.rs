@@ -50,7 +50,7 @@ pub async fn serve(shared: Arc<Shared>, listener: StdListener) {
 fn answer(shared: &Shared, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::default());
     if request.uri().path() == "/metrics" {
-        *response.body_mut() = prometheus::render(shared).into();
+        *response.body_mut() = prometheus::render(shared, shared.config.expose_worker_urls).into();
         let content_type = HeaderValue::from_static(prometheus::CONTENT_TYPE);
         response.headers_mut().insert(CONTENT_TYPE, content_type);
     } else {
