@@ -297,7 +297,7 @@ async def send_raw(url: str, request: bytes) -> Answer:
 async def post(
     url: str, body: bytes = b"{}", path: str = "/v1/chat/completions", headers: str = ""
 ) -> Answer:
-    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n{headers}"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}"
     return await send_raw(url, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
 

@@ -146,7 +146,6 @@ class Router:
                 raise NotARouter(text) from exc
             raise RouterUnreachable(f"no router answers at {self.url}: {reason}") from exc
 
-
     def _hint(self, refused: urllib.error.HTTPError) -> str:
         """Why the router does not show itself, and what to do."""
         if self._admin_api_key:

@@ -35,8 +35,8 @@ def build_parser(prog: str = "sgl-omni route top") -> argparse.ArgumentParser:
         "--admin-api-key",
         metavar="KEY",
         default=os.environ.get("SGLANG_OMNI_ROUTER_ADMIN_API_KEY"),
-        help="the router's admin key; or set SGLANG_OMNI_ROUTER_ADMIN_API_KEY. Without one it shows itself on its "
-        "own machine only",
+        help="the router's admin key; or set SGLANG_OMNI_ROUTER_ADMIN_API_KEY. Without one it shows itself "
+        "on its own machine only",
     )
     parser.add_argument(
         "--ca-cert",

@@ -49,13 +49,20 @@ pub struct Config {
     /// Larger request bodies are refused with 413.
     #[serde(alias = "max_payload_size")]
     pub max_body_bytes: u64,
+    /// Bytes of request bodies that the router holds at most, in equal parts for its threads: what was read of
+    /// bodies that no worker has begun to answer. More is refused with 503.
+    pub max_held_bytes: usize,
     /// A request head that is not complete after this long is refused with 408.
     #[serde(deserialize_with = "seconds")]
     pub header_timeout: Duration,
-    /// A client that sends nothing of a body it announced for this long gets 408; one that takes nothing
-    /// of its answer for as long is given up.
+    /// A client that sends less than 1 KiB a second of a body for this long gets 408; one that takes nothing of
+    /// its answer for as long is given up.
     #[serde(deserialize_with = "seconds")]
     pub stall_timeout: Duration,
+    /// An answer of which nothing more came for this long, or an upgraded connection on which nothing goes either
+    /// way, is broken off; 0 waits for ever.
+    #[serde(deserialize_with = "seconds")]
+    pub stream_idle_timeout: Duration,
     /// A connection without a request for this long is closed.
     #[serde(deserialize_with = "seconds")]
     pub keep_alive_timeout: Duration,
@@ -140,8 +147,10 @@ impl Default for Config {
             max_tree_size: 16 << 20,
             threads: 0,
             max_body_bytes: 256 << 20,
+            max_held_bytes: 1 << 30,
             header_timeout: Duration::from_secs(30),
             stall_timeout: Duration::from_secs(60),
+            stream_idle_timeout: Duration::from_secs(300),
             keep_alive_timeout: Duration::from_secs(120),
             drain_timeout: Duration::from_secs(30),
             probe_interval: Duration::from_secs(1),

@@ -34,7 +34,11 @@ pub fn is_administrative(path: &str) -> bool {
 
 /// Lets in who shows the admin key, or, if there is none, who asks from this machine; no web page of another
 /// origin, and none under a name that is not the router's, may change anything, whatever key it knows.
-pub fn allow(shared: &Shared, peer: SocketAddr, request: &Request<Incoming>) -> Result<(), Refusal> {
+pub fn allow(
+    shared: &Shared,
+    peer: SocketAddr,
+    request: &Request<Incoming>,
+) -> Result<(), Refusal> {
     let headers = request.headers();
     let keys = &shared.gate.keys;
     let has_key = keys.is_admin(headers);
@@ -98,7 +102,9 @@ fn is_json_if_any(request: &Request<Incoming>) -> bool {
 fn is_json(content_type: &HeaderValue) -> bool {
     let given = content_type.as_bytes();
     let essence = given.split(|&byte| byte == b';').next().unwrap_or_default();
-    essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
+    essence
+        .trim_ascii()
+        .eq_ignore_ascii_case(b"application/json")
 }
 
 #[cfg(test)]

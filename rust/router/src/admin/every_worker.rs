@@ -114,9 +114,9 @@ pub async fn abort_request(
     sees_urls: bool,
 ) -> Reply {
     let (parts, incoming) = request.into_parts();
-    let body = match read_body(incoming).await {
+    let body = match read_body(lane, incoming).await {
         Ok(body) => body,
-        Err(message) => return reply::error(Reason::InvalidBody, &message),
+        Err(refusal) => return refusal.reply(),
     };
     let question = Question::post(target, body).asked_by(&parts.headers);
     let answers = ask(&lane.pool, everyone(lane), &question).await;

@@ -14,6 +14,7 @@ use hyper::body::Incoming;
 use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
+use tokio::time::timeout;
 
 use crate::fleet::chain;
 use crate::fleet::worker::Worker;
@@ -53,9 +54,7 @@ pub async fn answer(
         "/get_server_info" | "/server_info" if is_read => {
             Ok(every_worker::server_info(lane, headers).await)
         }
-        "/flush_cache" if is_post => {
-            Ok(every_worker::flush_cache(lane, target, headers).await)
-        }
+        "/flush_cache" if is_post => Ok(every_worker::flush_cache(lane, target, headers).await),
         "/flush_cache" => Ok(not_allowed("POST")),
         "/abort_request" if is_post => {
             let target = target.to_owned();
@@ -130,11 +129,34 @@ fn readiness(lane: &Lane) -> Reply {
     }
 }
 
-/// The body of a request to the router itself.
-async fn read_body(incoming: Incoming) -> Result<Bytes, String> {
-    match Limited::new(incoming, BODY_LIMIT).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) => Err(format!("the body could not be read: {error}")),
+/// Why a request is refused, and in words.
+struct Refusal(Reason, String);
+
+impl Refusal {
+    fn reply(self) -> Reply {
+        match self {
+            // The rest of its body may still come.
+            Refusal(Reason::RequestTimeout, message) => {
+                reply::last_error(Reason::RequestTimeout, &message)
+            }
+            Refusal(reason, message) => reply::error(reason, &message),
+        }
+    }
+}
+
+/// The body of a request to the router itself. It is short, and has as long as a head.
+async fn read_body(lane: &Lane, incoming: Incoming) -> Result<Bytes, Refusal> {
+    let reading = Limited::new(incoming, BODY_LIMIT).collect();
+    match timeout(lane.shared.config.header_timeout, reading).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) => {
+            let message = format!("the body could not be read: {error}");
+            Err(Refusal(Reason::InvalidBody, message))
+        }
+        Err(_) => {
+            let message = "the rest of the request body did not arrive in time";
+            Err(Refusal(Reason::RequestTimeout, message.to_owned()))
+        }
     }
 }
 

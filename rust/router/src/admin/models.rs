@@ -48,12 +48,15 @@ impl NoList {
     fn reply(self, lane: &Lane, sees_urls: bool) -> Reply {
         match self {
             NoList::Refused(status, last) => {
-                let say = |last: &str| format!("no worker lists models; the last one asked was {last}");
+                let say =
+                    |last: &str| format!("no worker lists models; the last one asked was {last}");
                 reply::error_of_workers(status, &say(&last.shown), say(&last.logged))
             }
             NoList::Late(last) => {
                 let say = |last: &str| {
-                    format!("no worker has listed its models in time; the last one asked was {last}")
+                    format!(
+                        "no worker has listed its models in time; the last one asked was {last}"
+                    )
                 };
                 reply::error_logged(Reason::WorkerTimeout, &say(&last.shown), say(&last.logged))
             }
@@ -68,7 +71,7 @@ async fn merged(
     sees_urls: bool,
 ) -> Result<Vec<Value>, NoList> {
     let workers = asked(&lane.shared.fleet.read());
-    let question = Question::get("/v1/models").asked_by(headers);
+    let question = Question::get("/v1/models").asked_by(headers).frequent();
     let mut last = Failure::default();
     let mut models: Vec<Value> = Vec::new();
     let mut answered = false;

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering:
 use std::sync::{Arc, Mutex};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use hyper::Uri;
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use tokio::sync::Notify;
 use tokio_rustls::rustls::pki_types::ServerName;
 

@@ -50,7 +50,9 @@ impl Keys {
             config.admin_api_key.as_deref(),
             config.admin_api_key_file.as_deref(),
         )?;
-        let secret = worker.as_ref().map_or(OWNER_LABEL, |(key, _)| key.as_bytes());
+        let secret = worker
+            .as_ref()
+            .map_or(OWNER_LABEL, |(key, _)| key.as_bytes());
         let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
         let clients = clients.into_iter().map(|key| ClientKey {
             owner: owner(&secret, &key),

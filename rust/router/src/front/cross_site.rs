@@ -35,7 +35,10 @@ pub fn is_of_another_origin(headers: &HeaderMap) -> bool {
 /// Whether the origin is the host that the request was sent to. Its scheme is not compared: TLS may end
 /// before this router.
 fn is_own(origin: &HeaderValue, headers: &HeaderMap) -> bool {
-    let authority = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+    let authority = origin
+        .to_str()
+        .ok()
+        .and_then(|origin| origin.split_once("://"));
     let host = headers.get(HOST).map(HeaderValue::as_bytes);
     matches!((authority, host), (Some((_, own)), Some(host)) if host.eq_ignore_ascii_case(own.as_bytes()))
 }
@@ -102,10 +105,23 @@ mod tests {
             ..Config::default()
         };
         let is_known = |host: &str| names_this_router(&headers(&[("host", host)]), &config);
-        for host in ["1.2.3.4", "[::1]:7", "localhost:1", "x.LOCALHOST", "router:3", "other.internal"] {
+        for host in [
+            "1.2.3.4",
+            "[::1]:7",
+            "localhost:1",
+            "x.LOCALHOST",
+            "router:3",
+            "other.internal",
+        ] {
             assert!(is_known(host), "{host}");
         }
-        for host in ["evil", "1.2.3.4.evil", "localhost.evil", "evillocalhost", "a b"] {
+        for host in [
+            "evil",
+            "1.2.3.4.evil",
+            "localhost.evil",
+            "evillocalhost",
+            "a b",
+        ] {
             assert!(!is_known(host), "{host}");
         }
         assert!(names_this_router(&HeaderMap::new(), &config));

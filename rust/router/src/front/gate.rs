@@ -5,8 +5,8 @@ use hyper::body::{Body, Incoming};
 use hyper::header::{AUTHORIZATION, Entry, HeaderName, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, Request};
 
-use crate::config::{Config, ConfigError};
 use crate::admin::access;
+use crate::config::{Config, ConfigError};
 use crate::front::auth::{Keys, OWNER};
 use crate::front::cors::Cors;
 use crate::front::cross_site;
@@ -108,6 +108,11 @@ impl Refusal {
         if !body.is_end_stream() {
             tokio::task::spawn_local(discard(body));
         }
+        self.into_reply()
+    }
+
+    /// The answer to a request whose body is seen to elsewhere.
+    pub fn into_reply(self) -> Reply {
         let mut reply = reply::error(self.reason, &self.message);
         if self.reason == Reason::InvalidApiKey {
             let challenge = HeaderValue::from_static("Bearer");
@@ -165,13 +170,21 @@ fn no_key(request: &Request<Incoming>) -> Refusal {
 /// Whether more may come of a request than an answer that a page of another origin cannot read. A browser
 /// lets a page of any origin open a WebSocket, and read it.
 fn may_act(request: &Request<Incoming>) -> bool {
-    !matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS)
-        || forwarding::wants_upgrade(request.headers())
+    !matches!(
+        *request.method(),
+        Method::GET | Method::HEAD | Method::OPTIONS
+    ) || forwarding::wants_upgrade(request.headers())
 }
 
 fn is_open(request: &Request<Incoming>) -> bool {
     OPEN_PATHS.contains(&request.uri().path())
         && matches!(*request.method(), Method::GET | Method::HEAD)
+}
+
+/// Refuses what would get no place now, before its body is read.
+pub fn has_room(lane: &Lane) -> Result<(), Refusal> {
+    let room = lane.shared.gate.in_flight.has_room();
+    room.map_err(|Refused(message)| Refusal::new(Reason::RateLimitExceeded, &message))
 }
 
 /// Takes a place among the requests in flight for one that goes to a worker.
@@ -181,9 +194,6 @@ pub async fn enter(lane: &Lane, exchange: &mut Exchange) -> Result<(), Refusal> 
             exchange.enters(has_place);
             Ok(())
         }
-        Err(Refused(message)) => Err(Refusal {
-            reason: Reason::RateLimitExceeded,
-            message,
-        }),
+        Err(Refused(message)) => Err(Refusal::new(Reason::RateLimitExceeded, &message)),
     }
 }

@@ -108,8 +108,9 @@ pub fn no_worker(lane: &Lane, failure: &Failure, sees_urls: bool) -> Reply {
     lane.shared.metrics.unserved.fetch_add(1, Relaxed);
     let fleet = lane.shared.fleet.read();
     if !failure.shown.is_empty() {
-        let say =
-            |last: &str| format!("no worker could serve the request; the last one tried was {last}");
+        let say = |last: &str| {
+            format!("no worker could serve the request; the last one tried was {last}")
+        };
         let (shown, logged) = (say(&failure.shown), say(&failure.logged));
         return reply::error_logged(Reason::WorkersDown, &shown, logged);
     }

@@ -30,10 +30,12 @@ pub enum End {
     ClientLeft = 1,
     /// The worker broke off in the middle of its answer.
     WorkerCut = 2,
+    /// Nothing came any more, neither an answer's rest nor anything on an upgraded connection.
+    IdleTimeout = 3,
 }
 
 impl End {
-    pub const NAMES: [&str; 3] = ["complete", "client_left", "worker_cut"];
+    pub const NAMES: [&str; 4] = ["complete", "client_left", "worker_cut", "idle_timeout"];
 
     fn name(self) -> &'static str {
         End::NAMES[self as usize]
@@ -187,6 +189,11 @@ impl Exchange {
         }
         if self.end == End::WorkerCut {
             self.log_failure("the worker broke off its answer");
+        } else if self.end == End::IdleTimeout {
+            let limit = self.lane.shared.config.stream_idle_timeout.as_secs_f64();
+            self.log_failure(&format!(
+                "nothing more came in {limit} s (stream_idle_timeout)"
+            ));
         } else if let Some(why) = self.why.as_deref().filter(|_| self.status >= 500) {
             self.log_failure(why);
         }

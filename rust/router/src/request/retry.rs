@@ -197,6 +197,16 @@ impl<'a> Tries<'a> {
         self.may_retry()
     }
 
+    /// Whether what went out on a kept connection that then ended may be sent to the worker again. The worker may
+    /// have read it: that makes it a retry, unless the request is one that changes nothing.
+    pub fn may_resend(&mut self, is_safe: bool) -> bool {
+        let may = is_safe || self.may_retry();
+        if may {
+            self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
+        }
+        may
+    }
+
     /// Whether a request that got no answer from a silent worker may be sent to another one. Where only
     /// the requests tell that it hangs, that is done once: if it was the request's own length that made
     /// them seem so, it will be as long elsewhere.

@@ -64,7 +64,7 @@ pub fn render(shared: &Shared, sees_urls: bool) -> String {
         (
             "retries_total",
             "counter",
-            "Attempts on another worker after a failed one.",
+            "Attempts after a failed one, on another worker or on a new connection.",
             metrics.retries.load(Relaxed),
         ),
         (
@@ -123,7 +123,7 @@ fn requests(out: &mut String, metrics: &Metrics) {
         out,
         "requests_ended_total",
         "counter",
-        "Requests by how their answer ended: complete, the client left before, or the worker broke off.",
+        "Requests by how their answer ended: complete, the client left before, the worker broke off, or nothing came for --stream-idle-timeout.",
     );
     for (end, how) in End::NAMES.iter().enumerate() {
         let count = metrics.ended(end);
