@@ -106,9 +106,13 @@ async def test_keys_from_files(tmp_path: Path) -> None:
 async def test_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_OMNI_ROUTER_API_KEY", "one two")
     monkeypatch.setenv("SGLANG_OMNI_ROUTER_WORKER_API_KEY", "theirs")
+    monkeypatch.setenv("SGLANG_OMNI_ROUTER_ADMIN_API_KEY", "admin")
     async with replicas(None) as [replica], launched("--worker-urls", replica.url) as (_, url):
         assert (await post(url, headers=bearer("two"))).status == 200
         assert (await post(url, headers=bearer("theirs"))).status == 401
+        assert (await get(url, "/workers")).status == 401
+        ask = f"GET /workers HTTP/1.1\r\nHost: localhost\r\n{bearer('admin')}\r\n"
+        assert (await send_raw(url, ask.encode())).status == 200
     assert [seen.header("authorization") for seen in replica.seen] == ["Bearer theirs"]
 
 
@@ -118,6 +122,9 @@ async def test_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"api_key": ["two words"]}, "api_key: a key is empty or has other characters"),
         ({"api_key": [""]}, "api_key: a key is empty"),
         ({"worker_api_key": "caf\u00e9"}, "worker_api_key: a key is empty or has other characters"),
+        ({"admin_api_key": "two words"}, "admin_api_key: a key is empty or has other characters"),
+        ({"admin_api_key": "a", "admin_api_key_file": "/b"}, "admin_api_key: admin_api_key_file is given"),
+        ({"admin_api_key_file": "/nowhere/keys"}, "admin_api_key_file: cannot read /nowhere/keys"),
         ({"api_key_file": "/nowhere/keys"}, "api_key_file: cannot read /nowhere/keys"),
         ({"api_key_file": "/dev/null"}, "api_key_file: /dev/null holds no key"),
     ],

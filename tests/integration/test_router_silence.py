@@ -83,6 +83,24 @@ async def test_an_answer_of_known_length_that_falls_silent_is_broken_off() -> No
         writer.close()
 
 
+@pytest.mark.parametrize("is_silent", [True, False])
+async def test_a_client_without_chunks_sees_that_its_answer_is_not_whole(is_silent: bool) -> None:
+    """Of HTTP/1.0: to it the end of the connection is that of the answer, unless it is a reset."""
+
+    async def breaks(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + event("one"))
+        await asyncio.sleep(PATIENCE if is_silent else 0.3)
+        writer.transport.abort()
+
+    async with replicas(breaks) as [replica], router(replica, stream_idle_timeout=0.6) as url:
+        reader, writer = await connect(url)
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        assert await asyncio.wait_for(reader.readuntil(b"one\n\n"), PATIENCE)
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), PATIENCE)
+        writer.close()
+
+
 async def test_a_stream_may_take_long_while_it_moves() -> None:
     moves = streaming(*"abcdef", pause=0.5)
     async with replicas(moves) as [replica], router(replica, stream_idle_timeout=2.0) as url:

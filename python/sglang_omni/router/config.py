@@ -131,8 +131,8 @@ class RouterConfig:
     stream_idle_timeout: float = option(
         300.0,
         LIMITS,
-        "an answer of which nothing more came for this long, or a WebSocket on which nothing goes either way, "
-        "is broken off; 0 waits for ever",
+        "an answer of which nothing more came for this long, or a WebSocket on which nothing goes either way "
+        "or the other, is broken off; 0 waits for ever",
         metavar="SECONDS",
     )
     keep_alive_timeout: float = option(

@@ -49,6 +49,8 @@ pub struct Client {
     is_late: AtomicBool,
     /// Whether the worker has been asked for more of the answer than it has sent.
     awaits_answer: AtomicBool,
+    /// Whether only a reset tells the client that its answer is not whole.
+    is_cut: AtomicBool,
     /// Of the body that the client sends: ticks waited for it, and bytes that came, since enough came at once to
     /// call it moving.
     body_waited: AtomicU32,
@@ -64,6 +66,7 @@ impl Client {
             since: AtomicU32::new(clock::now()),
             is_late: AtomicBool::new(false),
             awaits_answer: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
             body_waited: AtomicU32::new(0),
             body_bytes: AtomicU32::new(0),
             task: OnceLock::new(),
@@ -100,6 +103,16 @@ impl Client {
         if self.phase() == Phase::Answer {
             self.enters(Phase::Busy);
         }
+    }
+
+    /// Has the connection end with a reset: the end of an answer that the end of its connection would make look
+    /// whole.
+    pub fn cut(&self) {
+        self.is_cut.store(true, Relaxed);
+    }
+
+    pub fn is_cut(&self) -> bool {
+        self.is_cut.load(Relaxed)
     }
 
     /// Notes that the client takes its answer again.

@@ -5,8 +5,9 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::front::client::{Client, Phase};
@@ -119,6 +120,10 @@ impl AsyncWrite for ClientIo {
 
 impl Drop for ClientIo {
     fn drop(&mut self) {
+        if self.client.is_cut() {
+            // It fails only for a socket that is closed already.
+            let _ = SockRef::from(self.stream.socket()).set_linger(Some(Duration::ZERO));
+        }
         if self.client.phase() == Phase::Head && self.client.is_late() {
             let text = refusal(
                 Reason::RequestTimeout,

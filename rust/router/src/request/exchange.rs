@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use hyper::body::{Body, Incoming};
-use hyper::{Method, Request, StatusCode, Uri};
+use hyper::{Method, Request, StatusCode, Uri, Version};
 use serde_json::Value;
 
 use crate::fleet::worker::Worker;
@@ -58,6 +58,8 @@ pub struct Exchange {
     id: RequestId,
     pub route: Route,
     is_head: bool,
+    /// The version of HTTP that the client speaks: 1.0 has no chunks.
+    version: Version,
     /// Only where requests are logged.
     target: Option<(Method, Uri)>,
     began: Instant,
@@ -101,6 +103,7 @@ impl Exchange {
             id,
             route: Route::of(request.uri().path()),
             is_head: request.method() == Method::HEAD,
+            version: request.version(),
             target: is_logged.then(|| (request.method().clone(), request.uri().clone())),
             began: Instant::now(),
             is_in_flight: false,
@@ -159,6 +162,9 @@ impl Exchange {
 
     pub fn ends(&mut self, end: End) {
         self.end = end;
+        if self.version < Version::HTTP_11 && matches!(end, End::WorkerCut | End::IdleTimeout) {
+            self.client.cut();
+        }
     }
 
     /// Whether the answer has no body, however long the one is that its headers announce.
