@@ -195,7 +195,14 @@ class Served(Protocol):
 async def router(*workers: Served | str, **options: Any) -> AsyncIterator[str]:
     """A router in this process; yields its URL."""
     urls = [worker if isinstance(worker, str) else worker.url for worker in workers]
-    defaults: dict[str, Any] = {"port": 0, "policy": "round_robin", "threads": 1, "probe_interval": 0.1}
+    defaults: dict[str, Any] = {
+        "port": 0,
+        "policy": "round_robin",
+        "threads": 1,
+        "probe_interval": 0.1,
+        # Tests tell workers apart by their URLs.
+        "expose_worker_urls": True,
+    }
     server = RouterServer(json.dumps(vars(RouterConfig(worker_urls=urls, **(defaults | options)))))
     try:
         yield server.url
@@ -222,7 +229,7 @@ async def ending(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
 async def launched(*options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A router in a process of its own; yields the process and the router's URL."""
     process = await asyncio.create_subprocess_exec(
-        *COMMAND, "--port", "0", *options, stderr=asyncio.subprocess.PIPE
+        *COMMAND, "--port", "0", "--expose-worker-urls", *options, stderr=asyncio.subprocess.PIPE
     )
     assert process.stderr is not None
     async with ending(process):
@@ -290,18 +297,19 @@ async def send_raw(url: str, request: bytes) -> Answer:
 async def post(
     url: str, body: bytes = b"{}", path: str = "/v1/chat/completions", headers: str = ""
 ) -> Answer:
-    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n{headers}"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}"
     return await send_raw(url, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
 
 async def get(url: str, path: str) -> Answer:
-    return await send_raw(url, f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+    return await send_raw(url, f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
 
 async def change(url: str, method: str, path: str, body: object = None) -> Answer:
     """Asks with any method, and a JSON body if there is one."""
     data = b"" if body is None else json.dumps(body).encode()
-    head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n"
+    kind = "" if body is None else "Content-Type: application/json\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{kind}Content-Length: {len(data)}\r\n\r\n"
     return await send_raw(url, head.encode() + data)
 
 

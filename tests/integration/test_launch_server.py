@@ -207,7 +207,7 @@ def test_stage_that_cannot_start_ends_the_launch_with_its_error(launch):
 
 
 def test_fleet_outlives_its_members_and_lets_requests_end(launch):
-    server = launch("--dp-size", "2", "--policy", "round_robin", *LONG_DRAIN)
+    server = launch("--dp-size", "2", "--policy", "round_robin", "--router-expose-worker-urls", *LONG_DRAIN)
     url = server.base_url()
     workers = {shout(url).headers["x-sglang-omni-worker"] for _ in range(4)}
     assert len(workers) == 2

@@ -38,8 +38,10 @@ async def top(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-async def test_a_pipe_gets_one_table() -> None:
-    async with replicas(None, None) as both, router(*both, policy="cache_aware") as url:
+@pytest.mark.parametrize("exposed", [True, False])
+async def test_a_pipe_gets_one_table(exposed: bool) -> None:
+    options = {"policy": "cache_aware", "expose_worker_urls": exposed}
+    async with replicas(None, None) as both, router(*both, **options) as url:
         for _ in range(3):
             await post(url, b'{"prompt": "0123456789"}')
         ran = await top("--url", url)
@@ -49,6 +51,8 @@ async def test_a_pipe_gets_one_table() -> None:
         header = next(line for line in ran.stdout.splitlines() if line.startswith("WORKER"))
         served = [row[header.split().index("REQUESTS")] for row in cells(ran.stdout, header)]
         assert sorted(map(int, served)) == [0, 3]
+        trees = [row[header.split().index("TREE")] for row in cells(ran.stdout, header)]
+        assert sorted(trees) == ["0 B", "10 B"]
 
 
 def cells(table: str, header: str) -> list[list[str]]:
@@ -138,14 +142,14 @@ async def test_ctrl_c_ends_it_and_a_router_that_is_gone_is_told() -> None:
 
 
 async def test_what_is_wrong_is_said() -> None:
-    async with replicas(None) as [worker], router(api_key=["secret"]) as url:
+    async with replicas(None) as [worker], router(admin_api_key="secret") as url:
         ran = await top("--url", "http://127.0.0.1:9")
         assert (ran.returncode, "no router answers at http://127.0.0.1:9" in ran.stderr) == (1, True)
         ran = await top("--url", url)
-        assert (ran.returncode, "give --api-key" in ran.stderr) == (1, True)
-        ran = await top("--url", url, "--api-key", "wrong")
-        assert (ran.returncode, "does not take this --api-key" in ran.stderr) == (1, True)
-        ran = await top("--url", url.removeprefix("http://"), "--api-key", "secret")
+        assert (ran.returncode, "give --admin-api-key" in ran.stderr) == (1, True)
+        ran = await top("--url", url, "--admin-api-key", "wrong")
+        assert (ran.returncode, "does not take this --admin-api-key" in ran.stderr) == (1, True)
+        ran = await top("--url", url.removeprefix("http://"), "--admin-api-key", "secret")
         assert (ran.returncode, "no workers" in ran.stdout) == (0, True)
         ran = await top("--url", worker.url)
         assert (ran.returncode, "not a sglang-omni router" in ran.stderr) == (1, True)

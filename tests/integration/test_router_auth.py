@@ -36,7 +36,7 @@ async def test_without_a_key_of_the_router_nothing_is_let_in() -> None:
         for wrong in ("on", "onee", "three", ""):
             assert_unauthorized(await post(url, headers=bearer(wrong)), "not one of this router's")
         assert_unauthorized(await post(url, headers="Authorization: Basic one\r\n"), "not one of")
-        for path in ("/v1/models", "/workers", "/get_loads", "/anything", "/health/x", "/health?x=1"):
+        for path in ("/v1/models", "/get_loads", "/anything", "/health/x", "/health?x=1"):
             expected = 200 if path.startswith("/health?") else 401
             assert (await get(url, path)).status == expected, path
         assert (await post(url, path="/health")).status == 401
@@ -76,7 +76,7 @@ async def test_workers_see_the_clients_key_unless_they_have_their_own() -> None:
 async def test_the_workers_key_is_shown_wherever_workers_are_asked() -> None:
     async with replicas(None) as [replica], router(replica, worker_api_key="theirs") as url:
         await get(url, "/v1/models")
-        await send_raw(url, b"POST /flush_cache HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
+        await send_raw(url, b"POST /flush_cache HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
         await send_raw(
             url, b"GET /v1/realtime HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
         )
@@ -106,9 +106,13 @@ async def test_keys_from_files(tmp_path: Path) -> None:
 async def test_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_OMNI_ROUTER_API_KEY", "one two")
     monkeypatch.setenv("SGLANG_OMNI_ROUTER_WORKER_API_KEY", "theirs")
+    monkeypatch.setenv("SGLANG_OMNI_ROUTER_ADMIN_API_KEY", "admin")
     async with replicas(None) as [replica], launched("--worker-urls", replica.url) as (_, url):
         assert (await post(url, headers=bearer("two"))).status == 200
         assert (await post(url, headers=bearer("theirs"))).status == 401
+        assert (await get(url, "/workers")).status == 401
+        ask = f"GET /workers HTTP/1.1\r\nHost: localhost\r\n{bearer('admin')}\r\n"
+        assert (await send_raw(url, ask.encode())).status == 200
     assert [seen.header("authorization") for seen in replica.seen] == ["Bearer theirs"]
 
 
@@ -118,6 +122,9 @@ async def test_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"api_key": ["two words"]}, "api_key: a key is empty or has other characters"),
         ({"api_key": [""]}, "api_key: a key is empty"),
         ({"worker_api_key": "caf\u00e9"}, "worker_api_key: a key is empty or has other characters"),
+        ({"admin_api_key": "two words"}, "admin_api_key: a key is empty or has other characters"),
+        ({"admin_api_key": "a", "admin_api_key_file": "/b"}, "admin_api_key: admin_api_key_file is given"),
+        ({"admin_api_key_file": "/nowhere/keys"}, "admin_api_key_file: cannot read /nowhere/keys"),
         ({"api_key_file": "/nowhere/keys"}, "api_key_file: cannot read /nowhere/keys"),
         ({"api_key_file": "/dev/null"}, "api_key_file: /dev/null holds no key"),
     ],

@@ -95,7 +95,7 @@ async def test_workers_without_a_cache_to_flush_do_not_fail_the_others() -> None
         router(lacks) as bare,
         router("http://127.0.0.1:9") as dead,
     ):
-        answer = await get(url, "/flush_cache")
+        answer = await post(url, b"", path="/flush_cache")
         assert (answer.status, body_of(answer)["status"]) == (206, "partial_success")
         assert body_of(answer)["failed"] == [{"worker": lacks.url, "error": "HTTP 404 Not Found"}]
         answer = await post(bare, b"", path="/flush_cache")

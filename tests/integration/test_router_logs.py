@@ -175,7 +175,7 @@ async def test_a_reader_that_sleeps_holds_nobody_up() -> None:
                     said += await asyncio.to_thread(os.read, read, 4096)
                 url = found[1].decode()
                 # The pipe holds 64 KiB, the queue 4096 lines; this makes far more.
-                ask = b"GET /workers/%s HTTP/1.1\r\nHost: a\r\n\r\n" % (b"x" * 2000)
+                ask = b"GET /workers/%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"x" * 2000)
 
                 async def dropped() -> bool:
                     reader, writer = await connect(url)

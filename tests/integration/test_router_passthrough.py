@@ -17,6 +17,8 @@ from router_harness import (
     send_raw,
 )
 
+DATE = "Date: Tue, 15 Nov 1994 08:12:31 GMT\r\n"
+
 
 async def test_request_line_headers_and_body_are_untouched() -> None:
     body = bytes(range(256)) * 3
@@ -37,7 +39,7 @@ async def test_request_line_headers_and_body_are_untouched() -> None:
     [seen] = replica.seen
     sent = [tuple(line.split(": ", 1)) for line in head.split("\r\n")[1:] if line]
     assert seen.line == head.split("\r\n")[0]
-    assert seen.headers == sent
+    assert seen.headers == [*sent, ("via", "1.1 sglang-omni-router")]
     assert seen.body == body
 
 
@@ -47,7 +49,9 @@ async def test_answer_is_untouched_but_for_the_workers_name_and_the_id() -> None
     async def handler(seen: Seen, writer: asyncio.StreamWriter) -> None:
         writer.write(
             response(
-                body, "299 Quite Peculiar", "X-Odd: 1\r\nset-cookie: a\r\nset-cookie: b\r\nServer: me\r\n"
+                body,
+                "299 Quite Peculiar",
+                "X-Odd: 1\r\nset-cookie: a\r\nset-cookie: b\r\nServer: me\r\n" + DATE,
             )
         )
 
@@ -61,6 +65,7 @@ async def test_answer_is_untouched_but_for_the_workers_name_and_the_id() -> None
             ("set-cookie", "a"),
             ("set-cookie", "b"),
             ("Server", "me"),
+            ("Date", "Tue, 15 Nov 1994 08:12:31 GMT"),
             ("x-sglang-omni-worker", replica.url),
             ("x-request-id", "mine"),
         ]
@@ -79,9 +84,9 @@ async def test_hop_by_hop_headers_stop_here() -> None:
     async with replicas(handler) as [replica], router(replica) as url:
         answer = await post(url, headers=hop)
     [seen] = replica.seen
-    kept = ["host", "content-type", "x-kept", "x-request-id", "content-length"]
+    kept = ["host", "content-type", "x-kept", "x-request-id", "content-length", "via"]
     assert [name.lower() for name, _ in seen.headers] == kept
-    kept = ["content-length", "x-end", "x-sglang-omni-worker", "x-request-id"]
+    kept = ["content-length", "x-end", "x-sglang-omni-worker", "x-request-id", "date"]
     assert [name.lower() for name, _ in answer.headers] == kept
 
 

@@ -133,7 +133,7 @@ async def test_sigterm_finishes_what_is_in_flight() -> None:
     async with replicas(handler) as [replica], launched("--worker-urls", replica.url) as (process, url):
         running = asyncio.ensure_future(post_chunked(url))
         idle = await connect(url)
-        idle[1].write(b"GET /workers HTTP/1.1\r\nHost: a\r\n\r\n")
+        idle[1].write(b"GET /workers HTTP/1.1\r\nHost: localhost\r\n\r\n")
         _, headers = await read_head(idle[0])
         await read_body(idle[0], headers)
         await asked.wait()
@@ -236,7 +236,7 @@ async def test_health_checks_that_lack_descriptors_say_nothing_of_the_worker() -
         reader, writer = await connect(url)
 
         async def state() -> str:
-            writer.write(b"GET /workers HTTP/1.1\r\nHost: a\r\n\r\n")
+            writer.write(b"GET /workers HTTP/1.1\r\nHost: localhost\r\n\r\n")
             _, headers = await read_head(reader)
             [worker] = json.loads(await read_body(reader, headers))["workers"]
             return worker["state"]

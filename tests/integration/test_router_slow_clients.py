@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
 from router_harness import (
     PATIENCE,
     Answer,
@@ -116,16 +117,16 @@ async def is_busy(url: str) -> bool:
 
 async def test_a_body_may_take_long_while_it_moves() -> None:
     # The client here may itself be slow, though by far less than this.
-    stall, pieces = 2.0, 6
+    stall, pieces, piece = 2.0, 6, b"x" * 2_000
     async with replicas(None) as [replica], router(replica, stall_timeout=stall) as url:
         reader, writer = await connect(url)
-        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % pieces)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (pieces * len(piece)))
         for _ in range(pieces):
             await asyncio.sleep(stall / 4)
-            writer.write(b"x")
+            writer.write(piece)
         assert (await read_answer(reader)).status == 200
         writer.close()
-        assert replica.seen[0].body == b"x" * pieces
+        assert replica.seen[0].body == piece * pieces
 
 
 async def test_a_worker_may_take_longer_than_a_client_may() -> None:
@@ -168,3 +169,67 @@ async def test_an_idle_connection_is_closed() -> None:
         assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
         writer.close()
         assert len(replica.seen) == 2
+
+
+async def test_an_administrator_that_stalls_is_waited_for_no_longer_than_headers_are() -> None:
+    async with router(header_timeout=0.6, stall_timeout=3600.0) as url:
+        for line in ("POST /workers", "DELETE /workers", "POST /workers/drain", "POST /abort_request"):
+            reader, writer = await connect(url)
+            head = f"{line} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+            assert_error(await read_answer(reader), 408, "body", "in time")
+            assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
+            writer.close()
+
+
+async def dribble(writer: asyncio.StreamWriter) -> None:
+    """Sends a byte every now and then."""
+    while True:
+        writer.write(b"x")
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("length", [1_000, 5_000_000])
+async def test_uploads_that_dribble_hold_no_places(length: int) -> None:
+    limits = {"max_concurrent_requests": 2, "queue_size": 0}
+    async with replicas(None) as [replica], router(replica, **limits) as url:
+        slow = []
+        for _ in range(2):
+            _, writer = await connect(url)
+            writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length)
+            slow.append((writer, asyncio.ensure_future(dribble(writer))))
+        await asyncio.sleep(0.5)
+        for _ in range(5):
+            assert (await post(url)).status == 200
+        assert len(replica.seen) == 5
+        for writer, dribbling in slow:
+            dribbling.cancel()
+            writer.close()
+
+
+@pytest.mark.parametrize("length", [1_000_000, 5_000_000])
+async def test_an_upload_that_only_dribbles_is_given_up(length: int) -> None:
+    """A byte now and then is not moving; the worker that has the beginning of it is free again."""
+    async with replicas(None) as [replica], router(replica, stall_timeout=2.0) as url:
+        reader, writer = await connect(url)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length)
+        writer.write(b"x" * (length // 2))
+        dribbling = asyncio.ensure_future(dribble(writer))
+        assert_error(await read_answer(reader), 408, "body", "in time")
+        dribbling.cancel()
+        assert await load_of(url) == 0
+        assert replica.seen == []
+        writer.close()
+
+
+async def test_a_slow_upload_above_the_floor_arrives() -> None:
+    stall = 1.0
+    async with replicas(None) as [replica], router(replica, stall_timeout=stall) as url:
+        reader, writer = await connect(url)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 40000\r\n\r\n")
+        for _ in range(10):
+            writer.write(b"x" * 4_000)
+            await asyncio.sleep(stall / 4)
+        assert (await read_answer(reader)).status == 200
+        assert len(replica.seen[0].body) == 40_000
+        writer.close()

@@ -102,7 +102,7 @@ async def test_case_order_and_bytes_of_headers_in_both_directions() -> None:
         writer.write(f"GET / HTTP/1.1\r\n{lines}\r\n".encode("latin-1"))
         _, headers = await read_head(reader)
         writer.close()
-    added = {"x-request-id", "x-sglang-omni-worker"}
+    added = {"x-request-id", "x-sglang-omni-worker", "via", "date"}
     assert [pair for pair in replica.seen[0].headers if pair[0].lower() not in added] == sent
     assert [pair for pair in headers if pair[0].lower() not in added] == back
 

@@ -43,7 +43,7 @@ async def router(urls: list[str], log: Path) -> AsyncIterator[tuple[int, str]]:
     options += ["--max-tree-size", str(TREE_BYTES), "--hung-timeout", str(HUNG_S)]
     options += ["--worker-urls", *urls]
     with log.open("wb") as out:
-        command = [sys.executable, "-m", "sglang_omni.launch_router", *options]
+        command = [sys.executable, "-m", "sglang_omni.launch_router", "--expose-worker-urls", *options]
         process = await asyncio.create_subprocess_exec(*command, stderr=out)
     try:
         while not (found := re.search(r"listening on (\S+)", log.read_text())):

@@ -116,7 +116,7 @@ impl Site {
 
     fn nodes(&self) -> usize {
         let mut metrics = String::new();
-        self.policy.write_metrics(&[], &mut metrics);
+        self.policy.write_metrics(&[], true, &mut metrics);
         let line = metrics
             .lines()
             .find_map(|line| line.strip_prefix("sglang_omni_router_tree_nodes "));

@@ -112,14 +112,27 @@ class RouterConfig:
         metavar="BYTES",
         also="--max-payload-size",
     )
+    max_held_bytes: int = option(
+        1073741824,
+        LIMITS,
+        "what is held of request bodies until workers answer, up to 1 MiB each; more are refused with 503",
+        metavar="BYTES",
+    )
     header_timeout: float = option(
         30.0, LIMITS, "a request whose headers take longer is refused with 408", metavar="SECONDS"
     )
     stall_timeout: float = option(
         60.0,
         LIMITS,
-        "a client that sends nothing of a body it announced for this long gets 408; one that takes nothing "
-        "of its answer for as long is given up",
+        "a client that sends less than 1 KiB a second of a body for this long gets 408; one that "
+        "takes nothing of its answer for as long is given up",
+        metavar="SECONDS",
+    )
+    stream_idle_timeout: float = option(
+        300.0,
+        LIMITS,
+        "an answer of which nothing more came for this long, or a WebSocket on which nothing goes either way "
+        "or the other, is broken off; 0 waits for ever",
         metavar="SECONDS",
     )
     keep_alive_timeout: float = option(
@@ -213,6 +226,24 @@ class RouterConfig:
         metavar="KEY",
     )
     worker_api_key_file: str | None = option(None, KEYS, "a file with that key", metavar="PATH")
+
+    admin_api_key: str | None = option(
+        None,
+        KEYS,
+        "the key that administers the router; or set SGLANG_OMNI_ROUTER_ADMIN_API_KEY. Without one only "
+        "clients on this machine may",
+        metavar="KEY",
+    )
+    admin_api_key_file: str | None = option(None, KEYS, "a file with that key", metavar="PATH")
+    allowed_hosts: list[str] = option(
+        [],
+        KEYS,
+        "names by which the router may be administered, beside addresses, localhost and --host; * for any",
+        metavar="NAME",
+    )
+    expose_worker_urls: bool = option(
+        False, KEYS, "name workers by their URLs in answers, errors and metrics, instead of by their ids"
+    )
 
     log_level: str = option(
         "info", LOGS, "debug, info, warn or error: lines below it are not logged", metavar="LEVEL"

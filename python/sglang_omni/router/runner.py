@@ -17,13 +17,15 @@ _SIGNAL_CHECK_S = 0.1
 
 
 def with_keys_from_environment(config: RouterConfig) -> RouterConfig:
-    """The config, with keys from SGLANG_OMNI_ROUTER_API_KEY (several apart by spaces) and
-    SGLANG_OMNI_ROUTER_WORKER_API_KEY where it has none."""
+    """The config, with keys from SGLANG_OMNI_ROUTER_API_KEY (several apart by spaces),
+    SGLANG_OMNI_ROUTER_WORKER_API_KEY and SGLANG_OMNI_ROUTER_ADMIN_API_KEY where it has none."""
     found: dict[str, Any] = {}
     if not (config.api_key or config.api_key_file):
         found["api_key"] = os.environ.get("SGLANG_OMNI_ROUTER_API_KEY", "").split()
     if not (config.worker_api_key or config.worker_api_key_file):
         found["worker_api_key"] = os.environ.get("SGLANG_OMNI_ROUTER_WORKER_API_KEY") or None
+    if not (config.admin_api_key or config.admin_api_key_file):
+        found["admin_api_key"] = os.environ.get("SGLANG_OMNI_ROUTER_ADMIN_API_KEY") or None
     return replace(config, **found)
 
 

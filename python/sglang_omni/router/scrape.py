@@ -98,9 +98,9 @@ class Router:
         ca_cert: A file with the certificate of who signed the router's, where the system does not know it.
     """
 
-    def __init__(self, url: str, api_key: str | None = None, ca_cert: str | None = None) -> None:
+    def __init__(self, url: str, admin_api_key: str | None = None, ca_cert: str | None = None) -> None:
         self.url = url
-        self._api_key = api_key
+        self._admin_api_key = admin_api_key
         # The environment's proxies are not for a router that is spoken to directly.
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if ca_cert:
@@ -128,15 +128,14 @@ class Router:
 
     def _get(self, path: str) -> str:
         request = urllib.request.Request(self.url + path)
-        if self._api_key:
-            request.add_header("Authorization", f"Bearer {self._api_key}")
+        if self._admin_api_key:
+            request.add_header("Authorization", f"Bearer {self._admin_api_key}")
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
                 return answer.read().decode()
         except urllib.error.HTTPError as exc:
             if exc.code in (401, 403):
-                hint = "does not take this --api-key" if self._api_key else "needs a key: give --api-key"
-                raise NotARouter(f"{self.url} {hint}") from exc
+                raise NotARouter(f"{self.url} {self._hint(exc)}") from exc
             raise NotARouter(f"{self.url}{path} answered {exc.code}: is that a sglang-omni router?") from exc
         except OSError as exc:
             reason = getattr(exc, "reason", exc)
@@ -146,6 +145,21 @@ class Router:
                 )
                 raise NotARouter(text) from exc
             raise RouterUnreachable(f"no router answers at {self.url}: {reason}") from exc
+
+    def _hint(self, refused: urllib.error.HTTPError) -> str:
+        """Why the router does not show itself, and what to do."""
+        if self._admin_api_key:
+            return "does not take this --admin-api-key"
+        if refused.code == 401:
+            return "needs its admin key: give --admin-api-key"
+        return f"does not show its workers here: {_message(refused)}"
+
+
+def _message(refused: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(refused.read())["error"]["message"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return str(refused)
 
 
 def parse(text: str) -> dict[str, list[tuple[Labels, float]]]:

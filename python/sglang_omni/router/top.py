@@ -32,9 +32,11 @@ def build_parser(prog: str = "sgl-omni route top") -> argparse.ArgumentParser:
     )
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="the router (default: %(default)s)")
     parser.add_argument(
-        "--api-key",
-        default=os.environ.get("SGLANG_OMNI_ROUTER_API_KEY"),
-        help="a key of the router's; or set SGLANG_OMNI_ROUTER_API_KEY",
+        "--admin-api-key",
+        metavar="KEY",
+        default=os.environ.get("SGLANG_OMNI_ROUTER_ADMIN_API_KEY"),
+        help="the router's admin key; or set SGLANG_OMNI_ROUTER_ADMIN_API_KEY. Without one it shows itself "
+        "on its own machine only",
     )
     parser.add_argument(
         "--ca-cert",
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni route top")
         parser.error("--interval must be more than 0 seconds")
     url = args.url.rstrip("/") if "://" in args.url else f"http://{args.url.rstrip('/')}"
     try:
-        router = Router(url, args.api_key, args.ca_cert)
+        router = Router(url, args.admin_api_key, args.ca_cert)
         first = router.read()
         if sys.stdout.isatty():
             _Screen(router, args.interval, first).run()
@@ -107,19 +109,25 @@ def table(url: str, change: Change, *, color: bool = False) -> list[str]:
 
 
 def _row(change: Change, worker: dict) -> tuple[str, ...]:
-    url = worker["url"]
+    name = _label(change.now, worker)
     return (
-        url,
+        worker["url"],
         "draining" if worker["draining"] else str(worker["state"]),
         str(worker["load"]),
-        _number(change.rate("worker_requests_total", worker=url)),
-        _time(change.quantile(0.5, _FIRST_BYTE, worker=url)),
-        _time(change.quantile(0.99, _FIRST_BYTE, worker=url)),
-        _number(change.rate("worker_failures_total", worker=url)),
+        _number(change.rate("worker_requests_total", worker=name)),
+        _time(change.quantile(0.5, _FIRST_BYTE, worker=name)),
+        _time(change.quantile(0.99, _FIRST_BYTE, worker=name)),
+        _number(change.rate("worker_failures_total", worker=name)),
         str(worker["requests"]),
         str(worker["failures"]),
-        _bytes(change.now.total("tree_bytes", worker=url)),
+        _bytes(change.now.total("tree_bytes", worker=name)),
     )
+
+
+def _label(now: Snapshot, worker: dict) -> str:
+    """What metrics call the worker: its URL where the router exposes it, and its id otherwise."""
+    named = {labels["worker"] for labels, _ in now.values.get("worker_up", []) if "worker" in labels}
+    return worker["url"] if worker["url"] in named else str(worker["id"])
 
 
 def _hit_rate(change: Change) -> str:

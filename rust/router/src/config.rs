@@ -49,13 +49,20 @@ pub struct Config {
     /// Larger request bodies are refused with 413.
     #[serde(alias = "max_payload_size")]
     pub max_body_bytes: u64,
+    /// Bytes of request bodies that the router holds at most, in equal parts for its threads: what was read of
+    /// bodies that no worker has begun to answer. More is refused with 503.
+    pub max_held_bytes: usize,
     /// A request head that is not complete after this long is refused with 408.
     #[serde(deserialize_with = "seconds")]
     pub header_timeout: Duration,
-    /// A client that sends nothing of a body it announced for this long gets 408; one that takes nothing
-    /// of its answer for as long is given up.
+    /// A client that sends less than 1 KiB a second of a body for this long gets 408; one that takes nothing of
+    /// its answer for as long is given up.
     #[serde(deserialize_with = "seconds")]
     pub stall_timeout: Duration,
+    /// An answer of which nothing more came for this long, or an upgraded connection on which nothing goes either
+    /// way, is broken off; 0 waits for ever.
+    #[serde(deserialize_with = "seconds")]
+    pub stream_idle_timeout: Duration,
     /// A connection without a request for this long is closed.
     #[serde(deserialize_with = "seconds")]
     pub keep_alive_timeout: Duration,
@@ -90,6 +97,14 @@ pub struct Config {
     /// The key that workers are shown instead of the client's; without one they see the client's.
     pub worker_api_key: Option<String>,
     pub worker_api_key_file: Option<PathBuf>,
+    /// The key that administers the router: whatever changes the fleet or tells of it. Without one, that is
+    /// left to clients on this machine.
+    pub admin_api_key: Option<String>,
+    pub admin_api_key_file: Option<PathBuf>,
+    /// Names by which the router may be administered, beside addresses, `localhost` and `host`; `*` for any.
+    pub allowed_hosts: Vec<String>,
+    /// Whether answers and metrics name workers by their URLs, instead of their ids.
+    pub expose_worker_urls: bool,
     /// PEM files with the certificate, its chain behind it, and the key for TLS; both or neither.
     pub tls_cert_path: Option<PathBuf>,
     pub tls_key_path: Option<PathBuf>,
@@ -132,8 +147,10 @@ impl Default for Config {
             max_tree_size: 16 << 20,
             threads: 0,
             max_body_bytes: 256 << 20,
+            max_held_bytes: 1 << 30,
             header_timeout: Duration::from_secs(30),
             stall_timeout: Duration::from_secs(60),
+            stream_idle_timeout: Duration::from_secs(300),
             keep_alive_timeout: Duration::from_secs(120),
             drain_timeout: Duration::from_secs(30),
             probe_interval: Duration::from_secs(1),
@@ -149,6 +166,10 @@ impl Default for Config {
             api_key_file: None,
             worker_api_key: None,
             worker_api_key_file: None,
+            admin_api_key: None,
+            admin_api_key_file: None,
+            allowed_hosts: Vec::new(),
+            expose_worker_urls: false,
             tls_cert_path: None,
             tls_key_path: None,
             cors_allowed_origins: Vec::new(),
@@ -248,6 +269,13 @@ impl Config {
             return fail("max_concurrent_requests: 0 would refuse every request".to_owned());
         }
         discovery::validate(self)?;
+        for host in &self.allowed_hosts {
+            if host != "*" && (host.is_empty() || host.contains(['/', ':', '*', ' '])) {
+                return fail(format!(
+                    "allowed_hosts: {host:?} is not a host's name; write it without scheme and port, or * for any"
+                ));
+            }
+        }
         for (name, value) in [
             ("dns_interval", self.dns_interval),
             ("eviction_interval", self.eviction_interval),

@@ -15,7 +15,7 @@ use crate::fleet::fan_out::{Answer, Question, ask};
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
 use crate::front::reply::{self, Reason, Reply};
-use crate::request::choice::no_worker;
+use crate::request::choice::{Failure, no_worker};
 use crate::runtime::lane::Lane;
 
 /// All but routers that would ask this one in turn.
@@ -26,7 +26,7 @@ fn everyone(lane: &Lane) -> Vec<Arc<Worker>> {
 }
 
 /// `/get_loads`: what each worker says it has to do, and what the router has given it.
-pub async fn loads(lane: &Rc<Lane>, headers: &HeaderMap) -> Reply {
+pub async fn loads(lane: &Rc<Lane>, headers: &HeaderMap, sees_urls: bool) -> Reply {
     let question = Question::get("/get_load").asked_by(headers);
     let mut answers = ask(&lane.pool, everyone(lane), &question).await;
     // A worker that is a router itself has another name for it.
@@ -46,7 +46,7 @@ pub async fn loads(lane: &Rc<Lane>, headers: &HeaderMap) -> Reply {
     let workers: Vec<Value> = answers
         .iter()
         .map(|answer| {
-            let mut entry = answer.describe();
+            let mut entry = answer.describe(sees_urls);
             entry["load"] = json!(answer.json().and_then(|body| load_in(&body)));
             entry["inflight"] = json!(answer.worker.load());
             entry
@@ -100,22 +100,28 @@ pub async fn flush_cache(lane: &Rc<Lane>, target: &str, headers: &HeaderMap) -> 
         "failed": failed,
     });
     if !status.is_success() {
-        body["error"] = error_of_all(status, &answers);
+        body["error"] = error_of_all(status, &answers, true);
     }
     reply::json(status, &body)
 }
 
-/// `/abort_request`: every worker is told, since only the one that runs the request knows it.
-pub async fn abort_request(lane: &Rc<Lane>, target: &str, request: Request<Incoming>) -> Reply {
+/// `/abort_request`: every worker is told, since only the one that runs the request knows it. Clients learn
+/// whether it was, not where.
+pub async fn abort_request(
+    lane: &Rc<Lane>,
+    target: &str,
+    request: Request<Incoming>,
+    sees_urls: bool,
+) -> Reply {
     let (parts, incoming) = request.into_parts();
-    let body = match read_body(incoming).await {
+    let body = match read_body(lane, incoming).await {
         Ok(body) => body,
-        Err(message) => return reply::error(Reason::InvalidBody, &message),
+        Err(refusal) => return refusal.reply(),
     };
     let question = Question::post(target, body).asked_by(&parts.headers);
     let answers = ask(&lane.pool, everyone(lane), &question).await;
     if answers.is_empty() {
-        return no_worker(lane, "");
+        return no_worker(lane, &Failure::default(), sees_urls);
     }
     let taken = answers.iter().any(|answer| answer.ok().is_some());
     // SGLang says nothing in its answer, others whether they knew the request.
@@ -129,17 +135,19 @@ pub async fn abort_request(lane: &Rc<Lane>, target: &str, request: Request<Incom
         Some(status) if answers.iter().all(|other| other.status() == Some(status)) => status,
         _ => StatusCode::BAD_GATEWAY,
     };
-    let workers: Vec<Value> = answers.iter().map(Answer::describe).collect();
-    let mut body = json!({"success": aborted, "workers": workers});
+    let mut body = json!({"success": aborted});
+    if sees_urls {
+        body["workers"] = answers.iter().map(|answer| answer.describe(true)).collect();
+    }
     if !status.is_success() {
-        body["error"] = error_of_all(status, &answers);
+        body["error"] = error_of_all(status, &answers, sees_urls);
     }
     reply::json(status, &body)
 }
 
 /// OpenAI's error for what no worker did: the first one's own if they all refuse it alike, and else what
 /// became of asking each.
-fn error_of_all(status: StatusCode, answers: &[Answer]) -> Value {
+fn error_of_all(status: StatusCode, answers: &[Answer], sees_urls: bool) -> Value {
     let own = answers.first().filter(|_| status.is_client_error());
     if let Some(error) = own.and_then(Answer::error) {
         return error;
@@ -148,7 +156,10 @@ fn error_of_all(status: StatusCode, answers: &[Answer]) -> Value {
         .iter()
         .map(|answer| format!("{}: {}", answer.worker.url, answer.failure()))
         .collect();
-    let message = format!("no worker did it: {}", told.join("; "));
+    let message = match sees_urls {
+        true => format!("no worker did it: {}", told.join("; ")),
+        false => format!("none of {} workers did it", answers.len()),
+    };
     reply::error_object(status, Reason::WorkerFailed.code(), &message, None)
 }
 
@@ -159,7 +170,7 @@ pub async fn server_info(lane: &Rc<Lane>, headers: &HeaderMap) -> Reply {
         .await
         .iter()
         .map(|answer| {
-            let mut entry = answer.describe();
+            let mut entry = answer.describe(true);
             entry["router"] = describe(&answer.worker);
             entry
         })

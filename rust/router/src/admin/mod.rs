@@ -1,5 +1,6 @@
 //! The router's own endpoints. Every other path belongs to the workers.
 
+pub mod access;
 mod every_worker;
 mod models;
 mod workers;
@@ -13,10 +14,12 @@ use hyper::body::Incoming;
 use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
+use tokio::time::timeout;
 
 use crate::fleet::chain;
 use crate::fleet::worker::Worker;
 use crate::front::reply::{self, Reason, Reply};
+use crate::request::exchange::Exchange;
 use crate::runtime::lane::{Lane, Stopping};
 use crate::telemetry::prometheus;
 
@@ -25,8 +28,10 @@ const BODY_LIMIT: usize = 64 << 10;
 /// Answers a request for the router itself, or gives it back.
 pub async fn answer(
     lane: &Rc<Lane>,
+    exchange: &Exchange,
     request: Request<Incoming>,
 ) -> Result<Reply, Request<Incoming>> {
+    let sees_urls = exchange.sees_urls;
     let method = request.method().clone();
     let is_read = matches!(method, Method::GET | Method::HEAD);
     let is_post = method == Method::POST;
@@ -42,19 +47,18 @@ pub async fn answer(
         "/metrics" if is_read => Ok(reply::text(
             StatusCode::OK,
             prometheus::CONTENT_TYPE,
-            prometheus::render(&lane.shared),
+            prometheus::render(&lane.shared, sees_urls),
         )),
-        "/v1/models" if is_read => Ok(models::list(lane, headers).await),
-        "/get_loads" if is_read => Ok(every_worker::loads(lane, headers).await),
+        "/v1/models" if is_read => Ok(models::list(lane, headers, sees_urls).await),
+        "/get_loads" if is_read => Ok(every_worker::loads(lane, headers, sees_urls).await),
         "/get_server_info" | "/server_info" if is_read => {
             Ok(every_worker::server_info(lane, headers).await)
         }
-        "/flush_cache" if is_post || is_read => {
-            Ok(every_worker::flush_cache(lane, target, headers).await)
-        }
+        "/flush_cache" if is_post => Ok(every_worker::flush_cache(lane, target, headers).await),
+        "/flush_cache" => Ok(not_allowed("POST")),
         "/abort_request" if is_post => {
             let target = target.to_owned();
-            Ok(every_worker::abort_request(lane, &target, request).await)
+            Ok(every_worker::abort_request(lane, &target, request, sees_urls).await)
         }
         "/workers" | "/workers/drain" | "/list_workers" | "/add_worker" | "/remove_worker" => {
             Ok(workers::answer(lane, request).await)
@@ -62,7 +66,7 @@ pub async fn answer(
         path if path.starts_with("/workers/") => Ok(workers::answer(lane, request).await),
         path if is_read && path.starts_with("/v1/models/") => {
             let id = percent_decode(&path["/v1/models/".len()..]);
-            Ok(models::one(lane, headers, &id).await)
+            Ok(models::one(lane, headers, &id, sees_urls).await)
         }
         _ => Err(request),
     }
@@ -125,11 +129,34 @@ fn readiness(lane: &Lane) -> Reply {
     }
 }
 
-/// The body of a request to the router itself.
-async fn read_body(incoming: Incoming) -> Result<Bytes, String> {
-    match Limited::new(incoming, BODY_LIMIT).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) => Err(format!("the body could not be read: {error}")),
+/// Why a request is refused, and in words.
+struct Refusal(Reason, String);
+
+impl Refusal {
+    fn reply(self) -> Reply {
+        match self {
+            // The rest of its body may still come.
+            Refusal(Reason::RequestTimeout, message) => {
+                reply::last_error(Reason::RequestTimeout, &message)
+            }
+            Refusal(reason, message) => reply::error(reason, &message),
+        }
+    }
+}
+
+/// The body of a request to the router itself. It is short, and has as long as a head.
+async fn read_body(lane: &Lane, incoming: Incoming) -> Result<Bytes, Refusal> {
+    let reading = Limited::new(incoming, BODY_LIMIT).collect();
+    match timeout(lane.shared.config.header_timeout, reading).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) => {
+            let message = format!("the body could not be read: {error}");
+            Err(Refusal(Reason::InvalidBody, message))
+        }
+        Err(_) => {
+            let message = "the rest of the request body did not arrive in time";
+            Err(Refusal(Reason::RequestTimeout, message.to_owned()))
+        }
     }
 }
 

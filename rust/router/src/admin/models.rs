@@ -12,24 +12,24 @@ use crate::fleet::models::listed;
 use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
 use crate::front::reply::{self, Reason, Reply};
-use crate::request::choice::no_worker;
+use crate::request::choice::{Failure, no_worker};
 use crate::runtime::lane::Lane;
 
-pub async fn list(lane: &Rc<Lane>, headers: &HeaderMap) -> Reply {
-    match merged(lane, headers).await {
+pub async fn list(lane: &Rc<Lane>, headers: &HeaderMap, sees_urls: bool) -> Reply {
+    match merged(lane, headers, sees_urls).await {
         Ok(models) => reply::json(StatusCode::OK, &json!({"object": "list", "data": models})),
-        Err(failure) => failure.reply(lane),
+        Err(failure) => failure.reply(lane, sees_urls),
     }
 }
 
 /// `/v1/models/{id}`: the one of that name.
-pub async fn one(lane: &Rc<Lane>, headers: &HeaderMap, id: &str) -> Reply {
-    match merged(lane, headers).await {
+pub async fn one(lane: &Rc<Lane>, headers: &HeaderMap, id: &str, sees_urls: bool) -> Reply {
+    match merged(lane, headers, sees_urls).await {
         Ok(models) => match models.iter().find(|model| model["id"] == id) {
             Some(model) => reply::json(StatusCode::OK, model),
             None => reply::unknown_model(id),
         },
-        Err(failure) => failure.reply(lane),
+        Err(failure) => failure.reply(lane, sees_urls),
     }
 }
 
@@ -37,32 +37,42 @@ pub async fn one(lane: &Rc<Lane>, headers: &HeaderMap, id: &str) -> Reply {
 enum NoList {
     /// Workers answered, though not with a list: what all of them did, where that is the client's own doing
     /// or that there is no such list, and 503 otherwise.
-    Refused(StatusCode, String),
+    Refused(StatusCode, Failure),
     /// One took the question and said nothing.
-    Late(String),
+    Late(Failure),
     /// None could be asked; the text is empty if none may be.
-    Unasked(String),
+    Unasked(Failure),
 }
 
 impl NoList {
-    fn reply(self, lane: &Lane) -> Reply {
+    fn reply(self, lane: &Lane, sees_urls: bool) -> Reply {
         match self {
             NoList::Refused(status, last) => {
-                reply::error_of_workers(status, &format!("no worker lists models: {last}"))
+                let say =
+                    |last: &str| format!("no worker lists models; the last one asked was {last}");
+                reply::error_of_workers(status, &say(&last.shown), say(&last.logged))
             }
-            NoList::Late(last) => reply::error(
-                Reason::WorkerTimeout,
-                &format!("no worker has listed its models in time; the last one asked was {last}"),
-            ),
-            NoList::Unasked(last) => no_worker(lane, &last),
+            NoList::Late(last) => {
+                let say = |last: &str| {
+                    format!(
+                        "no worker has listed its models in time; the last one asked was {last}"
+                    )
+                };
+                reply::error_logged(Reason::WorkerTimeout, &say(&last.shown), say(&last.logged))
+            }
+            NoList::Unasked(last) => no_worker(lane, &last, sees_urls),
         }
     }
 }
 
-async fn merged(lane: &Rc<Lane>, headers: &HeaderMap) -> Result<Vec<Value>, NoList> {
+async fn merged(
+    lane: &Rc<Lane>,
+    headers: &HeaderMap,
+    sees_urls: bool,
+) -> Result<Vec<Value>, NoList> {
     let workers = asked(&lane.shared.fleet.read());
-    let question = Question::get("/v1/models").asked_by(headers);
-    let mut last = String::new();
+    let question = Question::get("/v1/models").asked_by(headers).frequent();
+    let mut last = Failure::default();
     let mut models: Vec<Value> = Vec::new();
     let mut answered = false;
     let answers = ask(&lane.pool, workers, &question).await;
@@ -70,7 +80,7 @@ async fn merged(lane: &Rc<Lane>, headers: &HeaderMap) -> Result<Vec<Value>, NoLi
     let is_late = answers.iter().any(Answer::is_late);
     for answer in answers {
         match listed(&answer) {
-            Err(why) => last = format!("{}: {why}", answer.worker.url),
+            Err(why) => last = Failure::of(&answer.worker, &why, sees_urls),
             Ok(found) => {
                 answered = true;
                 for model in found {

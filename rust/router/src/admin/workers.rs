@@ -5,21 +5,20 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use hyper::body::Incoming;
+use hyper::header::HeaderValue;
 use hyper::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::{not_allowed, percent_decode, read_body};
+use super::{Refusal, not_allowed, percent_decode, read_body};
 use crate::fleet::standing::Health;
-use crate::fleet::worker::Worker;
+use crate::fleet::worker::{Authorization, Worker};
+use crate::front::auth::bearer;
 use crate::front::reply::{self, Reason, Reply};
 use crate::runtime::lane::Lane;
 
 /// How often a drain that is waited for looks at the worker's load.
 const IDLE_CHECK: Duration = Duration::from_millis(50);
-
-/// Why a request is refused.
-struct Refusal(Reason, String);
 
 impl Refusal {
     fn wrong(message: impl Into<String>) -> Refusal {
@@ -38,12 +37,12 @@ pub async fn answer(lane: &Lane, request: Request<Incoming>) -> Reply {
     let outcome = match path.as_str() {
         "/workers" => match method {
             Method::GET | Method::HEAD => Ok(list(lane)),
-            Method::POST => with_parameters(request, |given| add(lane, given)).await,
-            Method::DELETE => with_parameters(request, |given| remove(lane, given)).await,
+            Method::POST => with_parameters(lane, request, |given| add(lane, given)).await,
+            Method::DELETE => with_parameters(lane, request, |given| remove(lane, given)).await,
             _ => Ok(not_allowed("GET, POST, DELETE")),
         },
         "/workers/drain" => match method {
-            Method::POST => match Parameters::of(request).await {
+            Method::POST => match Parameters::of(lane, request).await {
                 Ok(given) => drain(lane, &given).await,
                 Err(refusal) => Err(refusal),
             },
@@ -54,8 +53,8 @@ pub async fn answer(lane: &Lane, request: Request<Incoming>) -> Reply {
             _ => Ok(not_allowed("GET")),
         },
         "/add_worker" | "/remove_worker" if method != Method::POST => Ok(not_allowed("POST")),
-        "/add_worker" => with_parameters(request, |given| add(lane, given)).await,
-        "/remove_worker" => with_parameters(request, |given| remove(lane, given)).await,
+        "/add_worker" => with_parameters(lane, request, |given| add(lane, given)).await,
+        "/remove_worker" => with_parameters(lane, request, |given| remove(lane, given)).await,
         _ => {
             let given = Parameters::of_path(&path["/workers/".len()..]);
             match method {
@@ -67,7 +66,7 @@ pub async fn answer(lane: &Lane, request: Request<Incoming>) -> Reply {
             }
         }
     };
-    outcome.unwrap_or_else(|refusal| reply::error(refusal.0, &refusal.1))
+    outcome.unwrap_or_else(Refusal::reply)
 }
 
 /// Whether it answers, be it only that it is busy.
@@ -113,16 +112,17 @@ struct Parameters {
 }
 
 async fn with_parameters(
+    lane: &Lane,
     request: Request<Incoming>,
     then: impl FnOnce(&Parameters) -> Result<Reply, Refusal>,
 ) -> Result<Reply, Refusal> {
-    then(&Parameters::of(request).await?)
+    then(&Parameters::of(lane, request).await?)
 }
 
 impl Parameters {
-    async fn of(request: Request<Incoming>) -> Result<Parameters, Refusal> {
+    async fn of(lane: &Lane, request: Request<Incoming>) -> Result<Parameters, Refusal> {
         let (parts, incoming) = request.into_parts();
-        let bytes = read_body(incoming).await.map_err(Refusal::unreadable)?;
+        let bytes = read_body(lane, incoming).await?;
         let body = match bytes.is_empty() {
             true => Value::Null,
             false => serde_json::from_slice(&bytes).map_err(|error| {
@@ -167,6 +167,18 @@ impl Parameters {
         }
     }
 
+    /// `api_key`, of the body only: queries are logged on the way.
+    fn key(&self) -> Result<Option<HeaderValue>, Refusal> {
+        match self.body.get("api_key") {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(key)) => match bearer("api_key", key) {
+                Ok(value) => Ok(Some(value)),
+                Err(error) => Err(Refusal::wrong(error.to_string())),
+            },
+            Some(_) => Err(Refusal::wrong("api_key: is not a string")),
+        }
+    }
+
     /// The worker of the fleet that is meant.
     fn known(&self, lane: &Lane) -> Result<Arc<Worker>, Refusal> {
         let fleet = lane.shared.fleet.read();
@@ -203,14 +215,27 @@ impl Parameters {
     }
 }
 
-/// Adds a worker, or returns one that is drained to service.
+/// Adds a worker, or returns one that is drained to service. One that is added is not shown the fleet's key,
+/// which is for workers of the configuration.
 fn add(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
-    let (worker, is_new) = lane.shared.fleet.add(given.worker()?);
+    let shared = &lane.shared;
+    let mut worker = given.worker()?;
+    if let Some(key) = given.key()? {
+        if shared.fleet.find(&worker.url).is_some() {
+            return Err(Refusal::wrong(
+                "api_key: the worker is in the list already, and keeps the key that it has; take it out first",
+            ));
+        }
+        worker.authorization = Authorization::Own(key);
+    } else if shared.gate.keys.worker.is_some() {
+        worker.authorization = Authorization::Nothing;
+    }
+    let (worker, is_new) = shared.fleet.add(worker);
     let (status, event) = match is_new {
         true => (StatusCode::CREATED, "worker was added"),
         false => (StatusCode::OK, "worker serves again"),
     };
-    lane.shared.log.info(event, &[("worker", &worker.url)]);
+    shared.log.info(event, &[("worker", &worker.url)]);
     Ok(reply::json(status, &describe(&worker)))
 }
 

@@ -1,14 +1,12 @@
 //! Asking every worker the same thing at once.
 
 use std::future::poll_fn;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use hyper::body::{Body, Incoming};
+use hyper::body::Incoming;
 use hyper::header::{
     AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderValue,
     USER_AGENT,
@@ -19,6 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::fleet::worker::Worker;
+use crate::front::auth::OWNER;
 use crate::front::request_id::REQUEST_ID;
 use crate::request::upload::RequestBody;
 use crate::request::upstream::{Pool, Upstream};
@@ -31,12 +30,15 @@ const LATE: &str = "no answer in 5 s";
 const ANSWER_LIMIT: usize = 4 << 20;
 
 /// What every worker is asked.
+#[derive(Clone)]
 pub struct Question {
     method: Method,
     /// Path and query.
     target: String,
     headers: HeaderMap,
     body: Bytes,
+    /// Whether it is asked often enough for connections to be worth keeping.
+    is_frequent: bool,
 }
 
 impl Question {
@@ -46,7 +48,15 @@ impl Question {
             target: target.to_owned(),
             headers: HeaderMap::new(),
             body: Bytes::new(),
+            is_frequent: false,
         }
+    }
+
+    /// Asks on connections that are kept, in a pool that is swept. It is to change nothing: one that turns out to
+    /// be closed has it asked again.
+    pub fn frequent(mut self) -> Question {
+        self.is_frequent = true;
+        self
     }
 
     pub fn post(target: &str, body: Bytes) -> Question {
@@ -59,7 +69,7 @@ impl Question {
 
     /// Asks in the name of the client whose request has these headers.
     pub fn asked_by(mut self, headers: &HeaderMap) -> Question {
-        for name in [AUTHORIZATION, CONTENT_TYPE, USER_AGENT, REQUEST_ID] {
+        for name in [AUTHORIZATION, CONTENT_TYPE, USER_AGENT, REQUEST_ID, OWNER] {
             if let Some(value) = headers.get(&name) {
                 self.headers.insert(name, value.clone());
             }
@@ -72,8 +82,11 @@ impl Question {
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = self.target.parse().expect("the target came from a URI");
         *request.headers_mut() = self.headers.clone();
+        worker.authorize(request.headers_mut());
         request.headers_mut().insert(HOST, worker.authority.clone());
-        request.headers_mut().insert(CONNECTION, CLOSE);
+        if !self.is_frequent {
+            request.headers_mut().insert(CONNECTION, CLOSE);
+        }
         if self.method != Method::GET {
             request
                 .headers_mut()
@@ -129,10 +142,11 @@ impl Answer {
     }
 
     /// Who it is of, and what it was: for answers that show every worker's.
-    pub fn describe(&self) -> Value {
-        let mut entry = json!({"worker": self.worker.url});
+    pub fn describe(&self, sees_urls: bool) -> Value {
+        let mut entry = json!({"worker": self.worker.name(sees_urls)});
         match &self.outcome {
-            Err(error) => entry["error"] = json!(error),
+            Err(error) if sees_urls => entry["error"] = json!(error),
+            Err(_) => entry["error"] = json!("no answer"),
             Ok((status, body)) => {
                 entry["status"] = json!(status.as_u16());
                 entry["answer"] = serde_json::from_slice(body)
@@ -147,9 +161,9 @@ impl Answer {
 pub async fn ask(pool: &Rc<Pool>, workers: Vec<Arc<Worker>>, question: &Question) -> Vec<Answer> {
     let mut asking = JoinSet::new();
     for (order, worker) in workers.into_iter().enumerate() {
-        let (pool, request) = (pool.clone(), question.request(&worker));
+        let (pool, question) = (pool.clone(), question.clone());
         asking.spawn_local(async move {
-            let outcome = timeout(TIMEOUT, exchange(&pool, &worker, request)).await;
+            let outcome = timeout(TIMEOUT, exchange(&pool, &worker, &question)).await;
             let outcome = outcome.unwrap_or_else(|_| Err(LATE.to_owned()));
             (order, Answer { worker, outcome })
         });
@@ -162,29 +176,35 @@ pub async fn ask(pool: &Rc<Pool>, workers: Vec<Arc<Worker>>, question: &Question
 async fn exchange(
     pool: &Pool,
     worker: &Worker,
-    request: Request<RequestBody>,
+    question: &Question,
 ) -> Result<(StatusCode, Bytes), String> {
-    let mut upstream = pool.open(worker).await.map_err(|error| error.to_string())?;
-    let response = upstream
-        .send(request)
-        .await
-        .map_err(|error| error.into_error().to_string())?;
-    let status = response.status();
-    let body = read(&mut upstream, response.into_body()).await?;
-    Ok((status, body))
+    let mut kept = None;
+    if question.is_frequent {
+        kept = Some(pool.get(worker).await.map_err(|error| error.to_string())?);
+    }
+    loop {
+        let mut upstream = match kept.take() {
+            Some(upstream) => upstream,
+            None => pool.open(worker).await.map_err(|error| error.to_string())?,
+        };
+        let response = match upstream.send(question.request(worker)).await {
+            Ok(response) => response,
+            Err(_) if upstream.reused => continue,
+            Err(error) => return Err(error.into_error().to_string()),
+        };
+        let status = response.status();
+        let body = read(&mut upstream, response.into_body()).await?;
+        if question.is_frequent {
+            pool.put_back(upstream);
+        }
+        return Ok((status, body));
+    }
 }
 
 async fn read(upstream: &mut Upstream, mut incoming: Incoming) -> Result<Bytes, String> {
     let mut read = BytesMut::new();
     loop {
-        let frame = poll_fn(|cx| match Pin::new(&mut incoming).poll_frame(cx) {
-            Poll::Pending => {
-                upstream.drive(cx);
-                Pin::new(&mut incoming).poll_frame(cx)
-            }
-            ready => ready,
-        });
-        match frame.await {
+        match poll_fn(|cx| upstream.poll_frame(&mut incoming, cx)).await {
             None => return Ok(read.freeze()),
             Some(Err(error)) => return Err(error.to_string()),
             Some(Ok(frame)) => read.extend_from_slice(frame.data_ref().map_or(&[], |data| data)),

@@ -18,6 +18,7 @@ use crate::request::upload::RequestBody;
 use crate::request::upstream::{CONNECT_TIMEOUT, Upstream};
 use crate::runtime::clock;
 use crate::runtime::lane::Shared;
+use crate::runtime::supervise::keep_running;
 use crate::telemetry::log::Log;
 
 /// A busy replica may answer late; only this many late answers in a row say that it hangs.
@@ -46,8 +47,14 @@ pub async fn watch(shared: Arc<Shared>) {
         for worker in fleet.iter() {
             if !watched.contains(&worker.id) {
                 watched.push(worker.id);
-                tokio::task::spawn_local(address::follow(shared.clone(), worker.clone()));
-                tokio::task::spawn_local(probe_forever(shared.clone(), worker.clone()));
+                let about = (shared.clone(), worker.clone());
+                keep_running(shared.log.clone(), "a worker's name", move || {
+                    address::follow(about.0.clone(), about.1.clone())
+                });
+                let about = (shared.clone(), worker.clone());
+                keep_running(shared.log.clone(), "a worker's health checks", move || {
+                    probe_forever(about.0.clone(), about.1.clone())
+                });
             }
         }
         shared.fleet.added.notified().await;
@@ -62,6 +69,7 @@ async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
     if let Some(key) = &shared.gate.keys.worker {
         headers.insert(AUTHORIZATION, key.clone());
     }
+    worker.authorize(&mut headers);
     loop {
         tick.tick().await;
         if !shared.fleet.has(&worker) {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use hyper::Uri;
-use hyper::header::HeaderValue;
+use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use tokio::sync::Notify;
 use tokio_rustls::rustls::pki_types::ServerName;
 
@@ -24,6 +24,8 @@ pub struct Worker {
     pub url_header: HeaderValue,
     pub authority: HeaderValue,
     pub address: Address,
+    /// What it is shown for a key.
+    pub authorization: Authorization,
     /// The name that its certificate must be for; None without TLS.
     pub certified_as: Option<ServerName<'static>>,
     pub standing: Standing,
@@ -38,6 +40,16 @@ pub struct Worker {
     pub failures: AtomicU64,
     /// Until the first bytes of its answers.
     pub first_byte: Histogram,
+}
+
+/// The `Authorization` of what a worker is asked.
+pub enum Authorization {
+    /// That of requests to any worker of the configuration.
+    OfFleet,
+    /// A key of its own.
+    Own(HeaderValue),
+    /// None: it is not one of those that the fleet's key is for.
+    Nothing,
 }
 
 static NEXT_ID: AtomicU32 = AtomicU32::new(0);
@@ -92,6 +104,7 @@ impl Worker {
             url_header: header(&url)?,
             authority: header(authority.as_str())?,
             address: Address::new(&host, port),
+            authorization: Authorization::OfFleet,
             certified_as,
             url,
             standing: Standing::default(),
@@ -108,6 +121,23 @@ impl Worker {
 
     pub fn health(&self) -> Health {
         self.standing.health()
+    }
+
+    /// What it is called towards clients, who are told its URL or not.
+    pub fn name(&self, sees_urls: bool) -> String {
+        match sees_urls {
+            true => self.url.clone(),
+            false => self.id.to_string(),
+        }
+    }
+
+    /// Has a request for it show it no other key than its own.
+    pub fn authorize(&self, headers: &mut HeaderMap) {
+        match &self.authorization {
+            Authorization::OfFleet => {}
+            Authorization::Own(key) => drop(headers.insert(AUTHORIZATION, key.clone())),
+            Authorization::Nothing => drop(headers.remove(AUTHORIZATION)),
+        }
     }
 
     pub fn is_draining(&self) -> bool {

@@ -4,17 +4,31 @@ use std::fs;
 use std::path::Path;
 
 use hyper::HeaderMap;
-use hyper::header::{AUTHORIZATION, HeaderValue};
+use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use ring::hmac;
 use subtle::ConstantTimeEq;
 
 use crate::config::{Config, ConfigError};
 
+/// Names the client that a request is of, to workers: one opaque word for each client key.
+pub const OWNER: HeaderName = HeaderName::from_static("x-sglang-omni-owner");
+
+/// What an owner's word is made with if workers have no key: they see the client's own then.
+const OWNER_LABEL: &[u8] = b"sglang-omni-owner";
+
 /// Keys as the configuration gave them, read once at the start.
 pub struct Keys {
     /// Any of them opens; without one every client is let in.
-    clients: Vec<String>,
+    clients: Vec<ClientKey>,
+    /// Opens what administers the router, and nothing else.
+    admin: Option<String>,
     /// The `Authorization` that workers see instead of the client's.
     pub worker: Option<HeaderValue>,
+}
+
+struct ClientKey {
+    key: String,
+    owner: HeaderValue,
 }
 
 impl Keys {
@@ -26,44 +40,93 @@ impl Keys {
         for key in &clients {
             bearer("api_key", key)?;
         }
-        let worker = match (&config.worker_api_key, &config.worker_api_key_file) {
-            (Some(_), Some(_)) => {
-                return Err(ConfigError(
-                    "worker_api_key: worker_api_key_file is given as well; give one of them"
-                        .to_owned(),
-                ));
-            }
-            (Some(key), None) => Some(bearer("worker_api_key", key)?),
-            (None, Some(path)) => match &lines("worker_api_key_file", path)?[..] {
-                [key] => Some(bearer("worker_api_key_file", key)?),
-                keys => {
-                    return Err(ConfigError(format!(
-                        "worker_api_key_file: {} holds {} keys; workers are shown one",
-                        path.display(),
-                        keys.len()
-                    )));
-                }
-            },
-            (None, None) => None,
-        };
-        Ok(Keys { clients, worker })
+        let worker = one_key(
+            "worker_api_key",
+            config.worker_api_key.as_deref(),
+            config.worker_api_key_file.as_deref(),
+        )?;
+        let admin = one_key(
+            "admin_api_key",
+            config.admin_api_key.as_deref(),
+            config.admin_api_key_file.as_deref(),
+        )?;
+        let secret = worker
+            .as_ref()
+            .map_or(OWNER_LABEL, |(key, _)| key.as_bytes());
+        let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
+        let clients = clients.into_iter().map(|key| ClientKey {
+            owner: owner(&secret, &key),
+            key,
+        });
+        Ok(Keys {
+            clients: clients.collect(),
+            admin: admin.map(|(key, _)| key),
+            worker: worker.map(|(_, value)| value),
+        })
     }
 
-    /// Whether a request with these headers is let in. The time this takes tells nothing about the keys
-    /// but their lengths.
-    pub fn admit(&self, headers: &HeaderMap) -> bool {
-        if self.clients.is_empty() {
-            return true;
+    /// Whether a client has to show a key.
+    pub fn are_needed(&self) -> bool {
+        !self.clients.is_empty()
+    }
+
+    /// The owner's word of the client key that these headers show, if it is one. The time this takes tells
+    /// nothing about the keys but their lengths.
+    pub fn owner(&self, headers: &HeaderMap) -> Option<&HeaderValue> {
+        let shown = headers.get(AUTHORIZATION).and_then(token)?;
+        let mut owner = None;
+        for client in &self.clients {
+            if client.key.as_bytes().ct_eq(shown).into() {
+                owner = Some(&client.owner);
+            }
         }
-        let Some(shown) = headers.get(AUTHORIZATION).and_then(token) else {
+        owner
+    }
+
+    pub fn has_admin(&self) -> bool {
+        self.admin.is_some()
+    }
+
+    /// Whether these headers show the admin key.
+    pub fn is_admin(&self, headers: &HeaderMap) -> bool {
+        let Some(key) = &self.admin else {
             return false;
         };
-        let matches = self
-            .clients
-            .iter()
-            .map(|key| key.as_bytes().ct_eq(shown))
-            .fold(0, |any, same| any | same.unwrap_u8());
-        matches == 1
+        let shown = headers.get(AUTHORIZATION).and_then(token);
+        shown.is_some_and(|shown| key.as_bytes().ct_eq(shown).into())
+    }
+}
+
+fn owner(secret: &hmac::Key, key: &str) -> HeaderValue {
+    let tag = hmac::sign(secret, key.as_bytes());
+    let word: String = tag.as_ref()[..16]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    HeaderValue::try_from(word).expect("hexadecimal digits are visible")
+}
+
+/// The one key that a field or its file gives, and how it is shown.
+fn one_key(
+    field: &str,
+    given: Option<&str>,
+    file: Option<&Path>,
+) -> Result<Option<(String, HeaderValue)>, ConfigError> {
+    let in_file = format!("{field}_file");
+    match (given, file) {
+        (Some(_), Some(_)) => Err(ConfigError(format!(
+            "{field}: {in_file} is given as well; give one of them"
+        ))),
+        (Some(key), None) => Ok(Some((key.to_owned(), bearer(field, key)?))),
+        (None, Some(path)) => match &lines(&in_file, path)?[..] {
+            [key] => Ok(Some((key.clone(), bearer(&in_file, key)?))),
+            keys => Err(ConfigError(format!(
+                "{in_file}: {} holds {} keys; it is to be one",
+                path.display(),
+                keys.len()
+            ))),
+        },
+        (None, None) => Ok(None),
     }
 }
 
@@ -75,7 +138,8 @@ fn token(value: &HeaderValue) -> Option<&[u8]> {
         .then(|| rest.trim_ascii())
 }
 
-fn bearer(field: &str, key: &str) -> Result<HeaderValue, ConfigError> {
+/// The `Authorization` that shows a key; an error that does not show it if it can be none.
+pub fn bearer(field: &str, key: &str) -> Result<HeaderValue, ConfigError> {
     let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
     let value = HeaderValue::try_from(format!("Bearer {key}"))
         .ok()
@@ -122,14 +186,50 @@ mod tests {
     }
 
     fn admits(keys: &Keys, value: &str) -> bool {
-        let headers = [(AUTHORIZATION, HeaderValue::from_str(value).unwrap())];
-        keys.admit(&headers.into_iter().collect())
+        keys.owner(&shown(value)).is_some()
+    }
+
+    fn shown(value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_str(value).unwrap())])
     }
 
     #[test]
-    fn without_a_key_all_are_let_in() {
-        assert!(keys(&[]).admit(&HeaderMap::new()));
-        assert!(!keys(&["k"]).admit(&HeaderMap::new()));
+    fn without_a_key_none_is_needed() {
+        assert!(!keys(&[]).are_needed());
+        assert!(keys(&["k"]).are_needed());
+        assert!(keys(&["k"]).owner(&HeaderMap::new()).is_none());
+    }
+
+    #[test]
+    fn owners_are_told_apart_by_words_that_the_workers_key_makes() {
+        let of = |worker: Option<&str>, client: &str| {
+            let config = Config {
+                api_key: vec!["a".to_owned(), "b".to_owned()],
+                worker_api_key: worker.map(str::to_owned),
+                ..Config::default()
+            };
+            let keys = Keys::read(&config).unwrap();
+            keys.owner(&shown(&format!("Bearer {client}"))).cloned()
+        };
+        let words = [of(None, "a"), of(None, "b"), of(Some("w"), "a")];
+        assert!(words.iter().flatten().all(|word| word.len() == 32));
+        assert!(words[0] != words[1] && words[0] != words[2]);
+        assert_eq!(words[0], of(None, "a"));
+        assert_eq!(of(None, "c"), None);
+    }
+
+    #[test]
+    fn the_admin_key_is_no_clients() {
+        let keys = Keys::read(&Config {
+            api_key: vec!["client".to_owned()],
+            admin_api_key: Some("admin".to_owned()),
+            ..Config::default()
+        });
+        let keys = keys.unwrap();
+        let (admin, client) = (shown("Bearer admin"), shown("Bearer client"));
+        assert!(keys.is_admin(&admin) && !keys.is_admin(&client));
+        assert!(keys.owner(&admin).is_none() && keys.owner(&client).is_some());
+        assert!(!keys.is_admin(&HeaderMap::new()));
     }
 
     #[test]

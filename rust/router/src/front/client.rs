@@ -24,6 +24,8 @@ pub enum Phase {
     Body = 3,
     /// The client to take more of the answer.
     Blocked = 4,
+    /// The worker to send more of the answer.
+    Answer = 5,
 }
 
 impl Phase {
@@ -34,6 +36,7 @@ impl Phase {
             Phase::Busy,
             Phase::Body,
             Phase::Blocked,
+            Phase::Answer,
         ][value as usize]
     }
 }
@@ -44,6 +47,14 @@ pub struct Client {
     /// When the phase began, or, while bytes are waited for, when the last ones went.
     since: AtomicU32,
     is_late: AtomicBool,
+    /// Whether the worker has been asked for more of the answer than it has sent.
+    awaits_answer: AtomicBool,
+    /// Whether only a reset tells the client that its answer is not whole.
+    is_cut: AtomicBool,
+    /// Of the body that the client sends: ticks waited for it, and bytes that came, since enough came at once to
+    /// call it moving.
+    body_waited: AtomicU32,
+    body_bytes: AtomicU32,
     /// Wakes the connection's task.
     task: OnceLock<Waker>,
 }
@@ -54,6 +65,10 @@ impl Client {
             phase: AtomicU8::new(Phase::Head as u8),
             since: AtomicU32::new(clock::now()),
             is_late: AtomicBool::new(false),
+            awaits_answer: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
+            body_waited: AtomicU32::new(0),
+            body_bytes: AtomicU32::new(0),
             task: OnceLock::new(),
         })
     }
@@ -72,6 +87,64 @@ impl Client {
         if self.phase() != phase {
             self.enters(phase);
         }
+    }
+
+    /// Notes that there is nothing to send until the worker has sent more.
+    pub fn awaits_answer(&self) {
+        self.awaits_answer.store(true, Relaxed);
+        if self.phase() == Phase::Busy {
+            self.enters(Phase::Answer);
+        }
+    }
+
+    /// Notes that the worker has sent more, or all.
+    pub fn is_answered(&self) {
+        self.awaits_answer.store(false, Relaxed);
+        if self.phase() == Phase::Answer {
+            self.enters(Phase::Busy);
+        }
+    }
+
+    /// Has the connection end with a reset: the end of an answer that the end of its connection would make look
+    /// whole.
+    pub fn cut(&self) {
+        self.is_cut.store(true, Relaxed);
+    }
+
+    pub fn is_cut(&self) -> bool {
+        self.is_cut.load(Relaxed)
+    }
+
+    /// Notes that the client takes its answer again.
+    pub fn is_unblocked(&self) {
+        self.enters(match self.awaits_answer.load(Relaxed) {
+            true => Phase::Answer,
+            false => Phase::Busy,
+        });
+    }
+
+    /// Notes a piece of a body. The wait for its next one goes on from where this one ended, unless the pieces
+    /// add up to `floor` bytes: what only dribbles does not move.
+    pub fn receives(&self, bytes: usize, floor: u32) {
+        let received = self.body_bytes.load(Relaxed);
+        let received = received.saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX));
+        if received >= floor {
+            self.body_bytes.store(0, Relaxed);
+            self.body_waited.store(0, Relaxed);
+        } else {
+            self.body_bytes.store(received, Relaxed);
+            if self.phase() == Phase::Body {
+                let waited = clock::now().saturating_sub(self.since.load(Relaxed));
+                self.body_waited.fetch_add(waited, Relaxed);
+            }
+        }
+    }
+
+    /// Notes the begin of a request.
+    pub fn begins(&self) {
+        self.body_bytes.store(0, Relaxed);
+        self.body_waited.store(0, Relaxed);
+        self.enters(Phase::Busy);
     }
 
     /// Notes that bytes went, so that a wait for them begins anew.
@@ -101,6 +174,8 @@ pub struct Limits {
     head: Tick,
     idle: Tick,
     stall: Tick,
+    /// None where a worker may be silent for ever.
+    answer: Option<Tick>,
 }
 
 impl Limits {
@@ -109,6 +184,7 @@ impl Limits {
             head: clock::ticks(config.header_timeout),
             idle: clock::ticks(config.keep_alive_timeout),
             stall: clock::ticks(config.stall_timeout),
+            answer: Some(clock::ticks(config.stream_idle_timeout)).filter(|&limit| limit > 0),
         }
     }
 
@@ -117,6 +193,7 @@ impl Limits {
             Phase::Idle => Some(self.idle),
             Phase::Head => Some(self.head),
             Phase::Body | Phase::Blocked => Some(self.stall),
+            Phase::Answer => self.answer,
             Phase::Busy => None,
         }
     }
@@ -149,7 +226,10 @@ impl Clients {
         for client in self.open.borrow().values() {
             let since = look.excusing(client.since.load(Relaxed));
             client.since.store(since, Relaxed);
-            let waited = look.now - since;
+            let mut waited = look.now - since;
+            if client.phase() == Phase::Body {
+                waited = waited.saturating_add(client.body_waited.load(Relaxed));
+            }
             // The tick in which the wait began may have been nearly over.
             if limits
                 .of(client.phase())
@@ -208,6 +288,7 @@ mod tests {
             head: 4,
             idle: 40,
             stall: 40,
+            answer: None,
         };
         let clients = Rc::new(Clients::default());
         let entry = clients.enter();

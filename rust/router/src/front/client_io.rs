@@ -5,7 +5,9 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, SystemTime};
 
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::front::client::{Client, Phase};
@@ -27,7 +29,8 @@ impl ClientIo {
 fn refusal(reason: Reason, message: &str) -> String {
     let (status, body) = (reason.status(), error_body(reason, message));
     format!(
-        "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        "HTTP/1.1 {status}\r\ndate: {}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        httpdate::fmt_http_date(SystemTime::now()),
         body.len()
     )
 }
@@ -60,9 +63,9 @@ impl AsyncRead for ClientIo {
         if buf.filled().len() > before {
             match self.client.phase() {
                 Phase::Idle => self.client.enters(Phase::Head),
-                Phase::Body => self.client.moves(),
-                // A head has to come whole in its time, however many bytes of it have.
-                Phase::Head | Phase::Busy | Phase::Blocked => {}
+                // A head has to come whole in its time, however many bytes of it have. Who reads a body counts
+                // what has come of it.
+                Phase::Head | Phase::Body | Phase::Busy | Phase::Blocked | Phase::Answer => {}
             }
         }
         outcome
@@ -94,8 +97,8 @@ impl AsyncWrite for ClientIo {
         }
         let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
         match (self.client.phase(), written.is_pending()) {
-            (Phase::Busy, true) => self.client.enters(Phase::Blocked),
-            (Phase::Blocked, false) => self.client.enters(Phase::Busy),
+            (Phase::Busy | Phase::Answer, true) => self.client.enters(Phase::Blocked),
+            (Phase::Blocked, false) => self.client.is_unblocked(),
             (Phase::Idle, false) => self.client.moves(),
             _ => {}
         }
@@ -117,6 +120,10 @@ impl AsyncWrite for ClientIo {
 
 impl Drop for ClientIo {
     fn drop(&mut self) {
+        if self.client.is_cut() {
+            // It fails only for a socket that is closed already.
+            let _ = SockRef::from(self.stream.socket()).set_linger(Some(Duration::ZERO));
+        }
         if self.client.phase() == Phase::Head && self.client.is_late() {
             let text = refusal(
                 Reason::RequestTimeout,

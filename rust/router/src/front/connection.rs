@@ -12,7 +12,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONNECTION, HeaderValue};
+use hyper::header::{ALLOW, CONNECTION, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
@@ -42,6 +42,10 @@ use crate::telemetry::log::Level;
 
 /// Bytes of headers in one request; more is refused with 431.
 const MAX_HEADER_BYTES: usize = 64 << 10;
+
+/// What the router passes on; there may be others that a worker knows.
+const METHODS: HeaderValue =
+    HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
 
 /// A shutdown closes idle connections after this long: a request that was on its way to one is answered, and
 /// the answer says that it is the last.
@@ -138,14 +142,14 @@ async fn connection(lane: Rc<Lane>, _open: Open, stream: TcpStream, peer: Socket
     let service = service_fn(|request| respond(&lane, client, peer, request));
     let io = TokioIo::new(ClientIo::new(stream, client.clone()));
     let mut http = http1::Builder::new();
-    http.auto_date_header(false).preserve_header_case(true);
+    http.preserve_header_case(true);
     let mut http = pin!(http.serve_connection(io, service).with_upgrades());
     let mut is_leaving = false;
     poll_fn(|cx| {
         lane.spin.turn();
         client.is_driven_by(cx.waker());
-        // Who is late with a body is told so by whoever reads it.
-        if client.is_late() && client.phase() != Phase::Body {
+        // Who is late with a body is told so by whoever reads it, the client's and the worker's alike.
+        if client.is_late() && !matches!(client.phase(), Phase::Body | Phase::Answer) {
             return Poll::Ready(());
         }
         if lane.clients.are_dismissed() && !is_leaving {
@@ -194,7 +198,7 @@ async fn respond(
     peer: SocketAddr,
     mut request: Request<Incoming>,
 ) -> Result<Response<ReplyBody>, Infallible> {
-    client.enters(Phase::Busy);
+    client.begins();
     let id = gate::identify(lane, &mut request);
     let mut exchange = Box::new(Exchange::begin(lane, peer, client.clone(), id, &request));
     let origin = lane.shared.gate.cors.origin(request.headers());
@@ -214,6 +218,12 @@ async fn respond(
     Ok(reply.map(|payload| ReplyBody::new(payload, client.clone(), exchange)))
 }
 
+fn not_forwarded(message: &str) -> reply::Reply {
+    let mut reply = reply::error(Reason::MethodNotAllowed, message);
+    reply.headers_mut().insert(ALLOW, METHODS);
+    reply
+}
+
 async fn route(
     lane: &Rc<Lane>,
     exchange: &mut Exchange,
@@ -225,11 +235,13 @@ async fn route(
             format!("the request's headers take {size} bytes; the limit is {MAX_HEADER_BYTES}");
         return reply::error(Reason::HeadersTooLarge, &message);
     }
-    if request.method() == Method::CONNECT {
-        return reply::error(
-            Reason::MethodNotAllowed,
-            "CONNECT: this is a router, not a forward proxy",
-        );
+    match *request.method() {
+        Method::CONNECT => {
+            return not_forwarded("CONNECT: this is a router, not a forward proxy");
+        }
+        // Its answer would show what was added to the request on the way, keys among it.
+        Method::TRACE => return not_forwarded("TRACE: this router shows no request"),
+        _ => {}
     }
     if !forwarding::has_one_host(request.version(), request.headers()) {
         let message = "a request of HTTP/1.1 names its host once, in one Host header";
@@ -242,14 +254,20 @@ async fn route(
     if request.uri().authority().is_some() {
         forwarding::to_origin_form(&mut request);
     }
-    if let Err(refusal) = gate::authenticate(lane, &mut request) {
+    if let Err(refusal) = gate::authenticate(lane, exchange, &mut request) {
         return refusal.reply(request);
     }
-    let request = match admin::answer(lane, request).await {
+    let mut request = match admin::answer(lane, exchange, request).await {
         Ok(reply) => return reply,
         Err(request) => request,
     };
-    if let Err(refusal) = gate::enter(lane, exchange).await {
+    if request.method() == Method::OPTIONS && !forwarding::may_go_on(request.headers_mut()) {
+        let mut reply = reply::text(StatusCode::NO_CONTENT, "text/plain", String::new());
+        reply.headers_mut().clear();
+        reply.headers_mut().insert(ALLOW, METHODS);
+        return reply;
+    }
+    if let Err(refusal) = gate::has_room(lane) {
         return refusal.reply(request);
     }
     // With a body it is a request first; its offer to upgrade may be ignored.

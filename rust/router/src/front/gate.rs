@@ -5,13 +5,16 @@ use hyper::body::{Body, Incoming};
 use hyper::header::{AUTHORIZATION, Entry, HeaderName, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, Request};
 
+use crate::admin::access;
 use crate::config::{Config, ConfigError};
-use crate::front::auth::Keys;
+use crate::front::auth::{Keys, OWNER};
 use crate::front::cors::Cors;
+use crate::front::cross_site;
 use crate::front::in_flight::{InFlight, Refused};
 use crate::front::reply::{self, Reason, Reply};
 use crate::front::request_id::{CLIENT_REQUEST_ID, REQUEST_ID, RequestId, is_usable};
 use crate::request::exchange::Exchange;
+use crate::request::forwarding;
 use crate::request::upload::discard;
 use crate::runtime::lane::Lane;
 
@@ -92,12 +95,24 @@ pub struct Refusal {
 }
 
 impl Refusal {
+    pub fn new(reason: Reason, message: &str) -> Refusal {
+        Refusal {
+            reason,
+            message: message.to_owned(),
+        }
+    }
+
     /// The answer. A body that is still coming is read for a while, so that the client gets to see it.
     pub fn reply(self, request: Request<Incoming>) -> Reply {
         let body = request.into_body();
         if !body.is_end_stream() {
             tokio::task::spawn_local(discard(body));
         }
+        self.into_reply()
+    }
+
+    /// The answer to a request whose body is seen to elsewhere.
+    pub fn into_reply(self) -> Reply {
         let mut reply = reply::error(self.reason, &self.message);
         if self.reason == Reason::InvalidApiKey {
             let challenge = HeaderValue::from_static("Bearer");
@@ -107,28 +122,69 @@ impl Refusal {
     }
 }
 
-/// Lets a request with the right key in. It then carries the key for workers.
-pub fn authenticate(lane: &Lane, request: &mut Request<Incoming>) -> Result<(), Refusal> {
-    let keys = &lane.shared.gate.keys;
-    if !keys.admit(request.headers()) && !is_open(request) {
-        let message = match request.headers().contains_key(AUTHORIZATION) {
-            true => "the API key is not one of this router's",
-            false => "an API key is needed: send it as \"Authorization: Bearer KEY\"",
-        };
-        return Err(Refusal {
-            reason: Reason::InvalidApiKey,
-            message: message.to_owned(),
-        });
+/// Lets a request with the right key in. It then carries the key for workers, and whose it is.
+pub fn authenticate(
+    lane: &Lane,
+    exchange: &mut Exchange,
+    request: &mut Request<Incoming>,
+) -> Result<(), Refusal> {
+    let shared = &lane.shared;
+    let keys = &shared.gate.keys;
+    request.headers_mut().remove(OWNER);
+    let is_admin = keys.is_admin(request.headers());
+    exchange.sees_urls = is_admin || shared.config.expose_worker_urls;
+    if access::is_administrative(request.uri().path()) {
+        access::allow(shared, exchange.peer, request)?;
+    } else if keys.are_needed() {
+        match keys.owner(request.headers()).cloned() {
+            Some(owner) => drop(request.headers_mut().insert(OWNER, owner)),
+            None if is_open(request) => {}
+            None => return Err(no_key(request)),
+        }
+    } else if may_act(request) && cross_site::is_foreign(request.headers(), &shared.gate.cors) {
+        return Err(Refusal::new(
+            Reason::CrossSiteRequest,
+            "a web page of another origin may not ask for this: name its origin in --cors-allowed-origins, or \
+             give clients a key (--api-key)",
+        ));
     }
     if let Some(key) = &keys.worker {
         request.headers_mut().insert(AUTHORIZATION, key.clone());
+    } else if is_admin && keys.owner(request.headers()).is_none() {
+        // No worker is to know it.
+        request.headers_mut().remove(AUTHORIZATION);
     }
     Ok(())
+}
+
+fn no_key(request: &Request<Incoming>) -> Refusal {
+    Refusal::new(
+        Reason::InvalidApiKey,
+        match request.headers().contains_key(AUTHORIZATION) {
+            true => "the API key is not one of this router's",
+            false => "an API key is needed: send it as \"Authorization: Bearer KEY\"",
+        },
+    )
+}
+
+/// Whether more may come of a request than an answer that a page of another origin cannot read. A browser
+/// lets a page of any origin open a WebSocket, and read it.
+fn may_act(request: &Request<Incoming>) -> bool {
+    !matches!(
+        *request.method(),
+        Method::GET | Method::HEAD | Method::OPTIONS
+    ) || forwarding::wants_upgrade(request.headers())
 }
 
 fn is_open(request: &Request<Incoming>) -> bool {
     OPEN_PATHS.contains(&request.uri().path())
         && matches!(*request.method(), Method::GET | Method::HEAD)
+}
+
+/// Refuses what would get no place now, before its body is read.
+pub fn has_room(lane: &Lane) -> Result<(), Refusal> {
+    let room = lane.shared.gate.in_flight.has_room();
+    room.map_err(|Refused(message)| Refusal::new(Reason::RateLimitExceeded, &message))
 }
 
 /// Takes a place among the requests in flight for one that goes to a worker.
@@ -138,9 +194,6 @@ pub async fn enter(lane: &Lane, exchange: &mut Exchange) -> Result<(), Refusal> 
             exchange.enters(has_place);
             Ok(())
         }
-        Err(Refused(message)) => Err(Refusal {
-            reason: Reason::RateLimitExceeded,
-            message,
-        }),
+        Err(Refused(message)) => Err(Refusal::new(Reason::RateLimitExceeded, &message)),
     }
 }

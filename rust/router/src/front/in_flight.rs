@@ -33,6 +33,30 @@ impl InFlight {
         }
     }
 
+    pub fn is_limited(&self) -> bool {
+        self.places.is_some()
+    }
+
+    /// Refuses at once what would be refused a place now.
+    pub fn has_room(&self) -> Result<(), Refused> {
+        let is_full = self
+            .places
+            .as_ref()
+            .is_some_and(|places| places.available_permits() == 0);
+        match is_full && self.waiting() >= self.queue_size {
+            true => Err(self.full()),
+            false => Ok(()),
+        }
+    }
+
+    fn full(&self) -> Refused {
+        let what = match self.queue_size {
+            0 => "which is the limit".to_owned(),
+            size => format!("which is the limit, and {size} more are waiting"),
+        };
+        Refused(format!("{} requests are in flight, {what}", self.limit))
+    }
+
     /// Takes a place; whether there was one to take, which is to be given back.
     pub async fn enter(&self) -> Result<bool, Refused> {
         let Some(places) = &self.places else {
@@ -42,13 +66,8 @@ impl InFlight {
             place.forget();
             return Ok(true);
         }
-        let limit = self.limit;
-        let refused = |what: String| Refused(format!("{limit} requests are in flight, {what}"));
         let Some(_waiting) = Waiting::new(self) else {
-            return Err(refused(match self.queue_size {
-                0 => "which is the limit".to_owned(),
-                size => format!("which is the limit, and {size} more are waiting"),
-            }));
+            return Err(self.full());
         };
         match timeout(self.queue_timeout, places.acquire()).await {
             Ok(place) => {
@@ -56,8 +75,10 @@ impl InFlight {
                 Ok(true)
             }
             Err(_) => {
-                let waited = self.queue_timeout.as_secs_f64();
-                Err(refused(format!("and none ended within {waited} s")))
+                let (limit, waited) = (self.limit, self.queue_timeout.as_secs_f64());
+                Err(Refused(format!(
+                    "{limit} requests are in flight, and none ended within {waited} s"
+                )))
             }
         }
     }

@@ -2,8 +2,17 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+
+/// A silent host is asked after this long, and again.
+pub const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(15))
+    .with_interval(Duration::from_secs(5));
+
+/// What the system takes for a time-out at most: milliseconds in 32 bits.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// Connections that the system takes ahead of the router, for each lane.
 pub const BACKLOG: usize = 4096;
@@ -23,8 +32,13 @@ pub fn allow_descriptors() {
     }
 }
 
-/// One listener a lane on the same port; the kernel spreads connections over them.
-pub fn bind(host: &str, port: u16, lanes: usize) -> io::Result<Vec<TcpListener>> {
+/// What a client's system may leave unacknowledged for longer than a client may take nothing.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
+
+/// One listener a lane on the same port; the kernel spreads connections over them. Accepted connections take
+/// over what is set here: a client's host that vanished without a word is noticed, as a worker's is. `stall` is
+/// how long a client may take nothing of what it is sent.
+pub fn bind(host: &str, port: u16, lanes: usize, stall: Duration) -> io::Result<Vec<TcpListener>> {
     let addr = (host, port)
         .to_socket_addrs()?
         .next()
@@ -42,6 +56,8 @@ pub fn bind(host: &str, port: u16, lanes: usize) -> io::Result<Vec<TcpListener>>
         .map(|_| {
             let socket = socket(addr)?;
             socket.set_reuse_port(true)?;
+            socket.set_tcp_keepalive(&KEEPALIVE)?;
+            socket.set_tcp_user_timeout(Some(stall.saturating_add(UNACKNOWLEDGED).min(LONGEST)))?;
             socket.bind(&addr.into())?;
             socket.listen(BACKLOG as i32)?;
             socket.set_nonblocking(true)?;

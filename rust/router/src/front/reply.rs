@@ -37,12 +37,16 @@ reasons! {
     InvalidBody "invalid_body" BAD_REQUEST,
     InvalidParameter "invalid_parameter" BAD_REQUEST,
     InvalidApiKey "invalid_api_key" UNAUTHORIZED,
+    AdminKeyNeeded "admin_key_needed" FORBIDDEN,
+    CrossSiteRequest "cross_site_request" FORBIDDEN,
+    UnknownHost "unknown_host" FORBIDDEN,
     ModelNotFound "model_not_found" NOT_FOUND,
     WorkerNotFound "worker_not_found" NOT_FOUND,
     MethodNotAllowed "method_not_allowed" METHOD_NOT_ALLOWED,
     RequestTimeout "request_timeout" REQUEST_TIMEOUT,
     RequestTooLarge "request_too_large" PAYLOAD_TOO_LARGE,
     UriTooLong "uri_too_long" URI_TOO_LONG,
+    UnsupportedMediaType "unsupported_media_type" UNSUPPORTED_MEDIA_TYPE,
     RateLimitExceeded "rate_limit_exceeded" TOO_MANY_REQUESTS,
     HeadersTooLarge "headers_too_large" REQUEST_HEADER_FIELDS_TOO_LARGE,
     UnsupportedTransferEncoding "unsupported_transfer_encoding" NOT_IMPLEMENTED,
@@ -85,10 +89,17 @@ pub fn error(reason: Reason, message: &str) -> Reply {
     refused(reason.status(), error_body(reason, message), message)
 }
 
+/// The same, of which the log says more than the client is told.
+pub fn error_logged(reason: Reason, message: &str, logged: String) -> Reply {
+    let mut reply = error(reason, message);
+    reply.extensions_mut().insert(Why(logged));
+    reply
+}
+
 /// What all workers refuse alike is refused with their status.
-pub fn error_of_workers(status: StatusCode, message: &str) -> Reply {
+pub fn error_of_workers(status: StatusCode, message: &str, logged: String) -> Reply {
     let error = error_object(status, Reason::WorkerFailed.code(), message, None);
-    refused(status, json!({"error": error}).to_string(), message)
+    refused(status, json!({"error": error}).to_string(), &logged)
 }
 
 fn refused(status: StatusCode, body: String, message: &str) -> Reply {

@@ -23,6 +23,7 @@ use crate::policy;
 use crate::runtime::lane::{Shared, Stopping};
 use crate::runtime::memory;
 use crate::runtime::spin::Spin;
+use crate::runtime::supervise::{keep_running, run_or};
 use crate::telemetry::log::{Log, Writer};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::scrape;
@@ -97,10 +98,11 @@ impl Router {
             0 => thread::available_parallelism().map_or(1, |count| count.get()),
             count => count,
         };
-        let listeners = listen(&config.host, config.port, lanes)?;
+        let stall = config.stall_timeout;
+        let listeners = listen(&config.host, config.port, lanes, stall)?;
         let scraped = config
             .prometheus_port
-            .map(|port| listen(&config.prometheus_host, port, 1))
+            .map(|port| listen(&config.prometheus_host, port, 1, stall))
             .transpose()?
             .unwrap_or_default();
         let local = |listener: &StdListener| listener.local_addr().map_err(StartError::Runtime);
@@ -118,7 +120,7 @@ impl Router {
             tls,
             trust: Arc::new(trust),
             metrics: Metrics::new(lanes),
-            log,
+            log: Arc::new(log),
             stopping: stopped,
             reload: reloaded,
             name: request_id::unique(),
@@ -150,20 +152,26 @@ impl Router {
             })?;
         }
         let runtime = Builder::new_current_thread();
+        let failed = router.stopping.clone();
         // Everything that goes on beside the requests.
         router.spawn("router-watch".to_owned(), runtime, move |runtime| {
             runtime.block_on(async {
                 let mut stopping = shared.stopping.clone();
-                tokio::task::spawn_local(health::watch(shared.clone()));
-                tokio::task::spawn_local(memory::tidy_policy(shared.clone()));
-                tokio::task::spawn_local(models::watch(shared.clone()));
-                tokio::task::spawn_local(discovery.watch(shared.clone()));
-                tokio::task::spawn_local(breaker::watch(shared.clone()));
-                tokio::task::spawn_local(tls::watch(shared.clone()));
-                tokio::task::spawn_local(trust::watch(shared.clone()));
-                tokio::task::spawn_local(memory::give_back(shared.clone()));
+                keep(&shared, "health checks", health::watch);
+                keep(&shared, "the policy's upkeep", memory::tidy_policy);
+                keep(&shared, "models", models::watch);
+                keep(&shared, "circuit breaker", breaker::watch);
+                keep(&shared, "certificate", tls::watch);
+                keep(&shared, "authorities", trust::watch);
+                keep(&shared, "memory", memory::give_back);
+                let task = discovery.watch(shared.clone());
+                run_or(shared.log.clone(), "discovery", task, move || {
+                    drain(&failed)
+                });
                 for listener in scraped {
-                    tokio::task::spawn_local(scrape::serve(shared.clone(), listener));
+                    keep(&shared, "metrics port", move |shared| {
+                        scrape::serve(shared, listener.try_clone())
+                    });
                 }
                 let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
             });
@@ -177,18 +185,23 @@ impl Router {
         mut runtime: Builder,
         body: impl FnOnce(&LocalRuntime) + Send + 'static,
     ) -> Result<(), StartError> {
+        let failed = self.stopping.clone();
         let running = self.running.clone();
         *running.count.lock().unwrap() += 1;
         let run = move || {
             // Counts down even when the thread panics.
-            struct Ended(Arc<Running>);
+            struct Ended(Arc<Running>, watch::Sender<Stopping>);
             impl Drop for Ended {
                 fn drop(&mut self) {
+                    if thread::panicking() {
+                        // Whoever started the router starts it again; half of one would not be noticed.
+                        drain(&self.1);
+                    }
                     *self.0.count.lock().unwrap() -= 1;
                     self.0.ended.notify_all();
                 }
             }
-            let _ended = Ended(running);
+            let _ended = Ended(running, failed);
             let runtime = runtime
                 .enable_all()
                 .build_local(LocalOptions::default())
@@ -243,9 +256,7 @@ impl Router {
         let in_flight = self.shared.metrics.in_flight();
         let log = &self.shared.log;
         log.info("shutting down", &[("in_flight", &in_flight)]);
-        self.stopping.send_if_modified(|now| {
-            std::mem::replace(now, Stopping::Drain.max(*now)) == Stopping::No
-        });
+        drain(&self.stopping);
     }
 
     /// Ends now, whatever is in flight.
@@ -265,6 +276,23 @@ impl Router {
     }
 }
 
+fn drain(stopping: &watch::Sender<Stopping>) {
+    stopping
+        .send_if_modified(|now| std::mem::replace(now, Stopping::Drain.max(*now)) == Stopping::No);
+}
+
+/// Keeps a task of the watching thread running.
+fn keep<F>(
+    shared: &Arc<Shared>,
+    name: &'static str,
+    mut task: impl FnMut(Arc<Shared>) -> F + 'static,
+) where
+    F: Future<Output = ()> + 'static,
+{
+    let (log, shared) = (shared.log.clone(), shared.clone());
+    keep_running(log, name, move || task(shared.clone()));
+}
+
 impl Drop for Router {
     fn drop(&mut self) {
         self.stop();
@@ -278,8 +306,13 @@ impl Drop for Router {
     }
 }
 
-fn listen(host: &str, port: u16, lanes: usize) -> Result<Vec<StdListener>, StartError> {
-    listen::bind(host, port, lanes).map_err(|error| StartError::Listen {
+fn listen(
+    host: &str,
+    port: u16,
+    lanes: usize,
+    stall: Duration,
+) -> Result<Vec<StdListener>, StartError> {
+    listen::bind(host, port, lanes, stall).map_err(|error| StartError::Listen {
         host: host.to_owned(),
         port,
         error,

@@ -170,7 +170,7 @@ pub trait Policy: Send + Sync {
     fn forget(&self, _worker: &Worker) {}
 
     /// Appends the policy's own metrics in Prometheus' text format.
-    fn write_metrics(&self, _fleet: &[Arc<Worker>], _out: &mut String) {}
+    fn write_metrics(&self, _fleet: &[Arc<Worker>], _sees_urls: bool, _out: &mut String) {}
 }
 
 macro_rules! policies {

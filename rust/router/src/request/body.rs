@@ -13,7 +13,7 @@ use crate::front::client::{Client, Phase};
 use crate::policy::Receipt;
 use crate::request::exchange::{End, Exchange};
 use crate::request::pieces::Pieces;
-use crate::request::upstream::Upstream;
+use crate::request::upstream::{Begun, Upstream};
 use crate::runtime::clock;
 use crate::runtime::lane::Lane;
 
@@ -24,6 +24,8 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// that goes away closes it, which is how the worker learns of it.
 pub struct ResponseBody {
     incoming: Incoming,
+    /// The first piece, where it was waited for.
+    first: Option<Box<Frame<Bytes>>>,
     upstream: Option<Box<Upstream>>,
     lane: Rc<Lane>,
     finished: bool,
@@ -43,16 +45,17 @@ const COALESCED: usize = 64 << 10;
 impl ResponseBody {
     /// `upstream` is None where something else drives the connection.
     pub fn new(
-        incoming: Incoming,
+        body: Begun,
         upstream: Option<Box<Upstream>>,
         lane: Rc<Lane>,
         load: LoadGuard,
     ) -> Self {
         ResponseBody {
-            incoming,
+            incoming: body.incoming,
+            first: body.first,
             upstream,
             lane,
-            finished: false,
+            finished: body.is_over,
             next: None,
             is_flushed: false,
             load,
@@ -74,13 +77,13 @@ impl ResponseBody {
 
 impl ResponseBody {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let mut frame = Pin::new(&mut self.incoming).poll_frame(cx);
-        if frame.is_pending()
-            && let Some(upstream) = &mut self.upstream
-        {
-            upstream.drive(cx);
-            frame = Pin::new(&mut self.incoming).poll_frame(cx);
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(*first)));
         }
+        let frame = match &mut self.upstream {
+            Some(upstream) => upstream.poll_frame(&mut self.incoming, cx),
+            None => Pin::new(&mut self.incoming).poll_frame(cx),
+        };
         match &frame {
             Poll::Ready(Some(Ok(_))) => self.load.worker().standing.hear(clock::now()),
             Poll::Ready(None) => self.finished = true,
@@ -146,7 +149,8 @@ impl Body for ResponseBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.next.is_none() && (self.finished || self.incoming.is_end_stream())
+        let is_read = self.next.is_none() && self.first.is_none();
+        is_read && (self.finished || self.incoming.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -194,6 +198,7 @@ impl ReplyBody {
 
 impl Drop for ReplyBody {
     fn drop(&mut self) {
+        self.client.is_answered();
         self.client.enters(Phase::Idle);
         if self.is_end_stream() || self.exchange.is_bodiless() {
             self.exchange.ends(End::Complete);
@@ -211,7 +216,21 @@ impl Body for ReplyBody {
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let frame = match &mut self.payload {
             Payload::Local(bytes) => bytes.take().map(|bytes| Ok(Frame::data(bytes))),
-            Payload::Upstream(body) => std::task::ready!(Pin::new(body).poll_frame(cx)),
+            Payload::Upstream(body) => match Pin::new(body).poll_frame(cx) {
+                Poll::Ready(frame) => {
+                    self.client.is_answered();
+                    frame
+                }
+                Poll::Pending if self.client.phase() == Phase::Answer && self.client.is_late() => {
+                    self.exchange.ends(End::IdleTimeout);
+                    let why = "the worker sent nothing more in time";
+                    return Poll::Ready(Some(Err(why.into())));
+                }
+                Poll::Pending => {
+                    self.client.awaits_answer();
+                    return Poll::Pending;
+                }
+            },
         };
         match &frame {
             Some(Ok(frame)) => {

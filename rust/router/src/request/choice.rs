@@ -84,20 +84,41 @@ fn find_eligible(
     !eligible.is_empty()
 }
 
-/// The answer to a request that no worker could take. `failure` is the last worker that was tried and what
-/// came of it; empty if none may be.
-pub fn no_worker(lane: &Lane, failure: &str) -> Reply {
+/// The last worker that was tried and what came of it; empty if none was.
+#[derive(Default)]
+pub struct Failure {
+    /// As the client is told: without what may tell of the fleet's addresses, unless it may know them.
+    pub shown: String,
+    pub logged: String,
+}
+
+impl Failure {
+    pub fn of(worker: &Worker, error: &str, sees_urls: bool) -> Failure {
+        let logged = format!("worker {}: {error}", worker.url);
+        let shown = match sees_urls {
+            true => logged.clone(),
+            false => format!("worker {}, and the router's log says why", worker.id),
+        };
+        Failure { shown, logged }
+    }
+}
+
+/// The answer to a request that no worker could take.
+pub fn no_worker(lane: &Lane, failure: &Failure, sees_urls: bool) -> Reply {
     lane.shared.metrics.unserved.fetch_add(1, Relaxed);
     let fleet = lane.shared.fleet.read();
-    let (reason, message) = if !failure.is_empty() {
-        let message =
-            format!("no worker could serve the request; the last one tried was {failure}");
-        (Reason::WorkersDown, message)
-    } else if fleet.is_empty() {
+    if !failure.shown.is_empty() {
+        let say = |last: &str| {
+            format!("no worker could serve the request; the last one tried was {last}")
+        };
+        let (shown, logged) = (say(&failure.shown), say(&failure.logged));
+        return reply::error_logged(Reason::WorkersDown, &shown, logged);
+    }
+    let (reason, message) = if fleet.is_empty() {
         let message = "the router has no workers; add one with POST /workers".to_owned();
         (Reason::NoWorkers, message)
     } else if let Some(worker) = fleet.iter().find(|worker| worker.standing.is(Behind::Loop)) {
-        let url = &worker.url;
+        let url = worker.name(sees_urls);
         let message = format!(
             "worker {url} is a router that sends requests back to this one, and there is no other worker \
              that takes requests: take this router out of the workers of {url} or of a router behind it"

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use hyper::body::{Body, Incoming};
-use hyper::{Method, Request, StatusCode, Uri};
+use hyper::{Method, Request, StatusCode, Uri, Version};
 use serde_json::Value;
 
 use crate::fleet::worker::Worker;
@@ -30,10 +30,12 @@ pub enum End {
     ClientLeft = 1,
     /// The worker broke off in the middle of its answer.
     WorkerCut = 2,
+    /// Nothing came any more, neither an answer's rest nor anything on an upgraded connection.
+    IdleTimeout = 3,
 }
 
 impl End {
-    pub const NAMES: [&str; 3] = ["complete", "client_left", "worker_cut"];
+    pub const NAMES: [&str; 4] = ["complete", "client_left", "worker_cut", "idle_timeout"];
 
     fn name(self) -> &'static str {
         End::NAMES[self as usize]
@@ -49,11 +51,15 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 #[derive(Clone)]
 pub struct Exchange {
     lane: Rc<Lane>,
-    peer: SocketAddr,
+    pub peer: SocketAddr,
+    /// Whether its client is told where workers are.
+    pub sees_urls: bool,
     pub client: Arc<Client>,
     id: RequestId,
     pub route: Route,
     is_head: bool,
+    /// The version of HTTP that the client speaks: 1.0 has no chunks.
+    version: Version,
     /// Only where requests are logged.
     target: Option<(Method, Uri)>,
     began: Instant,
@@ -92,10 +98,12 @@ impl Exchange {
         Exchange {
             lane: lane.clone(),
             peer,
+            sees_urls: false,
             client,
             id,
             route: Route::of(request.uri().path()),
             is_head: request.method() == Method::HEAD,
+            version: request.version(),
             target: is_logged.then(|| (request.method().clone(), request.uri().clone())),
             began: Instant::now(),
             is_in_flight: false,
@@ -154,6 +162,9 @@ impl Exchange {
 
     pub fn ends(&mut self, end: End) {
         self.end = end;
+        if self.version < Version::HTTP_11 && matches!(end, End::WorkerCut | End::IdleTimeout) {
+            self.client.cut();
+        }
     }
 
     /// Whether the answer has no body, however long the one is that its headers announce.
@@ -184,6 +195,11 @@ impl Exchange {
         }
         if self.end == End::WorkerCut {
             self.log_failure("the worker broke off its answer");
+        } else if self.end == End::IdleTimeout {
+            let limit = self.lane.shared.config.stream_idle_timeout.as_secs_f64();
+            self.log_failure(&format!(
+                "nothing more came in {limit} s (stream_idle_timeout)"
+            ));
         } else if let Some(why) = self.why.as_deref().filter(|_| self.status >= 500) {
             self.log_failure(why);
         }

@@ -1,8 +1,8 @@
 //! Which headers stop at a proxy.
 
 use hyper::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, MAX_FORWARDS,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use hyper::{HeaderMap, Request, Uri, Version};
 
@@ -53,6 +53,31 @@ pub fn has_one_host(version: Version, headers: &HeaderMap) -> bool {
 /// A request's headers as the next hop gets them. `Expect` goes too: the router itself asks for the body.
 pub fn request_headers(headers: HeaderMap) -> HeaderMap {
     end_to_end(headers, &EXPECT)
+}
+
+/// Notes this hop on a request (RFC 9110 7.6.3), which had come in this version.
+pub fn note_hop(version: Version, headers: &mut HeaderMap) {
+    const VIA_1_0: HeaderValue = HeaderValue::from_static("1.0 sglang-omni-router");
+    const VIA_1_1: HeaderValue = HeaderValue::from_static("1.1 sglang-omni-router");
+    let hop = match version {
+        Version::HTTP_10 => VIA_1_0,
+        _ => VIA_1_1,
+    };
+    headers.append(VIA, hop);
+}
+
+/// Counts this hop among those that a request may still make (RFC 9110 7.6.2); false if it is to end here.
+pub fn may_go_on(headers: &mut HeaderMap) -> bool {
+    let left = headers.get(MAX_FORWARDS);
+    let left = left.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    match left {
+        Some(0) => false,
+        Some(left) => {
+            headers.insert(MAX_FORWARDS, HeaderValue::from(left - 1));
+            true
+        }
+        None => true,
+    }
 }
 
 /// An answer's headers as the client gets them.

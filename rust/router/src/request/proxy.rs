@@ -12,14 +12,16 @@ use hyper::{Request, Response, StatusCode, Version};
 use crate::fleet::models;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::{LoadGuard, Worker};
+use crate::front::gate;
 use crate::front::reply::{self, Reason, Reply};
 use crate::request::body::{Payload, ResponseBody};
+use crate::request::choice::Failure;
 use crate::request::exchange::Exchange;
 use crate::request::forwarding;
 use crate::request::retry::Tries;
 use crate::request::route::Route;
 use crate::request::upload::{Fault, ReadError, RequestBody, Upload, discard};
-use crate::request::upstream::Upstream;
+use crate::request::upstream::{Begun, Upstream};
 use crate::runtime::lane::Lane;
 
 /// Names the worker that served a request.
@@ -31,7 +33,7 @@ const HELD_BODY: usize = 1 << 20;
 
 /// What became of one attempt.
 enum Attempt {
-    Answered(Response<Incoming>, Box<Upstream>),
+    Answered(Response<Begun>, Box<Upstream>),
     /// Nothing reached the worker.
     NoConnection(io::Error),
     /// The connection ended after the request was sent, at least in part, and before an answer.
@@ -53,8 +55,8 @@ pub async fn forward(
         return too_large(limit);
     }
     let is_json = is_json(&parts);
-    let window = held_window(&incoming, is_json);
-    let mut upload = match Upload::read(incoming, exchange.client.clone(), window, limit).await {
+    let window = held_window(lane, &incoming, is_json);
+    let mut upload = match Upload::read(lane, incoming, exchange.client.clone(), window).await {
         Ok(upload) => upload,
         Err(ReadError::TooLarge(rest)) => {
             tokio::task::spawn_local(discard(rest));
@@ -62,9 +64,18 @@ pub async fn forward(
         }
         Err(ReadError::Stalled) => return stalled(),
         Err(ReadError::Client(error)) => return broken_off(&error.to_string()),
+        Err(ReadError::Full(rest)) => {
+            tokio::task::spawn_local(discard(rest));
+            return full(lane);
+        }
     };
+    // Not before: clients that are slow to send keep nobody else out.
+    if let Err(refusal) = gate::enter(lane, exchange).await {
+        return refusal.into_reply();
+    }
     exchange.received = exchange.received.max(upload.read.len() as u64);
     parts.headers = forwarding::request_headers(std::mem::take(&mut parts.headers));
+    forwarding::note_hop(parts.version, &mut parts.headers);
     let fault = upload.fault();
     let text = if is_json {
         upload.read.clone()
@@ -75,17 +86,26 @@ pub async fn forward(
     if let Some(model) = models::unknown(lane, &parts, &text).await {
         return reply::unknown_model(&model);
     }
-    let mut tries = Tries::new(lane);
+    let mut tries = Tries::new(lane, exchange.sees_urls);
     while let Some(worker) = tries.choose(&parts, &text) {
         exchange.tries(&worker);
         let load = LoadGuard::new(worker.clone());
-        match attempt(lane, &worker, &parts, &mut upload, &tries, exchange.route).await {
+        match attempt(
+            lane,
+            &worker,
+            &parts,
+            &mut upload,
+            &mut tries,
+            exchange.route,
+        )
+        .await
+        {
             Attempt::Answered(response, upstream) => {
                 if tries.again_after(&worker, &response, upload.is_whole()) {
                     continue;
                 }
-                return answer(response, &worker, |incoming| {
-                    ResponseBody::new(incoming, Some(upstream), lane.clone(), load)
+                return answer(response, &worker, exchange.sees_urls, |body| {
+                    ResponseBody::new(body, Some(upstream), lane.clone(), load)
                         .reading_usage(tries.receipt)
                 });
             }
@@ -101,12 +121,13 @@ pub async fn forward(
                     None => {}
                 }
                 if !upload.is_whole() {
-                    let message = format!(
-                        "worker {}: {error} after part of the body was sent; it cannot be sent again",
-                        worker.url
-                    );
+                    let failure = Failure::of(&worker, &error, exchange.sees_urls);
+                    let say = |what: &str| {
+                        format!("part of the body was sent, and it cannot be sent again: {what}")
+                    };
                     tries.broken(&worker, &error);
-                    return reply::error(Reason::WorkerFailed, &message);
+                    let (shown, logged) = (say(&failure.shown), say(&failure.logged));
+                    return reply::error_logged(Reason::WorkerFailed, &shown, logged);
                 }
                 if !tries.broken(&worker, &error) {
                     break;
@@ -122,7 +143,7 @@ async fn attempt(
     worker: &Worker,
     parts: &Parts,
     upload: &mut Upload,
-    tries: &Tries<'_>,
+    tries: &mut Tries<'_>,
     route: Route,
 ) -> Attempt {
     // An idle connection may be closed by its worker at this very moment: nothing for what can be sent once.
@@ -142,22 +163,21 @@ async fn attempt(
     };
     loop {
         let request = outgoing(worker, parts, upload.take());
-        let answer = upstream.send(request);
+        // A client that is still sending may wait for the head before it goes on.
+        let answer = upstream.ask(request, upload.is_whole());
         let may_move = || tries.may_move(worker);
-        let mut error = match lane.waiting.head(worker, &asked, may_move, answer).await {
+        let failed = match lane.waiting.head(worker, &asked, may_move, answer).await {
             Ok(Ok(response)) => return Attempt::Answered(response, upstream),
-            Ok(Err(error)) => error,
+            Ok(Err(failed)) => failed,
             Err(gave_up) => return Attempt::GaveUp(gave_up),
         };
-        let unsent = error.take_message();
-        let is_unsent = unsent.is_some();
-        if let Some(request) = unsent {
+        let is_unsent = failed.unsent.is_some();
+        if let Some(request) = failed.unsent {
             upload.rest = request.into_body().into_rest();
         }
-        let text = error_text(error.error());
         // A worker may close an idle connection at the very moment it is used again; that says nothing
-        // about the worker, which gets the request on a new one.
-        if upstream.reused {
+        // about the worker, which gets the request on a new one. It may also have read the request.
+        if upstream.reused && (is_unsent || tries.may_resend(parts.method.is_safe())) {
             upstream = match lane.pool.open(worker).await {
                 Ok(upstream) => upstream,
                 Err(error) => return Attempt::NoConnection(error),
@@ -165,9 +185,9 @@ async fn attempt(
             continue;
         }
         return if is_unsent {
-            Attempt::NoConnection(io::Error::other(text))
+            Attempt::NoConnection(io::Error::other(failed.why))
         } else {
-            Attempt::Broken(text)
+            Attempt::Broken(failed.why)
         };
     }
 }
@@ -185,14 +205,6 @@ pub fn exhausted(error: &io::Error) -> Reply {
     reply::error(Reason::RouterOutOfResources, &message)
 }
 
-/// The error with what caused it.
-fn error_text(error: &hyper::Error) -> String {
-    match std::error::Error::source(error) {
-        Some(cause) => format!("{error}: {cause}"),
-        None => error.to_string(),
-    }
-}
-
 /// The request as the worker gets it: the client's, hop-by-hop headers aside.
 fn outgoing(worker: &Worker, parts: &Parts, body: RequestBody) -> Request<RequestBody> {
     let mut request = Request::new(body);
@@ -201,6 +213,7 @@ fn outgoing(worker: &Worker, parts: &Parts, body: RequestBody) -> Request<Reques
     *request.version_mut() = Version::HTTP_11;
     *request.headers_mut() = parts.headers.clone();
     *request.extensions_mut() = parts.extensions.clone();
+    worker.authorize(request.headers_mut());
     if !request.headers().contains_key(HOST) {
         request.headers_mut().insert(HOST, worker.authority.clone());
     }
@@ -209,26 +222,35 @@ fn outgoing(worker: &Worker, parts: &Parts, body: RequestBody) -> Request<Reques
 
 /// A worker's answer as the client gets it.
 pub fn answer(
-    response: Response<Incoming>,
+    response: Response<Begun>,
     worker: &Worker,
-    body: impl FnOnce(Incoming) -> ResponseBody,
+    sees_urls: bool,
+    body: impl FnOnce(Begun) -> ResponseBody,
 ) -> Reply {
     if response.status() == StatusCode::SWITCHING_PROTOCOLS
         || !forwarding::has_known_coding(response.headers())
     {
         let message = format!(
             "worker {} answered with a protocol or a transfer coding that the request did not ask for",
-            worker.url
+            worker.name(sees_urls)
         );
         return reply::error(Reason::InvalidWorkerAnswer, &message);
     }
-    let (mut parts, incoming) = response.into_parts();
+    let (mut parts, begun) = response.into_parts();
     parts.headers = forwarding::response_headers(parts.headers);
     parts
         .headers
-        .insert(WORKER_HEADER, worker.url_header.clone());
+        .insert(WORKER_HEADER, name_header(worker, sees_urls));
     parts.version = Version::HTTP_11;
-    Response::from_parts(parts, Payload::Upstream(body(incoming)))
+    Response::from_parts(parts, Payload::Upstream(body(begun)))
+}
+
+/// What a worker is called in `WORKER_HEADER`.
+pub fn name_header(worker: &Worker, sees_urls: bool) -> HeaderValue {
+    match sees_urls {
+        true => worker.url_header.clone(),
+        false => worker.id.into(),
+    }
 }
 
 fn is_json(parts: &Parts) -> bool {
@@ -243,13 +265,19 @@ fn is_json(parts: &Parts) -> bool {
     })
 }
 
-/// How much of the body to hold: all of a short one, the start of a long one that may hold a routing key.
-fn held_window(incoming: &Incoming, is_json: bool) -> usize {
+/// How much of the body to hold: all of a short one, the start of a long one that may hold a routing key, or
+/// that is to show that its client sends it before it takes one of few places.
+fn held_window(lane: &Lane, incoming: &Incoming, is_json: bool) -> usize {
     let is_short = incoming
         .size_hint()
         .upper()
         .is_some_and(|length| length <= HELD_BODY as u64);
-    if is_json || is_short { HELD_BODY } else { 0 }
+    let is_limited = lane.shared.gate.in_flight.is_limited();
+    if is_json || is_short || is_limited {
+        HELD_BODY
+    } else {
+        0
+    }
 }
 
 /// 408 for a client that sent no more of its body.
@@ -262,6 +290,15 @@ fn stalled() -> Reply {
         .headers_mut()
         .insert(CONNECTION, HeaderValue::from_static("close"));
     reply
+}
+
+/// 503 while the router holds as much of bodies as it may.
+fn full(lane: &Lane) -> Reply {
+    let limit = lane.shared.config.max_held_bytes;
+    let message = format!(
+        "the router holds {limit} bytes of request bodies, which is the limit (max_held_bytes)"
+    );
+    reply::error(Reason::RouterOutOfResources, &message)
 }
 
 pub fn too_large(limit: u64) -> Reply {

@@ -16,7 +16,7 @@ use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
 use crate::front::reply::{self, Reason, Reply};
 use crate::policy::Receipt;
-use crate::request::choice::{choose, no_worker};
+use crate::request::choice::{Failure, choose, no_worker};
 use crate::runtime::clock::{self, TICK, Tick};
 use crate::runtime::lane::Lane;
 
@@ -81,10 +81,12 @@ pub struct Tries<'a> {
     /// Attempts that may follow one that reached a worker.
     left: u32,
     /// What the last failed attempt came to; `was_sent` says whether any of them reached a worker.
-    failure: String,
+    failure: Failure,
     was_sent: bool,
     was_moved: bool,
     is_over: bool,
+    /// Whether the client is told where workers are.
+    sees_urls: bool,
     /// What the policy expects of the worker that was chosen.
     pub receipt: Receipt,
     /// Whether the worker was down already when it was chosen.
@@ -94,14 +96,15 @@ pub struct Tries<'a> {
 }
 
 impl<'a> Tries<'a> {
-    pub fn new(lane: &'a Lane) -> Self {
+    pub fn new(lane: &'a Lane, sees_urls: bool) -> Self {
         lane.retries.deposit();
         Tries {
             lane,
             tried: Vec::new(),
             model: Vec::new(),
             left: lane.shared.config.retries(),
-            failure: String::new(),
+            failure: Failure::default(),
+            sees_urls,
             was_sent: false,
             was_moved: false,
             is_over: false,
@@ -194,6 +197,16 @@ impl<'a> Tries<'a> {
         self.may_retry()
     }
 
+    /// Whether what went out on a kept connection that then ended may be sent to the worker again. The worker may
+    /// have read it: that makes it a retry, unless the request is one that changes nothing.
+    pub fn may_resend(&mut self, is_safe: bool) -> bool {
+        let may = is_safe || self.may_retry();
+        if may {
+            self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
+        }
+        may
+    }
+
     /// Whether a request that got no answer from a silent worker may be sent to another one. Where only
     /// the requests tell that it hangs, that is done once: if it was the request's own length that made
     /// them seem so, it will be as long elsewhere.
@@ -219,14 +232,14 @@ impl<'a> Tries<'a> {
         let limit = self.lane.shared.config.request_timeout.as_secs_f64();
         let message = format!(
             "worker {} has not begun to answer in {limit} s (request_timeout)",
-            worker.url
+            worker.name(self.sees_urls)
         );
         reply::error(Reason::WorkerTimeout, &message)
     }
 
     fn failed(&mut self, worker: &Worker, error: &str) {
         worker.failures.fetch_add(1, Relaxed);
-        self.failure = format!("{}: {error}", worker.url);
+        self.failure = Failure::of(worker, error, self.sees_urls);
         self.tried.push(worker.id);
     }
 
@@ -260,10 +273,11 @@ impl<'a> Tries<'a> {
     pub fn give_up(&self) -> Reply {
         if self.was_sent {
             self.lane.shared.metrics.unserved.fetch_add(1, Relaxed);
-            let message = format!("no answer from a worker; the last one was {}", self.failure);
-            return reply::error(Reason::WorkerFailed, &message);
+            let say = |last: &str| format!("no answer from a worker; the last one was {last}");
+            let (shown, logged) = (say(&self.failure.shown), say(&self.failure.logged));
+            return reply::error_logged(Reason::WorkerFailed, &shown, logged);
         }
-        no_worker(self.lane, &self.failure)
+        no_worker(self.lane, &self.failure, self.sees_urls)
     }
 }
 

@@ -1,8 +1,11 @@
 //! Requests that change protocols (WebSocket): once the worker agrees, bytes go both ways untouched.
 
+use std::cell::Cell;
+use std::future::pending;
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,20 +14,21 @@ use hyper::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio::time::timeout;
+use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::fleet::models;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::LoadGuard;
+use crate::front::gate;
 use crate::front::reply::{self, Reply};
 use crate::request::body::{Payload, ResponseBody};
 use crate::request::exchange::{End, Exchange};
 use crate::request::forwarding;
-use crate::request::proxy::{WORKER_HEADER, answer, exhausted, is_exhaustion};
+use crate::request::proxy::{WORKER_HEADER, answer, exhausted, is_exhaustion, name_header};
 use crate::request::retry::Tries;
 use crate::request::upload::RequestBody;
-use crate::request::upstream::{connect, connect_limit};
+use crate::request::upstream::{Begun, connect, connect_limit};
 use crate::runtime::lane::{Lane, Open};
 
 const UPGRADE_TOKEN: HeaderValue = HeaderValue::from_static("upgrade");
@@ -34,15 +38,19 @@ pub async fn forward(
     exchange: &mut Exchange,
     mut request: Request<Incoming>,
 ) -> Reply {
+    if let Err(refusal) = gate::enter(lane, exchange).await {
+        return refusal.reply(request);
+    }
     let client = hyper::upgrade::on(&mut request);
     let (mut parts, _) = request.into_parts();
     parts.headers = with_upgrade(parts.headers);
+    forwarding::note_hop(parts.version, &mut parts.headers);
 
     let nothing = Bytes::new();
     if let Some(model) = models::unknown(lane, &parts, b"").await {
         return reply::unknown_model(&model);
     }
-    let mut tries = Tries::new(lane);
+    let mut tries = Tries::new(lane, exchange.sees_urls);
     let (worker, load, mut response) = loop {
         let Some(worker) = tries.choose(&parts, b"") else {
             return tries.give_up();
@@ -50,7 +58,7 @@ pub async fn forward(
         exchange.tries(&worker);
         let load = LoadGuard::new(worker.clone());
         let mut sender = match connect(&worker, &lane.shared.trust, connect_limit(&worker)).await {
-            Ok((sender, connection)) => {
+            Ok((sender, connection, _)) => {
                 // It ends with the exchange, or hands its stream over.
                 tokio::task::spawn_local(connection.with_upgrades());
                 sender
@@ -61,7 +69,8 @@ pub async fn forward(
                 continue;
             }
         };
-        let request = Request::from_parts(parts.clone(), RequestBody::empty());
+        let mut request = Request::from_parts(parts.clone(), RequestBody::empty());
+        worker.authorize(request.headers_mut());
         let asked = Asked {
             route: exchange.route,
             body: Some(&nothing),
@@ -82,15 +91,19 @@ pub async fn forward(
         }
     };
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return answer(response, &worker, |incoming| {
-            ResponseBody::new(incoming, None, lane.clone(), load)
-        });
+        return answer(
+            response.map(Begun::from),
+            &worker,
+            exchange.sees_urls,
+            |body| ResponseBody::new(body, None, lane.clone(), load),
+        );
     }
     let server = hyper::upgrade::on(&mut response);
     tokio::task::spawn_local(relay(
         client,
         server,
         lane.shared.config.stall_timeout,
+        lane.shared.config.stream_idle_timeout,
         exchange.hand_on(StatusCode::SWITCHING_PROTOCOLS),
         load,
         Open::new(lane.clone()),
@@ -99,7 +112,7 @@ pub async fn forward(
     parts.headers = with_upgrade(parts.headers);
     parts
         .headers
-        .insert(WORKER_HEADER, worker.url_header.clone());
+        .insert(WORKER_HEADER, name_header(&worker, exchange.sees_urls));
     Response::from_parts(parts, Payload::Local(None))
 }
 
@@ -113,11 +126,12 @@ fn with_upgrade(headers: HeaderMap) -> HeaderMap {
 }
 
 /// Copies until both sides have ended. Either may end first; the other then has `patience` for what it
-/// still has to say, so that one that does not notice holds nothing for ever.
+/// still has to say, so that one that does not notice holds nothing for ever. Nor do two that say nothing.
 async fn relay(
     client: OnUpgrade,
     server: OnUpgrade,
     patience: Duration,
+    idle_limit: Duration,
     mut exchange: Exchange,
     _load: LoadGuard,
     _open: Open,
@@ -127,8 +141,9 @@ async fn relay(
     };
     let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
     let (from_server, to_server) = tokio::io::split(TokioIo::new(server));
-    let mut up = pin!(pass(from_client, to_server));
-    let mut down = pin!(pass(from_server, to_client));
+    let last = Rc::new(Cell::new(Instant::now()));
+    let mut up = pin!(pass(from_client, to_server, &last));
+    let mut down = pin!(pass(from_server, to_client, &last));
     let both = async {
         tokio::select! {
             sent_up = &mut up => {
@@ -142,7 +157,10 @@ async fn relay(
         }
     };
     // An error is one side's reset: dropping both ends passes it on.
-    let passed: io::Result<(u64, u64)> = both.await;
+    let passed: io::Result<(u64, u64)> = tokio::select! {
+        passed = both => passed,
+        () = silence(&last, idle_limit) => return exchange.ends(End::IdleTimeout),
+    };
     if let Ok((up, down)) = passed {
         exchange.received += up;
         exchange.sent += down;
@@ -152,10 +170,42 @@ async fn relay(
 
 /// Passes on what is read, and the end of it; returns how many bytes that were.
 async fn pass(
-    mut from: ReadHalf<TokioIo<Upgraded>>,
+    from: ReadHalf<TokioIo<Upgraded>>,
     mut to: WriteHalf<TokioIo<Upgraded>>,
+    last: &Rc<Cell<Instant>>,
 ) -> io::Result<u64> {
-    let bytes = tokio::io::copy(&mut from, &mut to).await?;
+    let last = last.clone();
+    let bytes = tokio::io::copy(&mut Noted { from, last }, &mut to).await?;
     to.shutdown().await?;
     Ok(bytes)
+}
+
+/// Ends once nothing was read from either side for as long as that is allowed; never where it is for ever.
+async fn silence(last: &Cell<Instant>, limit: Duration) {
+    if limit.is_zero() {
+        return pending().await;
+    }
+    while last.get().elapsed() < limit {
+        sleep_until(last.get() + limit).await;
+    }
+}
+
+/// Notes when something was read.
+struct Noted {
+    from: ReadHalf<TokioIo<Upgraded>>,
+    last: Rc<Cell<Instant>>,
+}
+
+impl AsyncRead for Noted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.from).poll_read(cx, buf);
+        if read.is_ready() {
+            self.last.set(Instant::now());
+        }
+        read
+    }
 }

@@ -11,13 +11,17 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
+use crate::config::Config;
 use crate::front::client::{Client, Phase};
 use crate::request::body::BoxError;
 use crate::request::pieces::Pieces;
+use crate::runtime::lane::Lane;
 
 /// A request's body as far as it was read before forwarding, and the rest.
 pub struct Upload {
     pub read: Bytes,
+    /// Counts what was read as held.
+    _held: Held,
     /// What came behind it.
     trailers: Option<HeaderMap>,
     /// What still has to come from the client; a request with a rest can be sent only once.
@@ -30,6 +34,7 @@ pub struct Rest {
     /// None once it is left to `discard`.
     incoming: Option<Incoming>,
     client: Arc<Client>,
+    floor: u32,
     budget: u64,
     fault: Rc<Cell<Option<Fault>>>,
 }
@@ -47,12 +52,42 @@ pub enum ReadError {
     TooLarge(Incoming),
     Stalled,
     Client(hyper::Error),
+    /// The router holds as much of bodies as it may.
+    Full(Incoming),
+}
+
+/// Bytes of a body that its lane holds, for as long as it does.
+struct Held {
+    lane: Rc<Lane>,
+    bytes: usize,
+}
+
+impl Held {
+    /// Adds bytes; false if that is more than a lane may hold.
+    fn grow(&mut self, bytes: usize) -> bool {
+        self.bytes += bytes;
+        let held = self.lane.held.get() + bytes;
+        self.lane.held.set(held);
+        held <= self.lane.held_limit
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.lane.held.set(self.lane.held.get() - self.bytes);
+    }
+}
+
+/// Bytes that a client has to send of a body while the time runs that it has for sending some: 1 KiB a second.
+fn floor(config: &Config) -> u32 {
+    (config.stall_timeout.as_secs_f64() * 1024.0).clamp(1.0, 1e9) as u32
 }
 
 /// The next piece of a client's body; an error if the client has not sent any for too long.
 fn poll_client(
     incoming: &mut Incoming,
     client: &Client,
+    floor: u32,
     cx: &mut Context<'_>,
 ) -> Poll<Option<Result<Frame<Bytes>, ReadError>>> {
     match Pin::new(incoming).poll_frame(cx) {
@@ -65,6 +100,9 @@ fn poll_client(
             Poll::Pending
         }
         Poll::Ready(frame) => {
+            if let Some(Ok(frame)) = &frame {
+                client.receives(frame.data_ref().map_or(0, Bytes::len), floor);
+            }
             client.stays_in(Phase::Busy);
             Poll::Ready(frame.map(|frame| frame.map_err(ReadError::Client)))
         }
@@ -72,13 +110,19 @@ fn poll_client(
 }
 
 impl Upload {
-    /// Reads up to `window` bytes of a body that may have `limit` at most.
+    /// Reads up to `window` bytes of a body.
     pub async fn read(
+        lane: &Rc<Lane>,
         mut incoming: Incoming,
         client: Arc<Client>,
         window: usize,
-        limit: u64,
     ) -> Result<Upload, ReadError> {
+        let config = &lane.shared.config;
+        let (limit, floor) = (config.max_body_bytes, floor(config));
+        let mut held = Held {
+            lane: lane.clone(),
+            bytes: 0,
+        };
         let mut read = Pieces::default();
         let mut trailers = None;
         let expected = incoming
@@ -86,10 +130,11 @@ impl Upload {
             .upper()
             .map_or(window, |upper| upper.min(window as u64) as usize);
         while !incoming.is_end_stream() && read.len() < window {
-            match std::future::poll_fn(|cx| poll_client(&mut incoming, &client, cx)).await {
+            match std::future::poll_fn(|cx| poll_client(&mut incoming, &client, floor, cx)).await {
                 None => {
                     return Ok(Upload {
                         read: read.join(),
+                        _held: held,
                         trailers,
                         rest: None,
                         is_whole: true,
@@ -97,7 +142,12 @@ impl Upload {
                 }
                 Some(Err(error)) => return Err(error),
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => read.push(data, expected),
+                    Ok(data) => {
+                        if !held.grow(data.len()) {
+                            return Err(ReadError::Full(incoming));
+                        }
+                        read.push(data, expected);
+                    }
                     Err(frame) => trailers = frame.into_trailers().ok(),
                 },
             }
@@ -109,11 +159,13 @@ impl Upload {
         let rest = (!incoming.is_end_stream()).then(|| Rest {
             incoming: Some(incoming),
             client,
+            floor,
             budget,
             fault: Rc::default(),
         });
         Ok(Upload {
             read: read.join(),
+            _held: held,
             trailers,
             is_whole: rest.is_none(),
             rest,
@@ -220,7 +272,7 @@ impl Body for RequestBody {
         let Some(incoming) = &mut rest.incoming else {
             return Poll::Ready(None);
         };
-        let frame = std::task::ready!(poll_client(incoming, &rest.client, cx));
+        let frame = std::task::ready!(poll_client(incoming, &rest.client, rest.floor, cx));
         let fault = match frame {
             Some(Ok(frame)) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;

@@ -3,24 +3,29 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::future::poll_fn;
-use std::io;
+use std::io::{self, ErrorKind};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use hyper::body::Incoming;
+use bytes::Bytes;
+use hyper::body::{Body, Frame, Incoming};
 use hyper::client::conn::{TrySendError, http1};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use socket2::{SockRef, TcpKeepalive};
+use socket2::SockRef;
 
 use crate::fleet::standing::Behind;
 use crate::fleet::trust::Trust;
 use crate::fleet::worker::Worker;
+use crate::front::listen::KEEPALIVE;
 use crate::request::upload::RequestBody;
 use crate::request::usage::Tail;
+use crate::runtime::clock::{self, Tick};
 use crate::runtime::lane::Shared;
 use crate::runtime::stream::Stream;
 
@@ -29,14 +34,15 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Unlike a connection, which its system takes, a handshake takes the worker itself, which may be busy.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A host that vanished without a word is asked after this long, and given up by the system after that.
-const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
-    .with_time(Duration::from_secs(15))
-    .with_interval(Duration::from_secs(5));
+/// A host that vanished without a word is given up by the system after this long.
 const GONE_AFTER: Duration = Duration::from_secs(60);
 
 /// For a worker that is known not to answer: no request should wait long to hear that nothing has changed.
 const CONNECT_TIMEOUT_DOWN: Duration = Duration::from_millis(500);
+
+/// An idle connection is used again for this long. Common servers close theirs after five seconds, and what is
+/// sent at that moment may be lost.
+const REUSED_FOR: Duration = Duration::from_secs(4);
 
 /// Idle connections are looked over once in this many seconds, and closed the second time.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
@@ -49,9 +55,12 @@ pub struct Upstream {
     sender: Sender,
     /// None once it has ended.
     connection: Option<Connection>,
+    /// The connection's socket, which is open as long as that is there.
+    socket: RawFd,
     worker: u32,
     /// Whether it has carried a request before: then the worker may have closed it in the meantime.
     pub reused: bool,
+    idle_since: Tick,
     idle_since_sweep: u32,
     /// The end of the answer it is bringing, where that is read.
     pub tail: Tail,
@@ -66,17 +75,18 @@ pub fn connect_limit(worker: &Worker) -> Duration {
     }
 }
 
-/// Opens a connection; the caller drives it.
+/// Opens a connection, which the caller drives; with it comes its socket.
 pub async fn connect(
     worker: &Worker,
     trust: &Trust,
     limit: Duration,
-) -> io::Result<(Sender, Connection)> {
+) -> io::Result<(Sender, Connection, RawFd)> {
     let stream = within(limit, "connection", worker.address.connect()).await?;
     stream.set_nodelay(true)?;
     let socket = SockRef::from(&stream);
     socket.set_tcp_keepalive(&KEEPALIVE)?;
     socket.set_tcp_user_timeout(Some(GONE_AFTER))?;
+    let socket = stream.as_raw_fd();
     let stream = match worker.certified_as.clone() {
         None => Stream::Plain(stream),
         Some(name) => {
@@ -85,11 +95,12 @@ pub async fn connect(
             within(HANDSHAKE_TIMEOUT, "TLS", secured).await?
         }
     };
-    http1::Builder::new()
+    let (sender, connection) = http1::Builder::new()
         .preserve_header_case(true)
         .handshake(TokioIo::new(stream))
         .await
-        .map_err(io::Error::other)
+        .map_err(io::Error::other)?;
+    Ok((sender, connection, socket))
 }
 
 async fn within<T>(
@@ -112,12 +123,14 @@ impl Upstream {
         trust: &Trust,
         limit: Duration,
     ) -> io::Result<Box<Upstream>> {
-        let (sender, connection) = connect(worker, trust, limit).await?;
+        let (sender, connection, socket) = connect(worker, trust, limit).await?;
         Ok(Box::new(Upstream {
             sender,
             connection: Some(connection),
+            socket,
             worker: worker.id,
             reused: false,
+            idle_since: 0,
             idle_since_sweep: 0,
             tail: Tail::default(),
         }))
@@ -140,6 +153,52 @@ impl Upstream {
         .await
     }
 
+    /// Sends a request and waits for the answer to begin: for its head, and with `for_bytes` for its first bytes
+    /// too, if it is a stream of which the head alone says nothing.
+    pub async fn ask(
+        &mut self,
+        request: Request<RequestBody>,
+        for_bytes: bool,
+    ) -> Result<Response<Begun>, NoAnswer> {
+        let response = self.send(request).await.map_err(|mut error| NoAnswer {
+            unsent: error.take_message(),
+            why: error_text(error.error()),
+        })?;
+        let (parts, incoming) = response.into_parts();
+        let mut body = Begun::from(incoming);
+        if for_bytes && parts.status.is_success() && body.incoming.size_hint().exact().is_none() {
+            body.first = match poll_fn(|cx| self.poll_frame(&mut body.incoming, cx)).await {
+                Some(Ok(frame)) => Some(Box::new(frame)),
+                Some(Err(error)) => {
+                    return Err(NoAnswer {
+                        unsent: None,
+                        why: error_text(&error),
+                    });
+                }
+                None => {
+                    body.is_over = true;
+                    None
+                }
+            };
+        }
+        Ok(Response::from_parts(parts, body))
+    }
+
+    /// The next piece of an answer on this connection.
+    pub fn poll_frame(
+        &mut self,
+        incoming: &mut Incoming,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match Pin::new(&mut *incoming).poll_frame(cx) {
+            Poll::Pending => {
+                self.drive(cx);
+                Pin::new(incoming).poll_frame(cx)
+            }
+            ready => ready,
+        }
+    }
+
     /// Moves bytes in both directions as far as they go without waiting.
     pub fn drive(&mut self, cx: &mut Context<'_>) {
         drive(&mut self.connection, cx);
@@ -149,6 +208,57 @@ impl Upstream {
     fn is_ready(&mut self) -> bool {
         self.drive(&mut Context::from_waker(Waker::noop()));
         self.connection.is_some() && self.sender.is_ready()
+    }
+
+    /// Whether a kept connection is good for one more request. One that was idle for a while is looked at: the
+    /// runtime may not have heard yet that its worker has closed it.
+    fn is_alive(&mut self) -> bool {
+        if !self.is_ready() {
+            return false;
+        }
+        let idle = clock::now().saturating_sub(self.idle_since);
+        idle == 0 || (idle <= clock::ticks(REUSED_FOR) && self.is_quiet())
+    }
+
+    /// Whether nothing has come on an idle connection, not even its end.
+    fn is_quiet(&self) -> bool {
+        // SAFETY: the socket is open as long as the connection is, which `is_ready` has found to be there.
+        let socket = unsafe { BorrowedFd::borrow_raw(self.socket) };
+        let peeked = SockRef::from(&socket).peek(&mut [MaybeUninit::uninit()]);
+        peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+}
+
+/// The body of an answer, of which the first piece may have been read.
+pub struct Begun {
+    pub incoming: Incoming,
+    pub first: Option<Box<Frame<Bytes>>>,
+    /// Whether it turned out to be empty.
+    pub is_over: bool,
+}
+
+impl From<Incoming> for Begun {
+    fn from(incoming: Incoming) -> Begun {
+        Begun {
+            incoming,
+            first: None,
+            is_over: false,
+        }
+    }
+}
+
+/// Why an answer did not begin.
+pub struct NoAnswer {
+    /// The request, if it is sure that nothing of it was sent.
+    pub unsent: Option<Request<RequestBody>>,
+    pub why: String,
+}
+
+/// The error with what caused it.
+fn error_text(error: &hyper::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
     }
 }
 
@@ -181,7 +291,7 @@ impl Pool {
     /// An idle connection to the worker, or a new one.
     pub async fn get(&self, worker: &Worker) -> io::Result<Box<Upstream>> {
         while let Some(mut upstream) = self.pop(worker.id) {
-            if upstream.is_ready() {
+            if upstream.is_alive() {
                 return Ok(upstream);
             }
         }
@@ -201,6 +311,7 @@ impl Pool {
     pub fn put_back(&self, mut upstream: Box<Upstream>) {
         if upstream.is_ready() {
             upstream.reused = true;
+            upstream.idle_since = clock::now();
             upstream.idle_since_sweep = self.sweeps.get();
             self.idle
                 .borrow_mut()

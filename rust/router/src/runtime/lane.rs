@@ -37,7 +37,7 @@ pub struct Shared {
     /// What connections to https workers are secured with.
     pub trust: Arc<Trust>,
     pub metrics: Metrics,
-    pub log: Log,
+    pub log: Arc<Log>,
     pub stopping: watch::Receiver<Stopping>,
     /// Changes when what is listed elsewhere is to be read again.
     pub reload: watch::Receiver<()>,
@@ -74,6 +74,9 @@ pub struct Lane {
     pub spin: Arc<Spin>,
     pub waiting: Waiting,
     pub clients: Rc<Clients>,
+    /// Bytes of request bodies that are held, and how many may be.
+    pub held: Cell<usize>,
+    pub held_limit: usize,
     /// Client connections and upgraded streams that are open.
     pub open: Cell<usize>,
 }
@@ -89,6 +92,8 @@ impl Lane {
     pub fn new(shared: Arc<Shared>, index: usize, spin: Arc<Spin>) -> Rc<Lane> {
         Rc::new(Lane {
             pool: Pool::new(&shared),
+            held: Cell::new(0),
+            held_limit: shared.config.max_held_bytes / shared.metrics.lanes(),
             shared,
             index,
             scratch: RefCell::default(),

@@ -14,6 +14,16 @@ pub enum Stream {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
+impl Stream {
+    /// The socket below whatever is on it.
+    pub fn socket(&self) -> &TcpStream {
+        match self {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(stream) => stream.get_ref().0,
+        }
+    }
+}
+
 /// Calls the same function of whichever stream it is.
 macro_rules! on_stream {
     ($self:expr, $stream:ident => $call:expr) => {

@@ -81,6 +81,11 @@ impl Metrics {
         }
     }
 
+    /// How many lanes there are.
+    pub fn lanes(&self) -> usize {
+        self.lanes.len()
+    }
+
     pub fn lane(&self, index: usize) -> &LaneMetrics {
         &self.lanes[index]
     }

@@ -13,7 +13,8 @@ use crate::telemetry::metrics::Metrics;
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-pub fn render(shared: &Shared) -> String {
+/// `sees_urls`: whether workers are named by their URLs, instead of their ids.
+pub fn render(shared: &Shared, sees_urls: bool) -> String {
     let mut out = String::with_capacity(16 << 10);
     requests(&mut out, &shared.metrics);
     let metrics = &shared.metrics;
@@ -63,7 +64,7 @@ pub fn render(shared: &Shared) -> String {
         (
             "retries_total",
             "counter",
-            "Attempts on another worker after a failed one.",
+            "Attempts after a failed one, on another worker or on a new connection.",
             metrics.retries.load(Relaxed),
         ),
         (
@@ -95,8 +96,10 @@ pub fn render(shared: &Shared) -> String {
         head(&mut out, name, kind, help);
         let _ = writeln!(out, "sglang_omni_router_{name} {value}");
     }
-    workers(&mut out, shared);
-    shared.policy.write_metrics(&shared.fleet.read(), &mut out);
+    workers(&mut out, shared, sees_urls);
+    shared
+        .policy
+        .write_metrics(&shared.fleet.read(), sees_urls, &mut out);
     out
 }
 
@@ -120,7 +123,7 @@ fn requests(out: &mut String, metrics: &Metrics) {
         out,
         "requests_ended_total",
         "counter",
-        "Requests by how their answer ended: complete, the client left before, or the worker broke off.",
+        "Requests by how their answer ended: complete, the client left before, the worker broke off, or nothing came for --stream-idle-timeout.",
     );
     for (end, how) in End::NAMES.iter().enumerate() {
         let count = metrics.ended(end);
@@ -150,7 +153,7 @@ fn requests(out: &mut String, metrics: &Metrics) {
     }
 }
 
-fn workers(out: &mut String, shared: &Shared) {
+fn workers(out: &mut String, shared: &Shared, sees_urls: bool) {
     let fleet = shared.fleet.read();
     type Read = fn(&Worker) -> u64;
     let values: [(&str, &str, &str, Read); 5] = [
@@ -191,7 +194,7 @@ fn workers(out: &mut String, shared: &Shared) {
             let _ = writeln!(
                 out,
                 "sglang_omni_router_{name}{{worker=\"{}\"}} {}",
-                escaped(&worker.url),
+                escaped(&worker.name(sees_urls)),
                 read(worker)
             );
         }
@@ -208,7 +211,7 @@ fn workers(out: &mut String, shared: &Shared) {
             out,
             name,
             "worker",
-            &escaped(&worker.url),
+            &escaped(&worker.name(sees_urls)),
             &worker.first_byte.read(),
         );
     }

@@ -1,6 +1,7 @@
 //! `/metrics` on a port of its own, for those who must not reach the others.
 
 use std::convert::Infallible;
+use std::io;
 use std::net::TcpListener as StdListener;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,9 +23,9 @@ use crate::telemetry::prometheus;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Serves until the runtime ends.
-pub async fn serve(shared: Arc<Shared>, listener: StdListener) {
-    let listener =
-        TcpListener::from_std(listener).expect("the listener is a non-blocking TCP socket");
+pub async fn serve(shared: Arc<Shared>, listener: io::Result<StdListener>) {
+    let listener = listener.and_then(TcpListener::from_std);
+    let listener = listener.expect("the listener is a non-blocking TCP socket");
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             // Out of descriptors, most likely: some must be closed first.
@@ -50,7 +51,7 @@ pub async fn serve(shared: Arc<Shared>, listener: StdListener) {
 fn answer(shared: &Shared, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::default());
     if request.uri().path() == "/metrics" {
-        *response.body_mut() = prometheus::render(shared).into();
+        *response.body_mut() = prometheus::render(shared, shared.config.expose_worker_urls).into();
         let content_type = HeaderValue::from_static(prometheus::CONTENT_TYPE);
         response.headers_mut().insert(CONTENT_TYPE, content_type);
     } else {

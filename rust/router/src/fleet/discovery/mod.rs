@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::{spawn_blocking, spawn_local};
+use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use self::dns::Name;
@@ -18,6 +18,7 @@ use self::file::WorkersFile;
 use self::roster::Roster;
 use crate::config::{Config, ConfigError};
 use crate::runtime::lane::Shared;
+use crate::runtime::supervise::keep_running;
 
 /// How often the file is looked at. A change counts once it looks the same twice.
 const FILE_INTERVAL: Duration = Duration::from_millis(500);
@@ -53,7 +54,10 @@ impl Discovery {
     pub async fn watch(self, shared: Arc<Shared>) {
         let roster = Rc::new(RefCell::new(self.roster));
         for (index, name) in self.names.into_iter().enumerate() {
-            spawn_local(follow(shared.clone(), roster.clone(), 1 + index, name));
+            let (watched, roster, name) = (shared.clone(), roster.clone(), Rc::new(name));
+            keep_running(shared.log.clone(), "a name of workers", move || {
+                follow(watched.clone(), roster.clone(), 1 + index, name.clone())
+            });
         }
         let mut file = self.file;
         let mut reload = shared.reload.clone();
@@ -95,7 +99,7 @@ impl Discovery {
 }
 
 /// Resolves a name over and over.
-async fn follow(shared: Arc<Shared>, roster: Rc<RefCell<Roster>>, source: usize, name: Name) {
+async fn follow(shared: Arc<Shared>, roster: Rc<RefCell<Roster>>, source: usize, name: Rc<Name>) {
     let mut reload = shared.reload.clone();
     let mut last: Option<Result<Vec<String>, String>> = None;
     loop {

@@ -35,7 +35,13 @@ impl Counters {
         self.cached_tokens.fetch_add(usage.cached_tokens, Relaxed);
     }
 
-    pub fn write(&self, tree: &PrefixTree, fleet: &[Arc<Worker>], out: &mut String) {
+    pub fn write(
+        &self,
+        tree: &PrefixTree,
+        fleet: &[Arc<Worker>],
+        sees_urls: bool,
+        out: &mut String,
+    ) {
         head(
             out,
             "tree_bytes",
@@ -43,10 +49,10 @@ impl Counters {
             "Prompt text remembered for a worker.",
         );
         for worker in fleet {
-            let (url, bytes) = (&worker.url, tree.bytes(worker.id));
+            let (name, bytes) = (worker.name(sees_urls), tree.bytes(worker.id));
             let _ = writeln!(
                 out,
-                "sglang_omni_router_tree_bytes{{worker=\"{url}\"}} {bytes}"
+                "sglang_omni_router_tree_bytes{{worker=\"{name}\"}} {bytes}"
             );
         }
         head(out, "tree_nodes", "gauge", "Nodes of the prefix tree.");

@@ -218,9 +218,9 @@ impl Policy for CacheAware {
         self.state().tree.shrink(worker.id, 0);
     }
 
-    fn write_metrics(&self, fleet: &[Arc<Worker>], out: &mut String) {
+    fn write_metrics(&self, fleet: &[Arc<Worker>], sees_urls: bool, out: &mut String) {
         let state = self.state();
-        self.counters.write(&state.tree, fleet, out);
+        self.counters.write(&state.tree, fleet, sees_urls, out);
     }
 }
 

@@ -1,0 +1,230 @@
+"""Streams that fall silent: a worker that stops in mid-answer, or before it, and sockets that nobody uses."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from router_harness import (
+    PATIENCE,
+    Handler,
+    Seen,
+    becomes,
+    connect,
+    get,
+    load_of,
+    metric,
+    post,
+    read_head,
+    replicas,
+    response,
+    router,
+    until,
+)
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+STREAMED = b'{"stream": true}'
+
+
+def event(text: str) -> bytes:
+    data = f"data: {text}\n\n".encode()
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def streaming(*events: str, pause: float = 0.0, ends: bool = True) -> Handler:
+    """Sends its head at once, then the events, each after a pause; then its end, or nothing any more."""
+
+    async def handler(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD)
+        for text in events:
+            await asyncio.sleep(pause)
+            writer.write(event(text))
+        if not ends:
+            await asyncio.sleep(PATIENCE)
+        writer.write(b"0\r\n\r\n")
+
+    return handler
+
+
+async def request(url: str, body: bytes = STREAMED) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await connect(url)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    return reader, writer
+
+
+async def is_idle(url: str) -> bool:
+    return await load_of(url) == 0
+
+
+async def test_a_stream_that_falls_silent_is_broken_off() -> None:
+    stops = streaming("one", ends=False)
+    async with replicas(stops) as [replica], router(replica, stream_idle_timeout=0.6) as url:
+        reader, writer = await request(url)
+        told = await asyncio.wait_for(reader.read(), PATIENCE)
+        assert told.endswith(b"data: one\n\n\r\n")  # And no end of a whole answer.
+        writer.close()
+        await until(lambda: is_idle(url), "its place is free")
+        await asyncio.wait_for(replica.closed.wait(), PATIENCE)
+        ended = (await get(url, "/metrics")).body.decode()
+        assert 'requests_ended_total{how="idle_timeout"} 1' in ended
+
+
+async def test_an_answer_of_known_length_that_falls_silent_is_broken_off() -> None:
+    async def stops(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf")
+        await asyncio.sleep(PATIENCE)
+
+    async with replicas(stops) as [replica], router(replica, stream_idle_timeout=0.6) as url:
+        reader, writer = await request(url)
+        assert (await asyncio.wait_for(reader.read(), PATIENCE)).endswith(b"\r\n\r\nhalf")
+        writer.close()
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+async def test_a_client_without_chunks_sees_that_its_answer_is_not_whole(is_silent: bool) -> None:
+    """Of HTTP/1.0: to it the end of the connection is that of the answer, unless it is a reset."""
+
+    async def breaks(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + event("one"))
+        await asyncio.sleep(PATIENCE if is_silent else 0.3)
+        writer.transport.abort()
+
+    async with replicas(breaks) as [replica], router(replica, stream_idle_timeout=0.6) as url:
+        reader, writer = await connect(url)
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        assert await asyncio.wait_for(reader.readuntil(b"one\n\n"), PATIENCE)
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), PATIENCE)
+        writer.close()
+
+
+async def test_a_stream_may_take_long_while_it_moves() -> None:
+    moves = streaming(*"abcdef", pause=0.5)
+    async with replicas(moves) as [replica], router(replica, stream_idle_timeout=2.0) as url:
+        answer = await post(url, STREAMED)
+        assert answer.body.count(b"data:") == 6
+
+
+async def test_without_the_limit_silence_is_waited_for() -> None:
+    late = streaming("a", "b", pause=1.2)
+    async with replicas(late) as [replica], router(replica, stream_idle_timeout=0.0) as url:
+        assert (await post(url, STREAMED)).body.count(b"data:") == 2
+
+
+async def test_a_client_that_does_not_read_is_not_the_workers_silence() -> None:
+    size = 20_000_000
+
+    async def large(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(b"x" * size))
+        await writer.drain()
+
+    async with replicas(large) as [replica], router(replica, stream_idle_timeout=0.5) as url:
+        reader, writer = await request(url)
+        await asyncio.sleep(1.5)
+        _, headers = await read_head(reader)
+        assert ("content-length", str(size)) in headers
+        assert len(await asyncio.wait_for(reader.readexactly(size), PATIENCE)) == size
+        writer.close()
+
+
+async def test_a_worker_that_sends_only_heads_is_found_hung() -> None:
+    hangs, answers = streaming(ends=False), streaming("hello")
+    async with (
+        replicas(hangs, answers) as [bad, good],
+        router(bad, good, hung_timeout=0.8, cb_timeout=60.0) as url,
+    ):
+        told = await asyncio.wait_for(asyncio.gather(*(post(url, STREAMED) for _ in range(6))), PATIENCE)
+        assert {answer.header("x-sglang-omni-worker") for answer in told} == {good.url}
+        assert {answer.body for answer in told} == {b"data: hello\n\n"}
+        await becomes(url, bad, "hung")
+
+
+async def test_a_head_alone_is_no_beginning_of_a_stream() -> None:
+    async with replicas(streaming(ends=False)) as [replica], router(replica, request_timeout=0.8) as url:
+        answer = await asyncio.wait_for(post(url, STREAMED), PATIENCE)
+        assert answer.status == 504
+
+
+async def test_a_stream_that_breaks_before_its_first_byte_is_asked_for_again() -> None:
+    async def breaks(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD)
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.transport.abort()
+
+    async with replicas(breaks, streaming("hello")) as [bad, good], router(bad, good) as url:
+        for _ in range(2):
+            assert (await post(url, STREAMED)).body == b"data: hello\n\n"
+        assert len(bad.seen) >= 1
+        assert await metric(url, "retries_total") >= 1
+
+
+@pytest.mark.parametrize("ending", [b"0\r\n\r\n", b""])
+async def test_an_empty_stream_is_an_answer(ending: bytes) -> None:
+    async def empty(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if ending:
+            writer.write(HEAD + ending)
+        else:
+            writer.write(response(b"", headers="content-type: text/event-stream\r\n"))
+
+    async with replicas(empty) as [replica], router(replica) as url:
+        answer = await asyncio.wait_for(post(url, STREAMED), PATIENCE)
+        assert (answer.status, answer.body) == (200, b"")
+
+
+async def upgraded(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await connect(url)
+    writer.write(b"GET /s HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n")
+    assert "101" in (await read_head(reader))[0]
+    return reader, writer
+
+
+async def test_an_upgraded_stream_that_is_silent_gives_its_place_back() -> None:
+    ended = asyncio.Event()
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line, _ = await read_head(reader)
+        if "/s" not in line:
+            writer.close()
+            return
+        writer.write(b"HTTP/1.1 101 Go\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        while data := await reader.read(100):
+            writer.write(data)
+        ended.set()
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    worker = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with router(worker, stream_idle_timeout=1.5) as url:
+        reader, writer = await upgraded(url)
+        for _ in range(4):
+            await asyncio.sleep(0.6)
+            writer.write(b"ping")
+            assert await asyncio.wait_for(reader.readexactly(4), PATIENCE) == b"ping"
+        assert await load_of(url) == 1
+        assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
+        await asyncio.wait_for(ended.wait(), PATIENCE)
+        await until(lambda: is_idle(url), "its place is free")
+        writer.close()
+    server.close()
+
+
+async def test_clients_that_vanish_are_noticed() -> None:
+    """The system asks a silent client's host whether it is still there."""
+    async with replicas(None) as [replica], router(replica) as url:
+        reader, writer = await connect(url)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await read_head(reader)
+        ours = writer.get_extra_info("sockname")[1]
+        theirs = urlsplit(url).port
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        [timer] = [
+            row[5].split(":")[0]
+            for row in rows
+            if (int(row[1].split(":")[1], 16), int(row[2].split(":")[1], 16)) == (theirs, ours)
+        ]
+        assert timer == "02"  # Of keepalive.
+        writer.close()
