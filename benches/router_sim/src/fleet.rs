@@ -146,7 +146,9 @@ struct Run<'a> {
 pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
     let replicas: Vec<Replica> = (0..setup.workers)
         .map(|index| Replica {
-            worker: Arc::new(Worker::parse(&format!("http://w:{}", index + 1)).expect("a URL")),
+            worker: Arc::new(Worker::new(
+                format!("http://w:{}", index + 1).parse().expect("a URL"),
+            )),
             kv: KvCache::new(setup.kv_bytes / setup.workers),
             speed: setup.speeds[index % setup.speeds.len()],
             waiting: VecDeque::new(),
@@ -179,7 +181,7 @@ pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
         now = at;
         match what {
             What::Arrive(index) => run.arrive(now, index, policy),
-            What::Prefilled(index) => run.prefilled(now, index),
+            What::Prefilled(index) => run.prefilled(now, index, policy),
             What::Done(index) => run.done(now, index, policy),
         }
     }
@@ -277,8 +279,10 @@ impl Run<'_> {
         self.plan(now + seconds, What::Prefilled(index));
     }
 
-    fn prefilled(&mut self, now: f64, index: usize) {
+    /// The head of the answer leaves with its first token.
+    fn prefilled(&mut self, now: f64, index: usize, policy: &dyn Policy) {
         let flight = self.flights[index].as_ref().expect("in flight");
+        policy.kept(flight.receipt);
         let replica = flight.replica;
         self.first_token.push(now - flight.arrived);
         let place = &mut self.replicas[replica];

@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{not_allowed, percent_decode, read_body};
+use crate::config::ConfigError;
 use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
+use crate::fleet::worker_url::WorkerUrl;
 use crate::front::reply::{self, Reason, Reply};
 use crate::runtime::lane::Lane;
 
@@ -155,13 +157,13 @@ impl Parameters {
         in_query.or_else(|| self.body.get(name).cloned())
     }
 
-    /// The worker that `url` is for, whether or not the fleet has it.
-    fn worker(&self) -> Result<Worker, Refusal> {
+    /// What `url` says, whether or not the fleet has such a worker.
+    fn url(&self) -> Result<WorkerUrl, Refusal> {
         let right = "the right form is {\"url\": \"http://host:port\"}, or ?url= in the query";
         match self.get("url") {
-            Some(Value::String(url)) => {
-                Worker::parse(&url).map_err(|error| Refusal::wrong(error.to_string()))
-            }
+            Some(Value::String(url)) => url
+                .parse()
+                .map_err(|error: ConfigError| Refusal::wrong(error.to_string())),
             Some(_) => Err(Refusal::wrong(format!("url: is not a string; {right}"))),
             None => Err(Refusal::wrong(format!("url: is missing; {right}"))),
         }
@@ -176,9 +178,9 @@ impl Parameters {
                 format!("id: no worker {id}"),
             ),
             None => {
-                let url = self.worker()?.url;
+                let url = self.url()?;
                 (
-                    fleet.iter().find(|worker| worker.url == url),
+                    fleet.iter().find(|worker| worker.url == url.as_str()),
                     format!("url: no worker {url}"),
                 )
             }
@@ -205,7 +207,7 @@ impl Parameters {
 
 /// Adds a worker, or returns one that is drained to service.
 fn add(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
-    let (worker, is_new) = lane.shared.fleet.add(given.worker()?);
+    let (worker, is_new) = lane.shared.add(given.url()?);
     let (status, event) = match is_new {
         true => (StatusCode::CREATED, "worker was added"),
         false => (StatusCode::OK, "worker serves again"),

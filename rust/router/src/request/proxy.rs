@@ -84,9 +84,10 @@ pub async fn forward(
                 if tries.again_after(&worker, &response, upload.is_whole()) {
                     continue;
                 }
+                let receipt = tries.settle(&response);
                 return answer(response, &worker, |incoming| {
                     ResponseBody::new(incoming, Some(upstream), lane.clone(), load)
-                        .reading_usage(tries.receipt)
+                        .reading_usage(receipt)
                 });
             }
             Attempt::NoConnection(error) if is_exhaustion(&error) => return exhausted(&error),
@@ -160,6 +161,10 @@ async fn attempt(
         if upstream.reused {
             upstream = match lane.pool.open(worker).await {
                 Ok(upstream) => upstream,
+                // It took the request, or some of it, and is gone.
+                Err(error) if !is_unsent && !is_exhaustion(&error) => {
+                    return Attempt::Broken(format!("{text}, then {error}"));
+                }
                 Err(error) => return Attempt::NoConnection(error),
             };
             continue;

@@ -36,19 +36,23 @@ impl Counters {
     }
 
     pub fn write(&self, tree: &PrefixTree, fleet: &[Arc<Worker>], out: &mut String) {
-        head(
-            out,
+        let mut gauge = |name: &str, help: &str, bytes: &dyn Fn(u32) -> usize| {
+            head(out, name, "gauge", help);
+            for worker in fleet {
+                let (url, bytes) = (&worker.url, bytes(worker.slot()));
+                let _ = writeln!(out, "sglang_omni_router_{name}{{worker=\"{url}\"}} {bytes}");
+            }
+        };
+        gauge(
             "tree_bytes",
-            "gauge",
-            "Prompt text remembered for a worker.",
+            "Memory of the prompt text that is remembered for a worker.",
+            &|worker| tree.bytes(worker),
         );
-        for worker in fleet {
-            let (url, bytes) = (&worker.url, tree.bytes(worker.id));
-            let _ = writeln!(
-                out,
-                "sglang_omni_router_tree_bytes{{worker=\"{url}\"}} {bytes}"
-            );
-        }
+        gauge(
+            "tree_pending_bytes",
+            "The same of prompts that are on their way to it.",
+            &|worker| tree.pending(worker),
+        );
         head(out, "tree_nodes", "gauge", "Nodes of the prefix tree.");
         let _ = writeln!(out, "sglang_omni_router_tree_nodes {}", tree.nodes());
         for (name, help, count) in [
