@@ -6,7 +6,20 @@ import asyncio
 import json
 
 import pytest
-from router_harness import answering, becomes, get, metric, post, replicas, reset, router, until, workers
+from router_harness import (
+    Seen,
+    answering,
+    becomes,
+    get,
+    metric,
+    post,
+    replicas,
+    reset,
+    response,
+    router,
+    until,
+    workers,
+)
 
 BUSY = "429 Too Many Requests"
 
@@ -87,17 +100,48 @@ async def test_a_reset_before_the_first_byte_is_retried_elsewhere() -> None:
         assert len(well.seen) == 4
 
 
-async def test_a_request_that_every_worker_resets_is_a_502() -> None:
+async def test_a_request_that_ends_connections_goes_to_two_workers_and_no_further() -> None:
     async with replicas(*[reset] * 6) as six, router(*six) as url:
         answer = await post(url)
         error = json.loads(answer.body)["error"]
-        assert (answer.status, error["code"], error["type"]) == (502, "worker_failed", "server_error")
-        assert sum(len(replica.seen) for replica in six) == 4
+        assert (answer.status, error["code"], error["type"]) == (502, "workers_lost", "server_error")
+        assert sum(len(replica.seen) for replica in six) == 2
+
+
+async def test_a_request_that_kills_workers_on_kept_connections_kills_two() -> None:
+    """A worker that dies takes its port with it: the connection that it had cannot be replaced."""
+
+    async def fragile(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if b"deadly" in seen.body:
+            # They are told apart by their connections: the request is the same at each.
+            port = writer.get_extra_info("sockname")[1]
+            await next(replica for replica in five if replica.port == port).stop()
+        else:
+            writer.write(response())
+
+    async with replicas(*[fragile] * 5) as five, router(*five, probe_interval=3600.0) as url:
+        for _ in range(10):
+            assert (await post(url)).status == 200
+        answer = await post(url, b'{"prompt": "deadly"}')
+        assert (answer.status, json.loads(answer.body)["error"]["code"]) == (502, "workers_lost")
+        killed = [replica for replica in five if any(b"deadly" in seen.body for seen in replica.seen)]
+        assert len(killed) == 2
+        assert {(await post(url)).status for _ in range(6)} == {200}
+
+
+async def test_workers_that_cannot_be_reached_do_not_count_as_lost() -> None:
+    async with replicas(None, None, None, reset, None) as five:
+        for replica in five[:3]:
+            await replica.stop()
+        async with router(*five, probe_interval=3600.0) as url:
+            assert {(await post(url)).status for _ in range(5)} == {200}
+            assert len(five[4].seen) == 5
 
 
 async def test_retries_are_counted_by_request() -> None:
-    async with replicas(*[reset] * 6) as six, router(*six, retry_max_retries=1) as url:
-        assert (await post(url)).status == 502
+    refusing = answering("503 Busy")
+    async with replicas(*[refusing] * 6) as six, router(*six, retry_max_retries=1) as url:
+        assert (await post(url)).status == 503
         assert sum(len(replica.seen) for replica in six) == 2
 
 

@@ -81,7 +81,7 @@ def test_help_imports_nothing_heavy() -> None:
         (["--port", "99999"], "0 to 65535"),
         (["--cache-threshold", "1.5"], "between 0 and 1"),
         (["--balance-abs-threshold", "-1"], "0 or more"),
-        (["--max-tree-size", "0"], "bytes of text per worker"),
+        (["--max-tree-size", "0"], "bytes of memory per worker"),
     ],
 )
 def test_wrong_options_say_what_is_right(options: list[str], words: str) -> None:

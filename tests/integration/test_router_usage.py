@@ -9,7 +9,7 @@ from router_harness import Handler, Seen, metric, post, replicas, response, rout
 
 
 def usage(cached: int) -> bytes:
-    details = {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": cached}}
+    details = {"prompt_tokens": 500, "prompt_tokens_details": {"cached_tokens": cached}}
     return json.dumps({"choices": [], "usage": details, "object": "chat.completion"}).encode()
 
 
@@ -47,7 +47,7 @@ async def test_cached_tokens_are_read_from_json_and_from_streams() -> None:
                 await ask(url, f"turn {turn}")
 
             async def counted(url: str = url) -> bool:
-                return await metric(url, "prompt_tokens_total") == 300
+                return await metric(url, "prompt_tokens_total") == 1500
 
             await until(counted, "all usage is counted")
             assert await metric(url, "cached_tokens_total") == 3 * 96
@@ -56,16 +56,16 @@ async def test_cached_tokens_are_read_from_json_and_from_streams() -> None:
 async def test_a_worker_that_has_lost_its_cache_loses_its_part_of_the_tree() -> None:
     async with replicas(in_one_piece(0)) as [one], router(one, policy="cache_aware") as url:
         for prompt in range(20):
-            await ask(url, f"{prompt} " + "x" * 1000)
-        assert await metric(url, "tree_bytes") > 20_000
+            await ask(url, f"{prompt} " + "x" * 2000)
+        assert await metric(url, "tree_bytes") > 40_000
         for prompt in (0, 15):
-            await ask(url, f"{prompt} " + "x" * 1000)
+            await ask(url, f"{prompt} " + "x" * 2000)
 
         async def corrected() -> bool:
             return await metric(url, "tree_corrections_total") == 1
 
         await until(corrected, "the tree is corrected")
-        assert await metric(url, "tree_bytes") < 7_000
+        assert await metric(url, "tree_bytes") < 15_000
 
 
 async def test_other_policies_do_not_look_at_answers() -> None:

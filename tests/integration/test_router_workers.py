@@ -29,6 +29,17 @@ async def test_add_list_and_remove() -> None:
         assert await listed(url) == []
 
 
+async def test_asking_for_workers_that_are_not_there_makes_none() -> None:
+    async with replicas(None, None) as [one, other], router(one) as url:
+        first = (await listed(url))[0]["id"]
+        for index in range(300):
+            assert (await get(url, f"/workers/http%3A%2F%2F10.0.0.1%3A{index + 1}")).status == 404
+            assert (await change(url, "POST", "/workers", {"url": one.url})).status == 200
+        added = json.loads((await change(url, "POST", "/workers", {"url": other.url})).body)
+        # Routers of other tests, in this process, may have had workers too.
+        assert added["id"] - first < 100
+
+
 async def test_a_drained_worker_finishes_its_requests_and_gets_no_more() -> None:
     asked, finish = asyncio.Event(), asyncio.Event()
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use sglang_omni_router::{
-    Candidates, Config, LoadGuard, Policy, RequestKey, Usage, Worker, build_policy,
+    Authorization, Candidates, Config, LoadGuard, Policy, RequestKey, Usage, Worker, build_policy,
 };
 
 const SYSTEM_PROMPTS: usize = 64;
@@ -73,7 +73,11 @@ struct Site {
 impl Site {
     fn new(workers: usize) -> Site {
         let worker = |index: usize| {
-            Arc::new(Worker::parse(&format!("http://w:{}", index + 1)).expect("a valid URL"))
+            let url = format!("http://w:{}", index + 1).parse();
+            Arc::new(Worker::new(
+                url.expect("a valid URL"),
+                Authorization::OfFleet,
+            ))
         };
         Site {
             fleet: (0..workers).map(worker).collect(),
@@ -96,6 +100,7 @@ impl Site {
         let decision = self
             .policy
             .pick(Candidates::new(&self.fleet, &self.all), &request);
+        self.policy.kept(decision.receipt);
         let took = start.elapsed().as_nanos() as u64;
         let usage = Usage {
             prompt_tokens: 1000,

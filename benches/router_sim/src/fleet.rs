@@ -5,7 +5,9 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use sglang_omni_router::{Candidates, LoadGuard, Policy, Receipt, RequestKey, Usage, Worker};
+use sglang_omni_router::{
+    Authorization, Candidates, LoadGuard, Policy, Receipt, RequestKey, Usage, Worker,
+};
 
 use crate::kv::KvCache;
 use crate::trace::{Request, Shape, TOKEN_BYTES};
@@ -146,7 +148,10 @@ struct Run<'a> {
 pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
     let replicas: Vec<Replica> = (0..setup.workers)
         .map(|index| Replica {
-            worker: Arc::new(Worker::parse(&format!("http://w:{}", index + 1)).expect("a URL")),
+            worker: Arc::new(Worker::new(
+                format!("http://w:{}", index + 1).parse().expect("a URL"),
+                Authorization::OfFleet,
+            )),
             kv: KvCache::new(setup.kv_bytes / setup.workers),
             speed: setup.speeds[index % setup.speeds.len()],
             waiting: VecDeque::new(),
@@ -179,7 +184,7 @@ pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
         now = at;
         match what {
             What::Arrive(index) => run.arrive(now, index, policy),
-            What::Prefilled(index) => run.prefilled(now, index),
+            What::Prefilled(index) => run.prefilled(now, index, policy),
             What::Done(index) => run.done(now, index, policy),
         }
     }
@@ -277,8 +282,10 @@ impl Run<'_> {
         self.plan(now + seconds, What::Prefilled(index));
     }
 
-    fn prefilled(&mut self, now: f64, index: usize) {
+    /// The head of the answer leaves with its first token.
+    fn prefilled(&mut self, now: f64, index: usize, policy: &dyn Policy) {
         let flight = self.flights[index].as_ref().expect("in flight");
+        policy.kept(flight.receipt);
         let replica = flight.replica;
         self.first_token.push(now - flight.arrived);
         let place = &mut self.replicas[replica];

@@ -6,6 +6,7 @@
 //! workers' caches from the first two, so that both measure the same thing.
 
 pub mod baselines;
+pub mod cold;
 pub mod cost;
 pub mod fleet;
 pub mod growth;

@@ -102,7 +102,10 @@ class RouterConfig:
         also="--eviction-interval-secs",
     )
     max_tree_size: int = option(
-        16777216, ROUTING, "cache_aware: prompt text remembered for each worker", metavar="BYTES"
+        16777216,
+        ROUTING,
+        "cache_aware: memory for the prompts each worker has seen; a quarter more for those on their way",
+        metavar="BYTES",
     )
 
     max_body_bytes: int = option(

@@ -1,5 +1,6 @@
 //! What a user may set, with its defaults and its limits.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
 use crate::fleet::discovery;
-use crate::fleet::worker::Worker;
+use crate::fleet::worker_url::WorkerUrl;
 use crate::policy::PolicyKind;
 use crate::telemetry::log::{Level, LogFormat};
 
@@ -42,7 +43,8 @@ pub struct Config {
     /// How often the prefix tree is trimmed.
     #[serde(deserialize_with = "seconds", alias = "eviction_interval_secs")]
     pub eviction_interval: Duration,
-    /// Bytes of prompt text the prefix tree remembers for each worker.
+    /// Bytes of memory that the prefix tree takes for each worker, and a quarter as much for prompts that
+    /// are on their way to it.
     pub max_tree_size: usize,
     /// 0 takes one thread for each core this process may use.
     pub threads: usize,
@@ -223,13 +225,10 @@ impl Config {
 
     pub fn validate(&self) -> Result<(), ConfigError> {
         let fail = |text: String| Err(ConfigError(text));
-        for (index, url) in self.worker_urls.iter().enumerate() {
-            let worker = Worker::parse(url)?;
-            let before = &self.worker_urls[..index];
-            if before
-                .iter()
-                .any(|other| Worker::parse(other).is_ok_and(|other| other.url == worker.url))
-            {
+        let mut seen = HashSet::new();
+        for url in &self.worker_urls {
+            let read: WorkerUrl = url.parse()?;
+            if !seen.insert(read.to_string()) {
                 return fail(format!(
                     "worker_urls: {url:?} is given twice; name each worker once"
                 ));
@@ -249,7 +248,7 @@ impl Config {
         }
         if self.max_tree_size == 0 {
             return fail(
-                "max_tree_size: 0 leaves no room for a prompt; give bytes of text per worker"
+                "max_tree_size: 0 leaves no room for a prompt; give bytes of memory per worker"
                     .to_owned(),
             );
         }

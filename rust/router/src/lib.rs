@@ -26,7 +26,8 @@ mod runtime;
 mod telemetry;
 
 pub use config::{Config, ConfigError};
-pub use fleet::worker::{LoadGuard, Worker};
+pub use fleet::worker::{Authorization, LoadGuard, Worker};
+pub use fleet::worker_url::WorkerUrl;
 pub use front::server::{Router, StartError};
 pub use policy::{
     CacheAware, Candidates, Decision, Policy, PolicyKind, Receipt, RequestKey, Tuning, Usage,

@@ -11,8 +11,10 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{Refusal, not_allowed, percent_decode, read_body};
+use crate::config::ConfigError;
 use crate::fleet::standing::Health;
 use crate::fleet::worker::{Authorization, Worker};
+use crate::fleet::worker_url::WorkerUrl;
 use crate::front::auth::bearer;
 use crate::front::reply::{self, Reason, Reply};
 use crate::runtime::lane::Lane;
@@ -155,13 +157,13 @@ impl Parameters {
         in_query.or_else(|| self.body.get(name).cloned())
     }
 
-    /// The worker that `url` is for, whether or not the fleet has it.
-    fn worker(&self) -> Result<Worker, Refusal> {
+    /// What `url` says, whether or not the fleet has such a worker.
+    fn url(&self) -> Result<WorkerUrl, Refusal> {
         let right = "the right form is {\"url\": \"http://host:port\"}, or ?url= in the query";
         match self.get("url") {
-            Some(Value::String(url)) => {
-                Worker::parse(&url).map_err(|error| Refusal::wrong(error.to_string()))
-            }
+            Some(Value::String(url)) => url
+                .parse()
+                .map_err(|error: ConfigError| Refusal::wrong(error.to_string())),
             Some(_) => Err(Refusal::wrong(format!("url: is not a string; {right}"))),
             None => Err(Refusal::wrong(format!("url: is missing; {right}"))),
         }
@@ -188,9 +190,9 @@ impl Parameters {
                 format!("id: no worker {id}"),
             ),
             None => {
-                let url = self.worker()?.url;
+                let url = self.url()?;
                 (
-                    fleet.iter().find(|worker| worker.url == url),
+                    fleet.iter().find(|worker| worker.url == url.as_str()),
                     format!("url: no worker {url}"),
                 )
             }
@@ -219,18 +221,18 @@ impl Parameters {
 /// which is for workers of the configuration.
 fn add(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
     let shared = &lane.shared;
-    let mut worker = given.worker()?;
-    if let Some(key) = given.key()? {
-        if shared.fleet.find(&worker.url).is_some() {
+    let url = given.url()?;
+    let authorization = match given.key()? {
+        Some(_) if shared.fleet.find(url.as_str()).is_some() => {
             return Err(Refusal::wrong(
                 "api_key: the worker is in the list already, and keeps the key that it has; take it out first",
             ));
         }
-        worker.authorization = Authorization::Own(key);
-    } else if shared.gate.keys.worker.is_some() {
-        worker.authorization = Authorization::Nothing;
-    }
-    let (worker, is_new) = shared.fleet.add(worker);
+        Some(key) => Authorization::Own(key),
+        None if shared.gate.keys.worker.is_some() => Authorization::Nothing,
+        None => Authorization::OfFleet,
+    };
+    let (worker, is_new) = shared.add(url, authorization);
     let (status, event) = match is_new {
         true => (StatusCode::CREATED, "worker was added"),
         false => (StatusCode::OK, "worker serves again"),

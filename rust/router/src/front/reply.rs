@@ -51,6 +51,7 @@ reasons! {
     HeadersTooLarge "headers_too_large" REQUEST_HEADER_FIELDS_TOO_LARGE,
     UnsupportedTransferEncoding "unsupported_transfer_encoding" NOT_IMPLEMENTED,
     WorkerFailed "worker_failed" BAD_GATEWAY,
+    WorkersLost "workers_lost" BAD_GATEWAY,
     InvalidWorkerAnswer "invalid_worker_answer" BAD_GATEWAY,
     NoWorkers "no_workers" SERVICE_UNAVAILABLE,
     WorkersDown "workers_down" SERVICE_UNAVAILABLE,

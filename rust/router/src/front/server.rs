@@ -14,7 +14,8 @@ use crate::config::{Config, ConfigError};
 use crate::fleet::discovery::Discovery;
 use crate::fleet::models::{self, Models};
 use crate::fleet::trust::{self, Trust};
-use crate::fleet::worker::{Fleet, Worker};
+use crate::fleet::worker::Fleet;
+use crate::fleet::worker_url::WorkerUrl;
 use crate::fleet::{breaker, health};
 use crate::front::gate::Gate;
 use crate::front::tls::{self, Tls};
@@ -84,11 +85,8 @@ impl Router {
     /// Binds the port and starts serving.
     pub fn start(config: Config) -> Result<Router, StartError> {
         config.validate().map_err(StartError::Config)?;
-        let workers: Result<Vec<Worker>, ConfigError> = config
-            .worker_urls
-            .iter()
-            .map(|url| Worker::parse(url))
-            .collect();
+        let workers: Result<Vec<WorkerUrl>, ConfigError> =
+            config.worker_urls.iter().map(|url| url.parse()).collect();
         let workers = workers.map_err(StartError::Config)?;
         let gate = Gate::new(&config).map_err(StartError::Config)?;
         let tls = Tls::read(&config).map_err(StartError::Config)?;

@@ -11,31 +11,39 @@ pub struct Scan<'a> {
     pub user: &'a [u8],
     /// Whether media stand in the text by their hash.
     pub has_media: bool,
+    /// Whether the body ends before its JSON does.
+    pub is_cut: bool,
+    /// Whether it asks for what no cache holds, or for a part of the cache of its own: then what was cached
+    /// says nothing of what a worker remembers.
+    pub passes_cache: bool,
 }
 
 /// Starts the text of a message; followed by the first letter of its role.
 const MESSAGE: u8 = 0x1e;
 /// Stands before the name of an adapter.
 const ADAPTER: u8 = 0x1f;
+/// Stands before what keeps a prompt apart from equal ones in caches.
+const SALT: u8 = 0x1c;
 
 /// Where the parts of a prompt stand in a body, in the order in which a model sees them.
 #[derive(Default)]
 struct Parts<'a> {
     adapter: &'a [u8],
+    salt: &'a [u8],
     system: Option<Cursor<'a>>,
     tools: &'a [u8],
     media: [Option<Cursor<'a>>; 3],
     prompt: Option<Cursor<'a>>,
 }
 
-/// Appends to `key` the text that a model would see first to last, whatever the order of the fields: which
-/// adapter it runs with, system prompt and tools, media by the hash of their content, then the prompt, or
+/// Appends to `key` the text that a model would see first to last, whatever the order of the fields: what
+/// keeps it apart in caches, which adapter it runs with, system prompt and tools, media by the hash of their content, then the prompt, or
 /// each message's role and content. Bodies of OpenAI's APIs, Anthropic's, and SGLang's `/generate`.
 pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
     let mut found = Scan::default();
     let mut parts = Parts::default();
     let mut cache_key = &b""[..];
-    let _ = Cursor::new(body).object(|cursor, name| {
+    let whole = Cursor::new(body).object(|cursor, name| {
         cursor.peek()?;
         let here = Some(*cursor);
         match name {
@@ -44,6 +52,11 @@ pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
             b"prompt_cache_key" => cache_key = cursor.string_or_skip()?,
             b"lora_path" | b"lora_name" | b"lora_id" | b"adapter" | b"adapter_id" => {
                 parts.adapter = cursor.skip()?;
+            }
+            b"cache_salt" | b"extra_key" => parts.salt = cursor.skip()?,
+            b"logprobs" | b"prompt_logprobs" | b"echo" | b"return_logprob"
+            | b"logprob_start_len" | b"input_embeds" => {
+                found.passes_cache |= is_set(cursor.skip()?);
             }
             _ => {
                 match name {
@@ -66,8 +79,15 @@ pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
     if !cache_key.is_empty() {
         found.user = cache_key;
     }
+    found.is_cut = whole.is_none();
+    found.passes_cache |= is_set(parts.salt);
     found.has_media = parts.append(key);
     found
+}
+
+/// Whether a value says anything.
+fn is_set(value: &[u8]) -> bool {
+    !matches!(value, b"" | b"null" | b"false" | b"0")
 }
 
 impl Parts<'_> {
@@ -77,9 +97,11 @@ impl Parts<'_> {
             key,
             has_media: false,
         };
-        if !self.adapter.is_empty() && self.adapter != b"null" {
-            writer.key.push(ADAPTER);
-            writer.key.extend_from_slice(self.adapter);
+        for (sign, value) in [(SALT, self.salt), (ADAPTER, self.adapter)] {
+            if is_set(value) {
+                writer.key.push(sign);
+                writer.key.extend_from_slice(value);
+            }
         }
         if let Some(mut system) = self.system {
             writer.key.push(MESSAGE);
@@ -212,7 +234,7 @@ mod tests {
             Scan {
                 model: b"m",
                 user: b"u1",
-                has_media: false,
+                ..Scan::default()
             }
         );
         assert_eq!(text, br#"say \"hi\" \u00e9"#);
@@ -267,6 +289,38 @@ mod tests {
         assert_eq!(with("null"), "a prompt");
         assert_ne!(with("\"one\""), with("\"two\""));
         assert!(with("[\"one\",\"two\"]").ends_with("a prompt"));
+    }
+
+    #[test]
+    fn salts_keep_prompts_apart_and_usage_from_being_compared() {
+        let found = |body: &str| scan(body.as_bytes(), &mut Vec::new()).passes_cache;
+        assert_eq!(
+            key(r#"{"prompt":"p","cache_salt":"s","lora_path":"ad"}"#),
+            "\u{1c}\"s\"\u{1f}\"ad\"p"
+        );
+        for field in [
+            r#""cache_salt":"s""#,
+            r#""extra_key":"k""#,
+            r#""logprobs":1"#,
+            r#""logprobs":true"#,
+            r#""prompt_logprobs":5"#,
+            r#""echo":true"#,
+            r#""return_logprob":true"#,
+        ] {
+            assert!(found(&format!(r#"{{"prompt":"p",{field}}}"#)), "{field}");
+        }
+        for field in [r#""logprobs":false"#, r#""echo":null"#, r#""n":2"#] {
+            assert!(!found(&format!(r#"{{"prompt":"p",{field}}}"#)), "{field}");
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_says_so() {
+        let body = br#"{"prompt":"once upon a time"}"#;
+        for end in 0..=body.len() {
+            let found = scan(&body[..end], &mut Vec::new());
+            assert_eq!(found.is_cut, end < body.len(), "{end}");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use self::tree::Stamp;
+use self::tree::{ClaimId, Stamp};
 use crate::config::{Config, ConfigError};
 use crate::fleet::worker::Worker;
 
@@ -29,9 +29,9 @@ pub struct RequestKey<'a> {
     /// Who asks: the `x-session-id` header, or else the body's
     /// `prompt_cache_key` or `user`. Empty if neither is there.
     pub session: &'a [u8],
-    /// Whether media stand in the text by their hash: then its length says little of how much there is to
-    /// compute.
-    pub has_media: bool,
+    /// Whether the answer's usage says nothing of how much of the text was cached: media stand in it by their
+    /// hash, or it is cut off, or the request passes caches by.
+    pub is_incomparable: bool,
 }
 
 /// The workers that may take a request, at least one, in the order of their ids.
@@ -77,9 +77,9 @@ impl<'a> Candidates<'a> {
         Some(self.get(index))
     }
 
-    /// The largest id of them.
-    pub fn last_id(self) -> u32 {
-        self.get(self.len() - 1).id
+    /// More than any slot of them: the length of a table that has one entry for each.
+    pub fn slots(self) -> usize {
+        self.iter().map(|worker| worker.slot()).max().unwrap_or(0) as usize + 1
     }
 
     /// The worker of the least cost, one a candidate; among equals, one at random.
@@ -129,9 +129,11 @@ impl<'a> From<&'a Arc<Worker>> for Decision<'a> {
     }
 }
 
-/// What a policy expected of the worker that it chose.
+/// What a policy expected of the worker that it chose. It is to be settled once: by `kept` or `withdrawn`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Receipt {
+    /// The text on its way to the worker.
+    claim: Option<ClaimId>,
     /// Bytes of the text, and how many of them the worker knew.
     text: u32,
     known: u32,
@@ -150,7 +152,14 @@ pub trait Policy: Send + Sync {
     /// Chooses one of the candidates. Called on every thread at once.
     fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> Decision<'a>;
 
-    /// Called when a worker has answered a request and said how much of the prompt it had cached.
+    /// Called when a worker has begun to answer a request well: it has seen the prompt.
+    fn kept(&self, _receipt: Receipt) {}
+
+    /// Called when nothing came of a request: the worker refused it or failed, or the client left first.
+    fn withdrawn(&self, _receipt: Receipt) {}
+
+    /// Called when a worker has answered a request and said how much of the prompt it had cached, after
+    /// `kept`.
     fn answered(&self, _worker: &Worker, _receipt: Receipt, _usage: Usage) {}
 
     /// Whether `pick` looks at the request; if not, bodies are not searched for its key.
@@ -166,7 +175,7 @@ pub trait Policy: Send + Sync {
     /// Called at every eviction interval, and when a worker was removed.
     fn maintain(&self, _fleet: &[Arc<Worker>]) {}
 
-    /// A worker's cache was emptied.
+    /// A worker's cache was emptied, or the worker is new.
     fn forget(&self, _worker: &Worker) {}
 
     /// Appends the policy's own metrics in Prometheus' text format.
@@ -237,14 +246,16 @@ pub fn build(config: &Config) -> Box<dyn Policy> {
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
+    use crate::fleet::worker::Authorization;
 
     pub fn fleet(count: usize) -> Vec<Arc<Worker>> {
         (0..count)
-            .map(|port| Arc::new(Worker::parse(&format!("http://w:{}", port + 1)).unwrap()))
+            .map(|port| format!("http://w:{}", port + 1).parse().unwrap())
+            .map(|url| Arc::new(Worker::new(url, Authorization::OfFleet)))
             .collect()
     }
 
-    /// Positions in the fleet that a policy chose for each request.
+    /// Positions in the fleet that a policy chose for each request, answered at once.
     pub fn picks<'t>(
         policy: &dyn Policy,
         fleet: &[Arc<Worker>],
@@ -257,6 +268,7 @@ pub(crate) mod testing {
                 ..RequestKey::default()
             };
             let chosen = policy.pick(Candidates::new(fleet, &eligible), &request);
+            policy.kept(chosen.receipt);
             fleet
                 .iter()
                 .position(|worker| worker.id == chosen.worker.id)

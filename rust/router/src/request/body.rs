@@ -64,12 +64,12 @@ impl ResponseBody {
     }
 
     /// Has the policy told of the answer's usage at its end, if it wants to know.
-    pub fn reading_usage(mut self, receipt: Receipt) -> Self {
+    pub fn reading_usage(mut self, receipt: Option<Receipt>) -> Self {
         if let Some(upstream) = &mut self.upstream
             && self.lane.shared.policy.reads_usage()
         {
             upstream.tail.clear();
-            self.receipt = Some(receipt);
+            self.receipt = receipt;
         }
         self
     }

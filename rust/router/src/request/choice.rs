@@ -42,7 +42,7 @@ pub fn choose(
             text: key,
             model: found.model,
             session,
-            has_media: found.has_media,
+            is_incomparable: found.has_media || found.is_cut || found.passes_cache,
         };
     }
     model.clear();

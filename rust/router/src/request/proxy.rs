@@ -104,9 +104,10 @@ pub async fn forward(
                 if tries.again_after(&worker, &response, upload.is_whole()) {
                     continue;
                 }
-                return answer(response, &worker, exchange.sees_urls, |body| {
-                    ResponseBody::new(body, Some(upstream), lane.clone(), load)
-                        .reading_usage(tries.receipt)
+                let receipt = tries.settle(&response);
+                return answer(response, &worker, exchange.sees_urls, |incoming| {
+                    ResponseBody::new(incoming, Some(upstream), lane.clone(), load)
+                        .reading_usage(receipt)
                 });
             }
             Attempt::NoConnection(error) if is_exhaustion(&error) => return exhausted(&error),
@@ -179,7 +180,16 @@ async fn attempt(
         // about the worker, which gets the request on a new one. It may also have read the request.
         if upstream.reused && (is_unsent || tries.may_resend(parts.method.is_safe())) {
             upstream = match lane.pool.open(worker).await {
-                Ok(upstream) => upstream,
+                Ok(upstream) => {
+                    if !is_unsent {
+                        tries.resent();
+                    }
+                    upstream
+                }
+                // It took the request, or some of it, and is gone.
+                Err(error) if !is_unsent && !is_exhaustion(&error) => {
+                    return Attempt::Broken(format!("{}, then {error}", failed.why));
+                }
                 Err(error) => return Attempt::NoConnection(error),
             };
             continue;

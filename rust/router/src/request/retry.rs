@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use hyper::header::{HeaderMap, RETRY_AFTER};
+use hyper::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
 
@@ -17,6 +17,7 @@ use crate::fleet::worker::Worker;
 use crate::front::reply::{self, Reason, Reply};
 use crate::policy::Receipt;
 use crate::request::choice::{Failure, choose, no_worker};
+use crate::request::claim::Claim;
 use crate::runtime::clock::{self, TICK, Tick};
 use crate::runtime::lane::Lane;
 
@@ -72,6 +73,10 @@ impl Default for Budget {
     }
 }
 
+/// Connections that may end with a request on them before an answer. The first one has most likely nothing
+/// to do with it; after the second, the request may be what ends workers, and no other one is to try it.
+const MOST_LOST: u32 = 2;
+
 /// One request's attempts.
 pub struct Tries<'a> {
     lane: &'a Lane,
@@ -87,8 +92,10 @@ pub struct Tries<'a> {
     is_over: bool,
     /// Whether the client is told where workers are.
     sees_urls: bool,
-    /// What the policy expects of the worker that was chosen.
-    pub receipt: Receipt,
+    /// Connections that ended with the request on them, before an answer.
+    lost: u32,
+    /// The prompt, on its way to the worker that was chosen.
+    claim: Option<Claim<'a>>,
     /// Whether the worker was down already when it was chosen.
     was_down: bool,
     /// When the client is told that it took too long.
@@ -108,7 +115,8 @@ impl<'a> Tries<'a> {
             was_sent: false,
             was_moved: false,
             is_over: false,
-            receipt: Receipt::default(),
+            lost: 0,
+            claim: None,
             was_down: false,
             deadline: clock::now().saturating_add(clock::ticks(lane.shared.config.request_timeout)),
         }
@@ -119,8 +127,10 @@ impl<'a> Tries<'a> {
         if self.is_over {
             return None;
         }
+        // Nothing came of the last attempt.
+        self.claim = None;
         let (worker, receipt) = choose(self.lane, parts, body, &self.tried, &mut self.model)?;
-        self.receipt = receipt;
+        self.claim = Some(Claim::new(&*self.lane.shared.policy, receipt));
         if !self.tried.is_empty() {
             self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
         }
@@ -181,6 +191,16 @@ impl<'a> Tries<'a> {
         is_whole && self.has_better(worker) && self.may_retry()
     }
 
+    /// The client gets this answer: the policy learns from the prompt if it is a good one. Returns the receipt
+    /// where the answer may say what the worker had cached.
+    pub fn settle<B>(&mut self, response: &Response<B>) -> Option<Receipt> {
+        let claim = self.claim.take()?;
+        if !response.status().is_success() {
+            return None;
+        }
+        claim.keep().filter(|_| may_hold_usage(response.headers()))
+    }
+
     /// No connection could be made: nothing was sent, so another worker costs nothing.
     pub fn unsent(&mut self, worker: &Worker, error: &io::Error) {
         self.failed(worker, &error.to_string());
@@ -194,17 +214,20 @@ impl<'a> Tries<'a> {
         self.failed(worker, error);
         worker.standing.fail();
         self.was_sent = true;
-        self.may_retry()
+        self.lost += 1;
+        self.lost < MOST_LOST && self.may_retry()
     }
 
     /// Whether what went out on a kept connection that then ended may be sent to the worker again. The worker may
     /// have read it: that makes it a retry, unless the request is one that changes nothing.
     pub fn may_resend(&mut self, is_safe: bool) -> bool {
-        let may = is_safe || self.may_retry();
-        if may {
-            self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
-        }
-        may
+        is_safe || (self.lost + 1 < MOST_LOST && self.may_retry())
+    }
+
+    /// It is sent again, after a connection that ended with it.
+    pub fn resent(&mut self) {
+        self.lost += 1;
+        self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
     }
 
     /// Whether a request that got no answer from a silent worker may be sent to another one. Where only
@@ -273,9 +296,20 @@ impl<'a> Tries<'a> {
     pub fn give_up(&self) -> Reply {
         if self.was_sent {
             self.lane.shared.metrics.unserved.fetch_add(1, Relaxed);
-            let say = |last: &str| format!("no answer from a worker; the last one was {last}");
-            let (shown, logged) = (say(&self.failure.shown), say(&self.failure.logged));
-            return reply::error_logged(Reason::WorkerFailed, &shown, logged);
+            let last = &self.failure;
+            let reason = match self.lost >= MOST_LOST {
+                true => Reason::WorkersLost,
+                false => Reason::WorkerFailed,
+            };
+            let say = |last: &str| match reason {
+                Reason::WorkersLost => format!(
+                    "the connections to {} workers ended with this request on them; the last one was {last}. It is \
+                     sent to no more of them: look at their logs before it is sent again",
+                    self.lost
+                ),
+                _ => format!("no answer from a worker; the last one was {last}"),
+            };
+            return reply::error_logged(reason, &say(&last.shown), say(&last.logged));
         }
         no_worker(self.lane, &self.failure, self.sees_urls)
     }
@@ -289,6 +323,18 @@ fn next_trial(lane: &Lane, worker: &Worker) -> Tick {
         false => Duration::ZERO,
     };
     clock::now().saturating_add(clock::ticks(config.cb_timeout + patience))
+}
+
+/// Whether an answer is of a kind that says what it used: JSON, or events that are.
+fn may_hold_usage(headers: &HeaderMap) -> bool {
+    let Some(content_type) = headers.get(CONTENT_TYPE) else {
+        return false;
+    };
+    let kinds: [&[u8]; 2] = [b"application/json", b"text/event-stream"];
+    kinds.iter().any(|kind| {
+        let start = content_type.as_bytes().get(..kind.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(kind))
+    })
 }
 
 /// `Retry-After` in its form of seconds; a date counts as the shortest time.
@@ -323,6 +369,22 @@ mod tests {
             budget.deposit();
         }
         assert_eq!(spend(), 256);
+    }
+
+    #[test]
+    fn usage_is_looked_for_in_json_and_events() {
+        for (content_type, may) in [
+            ("application/json", true),
+            ("Application/JSON; charset=utf-8", true),
+            ("text/event-stream", true),
+            ("text/plain", false),
+            ("audio/wav", false),
+        ] {
+            let value = content_type.parse().unwrap();
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, value)]);
+            assert_eq!(may_hold_usage(&headers), may, "{content_type}");
+        }
+        assert!(!may_hold_usage(&HeaderMap::new()));
     }
 
     #[test]

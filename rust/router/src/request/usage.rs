@@ -1,7 +1,7 @@
 //! Reads how many tokens of a prompt a worker had cached out of the end of its answer, as that passes.
 //!
 //! OpenAI's `usage` and SGLang's `meta_info` stand at the end of a JSON answer and in the last events of a
-//! stream, so the last bytes are all that is looked at. A quoted name cannot stand inside a JSON string,
+//! stream, so the last bytes are all that is looked at, of those two kinds. A quoted name cannot stand inside a JSON string,
 //! whose quotes are escaped, so what the model wrote is never mistaken for usage.
 
 use std::sync::LazyLock;

@@ -11,7 +11,8 @@ use crate::config::Config;
 use crate::fleet::models::Models;
 use crate::fleet::trust::Trust;
 use crate::fleet::waiting::Waiting;
-use crate::fleet::worker::{Fleet, Worker};
+use crate::fleet::worker::{Authorization, Fleet, Worker};
+use crate::fleet::worker_url::WorkerUrl;
 use crate::front::client::Clients;
 use crate::front::gate::Gate;
 use crate::front::request_id::RequestIds;
@@ -44,6 +45,16 @@ pub struct Shared {
 }
 
 impl Shared {
+    /// Adds a worker to the fleet, or returns the one of that URL to service. The bool says whether it is new.
+    pub fn add(&self, url: WorkerUrl, authorization: Authorization) -> (Arc<Worker>, bool) {
+        let (worker, is_new) = self.fleet.add(url, authorization);
+        if is_new {
+            // What was known of an earlier one in its place.
+            self.policy.forget(&worker);
+        }
+        (worker, is_new)
+    }
+
     /// Takes a worker out of the fleet; requests it is serving go on to their end.
     pub fn remove(&self, worker: &Worker) {
         if self.fleet.remove(worker) {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::fleet::worker::Worker;
+use crate::fleet::worker_url::WorkerUrl;
 
 /// What tells one version of a file from another.
 type Stamp = Option<(u64, u64, i64, i64)>;
@@ -26,7 +26,7 @@ impl WorkersFile {
         }
     }
 
-    /// What the file lists, as `Worker` spells URLs.
+    /// What the file lists, as `WorkerUrl` spells it.
     pub fn read(&mut self) -> Result<Vec<String>, String> {
         self.read = stamp(&self.path);
         self.seen = self.read;
@@ -75,10 +75,12 @@ fn parse(text: &str) -> Result<Vec<String>, String> {
     };
     let mut urls: Vec<String> = Vec::new();
     for (index, url) in given {
-        let worker =
-            Worker::parse(&url).map_err(|error| format!("{place} {}: {error}", index + 1))?;
-        if !urls.contains(&worker.url) {
-            urls.push(worker.url);
+        let url: WorkerUrl = url
+            .parse()
+            .map_err(|error| format!("{place} {}: {error}", index + 1))?;
+        let url = url.to_string();
+        if !urls.contains(&url) {
+            urls.push(url);
         }
     }
     Ok(urls)

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use crate::fleet::worker::Worker;
+use crate::fleet::worker::{Authorization, Worker};
 use crate::runtime::lane::Shared;
 
 /// The workers that are in the fleet because they are listed somewhere. Others it never touches.
@@ -23,7 +23,7 @@ impl Roster {
         }
     }
 
-    /// Takes over what a source lists now. URLs are in the form that `Worker::parse` gives them.
+    /// Takes over what a source lists now. URLs are in the form that `WorkerUrl` gives them.
     pub fn list(&mut self, source: usize, urls: Vec<String>) {
         self.sources[source] = urls;
         let wanted: Vec<&String> = self.sources.iter().flatten().collect();
@@ -49,13 +49,14 @@ impl Roster {
             if came_back.is_none() && self.shared.fleet.find(url).is_some() {
                 continue;
             }
-            let Ok(worker) = Worker::parse(url) else {
+            let Ok(read) = url.parse() else {
                 continue;
             };
             self.shared
                 .log
                 .info("a worker is listed", &[("worker", url)]);
-            self.listed.push(self.shared.fleet.add(worker).0);
+            self.listed
+                .push(self.shared.add(read, Authorization::OfFleet).0);
         }
     }
 

@@ -1,6 +1,7 @@
 //! How much busier a worker is than the others, in bytes of prompt text that it would be worth computing
 //! again elsewhere.
 
+use crate::fleet::worker::Worker;
 use crate::policy::Candidates;
 
 /// How much the parts of a decision weigh. The defaults were chosen with `benches/router_sim`.
@@ -37,11 +38,17 @@ impl Default for Tuning {
 /// Who got how many of the recent requests, and how long prompts are.
 #[derive(Default)]
 pub struct Balance {
-    /// By worker id. A request counts for less the longer ago it was: instead of shrinking all that was
+    /// By worker's slot. A request counts for less the longer ago it was: instead of shrinking all that was
     /// counted, `unit`, which the next one counts for, grows.
     recent: Vec<f32>,
     unit: f32,
-    mean_text: f32,
+    /// Bytes of a prompt, over the last `span` that were answered; there were `answered` so far.
+    mean_answered: f32,
+    answered: f32,
+    span: f32,
+    /// Prompts without an answer yet, and their bytes.
+    waiting: usize,
+    waiting_text: usize,
 }
 
 /// The least that recent shares matter: enough to spread what would otherwise be equal.
@@ -57,8 +64,8 @@ impl Balance {
         is_imbalanced: impl Fn(usize, usize) -> bool,
         penalties: &mut Vec<f32>,
     ) -> bool {
-        let ids = candidates.last_id() as usize + 1;
-        self.recent.resize(self.recent.len().max(ids), 0.0);
+        self.recent
+            .resize(self.recent.len().max(candidates.slots()), 0.0);
         let (mut shortest, mut longest) = (usize::MAX, 0);
         let (mut loads, mut recent) = (0, 0.0);
         penalties.clear();
@@ -66,7 +73,7 @@ impl Balance {
             let load = worker.load();
             (shortest, longest) = (shortest.min(load), longest.max(load));
             loads += load;
-            recent += self.recent[worker.id as usize];
+            recent += self.recent[worker.slot() as usize];
             load as f32
         }));
         let count = candidates.len() as f32;
@@ -80,31 +87,57 @@ impl Balance {
         };
         let imbalanced = is_imbalanced(shortest, longest);
         let factor = if imbalanced { tuning.imbalance } else { 1.0 };
-        let bytes = tuning.load * factor * self.mean_text;
+        let bytes = tuning.load * factor * self.mean_text();
         for (penalty, worker) in penalties.iter_mut().zip(candidates.iter()) {
             // Against the others, not against all: of two workers one is never more than twice the mean.
             let others = (loads as f32 - *penalty) / (count - 1.0).max(1.0) + tuning.recent;
-            let busy = *penalty + share * self.recent[worker.id as usize];
+            let busy = *penalty + share * self.recent[worker.slot() as usize];
             *penalty = bytes * busy / others.max(LITTLE);
         }
         imbalanced
     }
 
-    /// Bytes of an average prompt.
+    /// Bytes of an average prompt, of those answered of late and those that wait: what is on its way counts
+    /// before anything is known of it, and no longer than that if nothing comes of it.
     pub fn mean_text(&self) -> f32 {
-        self.mean_text
+        let count = self.answered + self.waiting as f32;
+        (self.answered * self.mean_answered + self.waiting_text as f32) / count.max(1.0)
     }
 
-    /// Counts a request of `text` bytes for a worker that was among the candidates.
-    pub fn count(&mut self, tuning: &Tuning, candidates: Candidates<'_>, worker: u32, text: usize) {
-        const LARGE: f32 = 1e12;
-        let span = (tuning.memory * candidates.len() as f32).max(1.0);
-        if self.unit == 0.0 {
-            (self.unit, self.mean_text) = (1.0, text as f32);
+    /// Counts a prompt of `text` bytes as waiting for its answer.
+    pub fn waits(&mut self, text: usize) {
+        self.waiting += 1;
+        self.waiting_text += text;
+    }
+
+    /// Such a prompt waits no more; `is_answered` says what came of it.
+    pub fn settled(&mut self, text: usize, is_answered: bool) {
+        self.waiting = self.waiting.saturating_sub(1);
+        self.waiting_text = self.waiting_text.saturating_sub(text);
+        if is_answered {
+            self.answered = (self.answered + 1.0).min(self.span.max(1.0));
+            self.mean_answered += (text as f32 - self.mean_answered) / self.answered;
         }
-        self.mean_text += (text as f32 - self.mean_text) / span;
-        self.unit *= 1.0 + 1.0 / span;
-        self.recent[worker as usize] += self.unit;
+    }
+
+    /// Forgets the workers that are no more.
+    pub fn retain(&mut self, is_there: impl Fn(u32) -> bool) {
+        for (count, slot) in self.recent.iter_mut().zip(0..) {
+            if !is_there(slot) {
+                *count = 0.0;
+            }
+        }
+    }
+
+    /// Counts a request for a worker that was among the candidates.
+    pub fn count(&mut self, tuning: &Tuning, candidates: Candidates<'_>, worker: &Worker) {
+        const LARGE: f32 = 1e12;
+        self.span = (tuning.memory * candidates.len() as f32).max(1.0);
+        if self.unit == 0.0 {
+            self.unit = 1.0;
+        }
+        self.unit *= 1.0 + 1.0 / self.span;
+        self.recent[worker.slot() as usize] += self.unit;
         if self.unit > LARGE {
             self.recent.iter_mut().for_each(|count| *count /= LARGE);
             self.unit /= LARGE;
@@ -130,13 +163,41 @@ mod tests {
         penalties
     }
 
+    fn ask(balance: &mut Balance, candidates: Candidates<'_>, worker: usize, text: usize) {
+        balance.waits(text);
+        balance.count(&Tuning::default(), candidates, candidates.get(worker));
+        balance.settled(text, true);
+    }
+
+    #[test]
+    fn the_scale_is_that_of_what_was_seen_so_far() {
+        let fleet = fleet(4);
+        let all = Candidates::new(&fleet, &[0, 1, 2, 3]);
+        let mut balance = Balance::default();
+        penalties(&mut balance, all);
+        assert_eq!(balance.mean_text(), 0.0);
+        ask(&mut balance, all, 0, 8);
+        assert_eq!(balance.mean_text(), 8.0);
+        // Those that wait count as they come, and leave no trace if nothing comes of them.
+        (0..7).for_each(|_| balance.waits(4000));
+        assert_eq!(balance.mean_text(), 3501.0);
+        (0..6).for_each(|_| balance.settled(4000, false));
+        assert_eq!(balance.mean_text(), 2004.0);
+        balance.settled(4000, true);
+        assert_eq!(balance.mean_text(), 2004.0);
+        for _ in 0..1000 {
+            ask(&mut balance, all, 0, 100);
+        }
+        assert!((100.0..102.0).contains(&balance.mean_text()));
+    }
+
     #[test]
     fn the_busier_and_the_more_often_asked_cost_more() {
         let fleet = fleet(3);
         let all = Candidates::new(&fleet, &[0, 1, 2]);
         let mut balance = Balance::default();
         assert_eq!(penalties(&mut balance, all), [0.0; 3]);
-        balance.count(&Tuning::default(), all, fleet[0].id, 1000);
+        ask(&mut balance, all, 0, 1000);
         let idle = penalties(&mut balance, all);
         assert!(idle[0] > idle[1] && idle[1] == idle[2]);
         let _busy = [1, 1].map(|at: usize| LoadGuard::new(fleet[at].clone()));
@@ -156,12 +217,15 @@ mod tests {
             memory: 1.0,
             ..Tuning::default()
         };
-        for _ in 0..10_000 {
-            balance.count(&tuning, all, fleet[0].id, 100);
-        }
-        for _ in 0..20 {
-            balance.count(&tuning, all, fleet[1].id, 300);
-        }
+        let mut ask = |count: usize, worker: usize, text: usize| {
+            for _ in 0..count {
+                balance.waits(text);
+                balance.count(&tuning, all, &fleet[worker]);
+                balance.settled(text, true);
+            }
+        };
+        ask(10_000, 0, 100);
+        ask(20, 1, 300);
         let now = penalties(&mut balance, all);
         assert!(now.iter().all(|cost| cost.is_finite()));
         assert!(now[1] > 100.0 * now[0], "{now:?}");

@@ -42,19 +42,26 @@ impl Counters {
         sees_urls: bool,
         out: &mut String,
     ) {
-        head(
-            out,
+        let mut gauge = |metric: &str, help: &str, bytes: &dyn Fn(u32) -> usize| {
+            head(out, metric, "gauge", help);
+            for worker in fleet {
+                let (name, bytes) = (worker.name(sees_urls), bytes(worker.slot()));
+                let _ = writeln!(
+                    out,
+                    "sglang_omni_router_{metric}{{worker=\"{name}\"}} {bytes}"
+                );
+            }
+        };
+        gauge(
             "tree_bytes",
-            "gauge",
-            "Prompt text remembered for a worker.",
+            "Memory of the prompt text that is remembered for a worker.",
+            &|worker| tree.bytes(worker),
         );
-        for worker in fleet {
-            let (name, bytes) = (worker.name(sees_urls), tree.bytes(worker.id));
-            let _ = writeln!(
-                out,
-                "sglang_omni_router_tree_bytes{{worker=\"{name}\"}} {bytes}"
-            );
-        }
+        gauge(
+            "tree_pending_bytes",
+            "The same of prompts that are on their way to it.",
+            &|worker| tree.pending(worker),
+        );
         head(out, "tree_nodes", "gauge", "Nodes of the prefix tree.");
         let _ = writeln!(out, "sglang_omni_router_tree_nodes {}", tree.nodes());
         for (name, help, count) in [

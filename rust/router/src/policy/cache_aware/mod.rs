@@ -17,10 +17,20 @@ use self::suspects::Suspects;
 use super::{Candidates, Decision, Policy, Receipt, RequestKey, Usage};
 use crate::config::Config;
 use crate::fleet::worker::Worker;
-use crate::policy::tree::{Path, PrefixTree};
+use crate::policy::tree::{Limits, Path, PrefixTree, Stamp};
+
+/// Of what `max_tree_size` allows, how much more is allowed for prompts that are on their way.
+const PENDING_PART: usize = 4;
+
+/// What a worker must have known of a prompt for its answer to say that it has lost something. Caches hold
+/// whole blocks, some of a hundred tokens and more: of less, nothing may be cached at all.
+const TELLING_BYTES: u32 = 1024;
+const TELLING_TOKENS: f64 = 256.0;
 
 /// Each worker costs the bytes of the prompt that it has not seen, and more the busier it is; the cheapest
-/// gets the request, and is known from then on to have seen the prompt.
+/// gets the request. It counts as having seen the prompt from then on, so that requests of one prefix that
+/// come together stay together, but what is learned for good is learned when it has begun to answer: what it
+/// refuses, or fails at, or what a client takes back, leaves nothing behind.
 ///
 /// - Load counts continuously, and `Tuning::imbalance` times as much while the longest queue is more than
 ///   `balance_abs_threshold` above and `balance_rel_threshold` times the shortest.
@@ -32,7 +42,7 @@ pub struct CacheAware {
     cache_threshold: f64,
     balance_abs_threshold: usize,
     balance_rel_threshold: f64,
-    max_tree_size: usize,
+    limits: Limits,
     tuning: Tuning,
     state: Mutex<State>,
     counters: Counters,
@@ -43,7 +53,7 @@ struct State {
     tree: PrefixTree,
     balance: Balance,
     suspects: Suspects,
-    /// Bytes of the text in hand that a worker knows, by worker id; right for candidates only.
+    /// Bytes of the text in hand that a worker knows, by worker's slot; right for candidates only.
     known: Vec<usize>,
     path: Path,
     costs: Vec<f32>,
@@ -59,7 +69,10 @@ impl CacheAware {
             cache_threshold: config.cache_threshold,
             balance_abs_threshold: config.balance_abs_threshold,
             balance_rel_threshold: config.balance_rel_threshold,
-            max_tree_size: config.max_tree_size,
+            limits: Limits {
+                kept: config.max_tree_size,
+                pending: config.max_tree_size / PENDING_PART,
+            },
             tuning,
             state: Mutex::default(),
             counters: Counters::default(),
@@ -90,13 +103,10 @@ impl CacheAware {
 impl State {
     /// Notes how many bytes each candidate knows of the text that `path` follows, and returns the most.
     fn find_known(&mut self, candidates: Candidates<'_>) -> usize {
-        let ids = self
-            .tree
-            .worker_ids()
-            .max(candidates.last_id() as usize + 1);
-        self.known.resize(self.known.len().max(ids), 0);
+        let slots = self.tree.slots().max(candidates.slots());
+        self.known.resize(self.known.len().max(slots), 0);
         for worker in candidates.iter() {
-            self.known[worker.id as usize] = 0;
+            self.known[worker.slot() as usize] = 0;
         }
         // Who owns a node owns those above it: only where there are more owners is one of them new.
         let mut owners = 0;
@@ -114,20 +124,20 @@ impl State {
         }
         let known = candidates
             .iter()
-            .map(|worker| self.known[worker.id as usize]);
+            .map(|worker| self.known[worker.slot() as usize]);
         known.max().unwrap_or(0)
     }
 
     /// Adds to each candidate's cost what it would have to compute.
     fn add_missing(&mut self, candidates: Candidates<'_>, text: usize) {
         for (cost, worker) in self.costs.iter_mut().zip(candidates.iter()) {
-            *cost += (text - self.known[worker.id as usize]) as f32;
+            *cost += (text - self.known[worker.slot() as usize]) as f32;
         }
     }
 
     /// Adds to each candidate's cost what its tree's size is worth to a cold prompt.
     fn add_tree_size(&mut self, candidates: Candidates<'_>, weight: f32) {
-        let bytes = |worker: &Worker| self.tree.bytes(worker.id) as f32;
+        let bytes = |worker: &Worker| self.tree.text(worker.slot()) as f32;
         let all: f32 = candidates.iter().map(|worker| bytes(worker)).sum();
         let mean = (all / candidates.len() as f32).max(1.0);
         let per_byte = weight * self.balance.mean_text() / mean;
@@ -145,6 +155,7 @@ impl Policy for CacheAware {
         }
         let mut state = self.state();
         let state = &mut *state;
+        state.balance.waits(text.len());
         let is_imbalanced = state.balance.penalties(
             &self.tuning,
             candidates,
@@ -160,23 +171,34 @@ impl Policy for CacheAware {
         }
         let worker = candidates.least(&state.costs);
 
-        let known = state.known[worker.id as usize];
+        let known = state.known[worker.slot() as usize];
         self.counters
             .picked(text.len(), known, is_imbalanced, is_warm && known < most);
-        let receipt = self.receipt(state, worker, known, request);
-        state
-            .balance
-            .count(&self.tuning, candidates, worker.id, text.len());
-        let limit = self.max_tree_size;
-        state
+        state.balance.count(&self.tuning, candidates, worker);
+        let seen = self.expected(state, worker, known, request);
+        let claim = state
             .tree
-            .insert(model, text, &state.path, worker.id, limit);
+            .claim(model, text, &state.path, worker.slot(), self.limits);
+        let receipt = Receipt {
+            claim: Some(claim),
+            text: text.len() as u32,
+            known: known as u32,
+            seen,
+        };
         Decision { worker, receipt }
+    }
+
+    fn kept(&self, receipt: Receipt) {
+        self.settle(receipt, true);
+    }
+
+    fn withdrawn(&self, receipt: Receipt) {
+        self.settle(receipt, false);
     }
 
     fn answered(&self, worker: &Worker, receipt: Receipt, usage: Usage) {
         self.counters.answered(usage);
-        let Some(seen) = receipt.seen else {
+        let Some(seen) = receipt.seen.filter(|_| is_telling(receipt, usage)) else {
             return;
         };
         let Usage {
@@ -187,12 +209,13 @@ impl Policy for CacheAware {
             >= f64::from(receipt.known) * prompt_tokens as f64;
         let mut state = self.state();
         let State { tree, suspects, .. } = &mut *state;
-        let now = tree.now(worker.id);
+        let slot = worker.slot();
+        let now = tree.now(slot);
         if is_cached {
-            suspects.hit(worker.id, now, seen);
-        } else if suspects.miss(worker.id, now, seen) {
+            suspects.hit(slot, now, seen);
+        } else if suspects.miss(slot, now, seen) {
             self.counters.corrections.fetch_add(1, Relaxed);
-            tree.forget_unused_since(worker.id, seen);
+            tree.forget_unused_since(slot, seen);
         }
     }
 
@@ -206,16 +229,19 @@ impl Policy for CacheAware {
 
     fn maintain(&self, fleet: &[Arc<Worker>]) {
         let mut state = self.state();
+        let is_there = |slot: u32| fleet.iter().any(|worker| worker.slot() == slot);
+        state.balance.retain(is_there);
         let known: Vec<u32> = state.tree.workers().collect();
-        for id in known {
-            let stays = fleet.iter().any(|worker| worker.id == id);
-            let limit = if stays { self.max_tree_size } else { 0 };
-            state.tree.shrink(id, limit);
+        for slot in known {
+            let limit = if is_there(slot) { self.limits.kept } else { 0 };
+            state.tree.shrink(slot, limit);
         }
     }
 
     fn forget(&self, worker: &Worker) {
-        self.state().tree.shrink(worker.id, 0);
+        let mut state = self.state();
+        state.tree.shrink(worker.slot(), 0);
+        state.suspects.forget(worker.slot());
     }
 
     fn write_metrics(&self, fleet: &[Arc<Worker>], sees_urls: bool, out: &mut String) {
@@ -225,27 +251,41 @@ impl Policy for CacheAware {
 }
 
 impl CacheAware {
-    /// What the worker is expected to have cached: nothing where too little is known or media make bytes a
-    /// bad measure, and nothing where the request that brought it there may still be running.
-    fn receipt(
+    fn settle(&self, receipt: Receipt, is_answered: bool) {
+        let Some(claim) = receipt.claim else {
+            return;
+        };
+        let mut state = self.state();
+        state.balance.settled(receipt.text as usize, is_answered);
+        match is_answered {
+            true => {
+                state.tree.keep(claim, self.limits);
+            }
+            false => state.tree.withdraw(claim),
+        }
+    }
+
+    /// When the worker last saw what it is expected to have cached. None where too little is known, or usage
+    /// does not tell, or the request that brought it there may still be running.
+    fn expected(
         &self,
         state: &State,
         worker: &Worker,
         known: usize,
         request: &RequestKey<'_>,
-    ) -> Receipt {
-        let text = request.text.len();
-        let is_sure = self.is_enough(known, text) && !request.has_media;
-        let seen = || {
-            let deepest = state.path.partition_point(|&(_, reached)| reached < known);
-            let used = state.tree.used(state.path[deepest].0, worker.id)?;
-            let is_done = state.tree.now(worker.id).since(used) as usize > worker.load();
-            is_done.then_some(used)
-        };
-        Receipt {
-            text: text as u32,
-            known: known as u32,
-            seen: is_sure.then(seen).flatten(),
+    ) -> Option<Stamp> {
+        if request.is_incomparable || known == 0 || !self.is_enough(known, request.text.len()) {
+            return None;
         }
+        let deepest = state.path.partition_point(|&(_, reached)| reached < known);
+        let used = state.tree.used(state.path[deepest].0, worker.slot())?;
+        let is_done = state.tree.now(worker.slot()).since(used) as usize > worker.load();
+        is_done.then_some(used)
     }
+}
+
+/// Whether enough of a prompt was known for its usage to tell what became of it.
+fn is_telling(receipt: Receipt, usage: Usage) -> bool {
+    let share = f64::from(receipt.known) / f64::from(receipt.text);
+    receipt.known >= TELLING_BYTES && share * usage.prompt_tokens as f64 >= TELLING_TOKENS
 }

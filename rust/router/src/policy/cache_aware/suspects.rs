@@ -7,7 +7,7 @@ use crate::policy::tree::Stamp;
 /// something as old as the first was found in between.
 #[derive(Default)]
 pub struct Suspects {
-    /// By worker id: when the newest thing that was missed had been seen.
+    /// By worker's slot: when the newest thing that was missed had been seen.
     missed: Vec<Option<Stamp>>,
 }
 
@@ -28,6 +28,11 @@ impl Suspects {
         if missed.is_some_and(|earlier| now.since(earlier) <= now.since(seen)) {
             *missed = None;
         }
+    }
+
+    /// Nothing the worker saw until now matters any more.
+    pub fn forget(&mut self, worker: u32) {
+        *self.of(worker) = None;
     }
 
     fn of(&mut self, worker: u32) -> &mut Option<Stamp> {

@@ -59,12 +59,8 @@ fn a_prompt_leaves_a_busy_worker_and_is_known_at_both_from_then_on() {
         let _load = busy(&fleet[busier], 3);
         assert_eq!(picks(&policy, &fleet, prompt), [idle]);
     }
-    let state = policy.state.lock().unwrap();
-    assert!(
-        fleet
-            .iter()
-            .all(|w| state.tree.bytes(w.id) == prompt[0].len())
-    );
+    let [one, other] = [0, 1].map(|worker| bytes(&policy, &fleet[worker]));
+    assert!(one == other && one > prompt[0].len(), "{one} {other}");
 }
 
 #[test]
@@ -74,11 +70,22 @@ fn load_counts_for_more_once_both_thresholds_are_passed() {
             |c: &mut Config| (c.balance_abs_threshold, c.balance_rel_threshold) = (abs, rel);
         let (policy, fleet) = (policy(change), fleet(2));
         let first = picks(&policy, &fleet, ["known to one"])[0];
-        picks(&policy, &fleet, ["new text, for the other worker"]);
+        picks(&policy, &fleet, ["new to other"]);
         let _load = (busy(&fleet[first], 19), busy(&fleet[1 - first], 6));
         let again = picks(&policy, &fleet, ["known to one"])[0];
         assert_eq!(again == first, stays, "{abs} {rel}");
     }
+}
+
+/// What the tree takes for a worker.
+fn bytes(policy: &CacheAware, worker: &Worker) -> usize {
+    policy.state().tree.bytes(worker.slot())
+}
+
+/// Ten prompts of a length to judge by.
+fn long_texts() -> Vec<String> {
+    let text = |index| format!("{index} {}", "z".repeat(1498));
+    (0..10).map(text).collect()
 }
 
 /// Has a worker answer a prompt, most of which it was thought to know, with this share of it cached.
@@ -90,18 +97,17 @@ fn answer(policy: &CacheAware, fleet: &[Arc<Worker>], text: &str, cached: u64) {
     };
     let Decision { worker, receipt } = policy.pick(Candidates::new(fleet, &all), &key);
     let usage = Usage {
-        prompt_tokens: 100,
-        cached_tokens: cached,
+        prompt_tokens: 400,
+        cached_tokens: 4 * cached,
     };
+    policy.kept(receipt);
     policy.answered(worker, receipt, usage);
 }
 
 #[test]
 fn a_worker_that_lost_its_cache_is_forgotten_what_it_had() {
-    let texts: Vec<String> = (0..10)
-        .map(|index| format!("{index} {}", "z".repeat(98)))
-        .collect();
-    for (cached, left) in [(90, 1000), (0, 200)] {
+    let texts = long_texts();
+    for (cached, left) in [(90, 10), (0, 2)] {
         let (policy, fleet) = (policy(|_| ()), fleet(1));
         for text in &texts {
             answer(&policy, &fleet, text, 0);
@@ -110,23 +116,22 @@ fn a_worker_that_lost_its_cache_is_forgotten_what_it_had() {
         // prompts themselves, which have just been computed.
         answer(&policy, &fleet, &texts[0], cached);
         answer(&policy, &fleet, &texts[9], cached);
-        let bytes = policy.state.lock().unwrap().tree.bytes(fleet[0].id);
-        assert_eq!(bytes, left);
+        let kept = bytes(&policy, &fleet[0]);
+        // A text takes some two hundred bytes more than it has.
+        assert_eq!(kept / (texts[0].len() + 240), left, "{kept}");
     }
 }
 
 #[test]
 fn a_miss_says_nothing_while_the_text_may_still_be_on_its_way() {
     let (policy, fleet) = (policy(|_| ()), fleet(1));
-    let texts: Vec<String> = (0..10)
-        .map(|index| format!("{index} {}", "z".repeat(98)))
-        .collect();
+    let texts = long_texts();
     picks(&policy, &fleet, texts.iter().map(String::as_str));
     let _load = busy(&fleet[0], 20);
     for text in &texts {
         answer(&policy, &fleet, text, 0);
     }
-    assert_eq!(policy.state.lock().unwrap().tree.bytes(fleet[0].id), 1000);
+    assert!(bytes(&policy, &fleet[0]) > 10 * texts[0].len());
 }
 
 #[test]
@@ -151,13 +156,14 @@ fn models_are_kept_apart() {
 
 #[test]
 fn removed_workers_are_forgotten_and_trees_bounded() {
-    let (policy, fleet) = (policy(|c| c.max_tree_size = 100), fleet(2));
+    let limit = 4000;
+    let (policy, fleet) = (policy(|c| c.max_tree_size = limit), fleet(2));
     let texts: Vec<String> = (0..50)
         .map(|index| format!("{index:02} {}", "y".repeat(30)))
         .collect();
     picks(&policy, &fleet, texts.iter().map(String::as_str));
-    let bytes = |worker: usize| policy.state.lock().unwrap().tree.bytes(fleet[worker].id);
-    assert!(bytes(0) <= 100 && bytes(1) <= 100 && bytes(0) > 0 && bytes(1) > 0);
+    let bytes = |worker: usize| bytes(&policy, &fleet[worker]);
+    assert!(bytes(0) <= limit && bytes(1) <= limit && bytes(0) > 0 && bytes(1) > 0);
     policy.maintain(&fleet[..1]);
     assert!(bytes(0) > 0 && bytes(1) == 0);
 }
@@ -172,4 +178,81 @@ fn a_panic_costs_what_was_learned_and_no_more() {
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panic)).is_err());
     let picks = picks(&policy, &fleet, ["a prompt", "a prompt"]);
     assert_eq!(picks[0], picks[1]);
+}
+
+/// The workers that a burst of so many requests of one prefix gets, none of them answered.
+fn burst(policy: &CacheAware, fleet: &[Arc<Worker>], count: usize) -> Vec<usize> {
+    let all: Vec<usize> = (0..fleet.len()).collect();
+    let mut loads = Vec::new();
+    for index in 0..count {
+        let text = format!("{} {index}", "shared ".repeat(500));
+        let request = RequestKey {
+            text: text.as_bytes(),
+            ..RequestKey::default()
+        };
+        let chosen = policy.pick(Candidates::new(fleet, &all), &request).worker;
+        loads.push(LoadGuard::new(chosen.clone()));
+    }
+    fleet.iter().map(|worker| worker.load()).collect()
+}
+
+#[test]
+fn the_first_burst_is_spread_whatever_came_before_it() {
+    let long = "y".repeat(100_000);
+    for before in [vec![], vec!["hi"], vec![&long], vec!["hi"; 240]] {
+        let (policy, fleet) = (policy(|_| ()), fleet(4));
+        picks(&policy, &fleet, before.iter().copied());
+        let spread = burst(&policy, &fleet, 128);
+        // Where all that was seen is short, a load is worth little until longer ones have come.
+        let most = if before.len() < 2 { 44 } else { 64 };
+        let is_spread = spread.iter().all(|&load| load <= most);
+        assert!(is_spread, "after {} prompts: {spread:?}", before.len());
+    }
+}
+
+#[test]
+fn what_nothing_came_of_leaves_nothing_behind() {
+    let (policy, fleet) = (policy(|_| ()), fleet(2));
+    picks(&policy, &fleet, ["known"]);
+    let before = fleet.iter().map(|worker| bytes(&policy, worker));
+    let before: Vec<usize> = before.collect();
+    let mean = policy.state().balance.mean_text();
+    for index in 0..200 {
+        let text = format!("{index} {}", "x".repeat(100_000));
+        let request = RequestKey {
+            text: text.as_bytes(),
+            ..RequestKey::default()
+        };
+        let decision = policy.pick(Candidates::new(&fleet, &[0, 1]), &request);
+        policy.withdrawn(decision.receipt);
+    }
+    let after: Vec<usize> = fleet.iter().map(|w| bytes(&policy, w)).collect();
+    assert_eq!(before, after);
+    let state = policy.state();
+    assert_eq!(state.balance.mean_text(), mean);
+    assert!(fleet.iter().all(|w| state.tree.pending(w.slot()) == 0));
+}
+
+#[test]
+fn prompts_too_short_to_judge_by_correct_nothing() {
+    for (text, tokens) in [("x".repeat(900), 400), ("x".repeat(4000), 200)] {
+        let (policy, fleet) = (policy(|_| ()), fleet(1));
+        let texts = long_texts();
+        picks(&policy, &fleet, texts.iter().map(String::as_str));
+        for index in 0..4 {
+            let request = RequestKey {
+                text: text.as_bytes(),
+                ..RequestKey::default()
+            };
+            let decision = policy.pick(Candidates::new(&fleet, &[0]), &request);
+            policy.kept(decision.receipt);
+            let usage = Usage {
+                prompt_tokens: tokens,
+                cached_tokens: 0,
+            };
+            policy.answered(decision.worker, decision.receipt, usage);
+            picks(&policy, &fleet, [format!("other {index}").as_str()]);
+        }
+        assert!(bytes(&policy, &fleet[0]) > 10 * texts[0].len());
+    }
 }

@@ -1,15 +1,26 @@
 //! A radix tree over the prompts each worker has seen, with the workers' least recently used text
 //! forgotten first.
 //!
-//! Who owns a node owns every node above it. Each worker's nodes are also linked from newest to oldest
-//! use, a node always newer than what hangs below it, so the oldest one is a leaf for that worker and
-//! eviction takes it without a search or a clock.
+//! A prompt is claimed for a worker when it is sent there, and kept once the worker has begun to answer it.
+//! What is only claimed counts like what is kept when prompts are matched, but makes nothing else forgotten,
+//! and goes with the last claim on it.
+//!
+//! Who owns a node owns every node above it, and who keeps it keeps those. The nodes a worker keeps are also
+//! linked from newest to oldest use, a node always newer than what is kept below it, so eviction takes the
+//! oldest one without a search or a clock.
 
 mod chars;
+mod claims;
+mod links;
 
 use std::collections::HashMap;
 
+use rapidhash::v3::rapidhash_v3;
+
 use self::chars::{common_prefix, first_char};
+pub use self::claims::ClaimId;
+use self::claims::Claims;
+use self::links::{Link, NO_TENANT, Tenant};
 
 #[cfg(test)]
 mod tests;
@@ -18,7 +29,7 @@ const NONE: u32 = u32::MAX;
 
 #[derive(Default)]
 struct Node {
-    /// `NONE` for the root of a model's tree, whose text is the model's name and which nobody owns.
+    /// `NONE` for the root of a model's tree, whose text is the hash of the model's name.
     parent: u32,
     text: Box<[u8]>,
     /// Sorted by the first character of the child's text.
@@ -27,33 +38,18 @@ struct Node {
     owners: Vec<(u32, u32)>,
 }
 
-/// One worker's hold on one node.
-#[derive(Clone, Copy)]
-struct Link {
-    node: u32,
-    worker: u32,
-    newer: u32,
-    older: u32,
-    /// When the worker last saw the node's text.
-    used: Stamp,
+/// Bytes that a node takes besides its text, with one owner: its entries in the tables, which grow by an
+/// eighth, and three blocks of the allocator, which have a header and are rounded up.
+const OVERHEAD: usize = size_of::<Node>() + size_of::<Link>() + 136;
+
+impl Node {
+    /// Bytes of memory, at least; what the node takes if one worker owns it. Each owner has to pay them.
+    fn cost(&self) -> usize {
+        self.text.len() + OVERHEAD
+    }
 }
 
-#[derive(Clone, Copy)]
-struct Tenant {
-    newest: u32,
-    oldest: u32,
-    bytes: usize,
-    now: Stamp,
-}
-
-const NO_TENANT: Tenant = Tenant {
-    newest: NONE,
-    oldest: NONE,
-    bytes: 0,
-    now: Stamp(0),
-};
-
-/// A worker's own time: how many texts it was given. It goes round after 2^32 of them.
+/// A worker's own time: how many texts of it were kept. It goes round after 2^32 of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp(u32);
 
@@ -64,32 +60,50 @@ impl From<u32> for Stamp {
 }
 
 impl Stamp {
-    /// Texts given to the worker since an `earlier` one.
+    /// Texts of the worker that were kept since an `earlier` one.
     pub fn since(self, earlier: Stamp) -> u32 {
         self.0.wrapping_sub(earlier.0)
     }
 }
 
-/// One tree a model. Worker ids are small and dense: they index a table.
+/// One tree a model. A worker is known by its slot, which indexes a table.
 #[derive(Default)]
 pub struct PrefixTree {
-    roots: HashMap<Box<[u8]>, u32>,
+    /// By the hash of the model's name: names are the clients' to choose, as long and as many as they like.
+    roots: HashMap<u64, u32>,
     nodes: Vec<Node>,
     free_nodes: Vec<u32>,
     links: Vec<Link>,
     free_links: Vec<u32>,
     tenants: Vec<Tenant>,
+    claims: Claims,
 }
 
-/// How far a text is known: each node passed, with the bytes matched when leaving it.
+/// How far a text is known: each node passed, the model's root first, with the bytes matched when leaving it.
 pub type Path = Vec<(u32, usize)>;
 
+/// What may be remembered for each worker, in bytes of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub kept: usize,
+    /// Of what is claimed and not kept.
+    pub pending: usize,
+}
+
 impl PrefixTree {
-    /// Bytes of text remembered for a worker.
+    /// Bytes of memory of what is kept for a worker. What several keep counts for each of them.
     pub fn bytes(&self, worker: u32) -> usize {
-        self.tenants
-            .get(worker as usize)
-            .map_or(0, |tenant| tenant.bytes)
+        self.tenant(worker).kept
+    }
+
+    /// Bytes of memory of what is only claimed for a worker.
+    pub fn pending(&self, worker: u32) -> usize {
+        self.tenant(worker).pending
+    }
+
+    /// Bytes of text that a worker has seen or is about to see.
+    pub fn text(&self, worker: u32) -> usize {
+        self.tenant(worker).text
     }
 
     /// Nodes in use, the roots aside.
@@ -97,7 +111,7 @@ impl PrefixTree {
         self.nodes.len() - self.free_nodes.len() - self.roots.len()
     }
 
-    /// Workers that have seen the text up to and including this node.
+    /// Workers that have seen the text up to and including this node, or are about to.
     pub fn owners(&self, node: u32) -> impl ExactSizeIterator<Item = u32> {
         self.nodes[node as usize]
             .owners
@@ -107,34 +121,32 @@ impl PrefixTree {
 
     /// The worker's own time.
     pub fn now(&self, worker: u32) -> Stamp {
-        self.tenants
-            .get(worker as usize)
-            .map_or(Stamp(0), |tenant| tenant.now)
+        self.tenant(worker).now
     }
 
-    /// When a worker that owns the node last saw its text.
+    /// When a worker that keeps the node last saw its text.
     pub fn used(&self, node: u32, worker: u32) -> Option<Stamp> {
-        let owners = &self.nodes[node as usize].owners;
-        let &(_, link) = owners.iter().find(|&&(owner, _)| owner == worker)?;
-        Some(self.links[link as usize].used)
+        let link = &self.links[self.link_of(node, worker)? as usize];
+        link.is_kept().then_some(link.used)
     }
 
     /// Forgets what a worker has not seen since `stamp`.
     pub fn forget_unused_since(&mut self, worker: u32, stamp: Stamp) {
-        while let Some(&Tenant { oldest, now, .. }) = self.tenants.get(worker as usize)
-            && oldest != NONE
+        let now = self.now(worker);
+        while let Some(oldest) = self.oldest(worker)
             && now.since(self.links[oldest as usize].used) >= now.since(stamp)
         {
-            self.disown(oldest);
+            self.forget(oldest);
         }
     }
 
     /// Follows `text` as far as it is known, and leaves in `path` the nodes passed, shallow to deep.
     pub fn follow(&self, model: &[u8], text: &[u8], path: &mut Path) {
         path.clear();
-        let Some(&root) = self.roots.get(model) else {
+        let Some(&root) = self.roots.get(&rapidhash_v3(model)) else {
             return;
         };
+        path.push((root, 0));
         let (mut node, mut at) = (root, 0);
         while at < text.len() {
             let Some(child) = self.child(node, &text[at..]) else {
@@ -151,76 +163,135 @@ impl PrefixTree {
         }
     }
 
-    /// Remembers that `worker` has seen `text`, then forgets its oldest text down to `limit` bytes.
-    /// `path` is what `follow` has just left for the same text.
-    pub fn insert(&mut self, model: &[u8], text: &[u8], path: &Path, worker: u32, limit: usize) {
-        if text.is_empty() {
-            return;
-        }
+    /// Claims that `worker` is about to see `text`, until the claim is kept or withdrawn. `path` is what
+    /// `follow` has just left for the same text. Claims for more than the limit are withdrawn, the largest
+    /// first.
+    pub fn claim(
+        &mut self,
+        model: &[u8],
+        text: &[u8],
+        path: &Path,
+        worker: u32,
+        limits: Limits,
+    ) -> ClaimId {
         if self.tenants.len() <= worker as usize {
             self.tenants.resize(worker as usize + 1, NO_TENANT);
         }
-        let tenant = &mut self.tenants[worker as usize];
-        tenant.now = Stamp(tenant.now.0.wrapping_add(1));
-        let (mut last, mut at) = (NONE, 0);
-        if let Some((&(node, reached), above)) = path.split_last() {
-            let shared = reached - above.last().map_or(0, |&(_, reached)| reached);
-            let is_whole = shared == self.nodes[node as usize].text.len();
-            (last, at) = (
-                if is_whole {
-                    node
-                } else {
-                    self.split(node, shared)
-                },
-                reached,
-            );
+        let before = self.tenant(worker).pending;
+        let (upper, is_split) = self.reach(model, path);
+        let known = path.last().map_or(0, |&(_, reached)| reached);
+        let end = match known < text.len() {
+            true => self.add_leaf(upper, &text[known..]),
+            false => upper,
+        };
+        self.hold(end, worker);
+        let added = self.tenant(worker).pending - before;
+        let claim = self.claims.add(end, worker, added);
+        while self.tenant(worker).pending > limits.pending
+            && let Some(largest) = self.claims.largest(worker)
+        {
+            self.withdraw(largest);
         }
-        if at < text.len() {
-            let parent = if last == NONE { self.root(model) } else { last };
-            let leaf = self.add_leaf(parent, &text[at..]);
-            self.touch(leaf, worker);
+        if is_split {
+            self.shrink_owners(upper, limits.kept);
         }
+        claim
+    }
+
+    /// The worker has seen the text that was claimed for it: it is kept, and its oldest text forgotten down
+    /// to the limit. Returns whether the claim was still there.
+    pub fn keep(&mut self, claim: ClaimId, limits: Limits) -> bool {
+        let Some((end, worker)) = self.claims.take(claim) else {
+            return false;
+        };
+        let now = &mut self.tenants[worker as usize].now;
+        *now = Stamp(now.0.wrapping_add(1));
         // Deepest first: every node ends up newer than what hangs below it.
-        if let Some((_, above)) = path.split_last() {
-            self.touch(last, worker);
-            for &(node, _) in above.iter().rev() {
-                self.touch(node, worker);
-            }
+        let mut node = end;
+        while node != NONE {
+            self.touch(node, worker);
+            node = self.nodes[node as usize].parent;
         }
-        self.shrink(worker, limit);
+        self.release(end, worker);
+        self.shrink(worker, limits.kept);
+        true
+    }
+
+    /// The worker has not seen the text that was claimed for it.
+    pub fn withdraw(&mut self, claim: ClaimId) {
+        if let Some((end, worker)) = self.claims.take(claim) {
+            let left = self.release(end, worker);
+            self.merge(left);
+        }
     }
 
     /// Forgets a worker's least recently used text until at most `limit` bytes are left.
     pub fn shrink(&mut self, worker: u32, limit: usize) {
-        while let Some(&Tenant { bytes, oldest, .. }) = self.tenants.get(worker as usize)
-            && bytes > limit
+        while self.bytes(worker) > limit
+            && let Some(oldest) = self.oldest(worker)
         {
-            self.disown(oldest);
+            self.forget(oldest);
         }
     }
 
-    /// More than any id of a worker that ever held text.
-    pub fn worker_ids(&self) -> usize {
+    /// A node in two takes more for all its owners, whichever of them the claim is for. They have an eighth
+    /// to spare, so that this takes long to make them forget anything.
+    fn shrink_owners(&mut self, node: u32, limit: usize) {
+        let most = limit.saturating_add(limit / 8);
+        let owners: Vec<u32> = self
+            .owners(node)
+            .filter(|&owner| self.tenant(owner).kept > most)
+            .collect();
+        for owner in owners {
+            self.shrink(owner, limit);
+        }
+    }
+
+    /// More than any slot of a worker that ever held text.
+    pub fn slots(&self) -> usize {
         self.tenants.len()
     }
 
-    /// Ids of workers that hold any text.
+    /// Slots of workers that keep any text.
     pub fn workers(&self) -> impl Iterator<Item = u32> {
-        let holds =
-            |(worker, tenant): (usize, &Tenant)| (tenant.bytes > 0).then_some(worker as u32);
+        let holds = |(worker, tenant): (usize, &Tenant)| (tenant.kept > 0).then_some(worker as u32);
         self.tenants.iter().enumerate().filter_map(holds)
     }
 
-    fn root(&mut self, model: &[u8]) -> u32 {
-        if let Some(&root) = self.roots.get(model) {
-            return root;
+    fn tenant(&self, worker: u32) -> Tenant {
+        self.tenants
+            .get(worker as usize)
+            .copied()
+            .unwrap_or(NO_TENANT)
+    }
+
+    /// The link that the worker keeps and has not used for longest.
+    fn oldest(&self, worker: u32) -> Option<u32> {
+        let Tenant { oldest, .. } = self.tenant(worker);
+        (oldest != NONE).then_some(oldest)
+    }
+
+    /// The node that ends where `path` does, and whether another one was split for it.
+    fn reach(&mut self, model: &[u8], path: &Path) -> (u32, bool) {
+        let Some((&(node, reached), above)) = path.split_last() else {
+            return (self.add_root(model), false);
+        };
+        let shared = reached - above.last().map_or(0, |&(_, reached)| reached);
+        let is_whole = above.is_empty() || shared == self.nodes[node as usize].text.len();
+        match is_whole {
+            true => (node, false),
+            false => (self.split(node, shared), true),
         }
+    }
+
+    fn add_root(&mut self, model: &[u8]) -> u32 {
+        let hash = rapidhash_v3(model);
         let root = self.add_node(Node {
             parent: NONE,
-            text: model.into(),
+            text: hash.to_ne_bytes().into(),
             ..Node::default()
         });
-        self.roots.insert(model.into(), root);
+        self.roots.insert(hash, root);
         root
     }
 
@@ -237,8 +308,7 @@ impl PrefixTree {
             self.nodes[index as usize] = node;
             return index;
         }
-        self.nodes.push(node);
-        (self.nodes.len() - 1) as u32
+        push(&mut self.nodes, node)
     }
 
     fn add_leaf(&mut self, parent: u32, text: &[u8]) -> u32 {
@@ -250,134 +320,94 @@ impl PrefixTree {
         let children = &mut self.nodes[parent as usize].children;
         let key = first_char(text);
         let place = children.partition_point(|&(other, _)| other < key);
+        if children.is_empty() {
+            children.reserve_exact(1);
+        }
         children.insert(place, (key, leaf));
         leaf
     }
 
-    /// Puts a node for the first `at` bytes above this one and returns it.
-    fn split(&mut self, lower: u32, at: usize) -> u32 {
-        let (parent, text) = {
-            let node = &mut self.nodes[lower as usize];
-            (node.parent, std::mem::take(&mut node.text))
-        };
-        let key = first_char(&text);
-        let children = vec![(first_char(&text[at..]), lower)];
-        let upper = self.add_node(Node {
-            parent,
-            text: text[..at].into(),
-            children,
-            owners: Vec::new(),
-        });
+    /// The entry of a node that is no root among its parent's children.
+    fn entry(&mut self, node: u32) -> (&mut Vec<(u32, u32)>, usize) {
+        let Node { parent, text, .. } = &self.nodes[node as usize];
+        let (parent, key) = (*parent, first_char(text));
         let siblings = &mut self.nodes[parent as usize].children;
         let place = siblings
             .binary_search_by_key(&key, |&(key, _)| key)
             .expect("a child is listed at its parent");
+        (siblings, place)
+    }
+
+    /// Puts a node for the first `at` bytes above this one and returns it.
+    fn split(&mut self, lower: u32, at: usize) -> u32 {
+        let Node { parent, text, .. } = &self.nodes[lower as usize];
+        let upper = Node {
+            parent: *parent,
+            text: text[..at].into(),
+            children: vec![(first_char(&text[at..]), lower)],
+            owners: Vec::new(),
+        };
+        let rest = text[at..].into();
+        let upper = self.add_node(upper);
+        let (siblings, place) = self.entry(lower);
         siblings[place].1 = upper;
         let node = &mut self.nodes[lower as usize];
-        node.text = text[at..].into();
+        node.text = rest;
         node.parent = upper;
-        for index in 0..self.nodes[lower as usize].owners.len() {
-            let (worker, below) = self.nodes[lower as usize].owners[index];
-            let Link { newer, used, .. } = self.links[below as usize];
-            let link = self.add_link(Link {
-                node: upper,
-                worker,
-                newer,
-                older: below,
-                used,
-            });
-            self.join(worker, newer, link);
-            self.join(worker, link, below);
-            self.nodes[upper as usize].owners.push((worker, link));
-        }
+        self.share_owners(lower, upper);
         upper
     }
 
-    fn add_link(&mut self, link: Link) -> u32 {
-        if let Some(index) = self.free_links.pop() {
-            self.links[index as usize] = link;
-            return index;
-        }
-        self.links.push(link);
-        (self.links.len() - 1) as u32
-    }
-
-    /// Makes two links neighbours; `NONE` stands for the end of the worker's list on that side.
-    fn join(&mut self, worker: u32, newer: u32, older: u32) {
-        match newer {
-            NONE => self.tenants[worker as usize].newest = older,
-            link => self.links[link as usize].older = older,
-        }
-        match older {
-            NONE => self.tenants[worker as usize].oldest = newer,
-            link => self.links[link as usize].newer = newer,
-        }
-    }
-
-    /// Makes a node the worker's newest, owning it if it does not yet.
-    fn touch(&mut self, node: u32, worker: u32) {
-        let owned = self.nodes[node as usize]
-            .owners
-            .iter()
-            .find(|&&(owner, _)| owner == worker);
-        let link = match owned.copied() {
-            Some((_, link)) => {
-                let Link { newer, older, .. } = self.links[link as usize];
-                self.join(worker, newer, older);
-                link
-            }
-            None => {
-                let link = self.add_link(Link {
-                    node,
-                    worker,
-                    newer: NONE,
-                    older: NONE,
-                    used: Stamp(0),
-                });
-                self.nodes[node as usize].owners.push((worker, link));
-                self.tenants[worker as usize].bytes += self.nodes[node as usize].text.len();
-                link
-            }
+    /// Undoes a split that has nothing to tell any more: the node's only child has its owners, and was used
+    /// when it was.
+    fn merge(&mut self, upper: u32) {
+        let Some(node) = self.nodes.get(upper as usize) else {
+            return;
         };
-        let Tenant { newest, now, .. } = self.tenants[worker as usize];
-        self.links[link as usize].newer = NONE;
-        self.links[link as usize].used = now;
-        self.join(worker, link, newest);
-        self.tenants[worker as usize].newest = link;
+        let [(_, lower)] = node.children[..] else {
+            return;
+        };
+        if node.parent == NONE || !self.are_owned_alike(upper, lower) {
+            return;
+        }
+        self.drop_owners(upper);
+        let (siblings, place) = self.entry(upper);
+        siblings[place].1 = lower;
+        let Node { parent, text, .. } = std::mem::take(&mut self.nodes[upper as usize]);
+        self.free_nodes.push(upper);
+        let node = &mut self.nodes[lower as usize];
+        node.text = [text, std::mem::take(&mut node.text)].concat().into();
+        node.parent = parent;
     }
 
-    /// Ends one worker's hold on a leaf of its own; a node without owners goes.
-    fn disown(&mut self, link: u32) {
-        let Link {
-            node,
-            worker,
-            newer,
-            older,
-            ..
-        } = self.links[link as usize];
-        self.join(worker, newer, older);
-        self.free_links.push(link);
-        let held = &mut self.nodes[node as usize];
-        held.owners.retain(|&(_, other)| other != link);
-        self.tenants[worker as usize].bytes -= held.text.len();
-        if held.owners.is_empty() {
-            debug_assert!(
-                held.children.is_empty(),
-                "who owns a node owns every node above it"
-            );
-            let Node { parent, text, .. } = std::mem::take(held);
-            let siblings = &mut self.nodes[parent as usize].children;
-            let key = first_char(&text);
-            let place = siblings
-                .binary_search_by_key(&key, |&(key, _)| key)
-                .expect("a child is listed at its parent");
+    /// Takes a node without owners out.
+    fn remove_node(&mut self, node: u32) {
+        debug_assert!(
+            self.nodes[node as usize].children.is_empty(),
+            "who owns a node owns every node above it"
+        );
+        if self.nodes[node as usize].parent == NONE {
+            let hash = <[u8; 8]>::try_from(&*self.nodes[node as usize].text);
+            let hash = u64::from_ne_bytes(hash.expect("a root's text is a hash"));
+            self.roots.remove(&hash);
+        } else {
+            let (siblings, place) = self.entry(node);
             siblings.remove(place);
-            self.free_nodes.push(node);
-            let above = &mut self.nodes[parent as usize];
-            if above.parent == NONE && above.children.is_empty() {
-                self.roots.remove(&std::mem::take(&mut above.text));
-                self.free_nodes.push(parent);
+            // What many children took is given back when they are gone.
+            if siblings.len() < siblings.capacity() / 4 {
+                siblings.shrink_to(siblings.len() * 2);
             }
         }
+        self.nodes[node as usize] = Node::default();
+        self.free_nodes.push(node);
     }
+}
+
+/// Appends to a table that has no more than an eighth to spare, and returns the place.
+fn push<T>(table: &mut Vec<T>, entry: T) -> u32 {
+    if table.len() == table.capacity() {
+        table.reserve_exact(table.len() / 8 + 16);
+    }
+    table.push(entry);
+    (table.len() - 1) as u32
 }

@@ -1,0 +1,45 @@
+//! Places in tables that have one for each worker: the lowest that is free, so that they stay as short as
+//! there are workers at a time, however many come and go.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard};
+
+/// Of the whole process.
+static SLOTS: Mutex<Free> = Mutex::new(Free {
+    below: 0,
+    free: BTreeSet::new(),
+});
+
+struct Free {
+    /// Slots that were ever taken, and those of them that are free again.
+    below: u32,
+    free: BTreeSet<u32>,
+}
+
+/// A slot for as long as it lives.
+#[derive(Debug)]
+pub struct Slot(u32);
+
+impl Slot {
+    pub fn take() -> Slot {
+        let mut slots = slots();
+        Slot(slots.free.pop_first().unwrap_or_else(|| {
+            slots.below += 1;
+            slots.below - 1
+        }))
+    }
+
+    pub fn index(&self) -> u32 {
+        self.0
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        slots().free.insert(self.0);
+    }
+}
+
+fn slots() -> MutexGuard<'static, Free> {
+    SLOTS.lock().expect("nothing under this lock panics")
+}

@@ -1,0 +1,87 @@
+//! Texts on their way to workers that have not answered yet.
+
+/// A claim, as its owner knows it. One that is gone is never taken for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClaimId {
+    index: u32,
+    serial: u32,
+}
+
+struct Claim {
+    serial: u32,
+    /// Where its text ends.
+    node: u32,
+    worker: u32,
+    /// Bytes that were remembered for it alone when it was made.
+    added: usize,
+}
+
+pub struct Claims {
+    entries: Vec<Option<Claim>>,
+    free: Vec<u32>,
+    serial: u32,
+}
+
+impl Default for Claims {
+    fn default() -> Self {
+        Claims {
+            entries: Vec::new(),
+            free: Vec::new(),
+            // Claims on a tree that was given up are not for the next one.
+            serial: fastrand::u32(..),
+        }
+    }
+}
+
+impl Claims {
+    pub fn add(&mut self, node: u32, worker: u32, added: usize) -> ClaimId {
+        self.serial = self.serial.wrapping_add(1);
+        let claim = Some(Claim {
+            serial: self.serial,
+            node,
+            worker,
+            added,
+        });
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.entries[index as usize] = claim;
+                index
+            }
+            None => {
+                self.entries.push(claim);
+                (self.entries.len() - 1) as u32
+            }
+        };
+        ClaimId {
+            index,
+            serial: self.serial,
+        }
+    }
+
+    /// Ends a claim: the node where its text ends, and its worker.
+    pub fn take(&mut self, id: ClaimId) -> Option<(u32, u32)> {
+        let entry = self.entries.get_mut(id.index as usize)?;
+        let claim = entry.take_if(|claim| claim.serial == id.serial)?;
+        self.free.push(id.index);
+        Some((claim.node, claim.worker))
+    }
+
+    #[cfg(test)]
+    pub fn all(&self) -> impl Iterator<Item = (u32, u32)> {
+        let claims = self.entries.iter().flatten();
+        claims.map(|claim| (claim.node, claim.worker))
+    }
+
+    /// The claim of a worker that added most.
+    pub fn largest(&self, worker: u32) -> Option<ClaimId> {
+        let claims = self.entries.iter().zip(0..);
+        let (claim, index) = claims
+            .filter_map(|(claim, index)| Some((claim.as_ref()?, index)))
+            .filter(|(claim, _)| claim.worker == worker)
+            .max_by_key(|(claim, _)| claim.added)?;
+        Some(ClaimId {
+            index,
+            serial: claim.serial,
+        })
+    }
+}

@@ -1,0 +1,110 @@
+//! `max_tree_size` bounds memory. Alone in its process, so that what the process holds is the tree's.
+
+use std::fs;
+use std::sync::Arc;
+
+use sglang_omni_router::{
+    Authorization, Candidates, Config, Policy, RequestKey, Worker, build_policy,
+};
+
+const LIMIT: usize = 4 << 20;
+
+/// Bytes of memory that the process holds, of which pages were given back first.
+fn resident() -> usize {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: may be called at any time, from any thread.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let kib = line.unwrap().split_whitespace().nth(1).unwrap();
+    kib.parse::<usize>().unwrap() << 10
+}
+
+/// Bytes that the policy says its tree takes.
+fn counted(policy: &dyn Policy, fleet: &[Arc<Worker>]) -> usize {
+    let mut metrics = String::new();
+    policy.write_metrics(fleet, true, &mut metrics);
+    let value = |line: &str| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap();
+    metrics
+        .lines()
+        .filter(|line| line.starts_with("sglang_omni_router_tree_bytes{"))
+        .map(value)
+        .sum()
+}
+
+/// Has one worker take so many prompts, and returns what is counted and what the process took.
+fn take(count: usize, request: impl Fn(usize) -> (String, String)) -> (usize, usize) {
+    let fleet = [Arc::new(Worker::new(
+        "http://w:1".parse().unwrap(),
+        Authorization::OfFleet,
+    ))];
+    let policy = build_policy(&Config {
+        max_tree_size: LIMIT,
+        ..Config::default()
+    });
+    let before = resident();
+    for index in 0..count {
+        let (model, text) = request(index);
+        let key = RequestKey {
+            text: text.as_bytes(),
+            model: model.as_bytes(),
+            ..RequestKey::default()
+        };
+        let decision = policy.pick(Candidates::new(&fleet, &[0]), &key);
+        policy.kept(decision.receipt);
+    }
+    (counted(&*policy, &fleet), resident().saturating_sub(before))
+}
+
+#[test]
+fn what_is_counted_is_what_it_takes() {
+    let model = || "m".to_owned();
+    type Prompts<'a> = (&'a str, usize, Box<dyn Fn(usize) -> (String, String)>);
+    let cases: [Prompts<'_>; 6] = [
+        (
+            "short prompts",
+            30_000,
+            Box::new(move |index| (model(), format!("{index:x}"))),
+        ),
+        (
+            "prompts that part late",
+            20_000,
+            Box::new(move |index| (model(), format!("{}{index}", "a".repeat(index % 50)))),
+        ),
+        (
+            "long prompts",
+            1_000,
+            Box::new(move |index| (model(), format!("{index} {}", "x".repeat(10_000)))),
+        ),
+        (
+            "short names of models",
+            30_000,
+            Box::new(|index| (format!("model {index}"), "hi".to_owned())),
+        ),
+        (
+            "long names of models",
+            100,
+            Box::new(|index| (format!("{index} {}", "n".repeat(500_000)), "hi".to_owned())),
+        ),
+        (
+            "first letters of many alphabets",
+            30_000,
+            Box::new(move |index| {
+                let letter = char::from_u32(0x100 + index as u32 % 0xd000).unwrap();
+                (model(), format!("{letter}{index}"))
+            }),
+        ),
+    ];
+    for (name, count, request) in cases {
+        let (counted, taken) = take(count, request);
+        println!("{name}: {counted} counted, {taken} taken");
+        assert!(counted <= LIMIT, "{name}: {counted}");
+        // What the allocator and the test itself hold besides.
+        assert!(
+            taken <= counted * 5 / 4 + (1 << 20),
+            "{name}: {counted} counted, {taken} taken"
+        );
+    }
+}
