@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-from fleet import Fleet
+from fleet import RUN_KEY, Fleet
 
 
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    running = Fleet.launch(tmp_path_factory.mktemp("fleet") / "server.log", "--dp-size", "2")
+    running = Fleet.launch(
+        tmp_path_factory.mktemp("fleet") / "server.log", "--dp-size", "2", "--router-worker-api-key", RUN_KEY
+    )
     yield running
     running.stop()
 

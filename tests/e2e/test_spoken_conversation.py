@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
+from fleet import RUN_KEY
 
 Say = Callable[[str], bytes]
 QUESTION = "What is the capital of France?"
@@ -144,7 +145,7 @@ def test_sixteen_at_once_share_decode_steps(api: httpx.Client) -> None:
 
     largest = []
     for worker in api.get("/workers").json()["workers"]:
-        metrics = httpx.get(f"{worker['url']}/metrics").text
+        metrics = httpx.get(f"{worker['url']}/metrics", headers={"authorization": f"Bearer {RUN_KEY}"}).text
         largest += [
             float(v) for v in re.findall(r"^sglang_omni_decode_batch_size_max\S* (\S+)$", metrics, re.M)
         ]

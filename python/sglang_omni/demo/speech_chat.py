@@ -69,7 +69,7 @@ def _converse(client: SyncClient, question: str, folder: Path) -> None:
     show("first audio", f"after {answer.first_audio or 0:.2f} s")
     show("all of it", f"after {took:.2f} s, in stages that work side by side:")
     show_stages(answer.last.timings or {})
-    show("served by", answer.last.worker or "nobody the router names")
+    show("served by", f"replica {answer.last.worker}" if answer.last.worker else "no replica that is named")
 
 
 def _ask(client: SyncClient, question: SpeechResult, began: float) -> Answer:
