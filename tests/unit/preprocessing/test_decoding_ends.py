@@ -163,7 +163,7 @@ def test_a_deadline_ends_a_video_within_its_frames() -> None:
             param="file",
             limits=VideoLimits(frames=10**6, pixels=10**12, decoded_pixels=10**12),
             choose_frames=lambda info: [info.num_frames - 1],
-            check=Deadline(0.05, param="file"),
+            check=Deadline(0.005, param="file"),
         )
     assert refused.value.code == "media_timeout"
     assert time.monotonic() - began < WAIT_S / 2
