@@ -182,7 +182,7 @@ class ShmLease:
         """Raises LeaseError where the sender is gone or does not answer, or the place is stale.
 
         May wait for the sender, at most some seconds. What is ``shared`` with other readers is mapped so that
-        nobody else sees what is written to it.
+        no other reader sees what is written to it.
         """
     @staticmethod
     def try_open(name: str, place: tuple[int, ...], *, shared: bool = False) -> ShmLease | None:

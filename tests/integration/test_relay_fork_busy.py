@@ -21,7 +21,7 @@ def read():
         place, _ = arena.put("e", "k", plan, 60.0)
         assert bytes(ShmLease(arena.name, place)) == plan.to_bytes()
         try:
-            ShmLease("sglang-omni-nobody", place)
+            ShmLease("sglang-omni-no-one", place)
         except Exception:
             pass
 

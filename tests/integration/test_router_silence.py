@@ -1,4 +1,4 @@
-"""Streams that fall silent: a worker that stops in mid-answer, or before it, and sockets that nobody uses."""
+"""Streams that fall silent: a worker that stops in mid-answer or before it, and sockets that are not used."""
 
 from __future__ import annotations
 

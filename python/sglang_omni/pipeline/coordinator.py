@@ -279,8 +279,7 @@ class Coordinator:
 
     def request_state(self, request_id: str, *, owner: str | None = None) -> RequestState | None:
         """The state of the owner's running request; None if it is not running."""
-        tracked = self._requests.get((owner, request_id))
-        return tracked.state if tracked is not None else None
+        return tracked.state if (tracked := self._requests.get((owner, request_id))) else None
 
     # --- requests ---------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from sglang_omni.serve.errors import error_body
 DEFAULT_QUEUE_TIMEOUT = 60.0
 # Never less than this, for a pipeline that does not say what it holds; its stages' inboxes hold the rest.
 _FEWEST_RUNNING = 16
-# Twice what runs: whoever is last then waits for as long as two requests take.
+# Twice what runs: the last one then waits for as long as two requests take.
 _QUEUE_PER_RUNNING = 2
 # Bodies that are read or wait may take the memory of this many of the largest size together ...
 _LARGEST_BODIES = 16

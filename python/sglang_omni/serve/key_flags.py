@@ -117,7 +117,7 @@ def routers_keys(
 def runs_key(router: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The key that a fleet's replicas ask of their router, and the router's fields with it.
 
-    It is what the router was to show its workers anyhow, or else one that nobody has ever seen.
+    It is what the router was to show its workers anyhow, or else a new random one.
     """
     fields = dict(router)
     in_file = _lines("--router-worker-api-key-file", fields.pop("worker_api_key_file", None))

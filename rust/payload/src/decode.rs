@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A copy of what comes before a payload's tensors, to be decoded by [`decode_head`]: somebody else may write to the
+/// A copy of what comes before a payload's tensors, to be decoded by [`decode_head`]: another process may write to the
 /// payload meanwhile, and what was checked must be what is used.
 ///
 /// # Safety

@@ -54,7 +54,7 @@ impl BufferView {
     }
 
     /// # Safety
-    /// Nobody writes to them while the slice is used.
+    /// They are not written to while the slice is used.
     pub unsafe fn as_slice(&self) -> &[u8] {
         // SAFETY: the exporter keeps this memory until the release; the caller's promise.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
@@ -66,7 +66,7 @@ impl Drop for BufferView {
         // Not by pyo3: torch lets go of the GIL before it frees memory, and where a call of pyo3's led there,
         // as when a plan is dropped that owns the tensor, pyo3 takes the thread for attached all the same.
         // SAFETY: the buffer was got in `get` and is released once, with the GIL. An interpreter that is gone
-        // has nobody left to give the memory back to.
+        // has no interpreter left to give the memory back to.
         unsafe {
             if ffi::Py_IsInitialized() != 0 {
                 let state = ffi::PyGILState_Ensure();

@@ -215,7 +215,7 @@ impl Arena {
     }
 
     /// Room for a payload of `len` bytes on an edge, to be written and then published. It stays taken until its
-    /// reader drops its lease, `revoke` takes it back, or nobody has read it within `keep`.
+    /// reader drops its lease, `revoke` takes it back, or it was not read within `keep`.
     pub fn allocate(
         &self,
         edge: &str,
@@ -270,7 +270,7 @@ impl Arena {
         revoked
     }
 
-    /// Takes back one payload that nobody has read.
+    /// Takes back one unread payload.
     pub fn revoke_place(&self, place: &Place) -> bool {
         let Some(ticket) = Some(place.ticket).filter(|&ticket| (ticket as usize) < TICKETS) else {
             return false;

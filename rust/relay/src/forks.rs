@@ -1,4 +1,4 @@
-//! What a fork must leave in order: locks that another thread has at that moment, which nobody in the child
+//! What a fork must leave in order: locks that another thread has at that moment, which no thread of the child
 //! would let go of, and connections whose end tells a peer that this process is gone.
 
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ use crate::remotes::{self, Remotes};
 
 /// Files that end with this process, though it may have children.
 static FILES: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
-/// Stands in a child in place of each of them, so that their numbers are not given to other files which whoever
+/// Stands in a child in place of each of them, so that their numbers are not given to other files which code that
 /// has the number would then close. There once forks are watched.
 static STAND_IN: OnceLock<OwnedFd> = OnceLock::new();
 
@@ -94,7 +94,7 @@ extern "C" fn after_in_child() {
     };
     if let Some(stand_in) = STAND_IN.get() {
         for &file in &*files {
-            // SAFETY: two numbers. Whoever has the second one finds a file there, of which nothing is heard.
+            // SAFETY: two numbers. The second one is a file, of which nothing is heard.
             unsafe { libc::dup3(stand_in.as_raw_fd(), file, libc::O_CLOEXEC) };
         }
     }

@@ -47,7 +47,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says on the standard error stream what is wrong with a thread that has nobody to say it to.
+/// Says on the standard error stream what is wrong with a thread that has no caller to say it to.
 fn report(what: &str, error: rustix::io::Errno) {
     eprintln!("sglang-omni relay: {what}: {error}; trying again");
 }

@@ -30,7 +30,7 @@ impl Slot {
         (Arc::new(slot), generation)
     }
 
-    /// As `Arena::allocate`, the copy and `Grant::publish`: the extent must be nobody's.
+    /// As `Arena::allocate`, the copy and `Grant::publish`: the extent must be free.
     fn write(&self, value: u32) -> u32 {
         let generation = self.ticket.reserve();
         self.fill(value);
@@ -106,7 +106,7 @@ fn a_reservation_is_published_or_taken_back_and_never_both() {
         });
         slot.fill(1);
         slot.ticket.publish(generation);
-        // Revoked before or after that; never is it ready, and nobody's to free.
+        // Revoked before or after that; never is it ready, and no reader's to free.
         assert!(revoking.join().unwrap());
         assert_eq!(slot.ticket.state(generation), TicketState::Free);
         assert!(!slot.ticket.take(generation, READER));

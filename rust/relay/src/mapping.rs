@@ -65,7 +65,7 @@ impl Mapping {
     }
 
     /// Maps the pages of `len` bytes at `offset` of such a file so that what is written to them stays here;
-    /// also returns where in the mapping those bytes begin. Only for as long as nobody writes to the file there:
+    /// also returns where in the mapping those bytes begin. Only for as long as the file is not written to there:
     /// a page that was written to here shows nothing of it.
     pub fn private(file: &impl AsFd, offset: usize, len: usize) -> Result<(Self, usize)> {
         let end = offset.checked_add(len).filter(|_| len > 0);
@@ -106,7 +106,7 @@ impl Mapping {
     /// which no reader must see: the process ends.
     pub fn undo_writes(&self, offset: usize, len: usize) {
         let len = len.min(self.len - offset);
-        // SAFETY: the range is inside the mapping, and whoever had pointers into it is done.
+        // SAFETY: the range is inside the mapping, and no pointer into it is used any more.
         let undone =
             unsafe { madvise(self.start().add(offset).cast(), len, Advice::LinuxDontNeed) };
         undone.expect("pages of a private mapping can be dropped");

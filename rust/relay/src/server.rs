@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_fit_a_ticket_and_are_nobody_elses() {
+    fn numbers_fit_a_ticket_and_are_unique() {
         let (one, other) = UnixStream::pair().unwrap();
         let peers: Vec<Peer> = [one, other]
             .into_iter()

@@ -19,7 +19,7 @@ pub enum TicketState {
     Held = 2,
     /// The reader is done; the sender may collect it.
     Returned = 3,
-    /// Somebody's, who writes the extent first; no reader can have it.
+    /// Its writer's, who fills the extent first; no reader can have it.
     Reserved = 4,
 }
 
@@ -91,7 +91,7 @@ impl Ticket {
     pub fn revoke(&self) -> bool {
         let mut now = self.word.load(Acquire);
         while [TicketState::Reserved as u8, TicketState::Ready as u8].contains(&(now as u8)) {
-            // Published meanwhile, it is still nobody's.
+            // Published meanwhile, it is still unread.
             match self.word.compare_exchange(now, freed(now), AcqRel, Acquire) {
                 Ok(_) => return true,
                 Err(changed) => now = changed,

@@ -80,7 +80,7 @@ async def test_who_leaves_ends_the_own_request_alone(keyless: Served) -> None:
     assert (await other).text == "hold other"
 
 
-async def test_a_name_like_that_of_a_wire_takes_nobodys_answer(keyless: Served) -> None:
+async def test_a_name_like_that_of_a_wire_takes_no_others_answer(keyless: Served) -> None:
     assert (await keyless.ask("one", request_id="conv-7")).status_code == 200
     victim = keyless.asking("hold the victim's", request_id="conv-7")
     await keyless.holds(1)
@@ -128,7 +128,7 @@ async def test_abort_of_a_foreign_id_is_answered_as_of_an_unknown_one(two: Any) 
 
 
 async def test_a_header_that_others_use_too_is_not_told(two: Any) -> None:
-    """The second owner's answer has the bare id: a suffix would say that somebody has it."""
+    """The second owner's answer has the bare id: a suffix would say that it is in use."""
     server, ours, theirs = two
     mine = server.asking("hold mine", ours | {"x-request-id": "shared"})
     await server.holds(1)

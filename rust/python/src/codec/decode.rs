@@ -176,7 +176,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
         // SAFETY: a new reference or null with an error.
         let list = unsafe { owned(self.py, ffi::PyList_New(len as isize))? };
         for (index, item) in self.items.drain(start..).enumerate() {
-            // SAFETY: a list of that length, which nobody has seen yet, and the item's reference passes on.
+            // SAFETY: a list of that length, which no other code has seen yet, and the item's reference passes on.
             unsafe { ffi::PyList_SetItem(list.as_ptr(), index as isize, item.into_ptr()) };
         }
         self.depth -= 1;

@@ -165,7 +165,7 @@ impl Codec {
     fn unpack<'py>(&self, data: &Bound<'py, PyAny>, trusted: bool) -> PyResult<Bound<'py, PyAny>> {
         let py = data.py();
         let view = BufferView::new(data).map_err(|error| as_value_error(py, error))?;
-        // SAFETY: a message is its receiver's alone; nobody writes to it.
+        // SAFETY: a message is its receiver's alone and is not written to.
         let message = unsafe { view.as_slice() };
         Decoder::new(py, &self.tools, trusted, None).message(message)
     }

@@ -94,7 +94,7 @@ impl Rows {
     }
 
     /// Leaves behind the memory that views skip: what they have of it is copied to memory of its own, in which
-    /// those that share some share it still. Nobody's bytes go with a payload but those of its tensors.
+    /// those that share some share it still. No bytes go with a payload but those of its tensors.
     pub fn close_gaps(&mut self, py: Python<'_>, tools: &Tools) -> PyResult<()> {
         if !self.gapped {
             return Ok(());

@@ -148,7 +148,7 @@ async fn connection(lane: Rc<Lane>, _open: Open, stream: TcpStream, peer: Socket
     poll_fn(|cx| {
         lane.spin.turn();
         client.is_driven_by(cx.waker());
-        // Who is late with a body is told so by whoever reads it, the client's and the worker's alike.
+        // A client that is late with a body is told so by what reads the body.
         if client.is_late() && !matches!(client.phase(), Phase::Body | Phase::Answer) {
             return Poll::Ready(());
         }

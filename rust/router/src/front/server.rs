@@ -192,7 +192,7 @@ impl Router {
             impl Drop for Ended {
                 fn drop(&mut self) {
                     if thread::panicking() {
-                        // Whoever started the router starts it again; half of one would not be noticed.
+                        // Its supervisor starts it again; half of a router would not be noticed.
                         drain(&self.1);
                     }
                     *self.0.count.lock().unwrap() -= 1;

@@ -69,7 +69,7 @@ pub async fn forward(
             return full(lane);
         }
     };
-    // Not before: clients that are slow to send keep nobody else out.
+    // Not before: clients that are slow to send keep no others out.
     if let Err(refusal) = gate::enter(lane, exchange).await {
         return refusal.into_reply();
     }
