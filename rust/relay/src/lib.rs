@@ -32,6 +32,7 @@ mod records;
 mod remotes;
 mod server;
 mod ticket;
+mod written;
 
 pub use arena::{AllocateError, Announcement, Arena, Full, Grant, Held, Place, Waiting};
 pub use checksum::checksum;
