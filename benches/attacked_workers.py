@@ -62,7 +62,9 @@ class Workers:
                 found = _HEAD.search(head)
                 body = await reader.readexactly(int(found[1])) if found else b""
                 self._note_key(port, head)
-                if not await self._answer(port, head.split(b" ", 2)[1].decode(), body, writer):
+                words = head.split(b" ", 2)
+                # Some routers try HTTP/2 first.
+                if len(words) < 3 or not await self._answer(port, words[1].decode(), body, writer):
                     writer.transport.abort()
                     return
                 await writer.drain()
