@@ -92,7 +92,7 @@ pub struct Tries<'a> {
     is_over: bool,
     /// Whether the client is told where workers are.
     sees_urls: bool,
-    /// Connections that ended with the request on them, before an answer.
+    /// Workers whose connections ended with the request on them, before an answer.
     lost: u32,
     /// The prompt, on its way to the worker that was chosen.
     claim: Option<Claim<'a>>,
@@ -224,9 +224,9 @@ impl<'a> Tries<'a> {
         is_safe || (self.lost + 1 < MOST_LOST && self.may_retry())
     }
 
-    /// It is sent again, after a connection that ended with it.
-    pub fn resent(&mut self) {
-        self.lost += 1;
+    /// It is sent to the same worker again, after a connection that ended with it. A worker that is killed may
+    /// end two of them: the kept one, and then one that was waiting to be accepted. It is lost once.
+    pub fn resent(&self) {
         self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
     }
 
