@@ -15,7 +15,7 @@ from sglang_omni.pipeline.control_plane import CoordinatorControlPlane
 from sglang_omni.pipeline.progress import ProgressCounters
 from sglang_omni.pipeline.stage_directory import StageDirectory
 from sglang_omni.pipeline.terminals import TerminalStagesResolver, terminals_of
-from sglang_omni.pipeline.tracked_request import RequestName, TrackedRequest
+from sglang_omni.pipeline.tracked_request import OwnedId, TrackedRequest
 from sglang_omni.pipeline.transport.curve import RunKeys
 from sglang_omni.pipeline.wire_ids import WireIds
 from sglang_omni.proto import (
@@ -87,7 +87,7 @@ class Coordinator:
             completion_endpoint, abort_endpoint, keys=keys, host_address=host_address
         )
         self.stages = StageDirectory(self.control_plane)
-        self._requests: dict[RequestName, TrackedRequest] = {}
+        self._requests: dict[OwnedId, TrackedRequest] = {}
         self._by_wire_id: dict[str, TrackedRequest] = {}
         self._counters = ProgressCounters()
         # Finished requests whose hand-offs have not all been answered for, oldest first.
@@ -95,7 +95,7 @@ class Coordinator:
         self._reporting: set[str] = set()
         self._stage_stats: dict[str, dict[str, float]] = {}
         self._wire_ids = WireIds()
-        self._timings: OrderedDict[RequestName, dict[str, StageTime]] = OrderedDict()
+        self._timings: OrderedDict[OwnedId, dict[str, StageTime]] = OrderedDict()
         self._totals: Counter[str] = Counter()
         self.assignments = Assignments()
         self._lost: str | None = None

@@ -9,7 +9,7 @@ from typing import Any
 from sglang_omni.proto import Replicas, RequestState, StageTime, StreamMessage
 
 # Whose request it is, and what that owner calls it.
-RequestName = tuple[str | None, str]
+OwnedId = tuple[str | None, str]
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class TrackedRequest:
     owner: str | None = None
 
     @property
-    def name(self) -> RequestName:
+    def name(self) -> OwnedId:
         """What no other running request has."""
         return self.owner, self.request_id
 
