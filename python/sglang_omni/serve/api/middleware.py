@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sglang_omni.serve.errors import CLIENT_CLOSED_REQUEST, error_body
-from sglang_omni.serve.metrics import Metrics
+from sglang_omni.serve.api.errors import CLIENT_CLOSED_REQUEST, error_body
+from sglang_omni.serve.api.metrics import Metrics
 
 # Of a body that is refused, this much is read and dropped: callers look for the answer only after they
 # have sent everything.

@@ -21,7 +21,7 @@ from pydantic_core import from_json
 
 from sglang_omni._core import json_excess
 from sglang_omni.client import RequestError
-from sglang_omni.serve.validation import NO_JSON, NO_OBJECT, validation_error
+from sglang_omni.serve.api.validation import NO_JSON, NO_OBJECT, validation_error
 
 DEFAULT_MAX_JSON_SIZE = 8 * 2**20
 # The rest is no option: no request that a pipeline can serve comes near. Most values are token ids.

@@ -10,13 +10,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from sglang_omni.client import GenerateRequest, RequestError, UsageInfo
-from sglang_omni.serve.bodies import JsonRoute
-from sglang_omni.serve.chat import to_sampling
-from sglang_omni.serve.completions import prompt_params
-from sglang_omni.serve.protocol import NativeRequest
-from sglang_omni.serve.session import owner_of, session_key
-from sglang_omni.serve.state import Server, request_id_of
-from sglang_omni.serve.streaming import EventStream, answer
+from sglang_omni.serve.api.bodies import JsonRoute
+from sglang_omni.serve.api.chat import to_sampling
+from sglang_omni.serve.api.completions import prompt_params
+from sglang_omni.serve.api.protocol import NativeRequest
+from sglang_omni.serve.api.session import owner_of, session_key
+from sglang_omni.serve.api.state import Server, request_id_of
+from sglang_omni.serve.api.streaming import EventStream, answer
 
 
 def generate_routes(server: Server) -> APIRouter:

@@ -14,11 +14,11 @@ from fastapi.responses import Response
 from sglang_omni.client import ClientError, GenerateRequest, RequestError, UsageInfo
 from sglang_omni.client.audio import FORMAT_MIME_TYPES, AudioEncoder, Base64Pieces, check_format
 from sglang_omni.client.transport import Deltas
-from sglang_omni.serve.bodies import JsonRoute
-from sglang_omni.serve.protocol import SpeechRequest
-from sglang_omni.serve.session import owner_of, session_key
-from sglang_omni.serve.state import Server, request_id_of
-from sglang_omni.serve.streaming import EventStream, StreamedResponse, answer
+from sglang_omni.serve.api.bodies import JsonRoute
+from sglang_omni.serve.api.protocol import SpeechRequest
+from sglang_omni.serve.api.session import owner_of, session_key
+from sglang_omni.serve.api.state import Server, request_id_of
+from sglang_omni.serve.api.streaming import EventStream, StreamedResponse, answer
 
 
 def speech_routes(server: Server) -> APIRouter:

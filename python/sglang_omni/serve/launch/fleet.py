@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang_omni.serve.key_flags import replicas_environment, runs_key
-from sglang_omni.serve.member import Member, MemberFailed
-from sglang_omni.serve.processes import ROUTER_CONFIG, StopSignals, bind
+from sglang_omni.serve.api.keys import replicas_environment, runs_key
+from sglang_omni.serve.launch.member import Member, MemberFailed
+from sglang_omni.serve.launch.processes import ROUTER_CONFIG, StopSignals, bind
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ def _router(options: FleetOptions) -> Member:
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
     scheme = "https" if options.router.get("tls_cert_path") else "http"
     url = f"{scheme}://{host}:{options.port}"
-    command = [sys.executable, "-m", "sglang_omni.serve.router_process", str(os.getpid())]
+    command = [sys.executable, "-m", "sglang_omni.serve.launch.router_process", str(os.getpid())]
     return Member("router", command, url, heartbeat_timeout=options.heartbeat_timeout)
 
 

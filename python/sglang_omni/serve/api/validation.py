@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from sglang_omni.preprocessing.request_params import nearest
 from sglang_omni.proto import RequestError, shortened
-from sglang_omni.serve.fields import TAG, UNSUPPORTED, UNSUPPORTED_FIELDS
+from sglang_omni.serve.api.fields import TAG, UNSUPPORTED, UNSUPPORTED_FIELDS
 
 NO_OBJECT = "the body must be a JSON object"
 NO_JSON = "the body must be JSON, sent with Content-Type: application/json"

@@ -10,21 +10,21 @@ from starlette.middleware import Middleware
 
 from sglang_omni import __version__
 from sglang_omni.client import Client
-from sglang_omni.serve import errors
-from sglang_omni.serve.admin import admin_routes
-from sglang_omni.serve.admission import Admission, AdmissionLimits, Gate
-from sglang_omni.serve.auth import Guard
-from sglang_omni.serve.bodies import DEFAULT_MAX_JSON_SIZE, JsonBodies, JsonLimits
-from sglang_omni.serve.chat import chat_routes
-from sglang_omni.serve.completions import completion_routes
-from sglang_omni.serve.generate import generate_routes
-from sglang_omni.serve.key_flags import Access
-from sglang_omni.serve.middleware import BodyLimit, Count
-from sglang_omni.serve.page import page_routes
-from sglang_omni.serve.request_ids import RequestIds
-from sglang_omni.serve.speech import speech_routes
-from sglang_omni.serve.state import Capabilities, Server
-from sglang_omni.serve.transcriptions import transcription_routes
+from sglang_omni.serve.api import errors
+from sglang_omni.serve.api.admin import admin_routes
+from sglang_omni.serve.api.admission import Admission, AdmissionLimits, Gate
+from sglang_omni.serve.api.auth import Guard
+from sglang_omni.serve.api.bodies import DEFAULT_MAX_JSON_SIZE, JsonBodies, JsonLimits
+from sglang_omni.serve.api.chat import chat_routes
+from sglang_omni.serve.api.completions import completion_routes
+from sglang_omni.serve.api.generate import generate_routes
+from sglang_omni.serve.api.keys import Access
+from sglang_omni.serve.api.middleware import BodyLimit, Count
+from sglang_omni.serve.api.page import page_routes
+from sglang_omni.serve.api.request_ids import RequestIds
+from sglang_omni.serve.api.speech import speech_routes
+from sglang_omni.serve.api.state import Capabilities, Server
+from sglang_omni.serve.api.transcriptions import transcription_routes
 
 DEFAULT_MAX_BODY_SIZE = 64 * 2**20
 

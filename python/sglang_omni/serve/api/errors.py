@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from sglang_omni.client import ClientError, RequestError
 from sglang_omni.proto import Unavailable, shortened
-from sglang_omni.serve.validation import validation_error
+from sglang_omni.serve.api.validation import validation_error
 
 logger = logging.getLogger(__name__)
 

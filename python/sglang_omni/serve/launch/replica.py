@@ -19,13 +19,13 @@ from sglang_omni.config.instances import stage_of
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.pipeline.launchers.base import Launcher
 from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
-from sglang_omni.serve.admission import AdmissionLimits
-from sglang_omni.serve.app import create_app
-from sglang_omni.serve.connections import raise_descriptor_limit
-from sglang_omni.serve.key_flags import Access
-from sglang_omni.serve.processes import StopSignals, bind, exit_after
-from sglang_omni.serve.state import Capabilities
-from sglang_omni.serve.web_server import WebServer
+from sglang_omni.serve.api.admission import AdmissionLimits
+from sglang_omni.serve.api.app import create_app
+from sglang_omni.serve.api.keys import Access
+from sglang_omni.serve.api.state import Capabilities
+from sglang_omni.serve.launch.connections import raise_descriptor_limit
+from sglang_omni.serve.launch.processes import StopSignals, bind, exit_after
+from sglang_omni.serve.launch.web_server import WebServer
 
 logger = logging.getLogger(__name__)
 

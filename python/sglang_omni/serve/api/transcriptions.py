@@ -11,12 +11,12 @@ from starlette.datastructures import FormData, UploadFile
 
 from sglang_omni.client import RequestError, TranscriptionResult, TranscriptionSegment
 from sglang_omni.client.languages import language_name
-from sglang_omni.serve.forms import read_form
-from sglang_omni.serve.protocol import TranscriptionForm
-from sglang_omni.serve.session import owner_of, session_key
-from sglang_omni.serve.state import Server, request_id_of
-from sglang_omni.serve.streaming import answer
-from sglang_omni.serve.validation import validation_error
+from sglang_omni.serve.api.forms import read_form
+from sglang_omni.serve.api.protocol import TranscriptionForm
+from sglang_omni.serve.api.session import owner_of, session_key
+from sglang_omni.serve.api.state import Server, request_id_of
+from sglang_omni.serve.api.streaming import answer
+from sglang_omni.serve.api.validation import validation_error
 
 _GRANULARITIES = "timestamp_granularities[]"
 

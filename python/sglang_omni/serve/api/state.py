@@ -11,11 +11,11 @@ from starlette.requests import Request
 
 from sglang_omni.client import Client, RequestError
 from sglang_omni.preprocessing.request_params import RequestParams, check_params, nearest
-from sglang_omni.serve.admission import Admission
-from sglang_omni.serve.bodies import JsonBodies, JsonLimits
-from sglang_omni.serve.metrics import Metrics
-from sglang_omni.serve.request_ids import RunningRequests
-from sglang_omni.serve.session import owner_of
+from sglang_omni.serve.api.admission import Admission
+from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
+from sglang_omni.serve.api.metrics import Metrics
+from sglang_omni.serve.api.request_ids import RunningRequests
+from sglang_omni.serve.api.session import owner_of
 
 DEFAULT_MODEL_NAME = "sglang-omni"
 

@@ -12,13 +12,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from sglang_omni.client import CompletionResult, GenerateRequest, RequestError, UsageInfo
-from sglang_omni.serve.bodies import JsonRoute
-from sglang_omni.serve.chat import check_stream_options, to_sampling
-from sglang_omni.serve.protocol import CompletionRequest, NativeRequest
-from sglang_omni.serve.request_ids import RequestName
-from sglang_omni.serve.session import owner_of, session_key
-from sglang_omni.serve.state import Server, request_id_of
-from sglang_omni.serve.streaming import EventStream, answer
+from sglang_omni.serve.api.bodies import JsonRoute
+from sglang_omni.serve.api.chat import check_stream_options, to_sampling
+from sglang_omni.serve.api.protocol import CompletionRequest, NativeRequest
+from sglang_omni.serve.api.request_ids import RequestName
+from sglang_omni.serve.api.session import owner_of, session_key
+from sglang_omni.serve.api.state import Server, request_id_of
+from sglang_omni.serve.api.streaming import EventStream, answer
 
 
 def completion_routes(server: Server) -> APIRouter:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
-from sglang_omni.serve.fields import (
+from sglang_omni.serve.api.fields import (
     TAG,
     ApiModel,
     Count,

@@ -12,12 +12,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
 from sglang_omni.client.request_id import new_request_id
-from sglang_omni.serve.bodies import JsonRoute
-from sglang_omni.serve.metrics import CONTENT_TYPE, Families, admission_families, stage_families
-from sglang_omni.serve.protocol import AbortRequest
-from sglang_omni.serve.session import owner_of
-from sglang_omni.serve.state import Server
-from sglang_omni.serve.streaming import answer
+from sglang_omni.serve.api.bodies import JsonRoute
+from sglang_omni.serve.api.metrics import CONTENT_TYPE, Families, admission_families, stage_families
+from sglang_omni.serve.api.protocol import AbortRequest
+from sglang_omni.serve.api.session import owner_of
+from sglang_omni.serve.api.state import Server
+from sglang_omni.serve.api.streaming import answer
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from importlib import resources
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from sglang_omni.serve.state import Server
+from sglang_omni.serve.api.state import Server
 
 # Everything is in the page: nothing is loaded from elsewhere, and nothing may be.
 _HEADERS = {
@@ -32,4 +32,4 @@ def page_routes(server: Server) -> APIRouter:
 
 @cache
 def _page() -> str:
-    return resources.files("sglang_omni.serve").joinpath("page.html").read_text(encoding="utf-8")
+    return resources.files("sglang_omni.serve.api").joinpath("page.html").read_text(encoding="utf-8")

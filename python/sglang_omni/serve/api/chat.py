@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse, Response
 
 from sglang_omni.client import CompletionStreamChunk, GenerateRequest, RequestError, SamplingParams
 from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE
-from sglang_omni.serve.bodies import JsonRoute
-from sglang_omni.serve.fields import SamplingFields
-from sglang_omni.serve.protocol import (
+from sglang_omni.serve.api.bodies import JsonRoute
+from sglang_omni.serve.api.fields import SamplingFields
+from sglang_omni.serve.api.protocol import (
     AudioUrlPart,
     ChatCompletionRequest,
     ChatMessage,
@@ -25,10 +25,10 @@ from sglang_omni.serve.protocol import (
     MediaUrl,
     VideoUrlPart,
 )
-from sglang_omni.serve.session import owner_of, session_key
-from sglang_omni.serve.speech import check_encodable
-from sglang_omni.serve.state import Server, request_id_of
-from sglang_omni.serve.streaming import EventStream, answer
+from sglang_omni.serve.api.session import owner_of, session_key
+from sglang_omni.serve.api.speech import check_encodable
+from sglang_omni.serve.api.state import Server, request_id_of
+from sglang_omni.serve.api.streaming import EventStream, answer
 
 _PART_MODALITY = {
     "input_audio": "audio",

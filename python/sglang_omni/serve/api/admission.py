@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sglang_omni.serve.errors import error_body
+from sglang_omni.serve.api.errors import error_body
 
 DEFAULT_QUEUE_TIMEOUT = 60.0
 # Never less than this, for a pipeline that does not say what it holds; its stages' inboxes hold the rest.

@@ -1,4 +1,4 @@
-"""A fleet's router: ``python -m sglang_omni.serve.router_process PARENT_PID``.
+"""A fleet's router: ``python -m sglang_omni.serve.launch.router_process PARENT_PID``.
 
 Its config is in the environment.
 """
@@ -10,8 +10,8 @@ import os
 import sys
 
 from sglang_omni.router import RouterConfig, run_router
-from sglang_omni.serve.member import write_stacks_on_request
-from sglang_omni.serve.processes import ROUTER_CONFIG, end_with_parent
+from sglang_omni.serve.launch.member import write_stacks_on_request
+from sglang_omni.serve.launch.processes import ROUTER_CONFIG, end_with_parent
 
 if __name__ == "__main__":
     write_stacks_on_request()

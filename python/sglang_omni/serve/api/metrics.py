@@ -12,7 +12,7 @@ from sglang_omni.client import UsageInfo
 from sglang_omni.pipeline.stage.stats import DESCRIPTIONS
 
 if TYPE_CHECKING:
-    from sglang_omni.serve.admission import Admission
+    from sglang_omni.serve.api.admission import Admission
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

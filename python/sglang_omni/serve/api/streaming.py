@@ -12,7 +12,7 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from sglang_omni.serve.errors import ClientDisconnected, describe, error_response
+from sglang_omni.serve.api.errors import ClientDisconnected, describe, error_response
 
 T = TypeVar("T")
 

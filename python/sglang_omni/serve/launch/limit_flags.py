@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from sglang_omni.serve.model_flags import count
+from sglang_omni.serve.launch.model_flags import count
 
 
 def _count_or_any(text: str) -> int:

@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sglang_omni.client import RequestError
 from sglang_omni.client.request_id import HEADER, OWNER_HEADER
-from sglang_omni.serve.errors import error_response
-from sglang_omni.serve.key_flags import Access
-from sglang_omni.serve.validation import NO_JSON
+from sglang_omni.serve.api.errors import error_response
+from sglang_omni.serve.api.keys import Access
+from sglang_omni.serve.api.validation import NO_JSON
 
 # Open to all, for probes.
 OPEN_PATHS = frozenset({"/health"})

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from sglang_omni.serve.connections import Connection, ConnectionLimits, Connections
+from sglang_omni.serve.launch.connections import Connection, ConnectionLimits, Connections
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from sglang_omni.serve.fields import ApiModel
+from sglang_omni.serve.api.fields import ApiModel
 
 SESSION_HEADER = "x-session-id"
 
