@@ -94,7 +94,7 @@ class _Steps:
     def __init__(self) -> None:
         import torch
 
-        from sglang_omni.relay.shm import ShmRelay
+        from sglang_omni.relay.shm.relay import ShmRelay
 
         self.torch = torch
         self.relay = ShmRelay("peer")
@@ -137,7 +137,7 @@ class _Steps:
         self.data = view.to("cuda", non_blocking=True)
 
     async def lend_from_expandable_segments(self, _: None) -> dict[str, Any]:
-        from sglang_omni.relay.shm import ShmRelay
+        from sglang_omni.relay.shm.relay import ShmRelay
 
         sender = ShmRelay("sender")
         wire = await chunk(sender, self.torch.arange(10.0, device="cuda"))

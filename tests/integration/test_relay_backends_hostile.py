@@ -18,8 +18,9 @@ from relay_peers import BACKENDS, MIB, PATIENCE, Peer, PeerError, block, make_re
 from waiting import until
 
 from sglang_omni.pipeline import relay_io
-from sglang_omni.relay import RelayError, exposure
-from sglang_omni.relay.slots import HEADER_BYTES
+from sglang_omni.relay import RelayError
+from sglang_omni.relay import bind_guard as exposure
+from sglang_omni.relay.one_sided.slots import HEADER_BYTES
 
 pytestmark = pytest.mark.long
 

@@ -15,7 +15,7 @@ import pytest
 
 from sglang_omni.pipeline.fan_out import FanOut
 from sglang_omni.pipeline.relay_io import read_blob, write_blob
-from sglang_omni.relay.shm import ShmRelay
+from sglang_omni.relay.shm.relay import ShmRelay
 
 _UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]
 

@@ -16,7 +16,7 @@ from waiting import until
 from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.fan_out import FanOut
 from sglang_omni.proto import OmniRequest, StagePayload
-from sglang_omni.relay.shm import ShmRelay
+from sglang_omni.relay.shm.relay import ShmRelay
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from sglang_omni.pipeline.stage.edge_relays import EdgeRelays
 from sglang_omni.pipeline.stage.stats import StatsReporter
 from sglang_omni.proto import DataReadyMessage, StatsMessage, codec
 from sglang_omni.relay import create_relay, register_relay
-from sglang_omni.relay.shm import ShmRelay
+from sglang_omni.relay.shm.relay import ShmRelay
 
 
 class Distant(ShmRelay):

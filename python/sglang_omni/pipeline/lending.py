@@ -9,8 +9,8 @@ from typing import Any
 
 from sglang_omni.proto.codec import register_type
 from sglang_omni.relay.base import Relay
-from sglang_omni.relay.cuda_driver import is_cuda_in_use
-from sglang_omni.relay.cuda_ipc import CannotLend, is_lendable
+from sglang_omni.relay.shm.cuda_driver import is_cuda_in_use
+from sglang_omni.relay.shm.cuda_ipc import CannotLend, is_lendable
 
 logger = logging.getLogger(__name__)
 

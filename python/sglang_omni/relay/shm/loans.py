@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sglang_omni.relay.base import RelayError
-from sglang_omni.relay.cuda_ipc import CudaLender, span_of
+from sglang_omni.relay.shm.cuda_ipc import CudaLender, span_of
 
 if TYPE_CHECKING:
     import torch

@@ -27,11 +27,11 @@ from sglang_omni.relay.base import (
     credit_bytes,
     register_relay,
 )
+from sglang_omni.relay.bind_guard import check_address
 from sglang_omni.relay.buffers import bytes_of
-from sglang_omni.relay.exposure import check_address
-from sglang_omni.relay.nccl_groups import host_memory
-from sglang_omni.relay.nccl_links import Endpoint, Link, Offer, Server
-from sglang_omni.relay.outbox import KEEP_SECONDS, Got, Outbox, Put
+from sglang_omni.relay.nccl.groups import host_memory
+from sglang_omni.relay.nccl.links import Endpoint, Link, Offer, Server
+from sglang_omni.relay.put_ledger import KEEP_SECONDS, Got, Outbox, Put
 
 if TYPE_CHECKING:
     from sglang_omni._core import PayloadPlan

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.relay.cuda_driver import IPC_HANDLE_BYTES, CudaError, cuda_driver
-from sglang_omni.relay.gpu_returns import when_gpu_is_done
+from sglang_omni.relay.shm.cuda_driver import IPC_HANDLE_BYTES, CudaError, cuda_driver
+from sglang_omni.relay.shm.gpu_returns import when_gpu_is_done
 
 if TYPE_CHECKING:
     import torch

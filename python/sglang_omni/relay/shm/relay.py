@@ -32,11 +32,11 @@ from sglang_omni.relay.base import (
     register_relay,
 )
 from sglang_omni.relay.buffers import bytes_of, in_thread
-from sglang_omni.relay.cuda_driver import CudaError, is_cuda_in_use
-from sglang_omni.relay.cuda_ipc import borrow
-from sglang_omni.relay.gpu_returns import when_gpu_is_done
-from sglang_omni.relay.loans import Loans
-from sglang_omni.relay.pinned import pinned_memory
+from sglang_omni.relay.shm.cuda_driver import CudaError, is_cuda_in_use
+from sglang_omni.relay.shm.cuda_ipc import borrow
+from sglang_omni.relay.shm.gpu_returns import when_gpu_is_done
+from sglang_omni.relay.shm.loans import Loans
+from sglang_omni.relay.shm.pinned import pinned_memory
 
 if TYPE_CHECKING:
     import torch

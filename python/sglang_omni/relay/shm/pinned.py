@@ -11,7 +11,7 @@ import logging
 import threading
 from typing import Protocol
 
-from sglang_omni.relay.cuda_driver import CudaError, cuda_driver
+from sglang_omni.relay.shm.cuda_driver import CudaError, cuda_driver
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from sglang_omni.compat.torch import gloo_group, nccl_group
-from sglang_omni.relay.settings import setting
-from sglang_omni.relay.spare_files import require_spare_files
+from sglang_omni.relay.env_override import setting
+from sglang_omni.relay.fd_limit import require_spare_files
 
 SENDER, RECEIVER = 0, 1
 

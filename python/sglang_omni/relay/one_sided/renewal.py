@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from sglang_omni.relay.base import RelayError, RelayReadError
-from sglang_omni.relay.listeners import Listener, listeners, occupy
-from sglang_omni.relay.one_sided import Engine, Source, Transfer
-from sglang_omni.relay.slots import Segment, Slots
-from sglang_omni.relay.spare_files import require_spare_files
+from sglang_omni.relay.fd_limit import require_spare_files
+from sglang_omni.relay.one_sided.listening_fds import Listener, listeners, occupy
+from sglang_omni.relay.one_sided.relay import Engine, Source, Transfer
+from sglang_omni.relay.one_sided.slots import Segment, Slots
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sglang_omni.relay.base import INLINE_BYTES, Relay, RelayError, RelayReadError, credit_bytes
 from sglang_omni.relay.buffers import bytes_of
-from sglang_omni.relay.outbox import Got, Outbox, Put
-from sglang_omni.relay.pump import Pump
-from sglang_omni.relay.slots import CHECKED_BYTES, SLOT_BYTES, MemoryRegistrar, SlotPool, Slots, slots_for
+from sglang_omni.relay.one_sided.pump import Pump
+from sglang_omni.relay.one_sided.slots import (
+    CHECKED_BYTES,
+    SLOT_BYTES,
+    MemoryRegistrar,
+    SlotPool,
+    Slots,
+    slots_for,
+)
+from sglang_omni.relay.put_ledger import Got, Outbox, Put
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.relay.pinned import pinned_memory
+from sglang_omni.relay.shm.pinned import pinned_memory
 
 if TYPE_CHECKING:
     import torch

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 from sglang_omni.relay.base import RelayError, RelayTimeout
-from sglang_omni.relay.outbox import Outbox
-from sglang_omni.relay.slots import SlotPool
+from sglang_omni.relay.one_sided.slots import SlotPool
+from sglang_omni.relay.put_ledger import Outbox
 
 logger = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from typing import NamedTuple
 import torch
 
 from sglang_omni.relay.base import RelayError, RelayReadError, RelayTimeout
-from sglang_omni.relay.nccl_groups import RECEIVER, SENDER, PairGroup, gpu_of
-from sglang_omni.relay.nccl_rendezvous import Rendezvous, receive_exactly
-from sglang_omni.relay.outbox import Outbox
+from sglang_omni.relay.nccl.groups import RECEIVER, SENDER, PairGroup, gpu_of
+from sglang_omni.relay.nccl.rendezvous import Rendezvous, receive_exactly
+from sglang_omni.relay.put_ledger import Outbox
 
 logger = logging.getLogger(__name__)
 
