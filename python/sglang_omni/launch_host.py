@@ -64,9 +64,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni host") -> i
     )
     # Imported here, so that --help is there at once.
     from sglang_omni.config.imports import import_beside
-    from sglang_omni.pipeline.hosts.agent import HostAgent
-    from sglang_omni.pipeline.hosts.join_key import default_key_file, read_join_key
-    from sglang_omni.pipeline.hosts.join_sockets import JoinRefused
+    from sglang_omni.pipeline.processes.hosts.agent import HostAgent
+    from sglang_omni.pipeline.processes.hosts.join_key import default_key_file, read_join_key
+    from sglang_omni.pipeline.processes.hosts.join_sockets import JoinRefused
 
     try:
         key = read_join_key(args.join_key or default_key_file())

@@ -25,7 +25,7 @@ from sglang_omni.serve.launch.ray_flags import add_ray_flags, check_ray_flags, r
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
-    from sglang_omni.pipeline.launchers.base import Launcher
+    from sglang_omni.pipeline.processes.launcher import Launcher
 
 DEFAULT_MODEL = "speech-chat"
 _SPEECH_CHAT = "sglang_omni.models.speech_chat.config.SpeechChatPipelineConfig"
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
 def _serve(args: argparse.Namespace) -> int:
     # Imported here, so that --help is there at once.
     from sglang_omni.config import ConfigError, validate_config
-    from sglang_omni.pipeline.worker_process import WorkerFailure
+    from sglang_omni.pipeline.processes.process import WorkerFailure
 
     try:
         config = load_pipeline(args.model_path, args.config)

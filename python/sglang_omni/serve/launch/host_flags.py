@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sglang_omni.router.flags import port
 
 if TYPE_CHECKING:
-    from sglang_omni.pipeline.launchers.hosts import HostsLauncher
+    from sglang_omni.pipeline.processes.hosts.launcher import HostsLauncher
 
 # No packet is sent there (it is set aside for documentation): what counts is where one would leave from.
 _ELSEWHERE = "192.0.2.1"
@@ -59,9 +59,9 @@ def check_host_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) 
 
 def hosts_launcher(args: argparse.Namespace) -> HostsLauncher:
     """Raises OSError or ValueError where the key or the address cannot be used."""
-    from sglang_omni.pipeline.hosts.addresses import address_towards
-    from sglang_omni.pipeline.hosts.join_key import default_key_file, read_or_create_join_key
-    from sglang_omni.pipeline.launchers.hosts import HostsLauncher
+    from sglang_omni.pipeline.processes.hosts.addresses import address_towards
+    from sglang_omni.pipeline.processes.hosts.join_key import default_key_file, read_or_create_join_key
+    from sglang_omni.pipeline.processes.hosts.launcher import HostsLauncher
 
     key_file = args.join_key or default_key_file()
     try:

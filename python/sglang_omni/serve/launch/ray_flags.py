@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sglang_omni.packages import install_line
 
 if TYPE_CHECKING:
-    from sglang_omni.pipeline.launchers.ray import RayLauncher
+    from sglang_omni.pipeline.processes.ray.launcher import RayLauncher
 
 
 def add_ray_flags(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def ray_launcher(args: argparse.Namespace) -> RayLauncher:
         ValueError: The address is of a kind that does not work.
     """
     try:
-        from sglang_omni.pipeline.launchers.ray import RayLauncher
+        from sglang_omni.pipeline.processes.ray.launcher import RayLauncher
     except ModuleNotFoundError as exc:
         if exc.name != "ray":
             raise

@@ -17,8 +17,8 @@ from sglang_omni.config import (
 )
 from sglang_omni.config.instances import stage_of
 from sglang_omni.config.io import config_to_dict
-from sglang_omni.pipeline.launchers.base import Launcher
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.launcher import Launcher
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.serve.api.admission import AdmissionLimits
 from sglang_omni.serve.api.app import create_app
 from sglang_omni.serve.api.keys import Access
