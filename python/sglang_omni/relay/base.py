@@ -112,6 +112,10 @@ class Relay(ABC):
     def close(self) -> None:
         """Free everything. Tensors that were received stay valid."""
 
+    def usage(self) -> Mapping[str, float]:
+        """Numbers for ``/metrics``."""
+        return {}
+
     async def put_payload(
         self, plan: PayloadPlan, request_id: str, edge: str | None = None
     ) -> RelayOperation:

@@ -60,10 +60,7 @@ class StatsReporter:
         self._stage = stage
         self._sources: list[Callable[[], dict[str, float]]] = [
             read
-            for read in (
-                getattr(scheduler, "stats", None),
-                *(getattr(relay, "usage", None) for relay in relays),
-            )
+            for read in (getattr(scheduler, "stats", None), *(relay.usage for relay in relays))
             if read is not None
         ]
         self._send = send

@@ -1,4 +1,4 @@
-"""Whether payloads of a fan-out can be handed over as objects without one stage seeing another's changes."""
+"""Tells which payloads of a fan-out can be handed over as objects: those no other stage's changes reach."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MUTABLE = (dict, list, set, bytearray)
 
 
 def has_own_container(projected: Any, others: Iterable[Any]) -> bool:
-    """Whether ``projected`` is a StagePayload whose data shares no mutable container with ``others``.
+    """True if ``projected`` is a StagePayload whose data shares no mutable container with ``others``.
 
     Tensors and arrays may be shared: receivers treat them as read-only by contract.
     """

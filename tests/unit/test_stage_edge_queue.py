@@ -1,4 +1,4 @@
-"""A lane: when jobs run, in what order, and what their waits and failures do."""
+"""The queue before an edge: when jobs run, in what order, and what their waits and failures do."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sglang_omni.pipeline.stage.edges.queue import Lane
+from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 
 WAIT_S = 60
 
 
 @pytest.fixture
-async def lane() -> AsyncIterator[Lane]:
-    lane = Lane("edge")
-    yield lane
-    await lane.close()
+async def queue() -> AsyncIterator[EdgeQueue]:
+    queue = EdgeQueue("edge")
+    yield queue
+    await queue.close()
 
 
 async def from_callback(work: object, *args: object) -> None:
@@ -33,18 +33,18 @@ async def from_callback(work: object, *args: object) -> None:
     await done
 
 
-async def warm(lane: Lane) -> None:
-    """Has the lane's task wait for work."""
+async def warm(queue: EdgeQueue) -> None:
+    """Has the queue's task wait for work."""
 
     async def nothing() -> None: ...
 
-    lane.put("warm", nothing)
-    await lane.drain()
+    queue.put("warm", nothing)
+    await queue.drain()
     await asyncio.sleep(0)
 
 
-async def test_a_job_that_finds_the_lane_idle_ends_where_it_was_put(lane: Lane) -> None:
-    await warm(lane)
+async def test_a_job_that_finds_the_queue_idle_ends_where_it_was_put(queue: EdgeQueue) -> None:
+    await warm(queue)
     seen: list[object] = []
 
     async def job(value: int) -> None:
@@ -52,15 +52,15 @@ async def test_a_job_that_finds_the_lane_idle_ends_where_it_was_put(lane: Lane) 
         seen.append(asyncio.current_task() is not None)
 
     def put() -> None:
-        lane.put("r", job, 1)
+        queue.put("r", job, 1)
         assert seen == [1, True]
 
     await from_callback(put)
     assert seen == [1, True]
 
 
-async def test_what_waits_goes_on_in_the_lane_and_the_next_queue_behind_it(lane: Lane) -> None:
-    await warm(lane)
+async def test_what_waits_goes_on_in_the_queue_and_the_next_queue_behind_it(queue: EdgeQueue) -> None:
+    await warm(queue)
     gate = asyncio.Event()
     seen: list[str] = []
 
@@ -73,21 +73,21 @@ async def test_what_waits_goes_on_in_the_lane_and_the_next_queue_behind_it(lane:
         seen.append("quick")
 
     def put() -> None:
-        lane.put("r", slow)
-        lane.put("r", quick)
+        queue.put("r", slow)
+        queue.put("r", quick)
 
     await from_callback(put)
     await asyncio.sleep(0.01)
     assert seen == ["begun"]
-    assert len(lane) == 1
+    assert len(queue) == 1
     gate.set()
-    await asyncio.wait_for(lane.drain(), WAIT_S)
+    await asyncio.wait_for(queue.drain(), WAIT_S)
     assert seen == ["begun", "ended", "quick"]
 
 
 @pytest.mark.parametrize("seconds", [-1.0, 0.0, 0.001])
-async def test_a_deadline_ends_the_job_that_set_it_and_nothing_else(lane: Lane, seconds: float) -> None:
-    await warm(lane)
+async def test_a_deadline_ends_the_job_that_set_it_and_nothing_else(queue: EdgeQueue, seconds: float) -> None:
+    await warm(queue)
     seen: list[str] = []
 
     async def hurried() -> None:
@@ -100,15 +100,15 @@ async def test_a_deadline_ends_the_job_that_set_it_and_nothing_else(lane: Lane, 
     async def quick() -> None:
         seen.append("quick")
 
-    await from_callback(lane.put, "r", hurried)
-    lane.put("r", quick)
-    await asyncio.wait_for(lane.drain(), WAIT_S)
+    await from_callback(queue.put, "r", hurried)
+    queue.put("r", quick)
+    await asyncio.wait_for(queue.drain(), WAIT_S)
     assert seen == ["too late", "quick"]
 
 
-async def test_jobs_that_begin_together_may_wait_for_the_same(lane: Lane) -> None:
-    other = Lane("other edge")
-    await warm(lane)
+async def test_jobs_that_begin_together_may_wait_for_the_same(queue: EdgeQueue) -> None:
+    other = EdgeQueue("other edge")
+    await warm(queue)
     await warm(other)
     packed = asyncio.get_running_loop().create_future()
     seen: list[str] = []
@@ -119,37 +119,37 @@ async def test_jobs_that_begin_together_may_wait_for_the_same(lane: Lane) -> Non
         seen.append(f"{name} ended")
 
     def put() -> None:
-        lane.put("r", job, "one")
+        queue.put("r", job, "one")
         other.put("r", job, "two")
         assert seen == ["one begun", "two begun"]
 
     await from_callback(put)
     packed.set_result(None)
-    for each in (lane, other):
+    for each in (queue, other):
         await asyncio.wait_for(each.drain(), WAIT_S)
     assert sorted(seen[2:]) == ["one ended", "two ended"]
     await other.close()
 
 
-async def test_requests_take_turns_and_keep_their_own_order(lane: Lane) -> None:
+async def test_requests_take_turns_and_keep_their_own_order(queue: EdgeQueue) -> None:
     seen: list[str] = []
 
     async def job(name: str) -> None:
         seen.append(name)
 
     for number in range(4):
-        lane.put("long", job, f"long {number}")
+        queue.put("long", job, f"long {number}")
     for number in range(2):
-        lane.put("short", job, f"short {number}")
-    await asyncio.wait_for(lane.drain(), WAIT_S)
+        queue.put("short", job, f"short {number}")
+    await asyncio.wait_for(queue.drain(), WAIT_S)
     assert seen == ["long 0", "short 0", "long 1", "short 1", "long 2", "long 3"]
 
 
 @pytest.mark.parametrize("waits", [False, True])
-async def test_a_failed_job_is_logged_and_the_lane_goes_on(
-    lane: Lane, waits: bool, caplog: pytest.LogCaptureFixture
+async def test_a_failed_job_is_logged_and_the_queue_goes_on(
+    queue: EdgeQueue, waits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await warm(lane)
+    await warm(queue)
     seen: list[str] = []
 
     async def broken() -> None:
@@ -160,16 +160,16 @@ async def test_a_failed_job_is_logged_and_the_lane_goes_on(
     async def quick() -> None:
         seen.append("quick")
 
-    await from_callback(lane.put, "r", broken)
-    await from_callback(lane.put, "r", quick)
-    await asyncio.wait_for(lane.drain(), WAIT_S)
+    await from_callback(queue.put, "r", broken)
+    await from_callback(queue.put, "r", quick)
+    await asyncio.wait_for(queue.drain(), WAIT_S)
     assert seen == ["quick"]
     assert "edge: a message was lost (request r)" in caplog.text
     assert "no way out" in caplog.text
 
 
-async def test_closing_a_lane_ends_what_has_begun_and_drops_the_rest(lane: Lane) -> None:
-    await warm(lane)
+async def test_closing_a_queue_ends_what_has_begun_and_drops_the_rest(queue: EdgeQueue) -> None:
+    await warm(queue)
     seen: list[str] = []
 
     async def endless() -> None:
@@ -182,10 +182,10 @@ async def test_closing_a_lane_ends_what_has_begun_and_drops_the_rest(lane: Lane)
         seen.append("quick")
 
     def put() -> None:
-        lane.put("r", endless)
-        lane.put("r", quick)
+        queue.put("r", endless)
+        queue.put("r", quick)
 
     await from_callback(put)
-    await lane.close()
+    await queue.close()
     assert seen == ["ended"]
-    assert len(lane) == 0
+    assert len(queue) == 0
