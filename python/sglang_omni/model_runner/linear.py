@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import linear
 
-from sglang_omni.compat.torch import can_pack, pack, packed_linear
+from sglang_omni.versions.torch import can_pack, pack, packed_linear
 
 # Below this, calling oneDNN costs more than its layout saves.
 _PACKED_FROM = 2**18

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from sglang_omni.compat.torch import gloo_group, nccl_group
 from sglang_omni.relay.settings import setting
 from sglang_omni.relay.spare_files import require_spare_files
+from sglang_omni.versions.torch import gloo_group, nccl_group
 
 SENDER, RECEIVER = 0, 1
 
