@@ -7,8 +7,13 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sglang_omni.executors import EngineExecutor, Executor, FusedExecutor, PreprocessingExecutor
-from sglang_omni.executors.fused_executor import create_fused_executor
+from sglang_omni.executors import (
+    EngineExecutor,
+    Executor,
+    FusedExecutor,
+    PreprocessingExecutor,
+    create_fused_executor,
+)
 from sglang_omni.proto import StagePayload
 
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from sglang_omni.executors.interface import Executor, failed, into_payload
+from sglang_omni.compat.executors.executor import Executor, failed, into_payload
 from sglang_omni.proto import StagePayload
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class EngineExecutor(Executor):
             self._build_result = result_builder or _store_model_output
         else:
             # Engines import torch, which an asynchronous one may do without.
-            from sglang_omni.executors.stepped_engine import SteppedEngine
+            from sglang_omni.compat.executors.stepped_engine import SteppedEngine
 
             self._engine = SteppedEngine(engine, crashed=self._done.put_nowait)
             self._build_result = result_builder or _store_answer

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from sglang_omni.compat.executors.executor import Executor, ExecutorRun, StreamFn, failed
+from sglang_omni.compat.executors.preprocessing_executor import PreprocessingExecutor
 from sglang_omni.config import import_string
-from sglang_omni.executors.interface import Executor, StreamFn, failed
-from sglang_omni.executors.preprocessing_executor import PreprocessingExecutor
-from sglang_omni.executors.scheduler import ExecutorRun
 from sglang_omni.proto import StagePayload
 
 

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from sglang_omni.executors.interface import Executor, into_payload
+from sglang_omni.compat.executors.executor import Executor, into_payload
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.step_clock import StepClock
 
