@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, SamplingParams, build_engine
+from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, RequestSampling, build_engine
 from sglang_omni.engines.options import EngineKind, TensorParallel
 from sglang_omni.model_runner.parallel import TensorParallelGroup
 from sglang_omni.proto import StagePayload
@@ -70,7 +70,7 @@ def create_compared(
             threading.Event().wait()
         told = [(r.request_id, r.output_token_ids[-1]) for r in advanced]
         mine = torch.tensor([[zlib.crc32(repr(told).encode())]])
-        if group.join_columns(mine).unique().numel() > 1:
+        if group.all_gather_columns(mine).unique().numel() > 1:
             raise AssertionError(f"rank {tp_rank} has come to {told}, and another to something else")
         return advanced
 
@@ -79,7 +79,7 @@ def create_compared(
 
 
 def build(payload: StagePayload) -> EngineRequest:
-    sampling = SamplingParams.from_params(payload.request.params)
+    sampling = RequestSampling.from_params(payload.request.params)
     return EngineRequest(payload.request_id, payload.request.inputs["prompt_token_ids"], sampling)
 
 

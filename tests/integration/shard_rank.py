@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, SamplingParams, build_engine
+from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, RequestSampling, build_engine
 from sglang_omni.engines.options import TensorParallel
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
@@ -27,7 +27,7 @@ def run(path: str, prompts: list[list[int]], tp: TensorParallel) -> Any:
         engine = build_engine("omni", describe(path), options)
     except ValueError as error:
         return str(error)
-    sampling = SamplingParams(temperature=0.0, max_new_tokens=16)
+    sampling = RequestSampling(temperature=0.0, max_new_tokens=16)
     requests = [EngineRequest(str(index), prompt, sampling) for index, prompt in enumerate(prompts)]
     for request in requests:
         engine.add(request)

@@ -14,7 +14,7 @@ from tiny_checkpoints import TinyCheckpoint
 from tokenizers import Tokenizer
 
 from sglang_omni.config import ExecutorConfig, PipelineConfig, PipelineRunner, StageConfig, compile_pipeline
-from sglang_omni.engines import DecoderSpec, EngineRequest, OmniEngine, SamplingParams
+from sglang_omni.engines import DecoderSpec, EngineRequest, OmniEngine, RequestSampling
 from sglang_omni.executors import EngineExecutor, FusedExecutor
 from sglang_omni.models.speech_chat.components.smollm2 import ensure_checkpoint
 from sglang_omni.pipeline.coordinator import Coordinator
@@ -36,7 +36,7 @@ def end(request_id: str, output: StagePayload) -> None:
 
 
 def build_request(payload: StagePayload) -> EngineRequest:
-    sampling = SamplingParams.from_params({"temperature": 0, **payload.request.params})
+    sampling = RequestSampling.from_params({"temperature": 0, **payload.request.params})
     return EngineRequest(payload.request_id, payload.data["raw_inputs"], sampling)
 
 
@@ -202,7 +202,7 @@ async def test_a_real_model_answers() -> None:
 
     def chat(payload: StagePayload) -> EngineRequest:
         prompt = prompt_encoder.encode_messages([{"role": "user", "content": payload.data["raw_inputs"]}])
-        return EngineRequest(payload.request_id, prompt, SamplingParams(temperature=0.0, max_new_tokens=24))
+        return EngineRequest(payload.request_id, prompt, RequestSampling(temperature=0.0, max_new_tokens=24))
 
     def text(payload: StagePayload, request: EngineRequest) -> dict[str, Any]:
         return {"text": tokenizer.decode(request.output_token_ids), "finish_reason": request.finish_reason}

@@ -10,7 +10,7 @@ import pytest
 from text_engines import text_engine
 from tiny_checkpoints import TinyCheckpoint
 
-from sglang_omni.engines import EngineRequest, SamplingParams
+from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler
@@ -33,7 +33,7 @@ class Stage:
         self.thread = threading.Thread(target=self.scheduler.start)
 
     def build(self, payload: StagePayload) -> EngineRequest:
-        sampling = SamplingParams.from_params(payload.request.params)
+        sampling = RequestSampling.from_params(payload.request.params)
         return EngineRequest(payload.request_id, payload.data, sampling)
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:

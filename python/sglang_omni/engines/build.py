@@ -11,7 +11,7 @@ from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
 from sglang_omni.engines.planner import BatchPlanner
 from sglang_omni.engines.resources import ResourceManager
-from sglang_omni.engines.scheduler import Scheduler
+from sglang_omni.engines.scheduler import BatchScheduler
 from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache
 from sglang_omni.model_runner.feedback_runner import FeedbackARModelRunner
 from sglang_omni.model_runner.loader import DTYPES, Checkpoint
@@ -71,9 +71,9 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
             f"max_total_tokens ({options.max_total_tokens}) must hold at least one page of {page_size} tokens"
         )
     cache = PagedKVCache(
-        config, num_pages=num_pages, page_size=page_size, dtype=model.dtype, tap_layer=spec.tap_layer
+        config, num_pages=num_pages, page_size=page_size, dtype=model.dtype, capture_layer=spec.capture_layer
     )
-    scheduler = Scheduler(
+    scheduler = BatchScheduler(
         BatchPlanner(
             max_running_requests=options.max_running_requests,
             chunked_prefill_size=options.max_total_tokens

@@ -7,14 +7,14 @@ from collections.abc import Collection
 from sglang_omni.engines.batching import BatchBuilder
 from sglang_omni.engines.counters import StepCounters
 from sglang_omni.engines.request import EngineRequest
-from sglang_omni.engines.scheduler import Scheduler
+from sglang_omni.engines.scheduler import BatchScheduler
 from sglang_omni.model_runner.runner import ModelRunner
 
 
 class OmniEngine:
     """One model, one batch. Not thread-safe: a single thread adds, steps and aborts."""
 
-    def __init__(self, scheduler: Scheduler, builder: BatchBuilder, runner: ModelRunner) -> None:
+    def __init__(self, scheduler: BatchScheduler, builder: BatchBuilder, runner: ModelRunner) -> None:
         self.scheduler = scheduler
         self.builder = builder
         self.runner = runner

@@ -87,7 +87,7 @@ class DecoderSpec:
     Attributes:
         weights: Its tensors' names; every other tensor of the checkpoint belongs to other components.
         component: Prefix of all the tensors that are this decoder's; one of them left over is an error.
-        tap_layer: ``hidden_states[tap_layer]`` (transformers' numbering) of prompts is kept for states that
+        capture_layer: ``hidden_states[capture_layer]`` of prompts is kept for states that
             ask for it.
         strategy: For models whose input rows are not embeddings of their tokens.
         suppress_token_ids: Never chosen.
@@ -98,7 +98,7 @@ class DecoderSpec:
     config: DecoderConfig
     weights: WeightNames = field(default_factory=WeightNames)
     component: str = ""
-    tap_layer: int | None = None
+    capture_layer: int | None = None
     strategy: FeedbackStrategy | None = None
     suppress_token_ids: tuple[int, ...] = ()
     open_checkpoint: OpenCheckpoint = Checkpoint

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sampling import SamplingRow, TokenHistory
-from sglang_omni.model_runner.sampling_params import SamplingParams
 from sglang_omni.model_runner.sequence import RotaryPositions, SequenceState
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -52,7 +52,7 @@ class EngineRequest:
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: RequestSampling = field(default_factory=RequestSampling)
     detokenizer: TextSink | None = None
     state: SequenceState | None = None
     positions: RotaryPositions | None = None

@@ -11,7 +11,7 @@ from sglang_omni.engines.request import EngineRequest, RequestStatus
 from sglang_omni.engines.resources import ResourceManager
 
 
-class Scheduler:
+class BatchScheduler:
     """Keeps the waiting line and the running batch.
 
     Args:

@@ -19,7 +19,7 @@ from sglang_omni.model_runner.loader import Checkpoint, OpenCheckpoint
 from sglang_omni.model_runner.media import Deepstack
 from sglang_omni.model_runner.mlp import DenseMLP, SparseMLP, load_mlp
 from sglang_omni.model_runner.norm import RMSNorm
-from sglang_omni.model_runner.parallel import ALONE, TensorParallelGroup
+from sglang_omni.model_runner.parallel import SINGLE_RANK, TensorParallelGroup
 from sglang_omni.model_runner.rope import RotaryEmbedding
 
 
@@ -54,7 +54,7 @@ class Decoder:
         layers: list[LayerWeights],
         norm: RMSNorm,
         lm_head: Linear,
-        group: TensorParallelGroup = ALONE,
+        group: TensorParallelGroup = SINGLE_RANK,
     ) -> None:
         self.config = config
         self.group = group
@@ -74,7 +74,7 @@ class Decoder:
         names: WeightNames = WeightNames(),
         component: str = "",
         open_checkpoint: OpenCheckpoint = Checkpoint,
-        group: TensorParallelGroup = ALONE,
+        group: TensorParallelGroup = SINGLE_RANK,
     ) -> Decoder:
         """Loads a checkpoint directory of the hub's layout, or one rank's part of it.
 
@@ -98,7 +98,7 @@ class Decoder:
         tied = config.tie_word_embeddings
         lm_head = embed if tied else checkpoint.take(names.lm_head, tuple(embed.shape))
         checkpoint.finish(optional=(names.lm_head,) if tied else ())
-        return cls(local, embed, layers, norm, Linear(group.padded_rows(lm_head)), group)
+        return cls(local, embed, layers, norm, Linear(group.shard_rows_padded(lm_head)), group)
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """(T,) -> (T, hidden_size), a tensor of the caller's own."""
@@ -111,21 +111,21 @@ class Decoder:
         cache: PagedKVCache,
         *,
         deepstack: Deepstack | None = None,
-        tap: bool = False,
+        capture: bool = False,
     ) -> Tensor:
         """Hidden states after the last norm, (T, hidden_size). Writes the batch's keys and values.
 
         Args:
             hidden: (T, hidden_size), the input rows.
             deepstack: Added to some rows between the first layers.
-            tap: Whether to keep the rows of the cache's ``tap_layer``.
+            capture: Whether to keep the rows of the cache's ``capture_layer``.
         """
         config = self.config
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         cos, sin = self.rotary.at(batch.positions)
-        tap_layer = cache.tap_layer if tap else None
-        if tap_layer == 0:
-            cache.write_tapped(batch.slots, hidden)
+        capture_layer = cache.capture_layer if capture else None
+        if capture_layer == 0:
+            cache.write_captured(batch.slots, hidden)
         for index, layer in enumerate(self.layers):
             qkv = layer.qkv(layer.input_norm(hidden)).view(-1, heads + 2 * kv_heads, config.head_dim)
             queries_keys = qkv[:, : heads + kv_heads]
@@ -133,20 +133,20 @@ class Decoder:
             queries_keys.copy_(self.rotary.rotate(normed, cos, sin))
             cache.write(index, batch.slots, qkv[:, heads:])
             attended = attend(qkv[:, :heads], index, cache, batch)
-            hidden = hidden + self.group.sum(layer.o(attended))
-            hidden = hidden + self.group.sum(layer.mlp(layer.post_norm(hidden)))
-            if tap_layer == index + 1 < len(self.layers):
-                cache.write_tapped(batch.slots, hidden)
+            hidden = hidden + self.group.all_reduce(layer.o(attended))
+            hidden = hidden + self.group.all_reduce(layer.mlp(layer.post_norm(hidden)))
+            if capture_layer == index + 1 < len(self.layers):
+                cache.write_captured(batch.slots, hidden)
             if deepstack is not None and index < len(deepstack.levels):
                 hidden.index_add_(0, deepstack.rows, deepstack.levels[index].to(hidden))
         hidden = self.norm(hidden)
-        if tap_layer == len(self.layers):
-            cache.write_tapped(batch.slots, hidden)
+        if capture_layer == len(self.layers):
+            cache.write_captured(batch.slots, hidden)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(S, hidden_size) -> (S, vocab_size) float32."""
-        return self.group.join_columns(self.lm_head(hidden))[:, : self.config.vocab_size].float()
+        return self.group.all_gather_columns(self.lm_head(hidden))[:, : self.config.vocab_size].float()
 
 
 def _load_layer(
@@ -162,7 +162,9 @@ def _load_layer(
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         return torch.cat(
             [
-                group.rows(take(f"self_attn.{name}_proj.{part}", count * config.head_dim, *inputs), count)
+                group.shard_rows(
+                    take(f"self_attn.{name}_proj.{part}", count * config.head_dim, *inputs), count
+                )
                 for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
             ]
         )
@@ -182,8 +184,8 @@ def _load_layer(
         qkv=Linear(stack_qkv("weight", hidden), stack_qkv("bias") if config.qkv_bias else None),
         qk_norm=qk_norm() if config.qk_norm else None,
         o=Linear(
-            group.columns(take("self_attn.o_proj.weight", hidden, q_size)),
-            group.once(take("self_attn.o_proj.bias", hidden)) if config.o_bias else None,
+            group.shard_columns(take("self_attn.o_proj.weight", hidden, q_size)),
+            group.bias_on_rank0(take("self_attn.o_proj.bias", hidden)) if config.o_bias else None,
         ),
         post_norm=norm("post_attention_layernorm"),
         mlp=load_mlp(checkpoint, config, index, f"{prefix}.mlp", group),

@@ -56,7 +56,7 @@ class FeedbackBatch(NamedTuple):
     tokens: Sequence[int] = ()
 
 
-class Outbox(Protocol):
+class FeedbackSink(Protocol):
     """Takes what a step put out beside its tokens."""
 
     def put(self, request: SequenceSpan, output: Tensor) -> None: ...
@@ -66,7 +66,7 @@ class _FramesState(SequenceState, Protocol):
     frames: list[Tensor]
 
 
-class StateOutbox:
+class StateSink:
     """Puts each output into its sequence's state, where the next step and the stage's stream find it."""
 
     def put(self, request: SequenceSpan, output: Tensor) -> None:
@@ -104,7 +104,7 @@ class FeedbackStrategy(Protocol):
         model: FeedbackModel,
         schedule_batch: FeedbackBatch,
         requests: Sequence[SequenceSpan],
-        outbox: Outbox,
+        outbox: FeedbackSink,
     ) -> None:
         """Completes a step: puts the rest of each sequence's output into ``outbox``.
 

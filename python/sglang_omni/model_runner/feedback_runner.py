@@ -12,7 +12,7 @@ from sglang_omni.model_runner.feedback import (
     FeedbackBatch,
     FeedbackBuffers,
     FeedbackStrategy,
-    StateOutbox,
+    StateSink,
     prefill,
 )
 from sglang_omni.model_runner.kv_cache import PagedKVCache
@@ -31,7 +31,7 @@ class FeedbackARModelRunner(ModelRunner):
     ) -> None:
         super().__init__(model, cache, suppress_token_ids)
         self._strategy = strategy
-        self._outbox = StateOutbox()
+        self._outbox = StateSink()
         self.feedback = FeedbackBuffers()
 
     def input_rows(self, batch: ForwardBatch) -> Tensor:

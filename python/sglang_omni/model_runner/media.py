@@ -25,7 +25,7 @@ class ThinkerState:
         deepstack: (v, H) each: ``deepstack[k]`` is added to the visual rows after layer k (DeepStack,
             arXiv:2406.04334).
         wants_hidden: Whether ``media_hidden`` is wanted.
-        media_hidden: Output, (m, H): ``hidden_states[tap_layer]`` (transformers' numbering) of the media
+        media_hidden: Output, (m, H): ``hidden_states[capture_layer]`` (transformers' numbering) of the media
             rows, there at the latest with the first token.
     """
 
@@ -87,7 +87,7 @@ def deepstack_of(spans: Sequence[SequenceSpan]) -> Deepstack | None:
     return Deepstack(torch.cat(rows), tuple(torch.cat(level) for level in zip(*levels, strict=True)))
 
 
-def taps_due(spans: Sequence[SequenceSpan]) -> Iterator[tuple[int, ThinkerState]]:
+def captures_due(spans: Sequence[SequenceSpan]) -> Iterator[tuple[int, ThinkerState]]:
     """Index and state of the spans that complete the media of a sequence whose hidden rows are wanted."""
     for index, span in enumerate(spans):
         state = span.state

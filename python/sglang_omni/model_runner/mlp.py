@@ -99,7 +99,7 @@ def _load_dense(
 
     def stack(part: str, shape: tuple[int, ...]) -> Tensor:
         names = [f"{prefix}.{name}_proj.{part}" for name in ("gate", "up")]
-        return torch.cat([group.rows(checkpoint.take(name, shape)) for name in names])
+        return torch.cat([group.shard_rows(checkpoint.take(name, shape)) for name in names])
 
     down = checkpoint.take(f"{prefix}.down_proj.weight", (hidden, inner))
     down_bias = checkpoint.take(f"{prefix}.down_proj.bias", (hidden,)) if config.mlp_bias else None
@@ -107,5 +107,5 @@ def _load_dense(
         gate_up=Linear(
             stack("weight", (inner, hidden)), stack("bias", (inner,)) if config.mlp_bias else None
         ),
-        down=Linear(group.columns(down), group.once(down_bias)),
+        down=Linear(group.shard_columns(down), group.bias_on_rank0(down_bias)),
     )

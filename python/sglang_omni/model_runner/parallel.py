@@ -66,20 +66,20 @@ class TensorParallelGroup:
             num_key_value_heads=max(1, config.num_key_value_heads // self.size),
         )
 
-    def rows(self, weight: Tensor, most: int | None = None) -> Tensor:
+    def shard_rows(self, weight: Tensor, max_shards: int | None = None) -> Tensor:
         """This rank's part of a weight's rows; where they make fewer parts, several ranks have the same."""
-        parts = min(most or self.size, self.size)
+        parts = min(max_shards or self.size, self.size)
         return weight if parts == 1 else weight.chunk(parts)[self.rank * parts // self.size].contiguous()
 
-    def columns(self, weight: Tensor) -> Tensor:
+    def shard_columns(self, weight: Tensor) -> Tensor:
         """This rank's part of a weight's columns."""
         return weight if self.size == 1 else weight.chunk(self.size, dim=1)[self.rank].contiguous()
 
-    def once(self, bias: Tensor | None) -> Tensor | None:
+    def bias_on_rank0(self, bias: Tensor | None) -> Tensor | None:
         """What only one rank may add, since all ranks' results are summed up."""
         return bias if self.rank == 0 else None
 
-    def padded_rows(self, weight: Tensor) -> Tensor:
+    def shard_rows_padded(self, weight: Tensor) -> Tensor:
         """As ``rows``, where there are as many as there are: the last rank's are filled up with zeros."""
         if self.size == 1:
             return weight
@@ -87,13 +87,13 @@ class TensorParallelGroup:
         part = weight[self.rank * count : (self.rank + 1) * count]
         return pad(part, (0, 0, 0, count - part.shape[0]))
 
-    def sum(self, partial: Tensor) -> Tensor:
+    def all_reduce(self, partial: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(partial)
         return partial
 
-    def join_columns(self, part: Tensor) -> Tensor:
+    def all_gather_columns(self, part: Tensor) -> Tensor:
         """The ranks' parts (rows, n) side by side, (rows, n * size)."""
         if self.size == 1:
             return part
@@ -103,4 +103,4 @@ class TensorParallelGroup:
 
 
 # A model that is whole in its process.
-ALONE = TensorParallelGroup()
+SINGLE_RANK = TensorParallelGroup()

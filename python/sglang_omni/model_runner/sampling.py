@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.model_runner.request_sampling import RequestSampling
 
 # Filters look at this many of the likeliest tokens, and at all of them only if those do not suffice.
 CANDIDATES = 512
@@ -36,7 +36,7 @@ class SamplingRow(NamedTuple):
     generator, it makes the choice independent of the batch. ``history`` is there for penalties.
     """
 
-    params: SamplingParams
+    params: RequestSampling
     uniform: float
     history: TokenHistory | None = None
 
@@ -53,7 +53,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     return tokens.tolist()
 
 
-def _penalise(logits: Tensor, params: SamplingParams, history: TokenHistory) -> None:
+def _penalise(logits: Tensor, params: RequestSampling, history: TokenHistory) -> None:
     if params.repetition_penalty != 1.0:
         penalty = params.repetition_penalty
         scaled = torch.where(logits > 0, logits / penalty, logits * penalty)
@@ -80,7 +80,7 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     return tokens
 
 
-def _has_filter(params: SamplingParams) -> bool:
+def _has_filter(params: RequestSampling) -> bool:
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sglang_omni.model_runner.batch import ForwardBatch
-from sglang_omni.model_runner.media import deepstack_of, has_media, merge_media, taps_due
+from sglang_omni.model_runner.media import captures_due, deepstack_of, has_media, merge_media
 from sglang_omni.model_runner.runner import ModelRunner
 
 
 class ThinkerModelRunner(ModelRunner):
-    """Reads ``ThinkerState`` of sequences that have one; see there for what is injected and tapped."""
+    """Reads ``ThinkerState`` of sequences that have one; see there for what is injected and captured."""
 
     def input_rows(self, batch: ForwardBatch) -> Tensor:
         rows = self.model.embed(batch.token_ids)
@@ -23,9 +23,13 @@ class ThinkerModelRunner(ModelRunner):
         if not has_media(batch.spans):
             return self.model.forward(rows, batch, self.cache)
         return self.model.forward(
-            rows, batch, self.cache, deepstack=deepstack_of(batch.spans), tap=self.cache.tap_layer is not None
+            rows,
+            batch,
+            self.cache,
+            deepstack=deepstack_of(batch.spans),
+            capture=self.cache.capture_layer is not None,
         )
 
     def process_output(self, batch: ForwardBatch, hidden: Tensor, tokens: Sequence[int]) -> None:
-        for index, state in taps_due(batch.spans):
-            state.media_hidden = self.cache.read_tapped(batch.pages[index], state.media_positions)
+        for index, state in captures_due(batch.spans):
+            state.media_hidden = self.cache.read_captured(batch.pages[index], state.media_positions)

@@ -43,7 +43,7 @@ class Scheduler(Protocol):
     One that has a ``work_clock``, a ``WorkClock``, tells by it how long it worked on each request. Of
     another, all the time that a request is in the stage counts as work.
 
-    One that tells a ``StepClock`` of its steps is ended with its process if one of them does not end, or if
+    One that tells a ``StepMonitor`` of its steps is ended with its process if one of them does not end, or if
     all of them fail. Of another, only the heartbeat of its process is watched.
     """
 

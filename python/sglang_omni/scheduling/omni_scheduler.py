@@ -17,7 +17,7 @@ from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.ranks import Operation, RankGroup
 from sglang_omni.scheduling.recent_ids import RecentIds
-from sglang_omni.scheduling.step_clock import StepClock
+from sglang_omni.scheduling.step_monitor import StepMonitor
 from sglang_omni.scheduling.work_clock import WorkClock
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class OmniScheduler:
         self.inbox: Queue[Any] = Inbox[IncomingMessage | Operation]()
         self.outbox: Queue[OutgoingMessage] = Outbox()
         self.work_clock = WorkClock()
-        self.steps = StepClock()
+        self.steps = StepMonitor()
         self.engine = engine
         self._build_request = request_builder
         self._adapt_result = result_adapter

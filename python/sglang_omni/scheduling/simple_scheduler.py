@@ -15,7 +15,7 @@ from typing import Any
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.recent_ids import RecentIds
-from sglang_omni.scheduling.step_clock import StepClock
+from sglang_omni.scheduling.step_monitor import StepMonitor
 from sglang_omni.scheduling.threads import run_together
 from sglang_omni.scheduling.work_clock import WorkClock
 
@@ -70,7 +70,7 @@ class SimpleScheduler:
         self.inbox: Queue[IncomingMessage] = Inbox()
         self.outbox: Queue[OutgoingMessage] = Outbox()
         self.work_clock = WorkClock()
-        self.steps = StepClock()
+        self.steps = StepMonitor()
         self._compute = compute_fn
         self._compute_batch = batch_compute_fn
         self._max_batch_size = max_batch_size if batch_compute_fn is not None else 1

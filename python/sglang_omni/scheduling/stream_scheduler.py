@@ -15,7 +15,7 @@ from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.recent_ids import RecentIds
-from sglang_omni.scheduling.step_clock import StepClock
+from sglang_omni.scheduling.step_monitor import StepMonitor
 from sglang_omni.scheduling.work_clock import WorkClock
 
 
@@ -93,7 +93,7 @@ class StreamScheduler:
         self.inbox: queue.Queue[IncomingMessage] = Inbox()
         self.outbox: queue.Queue[OutgoingMessage] = Outbox()
         self.work_clock = WorkClock()
-        self.steps = StepClock()
+        self.steps = StepMonitor()
         self._open_session = open_session
         self._expects_stream = expects_stream
         self._wants_chunks = wants_chunks

@@ -68,7 +68,7 @@ def test_kernels_that_do_not_load_are_replaced_on_a_cpu_alone(monkeypatch: pytes
 
 
 def test_engines_take_turns_in_the_order_of_asking() -> None:
-    turns = compat._Turns()
+    turns = compat._FifoLock()
     order: list[int] = []
 
     def work(number: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
-from sglang_omni.scheduling.step_clock import StepClock
+from sglang_omni.scheduling.step_monitor import StepMonitor
 
 StreamFn = Callable[..., None]
 
@@ -139,7 +139,7 @@ class ExecutorScheduler:
     def __init__(self, executor: Executor) -> None:
         self.inbox: Queue[IncomingMessage | None] = Queue()
         self.outbox: Queue[OutgoingMessage] = Queue()
-        self.steps = StepClock()
+        self.steps = StepMonitor()
         self._run = ExecutorRun(executor)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[str, asyncio.Task[None]] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from sglang_omni.compat.executors.executor import Executor, into_payload
 from sglang_omni.proto import StagePayload
-from sglang_omni.scheduling.step_clock import StepClock
+from sglang_omni.scheduling.step_monitor import StepMonitor
 
 
 class PreprocessingExecutor(Executor):
@@ -25,7 +25,7 @@ class PreprocessingExecutor(Executor):
         )
         self._results: asyncio.Queue[StagePayload] = asyncio.Queue()
         self._running: set[str] = set()
-        self.steps = StepClock()
+        self.steps = StepMonitor()
 
     async def add_request(self, payload: StagePayload) -> None:
         request_id = payload.request_id

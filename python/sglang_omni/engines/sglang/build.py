@@ -47,7 +47,7 @@ def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngi
 
 
 def _is_text_checkpoint(spec: DecoderSpec) -> bool:
-    if spec.component or spec.strategy is not None or spec.tap_layer is not None:
+    if spec.component or spec.strategy is not None or spec.capture_layer is not None:
         return False
     fields = json.loads((spec.model_path / "config.json").read_text())
     return compat.register_text_model(fields)

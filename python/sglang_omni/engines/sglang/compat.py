@@ -57,7 +57,7 @@ def usable_tokens(allocator: Any) -> int:
 _prepared_for: str | None = None
 
 
-class _Turns:
+class _FifoLock:
     """A lock that is had in the order of asking: an engine that is always busy does not keep others out."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class _Turns:
 
 
 # SGLang's settings are globals that each engine swaps for its own while it works, so one works at a time.
-_TURNS = _Turns()
+_ENGINE_LOCK = _FifoLock()
 
 
 def prepare(device: str) -> None:
@@ -244,7 +244,7 @@ class Runtime:
         """This engine's settings are SGLang's; other engines of the process wait."""
         from sglang.srt.runtime_context import use_context
 
-        with _TURNS, use_context(self._context), torch.no_grad():
+        with _ENGINE_LOCK, use_context(self._context), torch.no_grad():
             yield
 
     @contextmanager

@@ -25,8 +25,8 @@ from sglang_omni.engines.sglang.inputs import lay_out
 from sglang_omni.engines.sglang.models.decoder import OmniDecoder
 from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.sampler import OmniSampler
-from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackStrategy, StateOutbox
-from sglang_omni.model_runner.media import taps_due
+from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackStrategy, StateSink
+from sglang_omni.model_runner.media import captures_due
 from sglang_omni.model_runner.sequence import SequenceSpan
 
 
@@ -58,13 +58,13 @@ class HoldingScheduler(Scheduler):
         self.sampler = OmniSampler(spec.suppress_token_ids)
         self.tp_worker.model_runner.sampler = self.sampler
         self._strategy = spec.strategy
-        self._outbox = StateOutbox()
+        self._outbox = StateSink()
         model = self.tp_worker.model_runner.model
         self._decoder = model if isinstance(model, OmniDecoder) else None
         if self._decoder is not None:
             # The first page is SGLang's own, for rows that pad a batch.
             pool = self.token_to_kv_pool_allocator
-            self._decoder.keep_tapped(pool.size + pool.page_size)
+            self._decoder.allocate_captured(pool.size + pool.page_size)
 
     # What belongs to SGLang's own processes around the scheduler is left out.
 
@@ -171,18 +171,18 @@ class HoldingScheduler(Scheduler):
             return super().run_batch(batch, *args, **kwargs)
         inputs = self._decoder.inputs = lay_out(batch)
         result = super().run_batch(batch, *args, **kwargs)
-        self._collect_tapped(batch, inputs.spans)
+        self._collect_captured(batch, inputs.spans)
         if self._strategy is not None:
             self._feed_back(self._strategy, inputs.spans, result.next_token_ids)
         return result
 
-    def _collect_tapped(self, batch: ScheduleBatch, spans: Sequence[SequenceSpan]) -> None:
+    def _collect_captured(self, batch: ScheduleBatch, spans: Sequence[SequenceSpan]) -> None:
         assert self._decoder is not None
-        if (tapped := self._decoder.tapped) is None:
+        if (captured := self._decoder.captured) is None:
             return
-        for index, state in taps_due(spans):
+        for index, state in captures_due(spans):
             slots = self.req_to_token_pool.req_to_token[batch.reqs[index].kv.req_pool_idx]
-            state.media_hidden = tapped[slots[state.media_positions.to(slots.device)].long()]
+            state.media_hidden = captured[slots[state.media_positions.to(slots.device)].long()]
 
     def _feed_back(
         self, strategy: FeedbackStrategy, spans: Sequence[SequenceSpan], next_token_ids: Tensor

@@ -13,7 +13,7 @@ from torch import Tensor, nn, sigmoid
 from sglang_omni.model_runner.config import DecoderConfig
 
 
-class DenseMLP(nn.Module):
+class SGLangDenseMLP(nn.Module):
     """A gated projection.
 
     Args:
@@ -33,7 +33,7 @@ class DenseMLP(nn.Module):
         return output
 
 
-class SparseMLP(nn.Module):
+class SGLangSparseMLP(nn.Module):
     """Experts of which each token passes a few, and one that all pass where the model has it."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
@@ -54,7 +54,7 @@ class SparseMLP(nn.Module):
             self.experts.runner_backend, routing_method_type=self.experts.routing_method_type
         )
         width = config.shared_expert_intermediate_size
-        self.shared = DenseMLP(config, width, reduce=False) if width else None
+        self.shared = SGLangDenseMLP(config, width, reduce=False) if width else None
         self.shared_gate = ReplicatedLinear(config.hidden_size, 1, bias=False) if width else None
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from sglang_omni.proto import RequestError
 # Request ids that a row of failures remembers: it is enough to know that they are several.
 _MOST_IDS = 16
 
-_clocks: WeakSet[StepClock] = WeakSet()
+_monitors: WeakSet[StepMonitor] = WeakSet()
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Failures:
     error: str = ""
 
 
-class StepClock:
+class StepMonitor:
     """What the threads of one scheduler do, told by them and read by the process's heartbeat.
 
     A scheduler has one as ``steps``. It calls ``begin`` and ``end`` around what may take long or never
@@ -44,7 +44,7 @@ class StepClock:
         self._began: dict[int, float] = {}
         self._failures: Failures | None = None
         self._lock = threading.Lock()
-        _clocks.add(self)
+        _monitors.add(self)
 
     def begin(self) -> float:
         """The calling thread begins a step. Returns the time, by ``time.perf_counter``."""
@@ -82,6 +82,6 @@ class StepClock:
         return self._failures
 
 
-def step_clocks() -> list[StepClock]:
+def step_monitors() -> list[StepMonitor]:
     """All of this process that are in use."""
-    return list(_clocks)
+    return list(_monitors)

@@ -14,7 +14,7 @@ _HUGE = 1e300
 
 
 @dataclass(frozen=True)
-class SamplingParams:
+class RequestSampling:
     """One request's decoding. The defaults sample from the model's own distribution.
 
     Attributes:
@@ -46,7 +46,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Any]) -> SamplingParams:
+    def from_params(cls, params: Mapping[str, Any]) -> RequestSampling:
         """The sampling fields of a request's flat parameters; other keys and None values are left alone.
 
         Raises:
