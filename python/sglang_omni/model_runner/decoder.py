@@ -25,7 +25,7 @@ from sglang_omni.model_runner.rope import RotaryEmbedding
 
 @dataclass(frozen=True)
 class WeightNames:
-    """Where a checkpoint keeps a decoder: names of tensors, ``layers`` being the prefix of ``.{i}.``"""
+    """The names of a decoder's tensors in a checkpoint; ``layers`` is the prefix of ``.{i}.``"""
 
     embed_tokens: str = "model.embed_tokens.weight"
     layers: str = "model.layers"
@@ -34,7 +34,7 @@ class WeightNames:
 
 
 class LayerWeights(NamedTuple):
-    """One layer. Projections that read the same input are stacked, and so are norms of queries and keys."""
+    """One layer. Projections with the same input are stacked, and so are the norms of queries and keys."""
 
     input_norm: RMSNorm
     qkv: Linear
@@ -45,7 +45,7 @@ class LayerWeights(NamedTuple):
 
 
 class Decoder:
-    """Weights and forward pass. Keeps nothing of a request: keys and values go to the cache it is handed."""
+    """Weights and forward pass. Keys and values go into the cache argument: no request's data stays here."""
 
     def __init__(
         self,
@@ -76,12 +76,12 @@ class Decoder:
         open_checkpoint: OpenCheckpoint = Checkpoint,
         group: TensorParallelGroup = SINGLE_RANK,
     ) -> Decoder:
-        """Loads a checkpoint directory of the hub's layout, or one rank's part of it.
+        """Loads a checkpoint directory in the hub's layout, or one rank's shard of it.
 
         Args:
-            config: Of the decoder; what config.json describes where None. The decoder's own ``config`` counts
-                the heads that its rank has.
-            component: Prefix of all the tensors that are the decoder's; one of them left over is an error.
+            config: Of the whole decoder; read from config.json if None. The result's ``config`` has the
+                number of heads of its rank.
+            component: Prefix of the names of the decoder's tensors. One that is not used is an error.
 
         Raises:
             FileNotFoundError, ValueError: A file or tensor is missing, misshapen or unknown.
@@ -101,7 +101,7 @@ class Decoder:
         return cls(local, embed, layers, norm, Linear(group.shard_rows_padded(lm_head)), group)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """(T,) -> (T, hidden_size), a tensor of the caller's own."""
+        """(T,) -> (T, hidden_size), a new tensor."""
         return embedding(token_ids, self.embed_tokens)
 
     def forward(
@@ -117,8 +117,8 @@ class Decoder:
 
         Args:
             hidden: (T, hidden_size), the input rows.
-            deepstack: Added to some rows between the first layers.
-            capture: Whether to keep the rows of the cache's ``capture_layer``.
+            deepstack: Added to some rows after the first layers.
+            capture: Whether to store the hidden states of the cache's ``capture_layer``.
         """
         config = self.config
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads

@@ -1,4 +1,4 @@
-"""The pool of keys and values that all sequences share, in pages."""
+"""The paged pool of keys and values that all sequences share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sglang_omni.model_runner.config import DecoderConfig
 class PagedKVCache:
     """Keys and values of ``num_pages`` pages of ``page_size`` tokens, for every layer.
 
-    A token's keys and values lie side by side, so that one gather fetches both.
+    A token's keys and values are adjacent, so that one gather fetches both.
 
     Args:
-        capture_layer: Keep ``hidden_states[capture_layer]`` of tokens beside their keys and
-            values, so that they are found wherever those are: in a shared prefix, after chunks.
+        capture_layer: Keep ``hidden_states[capture_layer]`` (transformers' numbering) of tokens beside their
+            keys and values, so that shared prefixes and chunked prompts have them too.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class PagedKVCache:
         self.page_size = page_size
         heads, dim = config.num_key_value_heads, config.head_dim
         shape = (num_pages * page_size, 2 * heads, dim)
-        # Zeros, not whatever memory held: padding is masked by adding -inf, which a NaN survives.
-        # Fresh zero pages become resident only when they are written.
+        # Zeros, not uninitialized memory: padding is masked by adding -inf, which a NaN survives.
+        # Zero pages become resident only when they are written.
         self._slots = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_hidden_layers)]
         self._pages = [layer.view(num_pages, -1) for layer in self._slots]
         self._heads, self._dim = heads, dim
@@ -63,7 +63,7 @@ class PagedKVCache:
         return rows[:, : self._heads], rows[:, self._heads :]
 
     def read_captured(self, pages: Sequence[int], positions: Tensor) -> Tensor:
-        """Tapped rows (n, hidden_size) of the tokens at ``positions`` (n,) of the sequence with ``pages``."""
+        """Captured rows (n, hidden_size) at ``positions`` (n,) of the sequence that has ``pages``."""
         slots = torch.tensor(pages)[positions // self.page_size] * self.page_size + positions % self.page_size
         return self._captured[slots]
 

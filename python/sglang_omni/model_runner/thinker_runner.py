@@ -1,4 +1,4 @@
-"""The step of a decoder that sees and hears: rows of its prompt are media."""
+"""The model runner of a thinker, whose prompts have rows of media."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang_omni.model_runner.runner import ModelRunner
 
 
 class ThinkerModelRunner(ModelRunner):
-    """Reads ``ThinkerState`` of sequences that have one; see there for what is injected and captured."""
+    """Injects the media of each sequence's ``ThinkerState``, and captures hidden states for it."""
 
     def input_rows(self, batch: ForwardBatch) -> Tensor:
         rows = self.model.embed(batch.token_ids)

@@ -1,4 +1,4 @@
-"""What a Stage and its scheduler say to one another, and the interface every scheduler has."""
+"""The messages between a stage and its scheduler, and the interface of every scheduler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class IncomingMessage:
     """Stage -> scheduler. ``data`` is a StagePayload, a StreamItem, or None for ``stream_done``.
 
-    A stream's end carries the stage it came from as ``data`` where the scheduler must tell several apart.
+    A ``stream_done`` carries the name of its source stage if the scheduler must tell several apart.
     """
 
     request_id: str
@@ -26,8 +26,9 @@ class IncomingMessage:
 class OutgoingMessage:
     """Scheduler -> stage.
 
-    ``result`` carries the stage's output and ends the request here; ``stream`` a chunk for ``target``,
-    or for the stage's ``stream_to`` targets (the caller, where it has none); ``error`` the exception.
+    ``result`` carries the stage's output and ends the request here. ``stream`` carries a chunk for
+    ``target``, by default for the stage's ``stream_to`` targets, or the caller if it has none. ``error``
+    carries the exception.
     """
 
     request_id: str
@@ -38,13 +39,13 @@ class OutgoingMessage:
 
 
 class Scheduler(Protocol):
-    """What runs a stage's work. ``start`` blocks until ``stop``; the stage gives it a thread of its own.
+    """Runs a stage's work. ``start`` blocks until ``stop``; the stage calls it in a thread of its own.
 
-    One that has a ``work_clock``, a ``WorkClock``, tells by it how long it worked on each request. Of
-    another, all the time that a request is in the stage counts as work.
+    With a ``work_clock``, a ``WorkClock``, a scheduler reports how long it worked on each request. Without
+    one, all the time that a request is in the stage counts as work.
 
-    One that tells a ``StepMonitor`` of its steps is ended with its process if one of them does not end, or if
-    all of them fail. Of another, only the heartbeat of its process is watched.
+    With a ``StepMonitor``, its process is restarted if one of its steps does not end, or if all fail. Without
+    one, only the heartbeat of the process is watched.
     """
 
     inbox: Queue[IncomingMessage]
@@ -59,6 +60,6 @@ class Scheduler(Protocol):
 
 @runtime_checkable
 class RankedScheduler(Protocol):
-    """What a scheduler also has that can be one of several ranks, which compute one model together."""
+    """A scheduler that can be one of several ranks, which compute one model together."""
 
     def join_ranks(self, ranks: RankGroup) -> None: ...

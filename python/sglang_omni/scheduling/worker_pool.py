@@ -1,4 +1,4 @@
-"""Several schedulers behind the interface of one."""
+"""Several schedulers of one stage behind the interface of one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang_omni.scheduling.queues import Outbox
 from sglang_omni.scheduling.threads import run_together
 from sglang_omni.scheduling.work_clock import WorkClock
 
-# Finished requests that may come back, and sessions, whose workers are remembered.
+# The most finished requests, and the most sessions, whose workers are remembered.
 _REMEMBERED = 10_000
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -25,14 +25,16 @@ class WorkerPool:
 
     Requests go round robin, except that
 
-    - all messages of one request go to one worker. So does what comes back to the stage after its result,
-      from a pipeline that loops, as long as the request is among the 10,000 last finished;
+    - all messages of one request go to one worker, also those of a request that returns to the stage in a
+      pipeline that loops, as long as it is among the 10,000 last finished;
     - all requests of one session (``request.metadata["session_id"]``) go to one worker, as long as the
       session is among the 10,000 last seen.
 
     Args:
-        workers: At least one scheduler; each must emit through its ``outbox`` attribute, which the pool
-            replaces by its own, as it does their ``work_clock``.
+        workers: At least one. The pool replaces each one's ``outbox`` and ``work_clock`` by its own.
+
+    Raises:
+        ValueError: There is no worker.
     """
 
     def __init__(self, workers: Sequence[Scheduler]) -> None:
@@ -43,7 +45,7 @@ class WorkerPool:
         self._next = 0
         self._of_request: dict[str, Scheduler] = {}
         self._of_finished: _Recent[str] = _Recent(_REMEMBERED)
-        # By hash: a session's name is the caller's, and as long as that likes.
+        # By hash: the caller chooses a session's name, of any length.
         self._of_session: _Recent[int] = _Recent(_REMEMBERED)
         self.inbox: Queue[IncomingMessage] = _Spread(self)
         self.outbox: Queue[OutgoingMessage] = _Collect(self)
@@ -70,14 +72,14 @@ class WorkerPool:
             worker.abort(request_id)
 
     def flush_cache(self) -> None:
-        """Has every worker that has a cache empty it."""
+        """Empties the cache of every worker that has one."""
         for worker in self._workers:
             flush = getattr(worker, "flush_cache", None)
             if flush is not None:
                 flush()
 
     def stats(self) -> dict[str, float]:
-        """The workers' numbers: their sum, or of what is called a maximum, the largest."""
+        """The sums of the workers' numbers; of those called ``max_batch...``, the largest."""
         pooled: dict[str, float] = {}
         for worker in self._workers:
             for name, value in getattr(worker, "stats", dict)().items():
@@ -94,7 +96,7 @@ class WorkerPool:
             if worker is None:
                 worker = self._workers[self._next]
                 self._next = (self._next + 1) % len(self._workers)
-            # A chunk that trails behind the result starts nothing that would end again.
+            # A chunk after the result must not make the request active again: no second result would end it.
             if message.type == "new_request" or request_id not in self._of_finished:
                 self._of_request[request_id] = worker
             if session is not None:
@@ -109,7 +111,7 @@ class WorkerPool:
 
 
 class _Recent(Generic[_Key]):
-    """The workers of the ``limit`` keys that were put last."""
+    """The workers of the last ``limit`` keys put."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -132,7 +134,7 @@ class _Recent(Generic[_Key]):
 
 
 class _Spread(Queue[IncomingMessage]):
-    """An inbox whose messages go straight to a worker's."""
+    """An inbox that puts each message straight into a worker's."""
 
     def __init__(self, pool: WorkerPool) -> None:
         super().__init__()
@@ -146,7 +148,7 @@ class _Spread(Queue[IncomingMessage]):
 
 
 class _Collect(Outbox[OutgoingMessage]):
-    """The outbox of all workers, which also sees their requests end."""
+    """The outbox of all workers, which also notices the ends of their requests."""
 
     def __init__(self, pool: WorkerPool) -> None:
         super().__init__()

@@ -42,7 +42,7 @@ class Harness:
 
     def add(self, request_id: str, *items: Item | str) -> EncoderRequest:
         made = [Item(item) if isinstance(item, str) else item for item in items]
-        request = EncoderRequest.of(request_id, made)
+        request = EncoderRequest(request_id, made)
         self.engine.add(request)
         return request
 

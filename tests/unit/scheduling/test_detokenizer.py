@@ -75,6 +75,13 @@ def test_broken_bytes_come_out_at_the_end() -> None:
     assert feed_all(IncrementalDetokenizer(tokenizer), tokens) == ["o", "k", "", "", "", "\ufffd"]
 
 
+def test_a_byte_that_continues_no_character_is_no_error() -> None:
+    """``tokenizers.decoders.DecodeStream`` raises here."""
+    tokens = [5 + 0x68, 5 + 0xD8, 3]
+
+    assert feed_all(IncrementalDetokenizer(sentencepiece_like()), tokens) == ["h", "", "\ufffd ", ""]
+
+
 def test_leading_spaces_between_words_and_bytes() -> None:
     tokenizer = sentencepiece_like()
     tokens = [1, 2, 4, 3, *(5 + byte for byte in "é🦊".encode()), 2, 1]

@@ -183,7 +183,7 @@ def test_nothing_is_kept_for_a_request_that_is_over(stage: Stage, end: str) -> N
 def test_too_much_ahead_of_its_request_is_that_requests_error(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sglang_omni.scheduling.omni_scheduler._EARLY_MOST", 3)
+    monkeypatch.setattr("sglang_omni.scheduling.omni_scheduler._MAX_EARLY", 3)
     for token in range(6):
         stage.put("r", "stream_chunk", token)
 

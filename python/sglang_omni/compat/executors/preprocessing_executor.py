@@ -13,9 +13,9 @@ from sglang_omni.scheduling.step_monitor import StepMonitor
 
 
 class PreprocessingExecutor(Executor):
-    """Calls ``processor(payload)`` for each request: an async function in the loop, another in a thread.
+    """Calls ``processor(payload)`` for each request: an async one in the event loop, others in a thread.
 
-    What it returns becomes the ``data`` of the payload that goes on, unless it is a StagePayload.
+    Its result becomes the ``data`` of the resulting payload, unless it is a StagePayload.
     """
 
     def __init__(self, processor: Callable[[StagePayload], Any]) -> None:

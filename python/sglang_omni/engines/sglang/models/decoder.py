@@ -1,4 +1,4 @@
-"""The decoders of Qwen3-Omni, thinker and talker alike, out of SGLang's layers."""
+"""Qwen3-Omni's decoders, thinker and talker, made of SGLang's layers."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ class Layer(nn.Module):
 
 
 class OmniDecoder(nn.Module):
-    """Tokens, media rows or a strategy's rows in; logits, and hidden states for who asks, out.
+    """From tokens, media rows or a strategy's rows to logits. Captures hidden states if the spec says so.
 
     Attributes:
-        inputs: Of the batch to be computed, set before each forward.
+        inputs: Those of the next batch, set before each forward.
         output_rows: (B, hidden_size) after the last norm, of the last forward's last tokens.
         feedback: What its strategy reads and writes.
-        captured: (slots, hidden_size), ``hidden_states[capture_layer]`` of cached tokens, by slot.
-            None where nobody taps.
+        captured: (slots, hidden_size), ``hidden_states[capture_layer]`` of the tokens in the cache, by slot;
+            None without a ``capture_layer``.
     """
 
     def __init__(self, spec: DecoderSpec) -> None:
@@ -111,7 +111,7 @@ class OmniDecoder(nn.Module):
         self.captured: Tensor | None = None
 
     def allocate_captured(self, num_slots: int) -> None:
-        """Makes room for the captured rows of a cache of ``num_slots`` tokens, if anybody taps."""
+        """Allocates ``captured`` for a cache of ``num_slots`` tokens, if there is a ``capture_layer``."""
         if self._tap_layer is not None:
             weight = self.norm.weight
             self.captured = weight.new_zeros(num_slots, self._config.hidden_size)
@@ -143,7 +143,7 @@ class OmniDecoder(nn.Module):
 
     def _input_rows(self, input_ids: Tensor, inputs: StepInputs, forward_batch: ForwardBatch) -> Tensor:
         if self._strategy is not None:
-            # New ones: what a step that failed has written is not the next one's.
+            # New buffers: a failed step may have left rows in the old ones.
             self.feedback = FeedbackBuffers()
             if inputs.prefill:
                 prefill(self._strategy, self, forward_batch, inputs.spans)
@@ -165,7 +165,7 @@ def _rope_scaling(config: DecoderConfig) -> dict[str, Any] | None:
     scaling = dict(config.rope_scaling)
     if config.mrope_section is not None:
         _, height, width = config.mrope_section
-        # What height and width leave turns by time.
+        # Time turns the pairs of channels that height and width leave.
         section = [config.head_dim // 2 - height - width, height, width]
         scaling |= {"mrope_section": section, "mrope_interleaved": True}
     elif scaling.get("rope_type", "default") == "default":
@@ -173,5 +173,5 @@ def _rope_scaling(config: DecoderConfig) -> dict[str, Any] | None:
     return scaling
 
 
-# Where SGLang looks for a package's models.
+# SGLang looks for a package's models under this name.
 EntryClass = [OmniDecoder]

@@ -1,4 +1,4 @@
-"""A layer's MLP: one gated projection for all tokens, or a mixture of experts."""
+"""A layer's MLP made of SGLang's layers: one gated projection for all tokens, or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SGLangDenseMLP(nn.Module):
     """A gated projection.
 
     Args:
-        reduce: Whether the ranks' parts are summed up here.
+        reduce: Whether to sum the ranks' parts here.
     """
 
     def __init__(self, config: DecoderConfig, intermediate_size: int, *, reduce: bool = True) -> None:
@@ -34,7 +34,7 @@ class SGLangDenseMLP(nn.Module):
 
 
 class SGLangSparseMLP(nn.Module):
-    """Experts of which each token passes a few, and one that all pass where the model has it."""
+    """Experts, of which each token passes a few, and a shared one that all pass if the model has it."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
