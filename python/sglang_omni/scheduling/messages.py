@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from queue import Queue
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from sglang_omni.scheduling.ranks import RankGroup
+    from sglang_omni.scheduling.work_clock import WorkClock
 
 
 @dataclass(slots=True)
@@ -41,11 +43,8 @@ class OutgoingMessage:
 class Scheduler(Protocol):
     """Runs a stage's work. ``start`` blocks until ``stop``; the stage calls it in a thread of its own.
 
-    With a ``work_clock``, a ``WorkClock``, a scheduler reports how long it worked on each request. Without
-    one, all the time that a request is in the stage counts as work.
-
-    With a ``StepMonitor``, its process is restarted if one of its steps does not end, or if all fail. Without
-    one, only the heartbeat of the process is watched.
+    The protocols below are optional. So is a ``StepMonitor``: with one, the process is restarted if a step
+    does not end, or if all steps fail; without one, only the heartbeat of the process is watched.
     """
 
     inbox: Queue[IncomingMessage]
@@ -56,6 +55,27 @@ class Scheduler(Protocol):
     def stop(self) -> None: ...
 
     def abort(self, request_id: str) -> None: ...
+
+
+@runtime_checkable
+class HasWorkClock(Protocol):
+    """A scheduler that measures its work on each request. In others, all time in the stage counts as work."""
+
+    work_clock: WorkClock
+
+
+@runtime_checkable
+class HasStats(Protocol):
+    """A scheduler with numbers for ``/metrics``; names that end in ``_total`` are counters."""
+
+    def stats(self) -> Mapping[str, float]: ...
+
+
+@runtime_checkable
+class HasCache(Protocol):
+    """A scheduler with a cache, which ``flush_cache`` empties of all that no request uses."""
+
+    def flush_cache(self) -> None: ...
 
 
 @runtime_checkable

@@ -9,7 +9,14 @@ from queue import Queue
 from typing import Any, Generic, TypeVar
 
 from sglang_omni.proto import StagePayload
-from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage, Scheduler
+from sglang_omni.scheduling.messages import (
+    HasCache,
+    HasStats,
+    HasWorkClock,
+    IncomingMessage,
+    OutgoingMessage,
+    Scheduler,
+)
 from sglang_omni.scheduling.queues import Outbox
 from sglang_omni.scheduling.threads import run_together
 from sglang_omni.scheduling.work_clock import WorkClock
@@ -51,10 +58,11 @@ class WorkerPool:
         self.outbox: Queue[OutgoingMessage] = _Collect(self)
         for worker in self._workers:
             worker.outbox = self.outbox
-        if all(hasattr(worker, "work_clock") for worker in self._workers):
+        clocked = [worker for worker in self._workers if isinstance(worker, HasWorkClock)]
+        if len(clocked) == len(self._workers):
             self.work_clock = WorkClock()
-            for worker in self._workers:
-                worker.work_clock = self.work_clock  # type: ignore[attr-defined]
+            for worker in clocked:
+                worker.work_clock = self.work_clock
 
     def start(self) -> None:
         """Runs every worker until all have stopped. A worker's exception stops the others and is raised."""
@@ -74,15 +82,14 @@ class WorkerPool:
     def flush_cache(self) -> None:
         """Empties the cache of every worker that has one."""
         for worker in self._workers:
-            flush = getattr(worker, "flush_cache", None)
-            if flush is not None:
-                flush()
+            if isinstance(worker, HasCache):
+                worker.flush_cache()
 
     def stats(self) -> dict[str, float]:
         """The sums of the workers' numbers; of those called ``max_batch...``, the largest."""
         pooled: dict[str, float] = {}
         for worker in self._workers:
-            for name, value in getattr(worker, "stats", dict)().items():
+            for name, value in worker.stats().items() if isinstance(worker, HasStats) else ():
                 combine = max if name.startswith("max_batch") else sum
                 pooled[name] = combine((pooled.get(name, 0), value))
         return pooled
