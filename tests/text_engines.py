@@ -16,7 +16,7 @@ from sglang_omni.engines.build import build_omni_engine
 
 
 def text_engine(model_path: Path, **options: Any) -> OmniEngine:
-    """``options`` are those of ``EngineOptions``."""
+    """``options`` are fields of ``EngineOptions``."""
     return build_omni_engine(DecoderSpec.from_dir(model_path), EngineOptions(**options))
 
 

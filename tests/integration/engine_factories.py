@@ -28,7 +28,7 @@ def create_engine(
     nccl_port: int | None = None,
     **options: Any,
 ) -> OmniScheduler:
-    """``{"prompt_token_ids": [...]}`` -> generated ids, one a chunk where the request streams.
+    """``{"prompt_token_ids": [...]}`` -> generated ids, one per chunk if the request streams.
 
     Args:
         chunk: Prompt tokens of one step.
@@ -54,7 +54,7 @@ def create_engine(
 def create_compared(
     model_path: str, tp_rank: int, tp_size: int, nccl_port: int | None, **options: Any
 ) -> OmniScheduler:
-    """A rank that compares after every step what it did with the others.
+    """A rank that compares its work with the others' after every step.
 
     A prompt that begins with 11 makes rank 1 hang in its step until it is killed.
     """
@@ -71,7 +71,7 @@ def create_compared(
         told = [(r.request_id, r.output_token_ids[-1]) for r in advanced]
         mine = torch.tensor([[zlib.crc32(repr(told).encode())]])
         if group.all_gather_columns(mine).unique().numel() > 1:
-            raise AssertionError(f"rank {tp_rank} has come to {told}, and another to something else")
+            raise AssertionError(f"rank {tp_rank} computed {told}, another rank something else")
         return advanced
 
     scheduler.engine.step = compared_step  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Stages of the earlier form for tests: executors, an engine, and routes."""
+"""Stages of the legacy form for tests: executors, an engine, and routes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def passing() -> PreprocessingExecutor:
 
 
 def rendezvous() -> PreprocessingExecutor:
-    """Two requests, neither of which ends before the other has begun."""
+    """Two requests, of which none ends before the other has begun."""
     barrier = threading.Barrier(2, timeout=60)
 
     def meet(payload: StagePayload) -> str:

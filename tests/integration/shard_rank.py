@@ -1,4 +1,4 @@
-"""One rank of several models, run as a script: builds its part of each, and prints the tokens it comes to."""
+"""One rank of several models, run as a script: builds its shard of each, and prints its tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_omni.preprocessing.text import read_json
 
 
 def describe(path: str) -> DecoderSpec:
-    """The language model in ``path``, which may be a part of a larger one."""
+    """The language model in ``path``, which may be part of a larger model."""
     if "thinker_config" not in read_json(Path(path, "config.json")):
         return DecoderSpec.from_dir(path)
     return thinker_decoder(Qwen3OmniCheckpoint.from_dir(path), for_speech=False)

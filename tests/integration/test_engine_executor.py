@@ -1,4 +1,4 @@
-"""EngineExecutor drives the project's own engines in a pipeline of the earlier form."""
+"""EngineExecutor drives the project's own engines in a pipeline of the legacy form."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sglang_omni.proto import CompleteMessage, OmniRequest, StagePayload, Stream
 
 HERE = __name__
 Make = Callable[..., TinyCheckpoint]
-# What the stages' factories return: a config names them by their dotted paths.
+# What the stages' factories return; a config has dotted paths of factories only.
 executors: dict[str, Any] = {}
 
 
@@ -178,7 +178,7 @@ async def test_a_failed_step_fails_what_was_in_it(
 
 
 class Crashing(OmniEngine):
-    """An engine that breaks where no request is to blame."""
+    """An engine that fails without the fault of a request."""
 
     def stats(self) -> dict[str, int]:
         if self._requests:
@@ -195,7 +195,7 @@ async def test_an_engine_that_breaks_ends_its_stage(tiny_checkpoint: Make) -> No
 
 
 async def test_a_real_model_answers() -> None:
-    """SmolLM2 as a user of the earlier form serves it: two at once, one of them streamed."""
+    """SmolLM2 served in the legacy form: two requests at once, one of them streamed."""
     checkpoint = ensure_checkpoint()
     prompt_encoder = PromptEncoder(checkpoint)
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))

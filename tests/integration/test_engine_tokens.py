@@ -43,7 +43,7 @@ def test_prompts_in_chunks_beside_running_requests(tiny_checkpoint: Make) -> Non
     expected = [checkpoint.greedy(prompt, 20) for prompt in many]
     requests = [greedy(str(i), prompt, 20) for i, prompt in enumerate(many)]
 
-    # They join while others are decoded: one every third step.
+    # One joins every third step, while others are decoded.
     for request in requests:
         engine.add(request)
         for _ in range(3):
@@ -89,7 +89,7 @@ def test_a_cached_prefix_gives_the_same_tokens(tiny_checkpoint: Make) -> None:
         checkpoint.greedy(common + third, 30),
     ]
     assert run(engine, [again]) == [checkpoint.greedy(common + first, 30)]
-    # 7 whole pages of 4 lie inside the common 30 tokens; 9 inside all of the 37.
+    # The common 30 tokens fill 7 pages of 4; all 37 tokens fill 9.
     assert [request.cached_tokens for request in (*requests, again)] == [28, 28, 36]
 
 

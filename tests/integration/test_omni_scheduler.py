@@ -1,4 +1,4 @@
-"""The engine behind a stage's inbox and outbox."""
+"""OmniScheduler over a real engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT = [5, 9, 2, 77, 31]
 
 
 class Stage:
-    """The callbacks of a stage, and what came out."""
+    """The callbacks of a stage, and a scheduler's outputs."""
 
     def __init__(self, checkpoint: TinyCheckpoint, **options: Any) -> None:
         self.aborted: list[str] = []
@@ -156,7 +156,7 @@ def test_a_step_that_raises_fails_what_was_running(stage: Stage, monkeypatch: py
 
 
 def test_flushed_prefixes_are_computed_again(stage: Stage) -> None:
-    """A prompt's pages are reused until they are forgotten."""
+    """A prompt's pages are reused until the cache is flushed."""
 
     def cached(request_id: str) -> int:
         build = stage.build

@@ -1,4 +1,4 @@
-"""What OmniScheduler does with its engine: streams in, held requests, faults, aborts."""
+"""OmniScheduler and its engine: incoming streams, held requests, faults, aborts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class EchoEngine:
 
 
 class Stage:
-    """A running scheduler over an EchoEngine; its stream handler fills in the tokens that are waited for."""
+    """A running scheduler over an EchoEngine, whose stream handler fills in missing tokens."""
 
     def __init__(self) -> None:
         self.engine = EchoEngine()
@@ -111,7 +111,7 @@ class Stage:
     def on_abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
         if request_id == "cursed":
-            raise OSError("nobody is told")
+            raise OSError("the callback failed")
 
     def submit(self, request_id: str, prompt: list[int] | None) -> None:
         self.put(request_id, "new_request", StagePayload(request_id, OmniRequest(None), prompt))
@@ -128,7 +128,7 @@ class Stage:
         return message.request_id, message.data.data
 
     def settle(self) -> None:
-        """Returns when all that was put in before is done."""
+        """Waits until all earlier messages are done."""
         self.submit("settle", [0])
         assert self.result()[0] == "settle"
 
@@ -214,7 +214,7 @@ def test_a_scheduler_with_nothing_but_held_requests_sleeps_until_a_chunk_comes(s
     stage.submit("held", [1, -1, 3])
     stage.settle()
     steps = stage.engine.steps
-    # Each of these wakes the scheduler, and none gives the engine anything to do.
+    # Each of these wakes the scheduler, but gives the engine no work.
     for _ in range(5):
         stage.scheduler.abort("somebody else")
     stage.put("held", "stream_chunk", 2)
@@ -251,7 +251,7 @@ def test_a_failed_step_takes_only_what_was_running_in_it(
         stage.submit(name, [1, -1])
     stage.submit("waits", [1, 2])
     stage.submit("waits too", [3])
-    # The first two are held, and keep the others in line.
+    # The first two are held, and the others stay in line.
     stage.put("nobody", "stream_done")
     stage.engine.before_step = explode
     stage.put("a", "stream_chunk", 2)
@@ -283,7 +283,7 @@ def test_a_step_that_fails_before_any_request_runs_is_not_tried_for_ever(stage: 
     stage.settle()
 
 
-def test_an_abort_frees_memory_before_its_callback_and_a_callback_that_fails_harms_nobody(
+def test_an_abort_frees_memory_before_its_callback_whose_failure_does_no_harm(
     stage: Stage,
 ) -> None:
     stage.submit("cursed", [1, -1])

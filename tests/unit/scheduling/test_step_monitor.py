@@ -1,4 +1,4 @@
-"""What schedulers tell of their steps, and the heartbeat that carries it."""
+"""Reports of schedulers on their steps, and the heartbeat that carries them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def only_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(scheduler: SimpleScheduler, *request_ids: str) -> list[Any]:
-    """What comes out for these requests, which are all there when it starts."""
+    """The scheduler's outputs for these requests, which have all arrived when it starts."""
     for request_id in request_ids:
         payload = StagePayload(request_id, OmniRequest(None), None)
         scheduler.inbox.put(IncomingMessage(request_id, "new_request", payload))
