@@ -81,8 +81,10 @@ class DecoderConfig:
         fields = json.loads(path.read_text())
         generation_path = directory / "generation_config.json"
         generation = json.loads(generation_path.read_text()) if generation_path.is_file() else {}
+        if generation.get("eos_token_id") is not None:
+            fields["eos_token_id"] = generation["eos_token_id"]
         try:
-            return cls.from_dict({**fields, **_present(generation, "eos_token_id")})
+            return cls.from_dict(fields)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -139,10 +141,6 @@ class DecoderConfig:
             **(_experts(family, fields) if family in (THINKER, TALKER, "qwen3_moe") else {}),
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
         )
-
-
-def _present(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {name: fields[name]} if fields.get(name) is not None else {}
 
 
 def _experts(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class Decoder:
         Args:
             hidden: (T, hidden_size), the input rows.
             deepstack: Added to some rows after the first layers.
-            capture: Whether to store the hidden states of the cache's ``capture_layer``.
+            capture: Whether to store the hidden states of the cache's ``capture_layer``, if it has one.
         """
         config = self.config
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -152,22 +152,18 @@ class Decoder:
 def _load_layer(
     checkpoint: Checkpoint, config: DecoderConfig, index: int, prefix: str, group: TensorParallelGroup
 ) -> LayerWeights:
-    hidden = config.hidden_size
+    hidden, kv_heads = config.hidden_size, config.num_key_value_heads
     q_size = config.num_attention_heads * config.head_dim
 
     def take(name: str, *shape: int) -> Tensor:
         return checkpoint.take(f"{prefix}.{name}", shape)
 
     def stack_qkv(part: str, *inputs: int) -> Tensor:
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        return torch.cat(
-            [
-                group.shard_rows(
-                    take(f"self_attn.{name}_proj.{part}", count * config.head_dim, *inputs), count
-                )
-                for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
-            ]
-        )
+        shards = []
+        for name, heads in (("q", config.num_attention_heads), ("k", kv_heads), ("v", kv_heads)):
+            weight = take(f"self_attn.{name}_proj.{part}", heads * config.head_dim, *inputs)
+            shards.append(group.shard_rows(weight, heads))
+        return torch.cat(shards)
 
     def norm(name: str) -> RMSNorm:
         return RMSNorm.of(take(f"{name}.weight", hidden), config.rms_norm_eps)

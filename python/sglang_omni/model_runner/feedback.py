@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from sglang_omni.model_runner.sequence import SequenceSpan, SequenceState
+from sglang_omni.model_runner.sequence import SequenceSpan
 
 
 @dataclass(slots=True)
@@ -62,15 +62,11 @@ class FeedbackSink(Protocol):
     def put(self, request: SequenceSpan, output: Tensor) -> None: ...
 
 
-class _FramesState(SequenceState, Protocol):
-    frames: list[Tensor]
-
-
 class StateSink:
-    """Appends each output to its sequence's state, for the next step and for the stage's stream."""
+    """Appends each output to ``frames`` of its sequence's state, for the next step and the stage's stream."""
 
     def put(self, request: SequenceSpan, output: Tensor) -> None:
-        cast(_FramesState, request.state).frames.append(output)
+        cast(Any, request.state).frames.append(output)
 
 
 class FeedbackStrategy(Protocol):

@@ -22,13 +22,7 @@ class ThinkerModelRunner(ModelRunner):
     def forward(self, batch: ForwardBatch, rows: Tensor) -> Tensor:
         if not has_media(batch.spans):
             return self.model.forward(rows, batch, self.cache)
-        return self.model.forward(
-            rows,
-            batch,
-            self.cache,
-            deepstack=deepstack_of(batch.spans),
-            capture=self.cache.capture_layer is not None,
-        )
+        return self.model.forward(rows, batch, self.cache, deepstack=deepstack_of(batch.spans), capture=True)
 
     def process_output(self, batch: ForwardBatch, hidden: Tensor, tokens: Sequence[int]) -> None:
         for index, state in captures_due(batch.spans):

@@ -7,7 +7,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from queue import Empty, Queue
 from typing import Any
@@ -209,7 +209,10 @@ class SimpleScheduler:
                     results = runner.run(_as_coroutine(results))
             finally:
                 self.steps.end()
-            results = self._checked(results, len(batch))
+            if len(results) != len(batch):
+                raise ValueError(
+                    f"batch_compute_fn returned {len(results)} results for {len(batch)} requests"
+                )
         except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001  the error of each request in it
             self.steps.fail(exc, [message.request_id for message in batch])
             for message in batch:
@@ -222,12 +225,6 @@ class SimpleScheduler:
             else:
                 self.steps.succeed()
             self._answer(message.request_id, result)
-
-    @staticmethod
-    def _checked(results: Sequence[Any], expected: int) -> Sequence[Any]:
-        if len(results) != expected:
-            raise ValueError(f"batch_compute_fn returned {len(results)} results for {expected} requests")
-        return results
 
     async def _awaited(self, request_id: str, result: Any) -> Any:
         task = asyncio.current_task()

@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from queue import Queue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import (
@@ -51,9 +51,9 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._next = 0
         self._of_request: dict[str, Scheduler] = {}
-        self._of_finished: _Recent[str] = _Recent(_REMEMBERED)
+        self._of_finished: _Recent[str] = _Recent()
         # By hash: the caller chooses a session's name, of any length.
-        self._of_session: _Recent[int] = _Recent(_REMEMBERED)
+        self._of_session: _Recent[int] = _Recent()
         self.inbox: Queue[IncomingMessage] = _Spread(self)
         self.outbox: Queue[OutgoingMessage] = _Collect(self)
         for worker in self._workers:
@@ -74,7 +74,7 @@ class WorkerPool:
 
     def abort(self, request_id: str) -> None:
         with self._lock:
-            finished = self._of_finished.pop(request_id)
+            finished = self._of_finished.pop(request_id, None)
             worker = self._of_request.pop(request_id, finished)
         if worker is not None:
             worker.abort(request_id)
@@ -107,37 +107,24 @@ class WorkerPool:
             if message.type == "new_request" or request_id not in self._of_finished:
                 self._of_request[request_id] = worker
             if session is not None:
-                self._of_session.put(session, worker)
+                self._of_session[session] = worker
         return worker
 
     def _finished(self, request_id: str) -> None:
         with self._lock:
             worker = self._of_request.pop(request_id, None)
             if worker is not None:
-                self._of_finished.put(request_id, worker)
+                self._of_finished[request_id] = worker
 
 
-class _Recent(Generic[_Key]):
-    """The workers of the last ``limit`` keys put."""
+class _Recent(OrderedDict[_Key, Scheduler]):
+    """The workers of the last keys set."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._workers: OrderedDict[_Key, Scheduler] = OrderedDict()
-
-    def put(self, key: _Key, worker: Scheduler) -> None:
-        self._workers[key] = worker
-        self._workers.move_to_end(key)
-        if len(self._workers) > self._limit:
-            self._workers.popitem(last=False)
-
-    def get(self, key: _Key) -> Scheduler | None:
-        return self._workers.get(key)
-
-    def pop(self, key: _Key) -> Scheduler | None:
-        return self._workers.pop(key, None)
-
-    def __contains__(self, key: _Key) -> bool:
-        return key in self._workers
+    def __setitem__(self, key: _Key, worker: Scheduler) -> None:
+        super().__setitem__(key, worker)
+        self.move_to_end(key)
+        if len(self) > _REMEMBERED:
+            self.popitem(last=False)
 
 
 class _Spread(Queue[IncomingMessage]):

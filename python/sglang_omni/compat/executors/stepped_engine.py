@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from operator import attrgetter
 from typing import Any
 
 from sglang_omni.engines.base import Engine
@@ -26,7 +27,7 @@ class SteppedEngine:
 
     def __init__(self, engine: Engine[BaseRequest], crashed: Callable[[Exception], None]) -> None:
         self._crashed = crashed
-        self._scheduler = OmniScheduler(engine, _request_of, _finished, _new_tokens)
+        self._scheduler = OmniScheduler(engine, attrgetter("data"), _finished, _new_tokens)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._results: dict[str, asyncio.Future[BaseRequest]] = {}
@@ -138,11 +139,6 @@ class _LoopOutbox:
     def put(self, message: OutgoingMessage) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._take, message)
-
-
-def _request_of(payload: StagePayload) -> BaseRequest:
-    request: BaseRequest = payload.data
-    return request
 
 
 def _finished(payload: StagePayload, request: BaseRequest) -> Any:

@@ -14,7 +14,7 @@ from sglang.srt.model_loader.loader import BaseModelLoader
 from sglang.srt.model_loader.utils import set_default_torch_dtype
 from sglang.srt.model_loader.weight_utils import default_weight_loader
 from sglang.srt.runtime_context import get_model
-from torch import Tensor, nn
+from torch import nn
 
 from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.engines.sglang.models.decoder import OmniDecoder
@@ -72,18 +72,6 @@ class _Reader:
             return
         load = getattr(parameter, "weight_loader", default_weight_loader)
         load(parameter, self._checkpoint.take(name, shape), *shard)
-
-    def read_expert(
-        self,
-        experts: Any,
-        parameter: nn.Parameter,
-        name: str,
-        shape: tuple[int, ...],
-        part: str,
-        index: int,
-    ) -> None:
-        tensor: Tensor = self._checkpoint.take(name, shape)
-        experts.weight_loader(parameter, tensor, name, shard_id=part, expert_id=index)
 
 
 def _fill(model: OmniDecoder, spec: DecoderSpec, dtype: torch.dtype) -> None:
@@ -149,7 +137,7 @@ def _fill_sparse(reader: _Reader, mlp: Any, config: DecoderConfig, prefix: str) 
             ("down_proj", "w2", experts.w2_weight, (hidden, inner)),
         ):
             tensor = f"{prefix}.experts.{index}.{name}.weight"
-            reader.read_expert(experts, parameter, tensor, shape, part, index)
+            reader.read(parameter, tensor, shape, tensor, part, index)
     if mlp.shared is not None and mlp.shared_gate is not None:
         width = config.shared_expert_intermediate_size
         _fill_dense(reader, mlp.shared, config, f"{prefix}.shared_expert", width)
