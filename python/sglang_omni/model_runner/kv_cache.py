@@ -40,7 +40,7 @@ class PagedKVCache:
         self._heads, self._dim = heads, dim
         if capture_layer is not None and not 0 <= capture_layer <= config.num_hidden_layers:
             raise ValueError(
-                f"capture_layer {capture_layer}: the model has {config.num_hidden_layers} layers"
+                f"capture_layer is {capture_layer}, but the model has {config.num_hidden_layers} layers"
             )
         self.capture_layer = capture_layer
         captured = 0 if capture_layer is None else num_pages * page_size

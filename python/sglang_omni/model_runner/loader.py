@@ -90,8 +90,8 @@ class Checkpoint:
             return {name: self._directory / shard for name, shard in weight_map.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{index} is no index of shards, which would be an object with a 'weight_map' from names of "
-                f"tensors to names of files: {error!r}"
+                f"{index} is no index of shards: it must be an object with a 'weight_map' from names of "
+                f"tensors to names of files ({error!r})"
             ) from None
 
     def _open(self, path: Path) -> Any:

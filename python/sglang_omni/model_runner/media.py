@@ -41,7 +41,7 @@ class ThinkerState:
         if len(self.media_embeds) != count or any(len(level) != visual for level in self.deepstack):
             raise ValueError(
                 f"{count} media rows with {len(self.media_embeds)} embeddings, {visual} visual rows with "
-                f"{[len(level) for level in self.deepstack]} deepstack rows: they must be as many"
+                f"{[len(level) for level in self.deepstack]} deepstack rows: the numbers must be equal"
             )
         self.media_end = int(self.media_positions[-1]) + 1 if count else 0
 

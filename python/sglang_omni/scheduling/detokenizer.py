@@ -17,8 +17,8 @@ class IncrementalDetokenizer:
     up to the first stop string.
 
     ``tokenizers.decoders.DecodeStream`` is no replacement. It never gives out a broken character at the end,
-    and its ``step`` raises "Invalid prefix encountered" if a byte-fallback token is followed by a byte that
-    continues no character, which a model may well sample.
+    and its ``step`` raises "Invalid prefix encountered" if an invalid byte follows a byte-fallback token,
+    which a model may well sample.
 
     Args:
         stop: Texts that end the output and are no part of it.

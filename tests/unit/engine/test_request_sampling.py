@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sglang_omni.engines import SamplingParams
 from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.proto import RequestError
 
@@ -54,3 +55,7 @@ def test_a_requests_flat_parameters() -> None:
     )
 
     assert params == RequestSampling(temperature=0.0, top_k=5, stop=("end",), stop_token_ids=(3,))
+
+
+def test_code_outside_knows_it_by_another_name() -> None:
+    assert SamplingParams is RequestSampling

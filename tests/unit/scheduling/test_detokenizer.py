@@ -75,7 +75,7 @@ def test_broken_bytes_come_out_at_the_end() -> None:
     assert feed_all(IncrementalDetokenizer(tokenizer), tokens) == ["o", "k", "", "", "", "\ufffd"]
 
 
-def test_a_byte_that_continues_no_character_is_no_error() -> None:
+def test_an_invalid_byte_is_no_error() -> None:
     """``tokenizers.decoders.DecodeStream`` raises here."""
     tokens = [5 + 0x68, 5 + 0xD8, 3]
 
