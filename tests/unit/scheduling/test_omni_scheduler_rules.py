@@ -210,6 +210,16 @@ def test_a_streams_end_may_end_a_request_with_what_it_has(stage: Stage) -> None:
     assert stage.engine.slots == {}
 
 
+def test_a_request_that_is_ended_early_gives_out_the_text_held_back_for_its_stop_string() -> None:
+    text = SimpleNamespace(is_finished=False)
+    text.finish = lambda: setattr(text, "is_finished", True)
+    request = EngineRequest("r", [1], detokenizer=text)
+
+    request.finish("stop")
+
+    assert (request.finish_reason, text.is_finished) == ("stop", True)
+
+
 def test_a_scheduler_with_nothing_but_held_requests_sleeps_until_a_chunk_comes(stage: Stage) -> None:
     stage.submit("held", [1, -1, 3])
     stage.settle()
