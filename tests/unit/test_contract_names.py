@@ -9,8 +9,8 @@ import pytest
 from sglang_omni.config import load_config
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniColocatedPipelineConfig
 from sglang_omni.pipeline import stage_workers
+from sglang_omni.pipeline.processes.supervisor import WorkerSlot
 from sglang_omni.pipeline.stage.runtime import Stage
-from sglang_omni.pipeline.worker_slot import WorkerSlot
 
 COLOCATED = "Qwen3OmniSpeechColocatedPipelineConfig"
 
