@@ -27,12 +27,12 @@ from sglang_omni.config import (
     build_stage_placement_plan,
     describe_config,
     plan_edges,
+    plan_pipeline,
     resolve_config,
     save_config,
     stage_instances,
     validate_config,
 )
-from sglang_omni.config.edges import check_edges
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.config.relay_backends import relay_backend
 from sglang_omni.pipeline.processes.plan import plan_stage_launch
@@ -68,12 +68,16 @@ def pipeline(*stages: StageConfig, **fields: Any) -> PipelineConfig:
     return PipelineConfig(model_path="m", stages=list(stages), **fields)
 
 
+def edges_of(config: PipelineConfig, process_of: dict[str, str] | None = None) -> list[Edge]:
+    return plan_pipeline(config).edges if process_of is None else plan_edges(config, process_of)
+
+
 def planned(config: PipelineConfig, **options: Any) -> dict[tuple[str, str], Edge]:
-    return {(edge.source, edge.target): edge for edge in plan_edges(config, **options)}
+    return {(edge.source, edge.target): edge for edge in edges_of(config, **options)}
 
 
 def only(config: PipelineConfig, **options: Any) -> Edge:
-    (edge,) = plan_edges(config, **options)
+    (edge,) = edges_of(config, **options)
     return edge
 
 
@@ -136,11 +140,11 @@ def test_an_edges_own_relay_counts_for_that_edge_alone() -> None:
 
 
 def test_any_stage_may_be_the_target_of_get_next() -> None:
-    earlier = [
+    legacy = [
         StageConfig(name=name, executor=ExecutorConfig(factory=f"{HERE}.make"), get_next=f"{HERE}.make")
         for name in "abc"
     ]
-    edges = planned(PipelineConfig(stages=earlier))
+    edges = planned(PipelineConfig(stages=legacy))
     assert edges.keys() == set(itertools.product("abc", repeat=2))
     assert edges["a", "b"].transport == "shm"
     # It may name several, and itself, which shares the process.
@@ -277,7 +281,7 @@ def test_ranks_do_not_lend() -> None:
 def test_a_relay_of_one_host_cannot_leave_it(config: dict[str, Any], text: str) -> None:
     own = {key: config.pop(key) for key in ["edge_relays"] if key in config}
     with pytest.raises(ValueError, match=re.escape(text)):
-        check_edges(pipeline(stage("a", "b", **own), stage("b", node="x"), **config))
+        plan_pipeline(pipeline(stage("a", "b", **own), stage("b", node="x"), **config))
 
 
 def test_it_may_where_no_edge_leads_there() -> None:
@@ -311,7 +315,7 @@ def test_a_relay_of_ones_own_is_its_class() -> None:
     assert only(near).transport == "nixl"
     near.network_relay_backend = f"{HERE}.Near"
     with pytest.raises(ValueError, match="does not reach other hosts; use one of"):
-        check_edges(near)
+        plan_pipeline(near)
     for path, problem in (
         (f"{HERE}.Neer", "has no 'Neer'; did you mean 'Near'"),
         ("no_such_module.Relay", "relay backend: cannot import 'no_such_module.Relay': no module named"),
@@ -461,7 +465,7 @@ def test_a_request_finds_every_edge_whatever_replicas_it_is_given(config: Pipeli
 def relays_of(config: PipelineConfig, name: str, **options: Any) -> dict[str, dict[str, Any]]:
     (instance,) = [it for it in stage_instances(config) if it.name == name]
     endpoints = dict.fromkeys(["completion", "abort", *(f"stage_{s.name}" for s in config.stages)], "")
-    return plan_stage_launch(instance, config, endpoints, plan_edges(config), **options).relay_configs
+    return plan_stage_launch(instance, config, endpoints, edges_of(config), **options).relay_configs
 
 
 def test_each_relay_of_a_stage_has_the_stages_options() -> None:

@@ -293,7 +293,7 @@ def test_merging_processes_may_not_bring_two_gpus_together() -> None:
         processes(config)
 
 
-def test_stages_of_the_earlier_form_have_processes_of_their_own_names() -> None:
+def test_stages_of_the_legacy_form_have_processes_of_their_own_names() -> None:
     config = PipelineConfig(
         stages=[
             StageConfig(name=name, executor=ExecutorConfig(factory="pkg.make"), get_next="pkg.next")

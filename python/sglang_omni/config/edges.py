@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sglang_omni.config.instances import StageInstance, instances_of, stage_instances, stage_of
-from sglang_omni.config.placement import build_stage_placement_plan
 from sglang_omni.config.relay_backends import network_backends, refuse_unread_settings, relay_backend
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.config.topology import build_process_topology_plan
 
 LOCAL_OBJECT = "local_object"
 
@@ -47,22 +45,18 @@ class Edge:
         return f"{self.transport} + cuda_ipc" if self.cuda_ipc else self.transport
 
 
-def plan_edges(config: PipelineConfig, process_of: Mapping[str, str] | None = None) -> list[Edge]:
+def plan_edges(config: PipelineConfig, process_of: Mapping[str, str]) -> list[Edge]:
     """Every edge that there may come to be, in the order of the stages.
 
-    Both ends of an edge take from here what they send and read with. With ``get_next``, of the earlier form,
-    any stage may turn out to be a target.
+    Both ends of an edge take its relay from here. With ``get_next`` (legacy form) any stage may be a target.
 
     Args:
         config: The pipeline.
-        process_of: Stage, or replica of one -> the process it runs in, without TP stages, which nobody can
-            reach in-process; as the config says when None.
+        process_of: Instance -> its process. TP stages are absent: no stage shares their processes.
 
     Raises:
         ValueError: A backend that stays within a host was chosen for an edge between hosts.
     """
-    if process_of is None:
-        process_of = build_process_topology_plan(config, build_stage_placement_plan(config)).stage_to_process
     return [
         _plan_edge(source, target, config, process_of)
         for source in stage_instances(config)
@@ -83,9 +77,8 @@ def merge_replicas(edges: list[Edge]) -> list[Edge]:
     return merged
 
 
-def check_edges(config: PipelineConfig) -> None:
-    """Raise ValueError where what the config says of relays does not fit where its stages run."""
-    edges = plan_edges(config)
+def check_edges(config: PipelineConfig, edges: Iterable[Edge]) -> None:
+    """Raise ValueError if a setting of relays does not fit the planned edges."""
     for edge in edges:
         source, target = stage_of(edge.source), stage_of(edge.target)
         if edge.transport == LOCAL_OBJECT and target in config.stage(source).edge_relays:

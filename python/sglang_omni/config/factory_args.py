@@ -8,8 +8,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from typing import Any
 
 from sglang_omni.config.imports import import_callable
+from sglang_omni.config.nearest import did_you_mean
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.config.strict import did_you_mean
+
+#: The arguments that the runtime fills in if a factory takes them and the config does not set them.
+INJECTED = ("model_path", "gpu_id", "total_gpu_memory_fraction", "tp_rank", "tp_size", "nccl_port")
 
 
 def resolve_stage_factory_args(
@@ -142,20 +145,18 @@ def complete_factory_args(
                 f"stage {stage.name!r}: factory {path} takes no argument {name!r}"
                 f"{did_you_mean(name, parameters)}"
             )
-    injected: dict[str, Any] = {
-        "tp_rank": tp_rank,
-        "tp_size": stage.tp_size,
-        "nccl_port": nccl_port,
-        "model_path": config.model_path,
-        "gpu_id": gpu_id if gpu_id is not None else next(iter(stage.gpu_ids), None),
-    }
     budget = stage.runtime.resources.total_gpu_memory_fraction
-    if budget is not None:
-        injected["total_gpu_memory_fraction"] = budget
+    values = (
+        *(config.model_path, gpu_id if gpu_id is not None else next(iter(stage.gpu_ids), None), budget),
+        *(tp_rank, stage.tp_size, nccl_port),
+    )
+    injected = dict(zip(INJECTED, values, strict=True))
     wanted = set(parameters)
     if takes_any:
         wanted |= {"gpu_id"} if injected["gpu_id"] is not None else set()
         wanted |= {"tp_rank", "tp_size", "nccl_port"} if stage.tp_size > 1 else set()
+    if budget is None:
+        wanted.discard("total_gpu_memory_fraction")
     return {**{name: value for name, value in injected.items() if name in wanted}, **args}
 
 

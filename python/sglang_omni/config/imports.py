@@ -13,7 +13,7 @@ from importlib.abc import InspectLoader
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.config.strict import did_you_mean
+from sglang_omni.config.nearest import did_you_mean
 
 
 def import_string(path: str) -> Any:

@@ -8,7 +8,7 @@ from sglang_omni.config.schema import PipelineConfig, StageConfig
 
 _MARK = "@r"
 # A node that is only a name: that of the place of one process, wherever a launcher puts it.
-_ANYWHERE = "process "
+_PLACEHOLDER = "process "
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,22 +54,22 @@ def instances_of(stage: StageConfig) -> list[StageInstance]:
     return [StageInstance(stage, replica) for replica in range(stage.max_replicas)]
 
 
-def anywhere(process: str) -> str:
+def placeholder_node(process: str) -> str:
     """The node of a process that may run on any host."""
-    return f"{_ANYWHERE}{process}"
+    return f"{_PLACEHOLDER}{process}"
 
 
-def is_anywhere(node: str) -> bool:
+def is_placeholder(node: str) -> bool:
     """Whether ``node`` is that of one process, on any host, and not one that the config names."""
-    return node.startswith(_ANYWHERE)
+    return node.startswith(_PLACEHOLDER)
 
 
 def host_text(node: str | None) -> str:
     """A node in words; None is the coordinator's."""
     if node is None:
         return "the coordinator's host"
-    if is_anywhere(node):
-        return f"the host of {_ANYWHERE}{node.removeprefix(_ANYWHERE)!r}"
+    if is_placeholder(node):
+        return f"the host of {_PLACEHOLDER}{node.removeprefix(_PLACEHOLDER)!r}"
     return f"node {node!r}"
 
 

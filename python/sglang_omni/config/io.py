@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
-import pkgutil
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +10,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from sglang_omni.config.imports import import_string
 from sglang_omni.config.schema import PipelineConfig, RelayConfig
-from sglang_omni.config.strict import did_you_mean, dotted, error_text
+from sglang_omni.config.strict import dotted, error_text
 
 _YAML = {".yaml", ".yml"}
-_MODELS = "sglang_omni.models"
 
 
 class ConfigError(ValueError):
@@ -78,30 +72,6 @@ def config_to_dict(config: PipelineConfig) -> dict[str, Any]:
         raise ConfigError(f"{config.name}: cannot be written as plain values: {exc}") from exc
     # The class goes first: it decides how the rest is read.
     return {"config_cls": config.config_cls, "model_path": config.model_path, **data}
-
-
-def config_class(
-    data: Mapping[str, Any], *, default: type[PipelineConfig] = PipelineConfig
-) -> type[PipelineConfig]:
-    """The class that a config's ``config_cls`` names: a dotted path, or the bare name of a known class.
-
-    Args:
-        data: A config as plain values.
-        default: The class of a config that names none, and the base of what is accepted.
-
-    Raises:
-        ImportError: there is no such class.
-        TypeError: it is not a ``default``.
-    """
-    name = data.get("config_cls")
-    if name is None:
-        return default
-    found = _find_class(name) if isinstance(name, str) else name
-    if isinstance(found, type) and issubclass(default, found):
-        return default
-    if not (isinstance(found, type) and issubclass(found, default)):
-        raise TypeError(f"config_cls {name!r} is not a {default.__name__}")
-    return found
 
 
 def describe_errors(exc: ValidationError) -> list[str]:
@@ -169,40 +139,3 @@ def _without_defaults(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
         else:
             kept[name] = data[name]
     return kept
-
-
-def _find_class(name: str) -> Any:
-    known: list[type[PipelineConfig]] = [PipelineConfig, *_subclasses(PipelineConfig)]
-    # Looked up before importing: a class of __main__ or of a function cannot be imported by its path.
-    for cls in reversed(known):
-        if name == f"{cls.__module__}.{cls.__qualname__}":
-            return cls
-    if "." in name:
-        return import_string(name)
-    bare = [cls for cls in known if cls.__name__ == name] or list(_model_configs(name))
-    if not bare:
-        raise ImportError(
-            f"config_cls {name!r} is not a known config; name a class of your own by its dotted path"
-            f"{did_you_mean(name, (cls.__name__ for cls in known))}"
-        )
-    if len(bare) > 1:
-        paths = sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in bare)
-        raise ImportError(f"config_cls {name!r} could be any of {paths}; give the dotted path")
-    return bare[0]
-
-
-def _subclasses(cls: type[PipelineConfig]) -> Iterator[type[PipelineConfig]]:
-    for sub in cls.__subclasses__():
-        yield sub
-        yield from _subclasses(sub)
-
-
-def _model_configs(name: str) -> Iterator[type[PipelineConfig]]:
-    """The config class called ``name`` in ``models/<family>/config.py``, where there is one."""
-    models = importlib.import_module(_MODELS)
-    for family in pkgutil.iter_modules(models.__path__):
-        module_path = f"{_MODELS}.{family.name}.config"
-        if family.ispkg and importlib.util.find_spec(module_path) is not None:
-            found = getattr(importlib.import_module(module_path), name, None)
-            if found is not None:
-                yield found

@@ -10,8 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from sglang_omni.config.factory_args import stage_factory_path
 from sglang_omni.config.imports import import_callable
+from sglang_omni.config.nearest import did_you_mean
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.config.strict import did_you_mean, error_text
+from sglang_omni.config.strict import error_text
 
 
 def override_stage(config: PipelineConfig, setting: str) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 from sglang_omni.config.imports import import_callable
 from sglang_omni.config.instances import host_text, instances_of
 from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.validation import check_gpu_count
 
 # Fractions are decimal numbers a person wrote; 0.1 + 0.2 + 0.7 must fit a limit of 1.0.
 _ROUNDING = 1e-9
@@ -120,8 +121,7 @@ def _stage_gpu_ids(stage: StageConfig) -> tuple[int, ...]:
             f"stage {stage.name!r}: TP placement requires a list of {stage.tp_size} unique GPU ids, "
             f"got scalar gpu={stage.gpu}"
         )
-    if gpu_ids and len(gpu_ids) not in (stage.tp_size, stage.tp_size * stage.max_replicas):
-        raise ValueError(f"stage {stage.name!r}: gpu has {len(gpu_ids)} entries but tp_size={stage.tp_size}")
+    check_gpu_count(stage)
     if any(len(set(instance.gpu_ids)) != len(instance.gpu_ids) for instance in instances_of(stage)):
         raise ValueError(
             f"stage {stage.name!r}: TP placement requires a list of {stage.tp_size} unique GPU ids, "

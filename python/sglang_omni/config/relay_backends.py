@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sglang_omni.config.imports import import_string
-from sglang_omni.config.strict import did_you_mean
+from sglang_omni.config.nearest import did_you_mean
 
 
 class RelayBackend(NamedTuple):

@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from sglang_omni.config.config_cls import find_config_cls
 from sglang_omni.config.strict import Integer, Number, StrictModel, dotted, error_text
 from sglang_omni.config.validation import refuse_unknown_stages, validate_pipeline
 from sglang_omni.config.watchdog import WatchdogConfig
@@ -37,14 +38,14 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 class ExecutorConfig(StrictModel):
-    """A stage's factory in the earlier form. ``factory`` is a dotted path, ``args`` its arguments."""
+    """A stage's factory in the legacy form. ``factory`` is a dotted path, ``args`` its arguments."""
 
     factory: str = Field(min_length=1)
     args: dict[str, Any] = Field(default_factory=dict)
 
 
 class InputHandlerConfig(StrictModel):
-    """A stage's input in the earlier form: from one sender at a time, or merged from all ``sources``."""
+    """A stage's input in the legacy form: from one sender at a time, or merged from all ``sources``."""
 
     type: Literal["direct", "aggregated"] = "direct"
     sources: list[str] | None = None
@@ -239,9 +240,9 @@ class StageConfig(StrictModel):
         runtime_arg_map: Name of a typed runtime value -> the factory argument that receives it.
         parallelism: Another spelling of ``tp_size``.
         can_accept_stream_before_payload: Whether chunks may arrive before the request's payload.
-        executor: Earlier form: the factory and its arguments.
-        get_next: Earlier form: ``(request_id, output)`` -> name, names, or None at the end.
-        input_handler: Earlier form: where the input comes from.
+        executor: Legacy form: the factory and its arguments.
+        get_next: Legacy form: ``(request_id, output)`` -> name, names, or None at the end.
+        input_handler: Legacy form: where the input comes from.
     """
 
     name: str = Field(min_length=1)
@@ -332,7 +333,7 @@ class StageConfig(StrictModel):
             self.tp_size = value.tp
 
     @property
-    def is_earlier_form(self) -> bool:
+    def is_legacy(self) -> bool:
         """Whether the stage is given as ``executor`` and ``get_next``."""
         return self.executor is not None
 
@@ -417,8 +418,8 @@ class PipelineConfig(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _fold_earlier_fields(cls, data: Any) -> Any:
-        """The earlier form lists terminal stages and GPUs beside the stages; they belong to the stages."""
+    def _fold_legacy_fields(cls, data: Any) -> Any:
+        """The legacy form lists terminal stages and GPUs beside the stages; they belong to the stages."""
         if not isinstance(data, dict) or not data.keys() & {"terminal_stages", "gpu_placement"}:
             return data
         data = dict(data)
@@ -466,9 +467,9 @@ class PipelineConfig(StrictModel):
         return {stage.name: stage.gpu for stage in self.stages if stage.gpu is not None}
 
     @property
-    def is_earlier_form(self) -> bool:
+    def is_legacy(self) -> bool:
         """Whether every stage is given as ``executor`` and ``get_next``."""
-        return all(stage.is_earlier_form for stage in self.stages)
+        return all(stage.is_legacy for stage in self.stages)
 
     def stage(self, name: str) -> StageConfig:
         """The stage called ``name``.
@@ -483,7 +484,12 @@ class PipelineConfig(StrictModel):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> PipelineConfig:
-        """The config a plain mapping stands for, as the class its ``config_cls`` names."""
-        from sglang_omni.config.io import config_class  # io imports this module
+        """The config in a plain mapping, as the class its ``config_cls`` names.
 
-        return config_class(data, default=cls).model_validate(data)
+        Raises:
+            ValidationError: The mapping breaks a rule.
+            ImportError: ``config_cls`` names no class.
+            TypeError: ``config_cls`` names another kind of class.
+        """
+        found = find_config_cls(data.get("config_cls"), default=cls, root=PipelineConfig)
+        return found.model_validate(data)

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-
-def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the valid name nearest to ``name``, else what there is to choose from."""
-    choices = sorted(set(valid))
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; valid names: {', '.join(map(repr, choices))}" if choices else ""
+from sglang_omni.config.nearest import did_you_mean
 
 
 def _refuse_bool(value: Any) -> Any:

@@ -102,7 +102,7 @@ def _replicas(name: str, stages: list[StageConfig]) -> Iterator[tuple[StageInsta
 
 
 def _process_name(stage: StageConfig) -> str:
-    # Only a TP stage, or one in the earlier form, may leave its process unnamed.
+    # Only a TP stage, or one in the legacy form, may leave its process unnamed.
     return stage.process or stage.name
 
 

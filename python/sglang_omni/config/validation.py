@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from sglang_omni.config.nearest import did_you_mean
 from sglang_omni.config.relay_backends import refuse_unknown_backend, refuse_unknown_options
-from sglang_omni.config.strict import did_you_mean
 
 if TYPE_CHECKING:
     from sglang_omni.config.schema import EndpointsConfig, PipelineConfig, StageConfig
@@ -33,7 +33,7 @@ def validate_pipeline(config: PipelineConfig) -> None:
             raise ValueError(
                 f"stage {name!r}: name is used {names.count(name)} times; stage names must be unique"
             )
-    if not config.model_path and not config.is_earlier_form:
+    if not config.model_path and not config.is_legacy:
         raise ValueError("model_path is required")
     if config.resolved_entry_stage not in names:
         raise ValueError(
@@ -57,7 +57,7 @@ def validate_pipeline(config: PipelineConfig) -> None:
     if not any(stage.terminal or stage.get_next is not None for stage in config.stages):
         raise ValueError("stages: none is terminal, so no request would ever be answered")
     refuse_unknown_stages("runtime_overrides", config.runtime_overrides, names)
-    missing = [s.name for s in config.stages if not s.is_earlier_form and s.tp_size == 1 and not s.process]
+    missing = [s.name for s in config.stages if not s.is_legacy and s.tp_size == 1 and not s.process]
     if missing:
         raise ValueError(
             f"Non-TP stages must declare process; missing for {missing}. "
@@ -84,7 +84,7 @@ def _check_form(stage: StageConfig) -> None:
         for field in ("get_next", "input_handler"):
             if getattr(stage, field) is not None:
                 raise ValueError(
-                    f"stage {stage.name!r}: {field} belongs to the earlier form and needs executor"
+                    f"stage {stage.name!r}: {field} belongs to the legacy form and needs executor"
                 )
         if not stage.factory:
             raise ValueError(f"stage {stage.name!r}: factory is missing")
@@ -126,13 +126,8 @@ def _check_parallelism(stage: StageConfig) -> None:
             f"stage {stage.name!r}: tp_size={stage.tp_size} conflicts with "
             f"parallelism.tp={stage.parallelism.tp}"
         )
+    check_gpu_count(stage)
     replicas = stage.max_replicas
-    if isinstance(stage.gpu, list) and len(stage.gpu) not in (stage.tp_size, stage.tp_size * replicas):
-        each = f" and {replicas} replicas; give one id for each rank, of one replica or of all of them"
-        raise ValueError(
-            f"stage {stage.name!r}: gpu has {len(stage.gpu)} entries but tp_size={stage.tp_size}"
-            f"{each if replicas > 1 else '; give one id for each rank'}"
-        )
     if isinstance(stage.node, list) and len(stage.node) != replicas:
         there_are = f"there may be {replicas} replicas" if replicas > 1 else "the stage is not replicated"
         raise ValueError(f"stage {stage.name!r}: node has {len(stage.node)} entries, but {there_are}")
@@ -151,6 +146,17 @@ def _check_parallelism(stage: StageConfig) -> None:
     if stage.tp_size > 1 and stage.num_workers > 1:
         raise ValueError(
             f"stage {stage.name!r}: num_workers={stage.num_workers} cannot go with tp_size={stage.tp_size}"
+        )
+
+
+def check_gpu_count(stage: StageConfig) -> None:
+    """Raise ValueError if ``gpu`` is a list of the wrong length."""
+    replicas = stage.max_replicas
+    if isinstance(stage.gpu, list) and len(stage.gpu) not in (stage.tp_size, stage.tp_size * replicas):
+        each = f" and {replicas} replicas; give one id for each rank, of one replica or of all of them"
+        raise ValueError(
+            f"stage {stage.name!r}: gpu has {len(stage.gpu)} entries but tp_size={stage.tp_size}"
+            f"{each if replicas > 1 else '; give one id for each rank'}"
         )
 
 
