@@ -1,4 +1,4 @@
-"""Pipeline configs: what they hold, how they are loaded and saved, and the plans made from them.
+"""Pipeline configs: their fields, loading and saving, checks, and the plans made from them.
 
 ``compile_pipeline`` and ``PipelineRunner`` live in the pipeline package and are loaded when asked for.
 """

@@ -24,7 +24,7 @@ def load_config(path: str | Path) -> PipelineConfig:
     """Read a pipeline's config from a YAML or JSON file, as the class its ``config_cls`` names.
 
     Raises:
-        ConfigError: the file cannot be read or parsed, or breaks a rule of the config.
+        ConfigError: The file cannot be read or parsed, or breaks a rule of the config.
     """
     path = Path(path)
     _check_suffix(path)
@@ -47,8 +47,8 @@ def save_config(config: PipelineConfig, path: str | Path) -> None:
     """Write a config as YAML or JSON, by the file's suffix. Fields at their defaults are left out.
 
     Raises:
-        ConfigError: the suffix is neither ``.yaml``, ``.yml`` nor ``.json``, or an argument of a factory
-            is an object that no file can hold.
+        ConfigError: The suffix is neither ``.yaml``, ``.yml`` nor ``.json``, or an argument of a factory is
+            an object that no file can hold.
     """
     path = Path(path)
     _check_suffix(path)
@@ -64,7 +64,7 @@ def config_to_dict(config: PipelineConfig) -> dict[str, Any]:
     """The config as plain values without fields at their defaults; ``PipelineConfig.from_dict`` reads it.
 
     Raises:
-        ConfigError: an argument of a factory is an object that no file can hold.
+        ConfigError: An argument of a factory is an object that no file can hold.
     """
     try:
         data = _without_defaults(config, config.model_dump(mode="json"))
@@ -75,11 +75,11 @@ def config_to_dict(config: PipelineConfig) -> dict[str, Any]:
 
 
 def describe_errors(exc: ValidationError) -> list[str]:
-    """A validation error as one line a problem, each with the stage and the field it is about."""
+    """A validation error as one line for each problem, with its stage and field."""
     lines = []
     for error in exc.errors(include_url=False):
         text = error_text(error)
-        # Errors inside a stage already say which stage and field they are about.
+        # Errors inside a stage already name the stage and the field.
         lines.append(
             text if text.startswith("stage ") or not error["loc"] else f"{dotted(error['loc'])}: {text}"
         )
@@ -94,12 +94,12 @@ def _parse(path: Path) -> Any:
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """Refuses a key that a mapping holds twice, where YAML's own loader drops the first value silently."""
+    """Refuses a key that a mapping holds twice; YAML's own loader would silently drop the first value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            # Keys that "<<" brings in may be overridden; that is what it is for.
+            # Keys that "<<" brings in may be overridden.
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
@@ -127,8 +127,8 @@ def _without_defaults(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
-        # Stages are written even at a class's defaults: the file then says what runs, and still
-        # means it when the defaults change. A relay's device says something else when it is not set.
+        # Stages are written even at a class's defaults, so that the file keeps its meaning when the defaults
+        # change; so is each field of a relay that was set, because an unset device means another thing.
         is_said = name == "stages" or (isinstance(model, RelayConfig) and name in model.model_fields_set)
         if not is_said and value == field.get_default(call_default_factory=True):
             continue

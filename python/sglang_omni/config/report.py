@@ -1,4 +1,4 @@
-"""A config on the command line: what it says, what it comes to, and what is wrong with it."""
+"""What ``sgl-omni config view``, ``validate`` and ``resolve`` show of a config."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def resolve_config(config: PipelineConfig, *, on_any_host: bool = False) -> dict
 
     Args:
         config: The pipeline.
-        on_any_host: Whether processes that name no ``node`` may be on any host each, as under Ray, and not
-            all on the coordinator's.
+        on_any_host: True if a process without a ``node`` may be on any host, as under Ray, and not only on
+            the coordinator's.
 
     Raises:
-        ConfigError: as ``validate_config``.
-        ImportError: a factory's module fails to import.
-        ValueError: a factory does not take an argument that is set.
+        ConfigError: The config cannot run; one line for each problem.
+        ImportError: A factory's module fails to import.
+        ValueError: A factory does not take an argument that is set.
     """
     plan = validate_config(config)
     if on_any_host:
@@ -109,7 +109,7 @@ def describe_config(config: PipelineConfig) -> str:
     """The pipeline at a glance: its stages with what carries their edges, and its processes.
 
     Raises:
-        ValueError: no placement or no process topology fits the config.
+        ValueError: The stages do not fit their GPUs, processes or relays.
     """
     plan = plan_pipeline(config)
     lines = [
@@ -220,7 +220,7 @@ def _dotted_paths(stage: StageConfig) -> Iterator[tuple[str, str]]:
 
 
 def _inspect(where: str, path: str) -> tuple[list[str], Signature]:
-    """The problems with a dotted path, of which there is one at most, and what it leads to."""
+    """The problem with a dotted path, if any, and the arguments of what it names."""
     try:
         return [], inspect_path(path)
     except (ImportError, ValueError) as exc:

@@ -1,4 +1,4 @@
-"""The base of every config model: unknown fields are refused with the nearest valid name."""
+"""The base of every config model, which refuses unknown fields with the nearest valid name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _refuse_bool(value: Any) -> Any:
     return value
 
 
-#: A number of a config. To Python, and so to pydantic, ``true`` is one, too.
+#: Numbers in a config. Python and pydantic would accept ``true`` as one.
 Integer = Annotated[int, BeforeValidator(_refuse_bool)]
 Number = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=False)]
 
@@ -24,13 +24,13 @@ Number = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=Fal
 class StrictModel(BaseModel):
     """A config model: no extra fields, every field assignable after construction."""
 
-    # "model_path" is ours; pydantic would like to keep names that begin with "model_" to itself.
+    # pydantic reserves names that begin with "model_"; "model_path" is ours.
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_fields(cls, data: Any) -> Any:
-        # pydantic's own refusal names the field but not what it should have been.
+        # pydantic's own error does not suggest a field.
         if isinstance(data, dict):
             for key in data:
                 if key not in cls.model_fields:
@@ -47,7 +47,7 @@ class StrictModel(BaseModel):
 
 
 def dotted(loc: tuple[int | str, ...]) -> str:
-    """A pydantic error location the way a config file's reader would write it: ``stages[0].next``."""
+    """A pydantic error location as text: ``stages[0].next``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
 
 

@@ -1,7 +1,7 @@
-"""The rules a config must keep, beyond the types of its fields.
+"""Checks of a config's rules beyond the types of its fields.
 
-Every error names the stage and the field. What needs a placement (GPU ids, memory budgets, process
-groups) is checked where the plans are built.
+Every error names the stage and the field. Rules about placement (GPU ids, memory budgets, processes) are
+checked when the plans are made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def validate_pipeline(config: PipelineConfig) -> None:
     """Check every rule of the pipeline's graph.
 
     Raises:
-        ValueError: the first rule broken, with the stage and the field.
+        ValueError: The first broken rule, with the stage and the field.
     """
     if not config.stages:
         raise ValueError("stages: a pipeline needs at least one stage")
@@ -70,7 +70,7 @@ def _check_endpoints(endpoints: EndpointsConfig) -> None:
     if endpoints.scheme == "tcp":
         return
     for field in ("host", "base_port"):
-        # A saved config has every field: what is the default there may not have been set.
+        # A dumped config holds every field, so a field at its default counts as not set.
         if getattr(endpoints, field) != type(endpoints).model_fields[field].default:
             raise ValueError(
                 f"endpoints: {field}={getattr(endpoints, field)!r} is of scheme 'tcp', but scheme is "
@@ -181,7 +181,7 @@ def _check_references(stage: StageConfig, names: list[str]) -> None:
 
 def _check_projections(stage: StageConfig) -> None:
     if stage.get_next is not None:
-        return  # where it routes is known only when it runs
+        return  # get_next decides at run time where the stage routes
     for target in stage.project_payload:
         if target not in stage.next_stages:
             raise ValueError(
@@ -239,7 +239,7 @@ def _check_fusion(config: PipelineConfig, names: list[str]) -> None:
             raise ValueError(f"fused_stages: group {group} spans multiple GPUs {gpus}; it must fit on one")
         for stage, successor in zip(members, group[1:], strict=False):
             if stage.get_next is not None:
-                continue  # where it routes is known only when it runs
+                continue  # get_next decides at run time where the stage routes
             if stage.next_stages != [successor] or stage.route_fn is not None:
                 raise ValueError(
                     f"fused_stages: group {group} must be linear: stage {stage.name!r} must route only to "
@@ -253,7 +253,7 @@ def _check_fusion(config: PipelineConfig, names: list[str]) -> None:
 
 
 def refuse_unknown_stages(where: str, used: Iterable[str], names: list[str]) -> None:
-    """Raise ValueError where ``used`` holds a name that is not among ``names``."""
+    """Raise ValueError, with ``where`` first, if ``used`` holds a name that is not in ``names``."""
     unknown = sorted(set(used) - set(names))
     if unknown:
         raise ValueError(f"{where} has unknown stages: {unknown}{did_you_mean(unknown[0], names)}")
