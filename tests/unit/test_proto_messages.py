@@ -173,43 +173,26 @@ def test_a_field_of_the_wrong_type_is_named(message: Any, field: str, value: Any
         parse_message(wire)
 
 
-INSIDE = [
-    *(("submit", "replicas", value) for value in ({"b": "1"}, {"b": None}, {"b": True}, {"b": 1.0}, {3: 1})),
-    *(("data_ready", "replicas", value) for value in ({"b": "1"}, {"b": None}, {"b": True}, {3: 1})),
-    *(("stats", "stats", value) for value in ({"a": "1"}, {"a": None}, {"a": True}, {1: 1}, {"a": [1]})),
-    *(("endpoints", "endpoints", value) for value in ({"b": 3}, {3: "tcp://h:1"}, {"b": None})),
-    *(
-        ("progress", "changes", [("r", "a", 1), change])
-        for change in (
-            ("r", "a"),
-            ("r", "a", "1"),
-            ("r", "a", 1.0),
-            ("r", "a", True),
-            (1, "a", 1),
-            ["r", "a", 1],
-            "ra1",
-            None,
-            ("r", "a", 1, 1),
-        )
-    ),
-    *(
-        ("progress", "spans", [span])
-        for span in (("r",), ("r", 1.0), ("r", True, 1.0), (1, 1.0, 1.0), None, ("r", "1", "1"))
-    ),
-]
+CHANGES = [("r", "a"), ("r", "a", "1"), ("r", "a", 1.0), ("r", "a", True), (1, "a", 1), ["r", "a", 1], None]
+SPANS = [("r",), ("r", 1.0), ("r", True, 1.0), (1, 1.0, 1.0), None, ("r", "1", "1")]
+INSIDE: dict[tuple[str, str], list[Any]] = {
+    ("submit", "replicas"): [{"b": "1"}, {"b": None}, {"b": True}, {"b": 1.0}, {3: 1}],
+    ("data_ready", "replicas"): [{"b": "1"}, {"b": None}, {"b": True}, {"b": 1.0}, {3: 1}],
+    ("stats", "stats"): [{"a": "1"}, {"a": None}, {"a": True}, {1: 1}, {"a": [1]}],
+    ("endpoints", "endpoints"): [{"b": 3}, {3: "tcp://h:1"}, {"b": None}, {"b": "ipc:///tmp/x"}],
+    ("progress", "changes"): [[("r", "a", 1), change] for change in (*CHANGES, ("r", "a", 1, 1), "ra1")],
+    ("progress", "spans"): [[span] for span in SPANS],
+}
 
 
-@pytest.mark.parametrize(("kind", "field", "value"), INSIDE)
+@pytest.mark.parametrize(
+    ("kind", "field", "value"), [(*where, value) for where, values in INSIDE.items() for value in values]
+)
 def test_what_a_field_holds_is_checked_too(kind: str, field: str, value: Any) -> None:
     message = next(m for m in MESSAGES if m.type == kind)
     with pytest.raises(ValueError, match=rf"{kind} message.*\b{field}\.") as caught:
         parse_message({**message.to_dict(), field: value})
     assert "\n" not in str(caught.value)
-
-
-def test_endpoints_lead_to_other_hosts() -> None:
-    with pytest.raises(ValueError, match=r"message: endpoints\.b: must begin with tcp://, got 'ipc"):
-        parse_message({"type": "endpoints", "endpoints": {"b": "ipc:///tmp/x"}})
 
 
 def test_what_is_received_cannot_declare_itself_trusted() -> None:

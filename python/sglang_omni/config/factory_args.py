@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from sglang_omni.config.imports import import_callable
 from sglang_omni.config.nearest import did_you_mean
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-
-#: The arguments that the runtime fills in if a factory takes them and the config does not set them.
-INJECTED = ("model_path", "gpu_id", "total_gpu_memory_fraction", "tp_rank", "tp_size", "nccl_port")
 
 
 def resolve_stage_factory_args(
@@ -117,6 +114,31 @@ def refuse_unread_gpu(stage: StageConfig, accepts: Callable[[str], bool], argume
     )
 
 
+def unknown_argument(stage: StageConfig, name: str, taken: Iterable[str]) -> str:
+    """The text of an error: a stage's factory takes the arguments ``taken``, but not ``name``."""
+    path, field = stage_factory_path(stage)
+    return f"stage {stage.name!r}: {field} {path} takes no argument {name!r}{did_you_mean(name, taken)}"
+
+
+def injected_args(
+    stage: StageConfig,
+    config: PipelineConfig,
+    *,
+    gpu_id: int | None = None,
+    tp_rank: int = 0,
+    nccl_port: int | None = None,
+) -> dict[str, Any]:
+    """The arguments that the runtime fills in if a factory takes them and the config does not set them."""
+    return {
+        "model_path": config.model_path,
+        "gpu_id": gpu_id if gpu_id is not None else next(iter(stage.gpu_ids), None),
+        "total_gpu_memory_fraction": stage.runtime.resources.total_gpu_memory_fraction,
+        "tp_rank": tp_rank,
+        "tp_size": stage.tp_size,
+        "nccl_port": nccl_port,
+    }
+
+
 def complete_factory_args(
     factory: Callable[..., Any],
     args: Mapping[str, Any],
@@ -127,7 +149,7 @@ def complete_factory_args(
     tp_rank: int = 0,
     nccl_port: int | None = None,
 ) -> dict[str, Any]:
-    """``args``, and those of ``INJECTED`` that are parameters of ``factory`` and not in ``args``.
+    """``args``, and those of ``injected_args`` that ``factory`` takes and ``args`` does not set.
 
     A factory with ``**kwargs`` gets ``gpu_id`` on a GPU, and ``tp_rank``, ``tp_size`` and ``nccl_port`` if
     the stage is split over ranks.
@@ -148,22 +170,13 @@ def complete_factory_args(
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     for name in args:
         if name not in parameters and not takes_any:
-            path, _ = stage_factory_path(stage)
-            raise ValueError(
-                f"stage {stage.name!r}: factory {path} takes no argument {name!r}"
-                f"{did_you_mean(name, parameters)}"
-            )
-    budget = stage.runtime.resources.total_gpu_memory_fraction
-    values = (
-        *(config.model_path, gpu_id if gpu_id is not None else next(iter(stage.gpu_ids), None), budget),
-        *(tp_rank, stage.tp_size, nccl_port),
-    )
-    injected = dict(zip(INJECTED, values, strict=True))
+            raise ValueError(unknown_argument(stage, name, parameters))
+    injected = injected_args(stage, config, gpu_id=gpu_id, tp_rank=tp_rank, nccl_port=nccl_port)
     wanted = set(parameters)
     if takes_any:
         wanted |= {"gpu_id"} if injected["gpu_id"] is not None else set()
         wanted |= {"tp_rank", "tp_size", "nccl_port"} if stage.tp_size > 1 else set()
-    if budget is None:
+    if injected["total_gpu_memory_fraction"] is None:
         wanted.discard("total_gpu_memory_fraction")
     return {**{name: value for name, value in injected.items() if name in wanted}, **args}
 

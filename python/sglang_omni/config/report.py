@@ -9,16 +9,16 @@ from pydantic_core import to_jsonable_python
 
 from sglang_omni.config.edges import check_edges, check_inputs, check_terminals, merge_replicas
 from sglang_omni.config.factory_args import (
-    INJECTED,
+    injected_args,
     merge_factory_args,
     refuse_unread_gpu,
     resolve_stage_factory_args,
     stage_factory_path,
+    unknown_argument,
 )
 from sglang_omni.config.imports import Signature, inspect_path
 from sglang_omni.config.instances import is_placeholder, stage_instances, stage_of
 from sglang_omni.config.io import ConfigError, config_to_dict
-from sglang_omni.config.nearest import did_you_mean
 from sglang_omni.config.placement import gpu_label, resolve_stage_gpu_ids
 from sglang_omni.config.plan import PipelinePlan, plan_pipeline, with_placeholder_nodes
 from sglang_omni.config.relay_backends import is_class_path
@@ -196,11 +196,8 @@ def _factory_problems(stage: StageConfig, config: PipelineConfig) -> Iterator[st
         yield str(exc)
     for name in args:
         if not signature.accepts(name):
-            yield (
-                f"stage {stage.name!r}: {field} {path} takes no argument {name!r}"
-                f"{did_you_mean(name, signature.names or ())}"
-            )
-    missing = sorted(signature.required - args.keys() - set(INJECTED))
+            yield unknown_argument(stage, name, signature.names or ())
+    missing = sorted(signature.required - args.keys() - injected_args(stage, config).keys())
     if missing:
         yield f"stage {stage.name!r}: {field} {path} needs {missing}, which factory_args does not set"
 

@@ -162,18 +162,12 @@ def check_gpu_count(stage: StageConfig) -> None:
 
 def _check_references(stage: StageConfig, names: list[str]) -> None:
     where = f"stage {stage.name!r}: "
-    refuse_unknown_stages(f"{where}next", stage.next_stages, names)
-    refuse_unknown_stages(f"{where}wait_for", stage.wait_for or [], names)
-    refuse_unknown_stages(f"{where}stream_to", stage.stream_to, names)
-    refuse_unknown_stages(f"{where}project_payload", stage.project_payload, names)
-    refuse_unknown_stages(f"{where}edge_relays", stage.edge_relays, names)
-    if stage.input_handler is not None:
-        refuse_unknown_stages(f"{where}input_handler.sources", stage.input_handler.sources or [], names)
-    for field, values in (
-        ("next", stage.next_stages),
-        ("wait_for", stage.wait_for or []),
-        ("stream_to", stage.stream_to),
-    ):
+    listed = {"next": stage.next_stages, "wait_for": stage.wait_for or [], "stream_to": stage.stream_to}
+    sources = (stage.input_handler.sources if stage.input_handler is not None else None) or []
+    keyed = {"project_payload": stage.project_payload, "edge_relays": stage.edge_relays}
+    for field, used in {**listed, **keyed, "input_handler.sources": sources}.items():
+        refuse_unknown_stages(f"{where}{field}", used, names)
+    for field, values in listed.items():
         repeated = sorted({value for value in values if values.count(value) > 1})
         if repeated:
             raise ValueError(f"{where}{field} names {repeated} more than once")
