@@ -7,10 +7,10 @@ from typing import Protocol, TypeVar
 
 from sglang_omni.engines.request import BaseRequest
 
-R = TypeVar("R", bound=BaseRequest)
+RequestT = TypeVar("RequestT", bound=BaseRequest)
 
 
-class Engine(Protocol[R]):
+class Engine(Protocol[RequestT]):
     """One model, one batch. Not thread-safe: a single thread adds, steps and aborts.
 
     Attributes:
@@ -25,11 +25,11 @@ class Engine(Protocol[R]):
         ...
 
     @property
-    def running(self) -> list[R]:
+    def running(self) -> list[RequestT]:
         """The requests that are lost if a step fails."""
         ...
 
-    def add(self, request: R) -> None:
+    def add(self, request: RequestT) -> None:
         """Takes a request in.
 
         Raises:
@@ -38,11 +38,11 @@ class Engine(Protocol[R]):
         """
         ...
 
-    def abort(self, request_id: str) -> R | None:
+    def abort(self, request_id: str) -> RequestT | None:
         """Ends a request between steps and frees what it holds; None if the engine does not have it."""
         ...
 
-    def step(self) -> list[R]:
+    def step(self) -> list[RequestT]:
         """Computes one batch. Returns the requests that got a token, and those that ended.
 
         A request that can never run ends with a ``failure``: nothing runs, and the first in line still finds

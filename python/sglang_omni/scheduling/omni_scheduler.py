@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from queue import Queue
 from typing import Any, Generic
 
-from sglang_omni.engines.base import Engine, R
+from sglang_omni.engines.base import Engine, RequestT
 from sglang_omni.engines.request import FinishReason
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
@@ -22,24 +22,24 @@ from sglang_omni.scheduling.work_clock import WorkClock
 
 logger = logging.getLogger(__name__)
 
-RequestBuilder = Callable[[StagePayload], R]
-ResultAdapter = Callable[[StagePayload, R], StagePayload]
-StreamOutputBuilder = Callable[[StagePayload, R, list[int]], list[OutgoingMessage] | None]
-StreamChunkHandler = Callable[[R, Any], None]
-StreamDoneHandler = Callable[[R, Any], FinishReason | None]
+RequestBuilder = Callable[[StagePayload], RequestT]
+ResultAdapter = Callable[[StagePayload, RequestT], StagePayload]
+StreamOutputBuilder = Callable[[StagePayload, RequestT, list[int]], list[OutgoingMessage] | None]
+StreamChunkHandler = Callable[[RequestT, Any], None]
+StreamDoneHandler = Callable[[RequestT, Any], FinishReason | None]
 
 # The most stream messages of one request that are kept before its payload comes.
 _MAX_EARLY = 4096
 
 
 @dataclass(slots=True)
-class _Active(Generic[R]):
+class _Active(Generic[RequestT]):
     payload: StagePayload
-    request: R
+    request: RequestT
     num_streamed: int = 0
 
 
-class OmniScheduler(Generic[R]):
+class OmniScheduler(Generic[RequestT]):
     """Adds new requests to the running batch between steps, and puts out the results of every step.
 
     The engine may hold requests that wait for input; if no other can run, the scheduler sleeps until a
@@ -65,12 +65,12 @@ class OmniScheduler(Generic[R]):
 
     def __init__(
         self,
-        engine: Engine[R],
-        request_builder: RequestBuilder[R],
-        result_adapter: ResultAdapter[R],
-        stream_output_builder: StreamOutputBuilder[R] | None = None,
-        stream_chunk_handler: StreamChunkHandler[R] | None = None,
-        stream_done_handler: StreamDoneHandler[R] | None = None,
+        engine: Engine[RequestT],
+        request_builder: RequestBuilder[RequestT],
+        result_adapter: ResultAdapter[RequestT],
+        stream_output_builder: StreamOutputBuilder[RequestT] | None = None,
+        stream_chunk_handler: StreamChunkHandler[RequestT] | None = None,
+        stream_done_handler: StreamDoneHandler[RequestT] | None = None,
         abort_callback: Callable[[str], None] | None = None,
     ) -> None:
         self.inbox: Queue[Any] = Inbox[IncomingMessage | Operation]()
@@ -84,7 +84,7 @@ class OmniScheduler(Generic[R]):
         self._handle_chunk = stream_chunk_handler
         self._handle_done = stream_done_handler
         self._abort_callback = abort_callback
-        self._active: dict[str, _Active[R]] = {}
+        self._active: dict[str, _Active[RequestT]] = {}
         self._early: dict[str, list[Operation]] = {}
         # Stream messages of a finished request may still come.
         self._over = RecentIds()
@@ -212,7 +212,7 @@ class OmniScheduler(Generic[R]):
             raise RuntimeError(f"{_MAX_EARLY} stream messages came before the payload of their request")
         early.append(operation)
 
-    def _finish_now(self, active: _Active[R], reason: FinishReason) -> None:
+    def _finish_now(self, active: _Active[RequestT], reason: FinishReason) -> None:
         self.engine.abort(active.request.request_id)
         active.request.finish(reason)
         self._advance(active)
@@ -247,7 +247,7 @@ class OmniScheduler(Generic[R]):
         for request in advanced:
             self._advance(self._active[request.request_id])
 
-    def _advance(self, active: _Active[R]) -> None:
+    def _advance(self, active: _Active[RequestT]) -> None:
         """Puts out a request's new output. The request is over if it has a finish reason."""
         request_id = active.request.request_id
         if active.request.finish_reason is not None:
@@ -263,7 +263,7 @@ class OmniScheduler(Generic[R]):
             self.outbox.put(OutgoingMessage(request_id, "error", exc))
             self.abort(request_id)
 
-    def _emit(self, active: _Active[R]) -> None:
+    def _emit(self, active: _Active[RequestT]) -> None:
         payload, request = active.payload, active.request
         if request.failure is not None:
             raise request.failure
