@@ -39,7 +39,7 @@ from sglang_omni.proto import (
     ShutdownMessage,
 )
 from sglang_omni.relay.base import Relay
-from sglang_omni.scheduling.messages import Scheduler
+from sglang_omni.scheduling.messages import HasCache, HasWorkClock, Scheduler
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Stage:
         coordinator = CoordinatorEdge(name, self.control_plane, lambda: self._outgoing.on_sent())
         self._stats = StatsReporter(name, self.scheduler, self.relays.all, coordinator.report)
         self._progress = ProgressReporter(name, coordinator.report)
-        clock = getattr(self.scheduler, "work_clock", None)
+        clock = self.scheduler.work_clock if isinstance(self.scheduler, HasWorkClock) else None
         self._requests = RequestTable(self._progress, clock, coordinator.after_sent)
         self._outgoing = Outgoing(
             name,
@@ -256,9 +256,8 @@ class Stage:
             case EndpointsMessage():
                 self._outgoing.move(message.endpoints)
             case FlushCacheMessage():
-                flush = getattr(self.scheduler, "flush_cache", None)
-                if flush is not None:
-                    flush()
+                if isinstance(self.scheduler, HasCache):
+                    self.scheduler.flush_cache()
             case ProfilerStartMessage():
                 self._profiler.start(message)
             case ProfilerStopMessage():
