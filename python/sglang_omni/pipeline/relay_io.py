@@ -68,20 +68,12 @@ async def read_payload(
 async def write_blob(
     relay: Relay, key: str, data: Any, *, target: str | None = None
 ) -> tuple[dict[str, Any], RelayOperation]:
-    """Sends a tensor, or any object, under a key.
-
-    Returns, and raises, what ``write_payload`` does.
-    """
+    """Sends a tensor, or any object, under a key. Returns and raises what ``write_payload`` does."""
     return await relayed.write(as_relay(relay), key, data, target)
 
 
 async def read_blob(relay: Relay, key: str, metadata: Mapping[str, Any]) -> Any:
-    """What ``write_blob`` sent, from a process of this host and user.
-
-    Raises:
-        RelayReadError: The relay does not have it (any more).
-        ValueError: The bytes are malformed.
-    """
+    """What ``write_blob`` sent. Raises RelayReadError or ValueError, as ``read_payload`` does."""
     return await relayed.read(as_relay(relay), key, metadata)
 
 
@@ -142,16 +134,9 @@ async def send_stream_chunk(
 async def read_stream_chunk(
     relay: Relay, key: str, metadata: Mapping[str, Any], *, trusted: bool = True
 ) -> tuple[Any, dict[str, Any] | None]:
-    """Data and metadata of a chunk.
+    """Data and metadata of a chunk, from the ``shm_metadata`` of its message.
 
-    Args:
-        key: ``"{request_id}:stream:{from}:{to}:{chunk_id}"``.
-        metadata: The ``shm_metadata`` of the chunk's message.
-        trusted: True if the message came from a process of this host and user.
-
-    Raises:
-        RelayError: The relay does not have it (any more).
-        ValueError: The bytes are malformed.
+    ``key`` is ``"{request_id}:stream:{from}:{to}:{chunk_id}"``. Raises RelayError or ValueError.
     """
     return await relayed.read_stream_chunk(as_relay(relay), key, metadata, trusted=trusted)
 

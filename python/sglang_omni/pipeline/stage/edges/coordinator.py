@@ -32,9 +32,7 @@ class CoordinatorEdge:
     async def send(self, item: Item) -> None:
         """A payload completes the request, an end fails it, a chunk goes to the caller.
 
-        Raises:
-            TypeError: The item cannot be encoded.
-            ValueError: Likewise.
+        Raises TypeError or ValueError if the item cannot be encoded.
         """
         if isinstance(item, Chunk):
             await self._link.send_stream(self._stream_message(item))
@@ -67,9 +65,9 @@ class CoordinatorEdge:
         if modality is None and isinstance(item.data, dict):
             modality = item.data.get("modality")
         return StreamMessage(
-            request_id=item.request_id,
-            from_stage=self._stage_name,
-            chunk=item.data,
+            item.request_id,
+            self._stage_name,
+            item.data,
             stage_name=self._stage_name,
             modality=modality if isinstance(modality, str) else None,
             chunk_id=item.chunk_id,

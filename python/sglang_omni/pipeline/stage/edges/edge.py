@@ -1,11 +1,11 @@
 """Items that one stage hands to another, and the protocol of the edges that carry them.
 
-An edge leads from one instance of a stage to another, or to the coordinator. Four kinds carry items:
+An edge leads from one instance of a stage to another, or to the coordinator. Four kinds carry items: local
+(``local.py``), relayed (``relayed.py``), CUDA IPC (``cuda.py``) and coordinator (``coordinator.py``).
 
-    local        the object itself, to a stage of the same process (``local.py``)
-    relayed      packed, over a relay, to another process (``relayed.py``)
-    CUDA IPC     chunks whose tensors stay where they are, to another process on the same GPU (``cuda.py``)
-    coordinator  results, failures and chunks for the caller (``coordinator.py``)
+Of all items, ``source`` is the sending instance, and ``replicas`` says which replica of each replicated
+stage serves the request. ``fan_out`` writes the data for all targets that get the same. ``nbytes``, set by
+the reader, counts the bytes that came through a relay.
 """
 
 from __future__ import annotations
@@ -24,12 +24,9 @@ class Payload:
     """The work of one request.
 
     Attributes:
-        source: The sending instance; None for the coordinator.
+        source: None is the coordinator.
         data: A StagePayload; for the coordinator the bare result; None with ``fan_out``.
-        replicas: Which replica of each replicated stage serves the request.
-        fan_out: Writes the payload for all targets that get the same one.
         is_own: No other stage can see what the target does to ``data``.
-        nbytes: The bytes that came through a relay.
     """
 
     request_id: str
@@ -46,14 +43,10 @@ class Chunk:
     """One chunk of a request's stream.
 
     Attributes:
-        source: The sending instance.
         chunk_id: The position in the stream from ``source`` to this target, from 0.
         data: A tensor or any object.
         metadata: What the sending scheduler added to the chunk; may hold tensors.
-        replicas: Which replica of each replicated stage serves the request.
-        fan_out: Writes ``data`` for all targets that get the same chunk.
         exported: What the reader imports the chunk's exported tensors with.
-        nbytes: The bytes that came through a relay.
     """
 
     request_id: str
@@ -71,10 +64,7 @@ class Chunk:
 class End:
     """The end of a request's stream, or its failure with ``error``.
 
-    Attributes:
-        source: The sending instance.
-        replicas: Which replica of each replicated stage serves the request.
-        error_info: The fields of a ``RequestError``, for the coordinator.
+    ``error_info`` holds the fields of a RequestError.
     """
 
     request_id: str

@@ -31,16 +31,7 @@ class FanOut:
         self._first: asyncio.Future[None] | None = None
 
     async def write(self, key: str, target: str) -> relayed.Written:
-        """Writes it for one target under a key.
-
-        Returns:
-            The metadata to read it with, and the put.
-
-        Raises:
-            TypeError: Something in the object cannot be encoded; the text names its path and type.
-            ValueError: The object contains itself; the text names the path.
-            RelayTimeout: The relay had no room in time; the text says who holds it.
-        """
+        """Writes it under a key for one target. Raises what ``relayed.write`` raises."""
         if self._first is None:
             self._first = asyncio.get_running_loop().create_future()
             try:

@@ -44,22 +44,16 @@ class _Done:
 
 
 async def write(relay: Relay, key: str, obj: Any, target: str | None) -> Written:
-    """Writes any object under a key; credits are ``target``'s.
+    """Writes any object under a key, by the credits of ``target``.
 
-    Raises:
-        TypeError: Something in the object cannot be encoded; the text names its path and type.
-        ValueError: The object contains itself; the text names the path.
-        RelayTimeout: The relay had no room in time; the text says who holds it.
+    Raises TypeError or ValueError, with the path of what cannot be encoded, and RelayTimeout if there was no
+    room in time.
     """
     return await write_plan(relay, key, codec.plan(obj), target)
 
 
 async def write_plan(relay: Relay, key: str, plan: PayloadPlan, target: str | None) -> Written:
-    """Writes the object of a ``codec.plan`` under a key. Inline metadata does for any target.
-
-    Raises:
-        RelayTimeout: The relay had no room in time; the text says who holds it.
-    """
+    """Writes a planned object. Inline metadata does for any target. May raise RelayTimeout."""
     nbytes = plan.nbytes
     if nbytes <= relay.inline_limit:
         packed = await asyncio.to_thread(plan.to_bytes) if plan.on_device else plan.to_bytes()
@@ -75,13 +69,8 @@ async def write_plan(relay: Relay, key: str, plan: PayloadPlan, target: str | No
 async def read(relay: Relay, key: str, metadata: Mapping[str, Any], trusted: bool = True) -> Any:
     """The object that ``write`` wrote under ``key``.
 
-    Args:
-        trusted: True if the metadata came from a process of this host and user. Otherwise, and if the relay
-            is not trusted, the object may name only registered classes.
-
-    Raises:
-        RelayReadError: The relay does not have it (any more).
-        ValueError: The bytes are malformed.
+    Unless the metadata and the relay are ``trusted``, it may name only registered classes. Raises
+    RelayReadError if the relay does not have it (any more), and ValueError if the bytes are malformed.
     """
     buffer: Any
     match metadata:
@@ -183,24 +172,12 @@ class RelayedEdge:
     async def send(self, item: Item) -> None:
         """Returns once the item is announced.
 
-        Raises:
-            TypeError: Something in the item cannot be encoded; the text names its path and type.
-            ValueError: The item contains itself; the text names the path.
-            RuntimeError: No relay leads to the target, or its endpoint is unknown.
-            RelayTimeout: The relay had no room in time; the text says who holds it.
+        Raises what ``write`` raises, and RuntimeError if no relay or endpoint of the target is known.
         """
         if type(item) is End:
-            await self._announce(
-                DataReadyMessage(
-                    item.request_id,
-                    self._source,
-                    self._target,
-                    None,
-                    is_done=item.error is None,
-                    error=item.error,
-                    replicas=item.replicas,
-                )
-            )
+            end = DataReadyMessage(item.request_id, self._source, self._target, None, replicas=item.replicas)
+            end.is_done, end.error = item.error is None, item.error
+            await self._announce(end)
             return
         if self._relay is None:
             self._relay = self._relay_to(self._target)
@@ -267,12 +244,7 @@ class RelayedEdge:
 
 
 async def read_item(relay: Relay, message: DataReadyMessage) -> Payload | Chunk:
-    """The payload or chunk that ``message`` announces.
-
-    Raises:
-        RelayError: The relay does not have it (any more).
-        ValueError: The bytes are malformed, or not those of a payload.
-    """
+    """The payload or chunk that ``message`` announces. Raises RelayError or ValueError, as ``read`` does."""
     request_id, source, wire = message.request_id, message.from_stage, message.shm_metadata or {}
     if message.chunk_id is None:
         payload = await read_payload(relay, request_id, wire, message.trusted)
@@ -286,12 +258,7 @@ async def read_item(relay: Relay, message: DataReadyMessage) -> Payload | Chunk:
 async def read_payload(
     relay: Relay, request_id: str, metadata: Mapping[str, Any], trusted: bool = True
 ) -> StagePayload:
-    """The payload that was written under its request's id; else as ``read``.
-
-    Raises:
-        RelayReadError: The relay does not have it (any more).
-        ValueError: The bytes are malformed, or not those of a payload.
-    """
+    """The payload that was written under its request's id. Raises RelayReadError or ValueError."""
     payload = await read(relay, request_id, metadata, trusted)
     if not isinstance(payload, StagePayload):
         raise ValueError(f"expected a StagePayload, got {type(payload).__name__}")
@@ -301,16 +268,9 @@ async def read_payload(
 async def read_stream_chunk(
     relay: Relay, key: str, wire: Mapping[str, Any], *, trusted: bool = True
 ) -> tuple[Any, dict[str, Any] | None]:
-    """Data and metadata of a chunk.
+    """Data and metadata of the chunk with this ``stream_key``, from the ``shm_metadata`` of its message.
 
-    Args:
-        key: The chunk's ``stream_key``.
-        wire: The ``shm_metadata`` of its message.
-        trusted: True if the message came from a process of this host and user.
-
-    Raises:
-        RelayError: The relay does not have it (any more).
-        ValueError: The bytes are malformed.
+    Raises RelayError or ValueError, as ``read`` does.
     """
     match wire:
         case {
