@@ -14,7 +14,7 @@ import pytest
 from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload
 from waiting import until
 
-from sglang_omni.pipeline.stage.edges.edge import Chunk, Payload
+from sglang_omni.pipeline.stage.edges.edge import Payload, StreamChunk
 from sglang_omni.pipeline.stage.input import AggregatedInput
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.pipeline.transport.control_plane import CoordinatorControlPlane, StageControlPlane
@@ -68,7 +68,7 @@ async def test_a_sender_in_the_same_process_waits_for_a_full_stage() -> None:
             for index in range(40):
                 await one.stage.receive(Payload(f"r{index}", "up", payload(f"r{index}")))
             for index in range(40):
-                await one.stage.receive(Chunk("r0", "up", index, index))
+                await one.stage.receive(StreamChunk("r0", "up", index, index))
 
         sending = asyncio.create_task(send())
         await until(lambda: one.scheduler.inbox.qsize() >= 20)
@@ -259,13 +259,13 @@ async def test_a_stream_that_waits_for_another_payload_too_long_ends_its_request
     async with harness(input_handler=merging) as one:
         await one.stage.receive(Payload("r", "left", payload("r")))
         for index in range(4):
-            await one.stage.receive(Chunk("r", "left", index, index))
+            await one.stage.receive(StreamChunk("r", "left", index, index))
         failed = await one.failure()
         assert failed.request_id == "r"
         assert "3 stream messages wait for a payload of another source" in str(failed.error)
         await one.stage.receive(Payload("other", "left", payload("other")))
         for index in range(3):
-            await one.stage.receive(Chunk("other", "left", index, index))
+            await one.stage.receive(StreamChunk("other", "left", index, index))
         await one.stage.receive(Payload("other", "right", payload("other")))
         kinds = [message.type for message in await asyncio.to_thread(taken, one.scheduler, 4)]
         assert kinds == ["new_request", "stream_chunk", "stream_chunk", "stream_chunk"]

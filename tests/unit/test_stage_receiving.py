@@ -12,7 +12,7 @@ from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload
 from waiting import until
 
 from sglang_omni.pipeline import relay_io
-from sglang_omni.pipeline.stage.edges.edge import Chunk, End, Payload
+from sglang_omni.pipeline.stage.edges.edge import End, Payload, StreamChunk
 from sglang_omni.pipeline.stage.input import AggregatedInput
 from sglang_omni.proto import (
     AbortMessage,
@@ -263,7 +263,7 @@ async def test_local_payloads_chunks_and_signals_take_the_same_way() -> None:
     async with harness() as one:
         sent = payload("r", {"x": object()})
         await one.stage.receive(Payload("r", "up", sent))
-        await one.stage.receive(Chunk("r", "up", 0, "c"))
+        await one.stage.receive(StreamChunk("r", "up", 0, "c"))
         await one.stage.receive(End("r", "up"))
         got = await received(one, 3)
         assert [kind for _, kind, _ in got] == ["new_request", "stream_chunk", "stream_done"]

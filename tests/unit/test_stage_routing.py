@@ -10,7 +10,7 @@ from stage_harness import HandScheduler, Harness, harness, payload
 from waiting import until
 
 from sglang_omni.pipeline import relay_io
-from sglang_omni.pipeline.stage.edges.edge import Chunk, End, Item, Payload
+from sglang_omni.pipeline.stage.edges.edge import End, Item, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.isolation import has_own_container
 from sglang_omni.proto import CompleteMessage, RequestError, StagePayload
 
@@ -27,7 +27,7 @@ class Receiver:
         match item:
             case Payload():
                 self.payloads.append(item.data)
-            case Chunk():
+            case StreamChunk():
                 self.stream.append((item.request_id, item.source, item.chunk_id, item.data, item.metadata))
             case End():
                 self.stream.append((item.request_id, item.source, item.error or "done"))

@@ -11,7 +11,7 @@ from typing import Any
 from sglang_omni.compat.plain_relay import as_relay
 from sglang_omni.pipeline.stage.edges import relayed
 from sglang_omni.pipeline.stage.edges.cuda import CudaIpcEdge
-from sglang_omni.pipeline.stage.edges.edge import Chunk, Edge
+from sglang_omni.pipeline.stage.edges.edge import OutgoingEdge, StreamChunk
 from sglang_omni.pipeline.stage.edges.relayed import RelayedEdge, StageSender
 from sglang_omni.proto import DataReadyMessage, Replicas, StagePayload
 from sglang_omni.relay.base import Relay, RelayOperation
@@ -116,7 +116,7 @@ async def send_stream_chunk(
     async def endpoint_of(target: str) -> str:
         return target_endpoint
 
-    edge: Edge = RelayedEdge(
+    edge: OutgoingEdge = RelayedEdge(
         from_stage,
         target_stage,
         lambda target: relay,
@@ -126,7 +126,7 @@ async def send_stream_chunk(
     )
     if same_gpu_targets and target_stage in same_gpu_targets:
         edge = CudaIpcEdge(target_stage, lambda target: relay, edge)
-    await edge.send(Chunk(request_id, from_stage, chunk_id, data, metadata, replicas))
+    await edge.send(StreamChunk(request_id, from_stage, chunk_id, data, metadata, replicas))
     for put in puts:
         await put.wait_for_completion()
 

@@ -16,7 +16,7 @@ from queue import Queue
 from typing import Any
 
 from sglang_omni.config.instances import stage_of
-from sglang_omni.pipeline.stage.edges.edge import Chunk, End, Item, Payload
+from sglang_omni.pipeline.stage.edges.edge import End, Item, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 from sglang_omni.pipeline.stage.edges.relayed import read_item
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
@@ -143,7 +143,7 @@ class Incoming:
         """Gives the scheduler what it may have now that ``item`` is here."""
         if type(item) is Payload:
             self._accept_payload(item)
-        elif type(item) is Chunk:
+        elif type(item) is StreamChunk:
             chunk = StreamItem(item.chunk_id, item.data, stage_of(item.source), item.metadata)
             self._accept_stream(item, IncomingMessage(item.request_id, "stream_chunk", chunk), item.nbytes)
         elif type(item) is End:
@@ -197,7 +197,7 @@ class Incoming:
         record.held.clear()
         record.nbytes = 0
 
-    def _accept_stream(self, item: Chunk | End, message: IncomingMessage, nbytes: int) -> None:
+    def _accept_stream(self, item: StreamChunk | End, message: IncomingMessage, nbytes: int) -> None:
         request_id = item.request_id
         if self._requests.is_dropped(request_id):
             return

@@ -11,7 +11,7 @@ from sglang_omni.compat.control_plane import StageLink
 from sglang_omni.config.instances import instance_name, stage_of
 from sglang_omni.pipeline.stage.edges.coordinator import COORDINATOR, CoordinatorEdge
 from sglang_omni.pipeline.stage.edges.cuda import CudaIpcEdge
-from sglang_omni.pipeline.stage.edges.edge import Chunk, Edge, End, Item, Payload
+from sglang_omni.pipeline.stage.edges.edge import End, Item, OutgoingEdge, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut
 from sglang_omni.pipeline.stage.edges.isolation import has_own_container
 from sglang_omni.pipeline.stage.edges.local import LocalEdge, LocalStageDispatcher
@@ -36,7 +36,7 @@ _BACKLOG_LOW = 1024
 
 
 class _Target(NamedTuple):
-    edge: Edge
+    edge: OutgoingEdge
     queue: EdgeQueue
 
 
@@ -253,7 +253,9 @@ class Outgoing:
             chunk_id = sent[target]
             sent[target] = chunk_id + 1
             fan_out = shared.get(target)
-            item = Chunk(request_id, self._instance, chunk_id, out.data, out.metadata, replicas, fan_out)
+            item = StreamChunk(
+                request_id, self._instance, chunk_id, out.data, out.metadata, replicas, fan_out
+            )
             self._put(target, item)
 
     def _ended_streams(self, request_id: str, output: Any) -> list[str]:
@@ -325,7 +327,7 @@ class Outgoing:
 
     def _open(self, target: str) -> _Target:
         queue = EdgeQueue(f"{self._instance}->{target}", self.on_sent)
-        edge: Edge = RelayedEdge(
+        edge: OutgoingEdge = RelayedEdge(
             self._instance, target, self._relays.to, self._link, self._endpoints.of, self._watch_put(target)
         )
         if target in self._same_process_targets:
@@ -335,9 +337,9 @@ class Outgoing:
             edge = CudaIpcEdge(target, self._relays.to, edge)
         return _Target(edge, queue)
 
-    async def _send(self, target: str, edge: Edge, item: Item) -> None:
+    async def _send(self, target: str, edge: OutgoingEdge, item: Item) -> None:
         """Sends an item, in its turn."""
-        is_outcome = target == COORDINATOR and type(item) is not Chunk
+        is_outcome = target == COORDINATOR and type(item) is not StreamChunk
         if self._requests.is_dropped(item.request_id) and not is_outcome:
             return
         try:

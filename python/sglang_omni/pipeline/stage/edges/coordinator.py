@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang_omni.compat.control_plane import StageLink
 from sglang_omni.config.instances import stage_of
-from sglang_omni.pipeline.stage.edges.edge import Chunk, Item, Payload
+from sglang_omni.pipeline.stage.edges.edge import Item, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 from sglang_omni.proto import CompleteMessage, ProgressMessage, StatsMessage, StreamMessage
 
@@ -34,7 +34,7 @@ class CoordinatorEdge:
 
         Raises TypeError or ValueError if the item cannot be encoded.
         """
-        if isinstance(item, Chunk):
+        if isinstance(item, StreamChunk):
             await self._link.send_stream(self._stream_message(item))
         elif isinstance(item, Payload):
             done = CompleteMessage(item.request_id, self._instance, True, result=item.data)
@@ -60,7 +60,7 @@ class CoordinatorEdge:
         else:
             self.queue.put(request_id, _call, report)
 
-    def _stream_message(self, item: Chunk) -> StreamMessage:
+    def _stream_message(self, item: StreamChunk) -> StreamMessage:
         modality = item.metadata.get("modality") if item.metadata else None
         if modality is None and isinstance(item.data, dict):
             modality = item.data.get("modality")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang_omni.pipeline.stage.edges.edge import Chunk, Edge, Item
+from sglang_omni.pipeline.stage.edges.edge import Item, OutgoingEdge, StreamChunk
 from sglang_omni.proto.codec import register_type
 from sglang_omni.relay.base import Relay
 from sglang_omni.relay.shm.cuda_driver import is_cuda_in_use
@@ -39,14 +39,14 @@ class CudaIpcEdge:
         relayed: Carries the chunks with the handles in them, and everything that has no tensors to export.
     """
 
-    def __init__(self, target: str, relay_to: Callable[[str], Relay], relayed: Edge) -> None:
+    def __init__(self, target: str, relay_to: Callable[[str], Relay], relayed: OutgoingEdge) -> None:
         self._target = target
         self._relay_to = relay_to
         self._relayed = relayed
 
     async def send(self, item: Item) -> None:
         """Raises what the relayed edge raises."""
-        if type(item) is Chunk:
+        if type(item) is StreamChunk:
             relay, target = self._relay_to(self._target), self._target
             chunk, exported = await export_tensors(relay, (item.data, item.metadata), item.request_id, target)
             if exported is not None:

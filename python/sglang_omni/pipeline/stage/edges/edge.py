@@ -39,7 +39,7 @@ class Payload:
 
 
 @dataclass(slots=True)
-class Chunk:
+class StreamChunk:
     """One chunk of a request's stream.
 
     Attributes:
@@ -74,10 +74,10 @@ class End:
     error_info: dict[str, Any] | None = None
 
 
-Item = Payload | Chunk | End
+Item = Payload | StreamChunk | End
 
 
-class Edge(Protocol):
+class OutgoingEdge(Protocol):
     """Carries items to one target."""
 
     async def send(self, item: Item) -> None:

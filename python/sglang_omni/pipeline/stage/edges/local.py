@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
-from sglang_omni.pipeline.stage.edges.edge import Chunk, Edge, End, Item, Payload
+from sglang_omni.pipeline.stage.edges.edge import End, Item, OutgoingEdge, Payload, StreamChunk
 from sglang_omni.proto import Replicas, StagePayload
 
 
@@ -69,7 +69,7 @@ class LocalStageDispatcher:
         replicas: Replicas = None,
     ) -> None:
         """Hands over a chunk; ``replicas`` are those of the request's SubmitMessage."""
-        item = Chunk(request_id, from_stage, chunk_id, data, metadata, replicas)
+        item = StreamChunk(request_id, from_stage, chunk_id, data, metadata, replicas)
         await self.target(from_stage, to_stage).receive(item)
 
     async def send_stream_signal(
@@ -95,7 +95,9 @@ class LocalEdge:
         relayed: Copies the payloads that are not the target's own, see ``Payload.is_own``.
     """
 
-    def __init__(self, source: str, target: str, dispatcher: LocalStageDispatcher, relayed: Edge) -> None:
+    def __init__(
+        self, source: str, target: str, dispatcher: LocalStageDispatcher, relayed: OutgoingEdge
+    ) -> None:
         self._source = source
         self._target = target
         self._dispatcher = dispatcher

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from sglang_omni._core import PayloadPlan
 from sglang_omni.compat.plain_relay import read_flat, write_flat
 from sglang_omni.pipeline.stage.edges.cuda import import_tensors
-from sglang_omni.pipeline.stage.edges.edge import Chunk, End, Item, Payload
+from sglang_omni.pipeline.stage.edges.edge import End, Item, Payload, StreamChunk
 from sglang_omni.proto import DataReadyMessage, StagePayload, codec
 from sglang_omni.relay.base import Relay, RelayOperation, RelayReadError
 
@@ -183,7 +183,7 @@ class RelayedEdge:
             self._relay = self._relay_to(self._target)
         if type(item) is Payload:
             await self._send_payload(item, self._relay)
-        elif type(item) is Chunk:
+        elif type(item) is StreamChunk:
             await self._send_chunk(item, self._relay)
 
     async def _send_payload(self, item: Payload, relay: Relay) -> None:
@@ -199,7 +199,7 @@ class RelayedEdge:
         if not relay.lends:
             self._watch(item.request_id, key, put, relay)
 
-    async def _send_chunk(self, item: Chunk, relay: Relay) -> None:
+    async def _send_chunk(self, item: StreamChunk, relay: Relay) -> None:
         key = stream_key(item.request_id, self._source, self._target, item.chunk_id)
         plain, tensors = _split_metadata(item.metadata or {})
         if item.fan_out is not None:
@@ -243,7 +243,7 @@ class RelayedEdge:
 # --- items: the receiving end ----------------------------------------------------------------
 
 
-async def read_item(relay: Relay, message: DataReadyMessage) -> Payload | Chunk:
+async def read_item(relay: Relay, message: DataReadyMessage) -> Payload | StreamChunk:
     """The payload or chunk that ``message`` announces. Raises RelayError or ValueError, as ``read`` does."""
     request_id, source, wire = message.request_id, message.from_stage, message.shm_metadata or {}
     if message.chunk_id is None:
@@ -252,7 +252,7 @@ async def read_item(relay: Relay, message: DataReadyMessage) -> Payload | Chunk:
     key = stream_key(request_id, source, message.to_stage, message.chunk_id)
     data, metadata = await read_stream_chunk(relay, key, wire, trusted=message.trusted)
     nbytes = _nbytes(wire["relay_info"])
-    return Chunk(request_id, source, message.chunk_id, data, metadata, message.replicas, nbytes=nbytes)
+    return StreamChunk(request_id, source, message.chunk_id, data, metadata, message.replicas, nbytes=nbytes)
 
 
 async def read_payload(
