@@ -11,7 +11,7 @@ from sglang_omni.preprocessing.param_values import check_value
 from sglang_omni.preprocessing.request import answers_in_speech, mapping_param, task_of
 from sglang_omni.proto import OmniRequest, RequestError
 
-# The fields of ``model_runner.SamplingParams``, for configs, which load no torch.
+# The fields of ``model_runner.RequestSampling``, for configs, which load no torch.
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "stop", "stop_token_ids", "max_new_tokens", "ignore_eos"),
