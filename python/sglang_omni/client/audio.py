@@ -28,7 +28,7 @@ from sglang_omni.packages import install_line
 __all__ = [
     "DEFAULT_SAMPLE_RATE",
     "FORMAT_MIME_TYPES",
-    "AudioEncoder",
+    "AudioFileEncoder",
     "Base64Pieces",
     "Resampler",
     "Samples",
@@ -107,7 +107,7 @@ class Resampler:
         return nothing if stream is None else stream.resample_chunk(nothing, last=True)
 
 
-class AudioEncoder:
+class AudioFileEncoder:
     """One encoded file, given out in pieces while its samples come.
 
     The pieces, put together, are a file whose head says nothing of its length. Its rate is that of the first

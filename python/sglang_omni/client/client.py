@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Self
 
-from sglang_omni.client.audio import AudioEncoder, Base64Pieces
+from sglang_omni.client.audio import AudioFileEncoder, Base64Pieces
 from sglang_omni.client.local import CoordinatorLike, LocalTransport
 from sglang_omni.client.request_id import new_request_id
 from sglang_omni.client.transport import Deltas, Transport
@@ -77,8 +77,8 @@ class Client:
         ``pcm16``. The file's head says nothing of its length, as with anything that is streamed.
         """
         request = replace(request, stream=True)
-        deltas, encoder, pieces = Deltas(), AudioEncoder(audio_format), Base64Pieces()
-        heard: str | None = None
+        deltas, encoder, pieces = Deltas(), AudioFileEncoder(audio_format), Base64Pieces()
+        transcript: str | None = None
         async with aclosing(self.generate(request, request_id)) as chunks:
             async for chunk in chunks:
                 text, samples = deltas.new_text(chunk), deltas.new_audio(chunk)
@@ -88,8 +88,8 @@ class Client:
                     data = await encoder.off_loop(encoder.encode, samples, deltas.sample_rate)
                 if is_last:
                     data += await encoder.off_loop(encoder.finish)
-                is_news = chunk.heard is not None and heard is None
-                heard = heard or chunk.heard
+                is_news = chunk.input_transcript is not None and transcript is None
+                transcript = transcript or chunk.input_transcript
                 yield CompletionStreamChunk(
                     request_id=chunk.request_id,
                     text=text,
@@ -100,7 +100,7 @@ class Client:
                     finish_reason=chunk.finish_reason,
                     usage=chunk.usage,
                     stage_name=chunk.stage_name,
-                    heard=heard if is_news else None,
+                    input_transcript=transcript if is_news else None,
                     timings=chunk.timings,
                     worker=chunk.worker,
                     audio_codes=chunk.audio_codes,

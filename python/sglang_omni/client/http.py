@@ -114,7 +114,7 @@ class HttpTransport(Transport):
             audio=audio,
             finish_reason=chunk.finish_reason or "stop",
             usage=chunk.usage,
-            heard=chunk.heard,
+            input_transcript=chunk.input_transcript,
             token_ids=chunk.token_ids,
             audio_codes=chunk.audio_codes,
             timings=chunk.timings,
@@ -150,13 +150,13 @@ class HttpTransport(Transport):
                 if chunk.audio_data is not None:
                     audio.append(chunk.audio_data)
                     whole.sample_rate = chunk.sample_rate
-                for name in ("finish_reason", "usage", "heard", "timings"):
+                for name in ("finish_reason", "usage", "input_transcript", "timings"):
                     value = getattr(chunk, name)
                     if value is not None:
                         setattr(whole, name, value)
                 # What ends the stream is told once, with the whole result.
                 chunk.finish_reason = None
-                if chunk.text or chunk.audio_data is not None or chunk.heard:
+                if chunk.text or chunk.audio_data is not None or chunk.input_transcript:
                     yield chunk
         if whole.finish_reason is None:
             raise ClientError(f"the stream from {self.base_url} was cut off {_of(request_id)}")
@@ -367,7 +367,7 @@ def _completion_chunk(
         text=choice.get("text") or message.get("content") or audio.get("transcript") or "",
         finish_reason=choice.get("finish_reason") or "stop",
         usage=UsageInfo.from_dict(fields.get("usage")),
-        heard=fields.get("heard"),
+        input_transcript=fields.get("heard"),
         timings=fields.get("timings"),
         token_ids=choice.get("token_ids") or [],
         audio_codes=audio.get("codes") or [],
@@ -384,7 +384,7 @@ def _delta_chunk(request_id: str, event: dict[str, Any]) -> GenerateChunk:
     chunk = GenerateChunk(
         request_id,
         usage=UsageInfo.from_dict(event.get("usage")),
-        heard=event.get("heard"),
+        input_transcript=event.get("heard"),
         timings=event.get("timings"),
     )
     for choice in event.get("choices") or ():

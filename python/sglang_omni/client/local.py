@@ -291,7 +291,7 @@ def _read_fields(chunk: GenerateChunk, data: Mapping[str, Any]) -> None:
     chunk.finish_reason = data.get("finish_reason")
     chunk.usage = UsageInfo.from_dict(data.get("usage"))
     chunk.stage_name = data.get("stage_name")
-    chunk.heard = data.get("heard")
+    chunk.input_transcript = data.get("input_transcript")
     chunk.language = data.get("language")
     chunk.duration = data.get("duration")
     chunk.segments = [

@@ -77,7 +77,7 @@ class Collected:
     def __init__(self) -> None:
         self.text = ""
         self.last: GenerateChunk | None = None
-        self.heard: str | None = None
+        self.input_transcript: str | None = None
         self._audio: list[Samples] = []
         self._deltas = Deltas()
         self._resampler: Resampler | None = None
@@ -89,7 +89,7 @@ class Collected:
             rate = self._deltas.sample_rate
             self._resampler = self._resampler or Resampler(rate)
             self._audio.append(self._resampler.add(audio, rate))
-        self.heard = chunk.heard or self.heard
+        self.input_transcript = chunk.input_transcript or self.input_transcript
         self.last = chunk
 
     @property
@@ -163,7 +163,7 @@ class Transport(ABC):
             audio=audio,
             finish_reason=last.finish_reason or "stop",
             usage=last.usage,
-            heard=collected.heard,
+            input_transcript=collected.input_transcript,
             token_ids=last.token_ids,
             timings=last.timings,
             worker=last.worker,

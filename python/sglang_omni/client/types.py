@@ -181,7 +181,7 @@ class GenerateChunk:
 
     Attributes:
         audio_data: Samples, float32 of shape (samples,) in [-1, 1], or what the stage gave.
-        heard: The transcript of the request's own audio.
+        input_transcript: The transcript of the request's own audio.
         timings: Seconds of work and wait in each stage, in the order of the stages, on the last chunk of a
             request that asked for them.
         worker: The replica that served the request, where a router names it.
@@ -198,7 +198,7 @@ class GenerateChunk:
     token_ids: list[int] = field(default_factory=list)
     usage: UsageInfo | None = None
     stage_name: str | None = None
-    heard: str | None = None
+    input_transcript: str | None = None
     language: str | None = None
     duration: float | None = None
     segments: list[TranscriptionSegment] = field(default_factory=list)
@@ -226,7 +226,7 @@ class CompletionResult:
     audio: CompletionAudio | None = None
     finish_reason: str = "stop"
     usage: UsageInfo | None = None
-    heard: str | None = None
+    input_transcript: str | None = None
     token_ids: list[int] = field(default_factory=list)
     timings: dict[str, StageTime] | None = None
     worker: str | None = None
@@ -254,7 +254,7 @@ class CompletionStreamChunk:
     finish_reason: str | None = None
     usage: UsageInfo | None = None
     stage_name: str | None = None
-    heard: str | None = None
+    input_transcript: str | None = None
     timings: dict[str, StageTime] | None = None
     worker: str | None = None
     token_ids: list[int] = field(default_factory=list)

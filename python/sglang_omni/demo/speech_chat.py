@@ -86,8 +86,8 @@ def _ask(client: SyncClient, question: SpeechResult, began: float) -> Answer:
     answer = Answer()
     heard = None
     for chunk in client.completion_stream(request, audio_format="pcm16"):
-        if chunk.heard and heard is None:
-            heard = chunk.heard
+        if chunk.input_transcript and heard is None:
+            heard = chunk.input_transcript
             show("heard", heard)
         if chunk.text:
             if answer.first_text is None:

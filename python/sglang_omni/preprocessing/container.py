@@ -49,7 +49,7 @@ def opened(data: bytes, formats: tuple[str, ...], check: Check) -> Iterator[Any]
     """
     import av
 
-    source = _Source(data, check)
+    source = _MediaFile(data, check)
     options = {
         "format_whitelist": ",".join(formats),
         "codec_whitelist": ",".join(AUDIO_CODECS + VIDEO_CODECS),
@@ -74,7 +74,7 @@ def first_stream(container: Any, kind: str) -> Any | None:
     return streams[0] if streams[0].codec_context.name in codecs else None
 
 
-class _Source(io.BytesIO):
+class _MediaFile(io.BytesIO):
     """A file in memory. What is raised within a read would go to FFmpeg and the log, so it is kept."""
 
     def __init__(self, data: bytes, check: Check) -> None:

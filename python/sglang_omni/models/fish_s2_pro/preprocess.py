@@ -33,7 +33,7 @@ class DualARInput(TypedDict):
     voice_start: int
 
 
-class Preprocessor:
+class FishS2Preprocessor:
     """Takes ``{"text": str, "voice": {"text": str, "codes": (frames, groups)}}``; the voice is optional:
     what someone said, and its codes.
     """

@@ -19,10 +19,10 @@ def create_preprocess(model_path: str) -> SimpleScheduler:
     Args:
         model_path: Directory of a Fish Audio S2 checkpoint.
     """
-    from sglang_omni.models.fish_s2_pro.preprocess import Preprocessor
+    from sglang_omni.models.fish_s2_pro.preprocess import FishS2Preprocessor
     from sglang_omni.preprocessing.text import load_tokenizer
 
-    preprocessor = Preprocessor(FishS2Checkpoint.from_dir(model_path), load_tokenizer(model_path))
+    preprocessor = FishS2Preprocessor(FishS2Checkpoint.from_dir(model_path), load_tokenizer(model_path))
     # Tokenizing lets the interpreter's lock go: a long text does not hold up a short one.
     return SimpleScheduler(preprocessor, max_concurrency=4, sees_abort=True)
 

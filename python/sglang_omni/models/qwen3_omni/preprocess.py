@@ -22,7 +22,7 @@ _INPUTS = ("messages", "prompt", "prompt_token_ids")
 _MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "audio", "video")
 
 
-class Preprocessor:
+class Qwen3OmniPreprocessor:
     """Called with the entry payload; gives one whose data are a ``Prompt``. Safe to call from many threads.
 
     Args:

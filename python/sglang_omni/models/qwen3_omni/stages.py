@@ -51,12 +51,12 @@ def create_preprocess(
             ``"host:port"``; ``"*"`` allows all.
     """
     from sglang_omni.models.qwen3_omni.media import MediaLimits
-    from sglang_omni.models.qwen3_omni.preprocess import Preprocessor
+    from sglang_omni.models.qwen3_omni.preprocess import Qwen3OmniPreprocessor
     from sglang_omni.models.qwen3_omni.request import check_params
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     with loading("the processors of text and media"):
-        preprocessor = Preprocessor(
+        preprocessor = Qwen3OmniPreprocessor(
             checkpoint,
             limits=MediaLimits(
                 images=max_images,
@@ -127,7 +127,7 @@ def create_thinker(
     from sglang_omni.engines.build import build_engine
     from sglang_omni.engines.options import TensorParallel
     from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
-    from sglang_omni.models.qwen3_omni.thinker import Thinker
+    from sglang_omni.models.qwen3_omni.thinker import Qwen3OmniThinker
     from sglang_omni.preprocessing.text import load_tokenizer
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
@@ -146,7 +146,7 @@ def create_thinker(
     with loading(f"the thinker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
         built = build_engine(kind, thinker_decoder(checkpoint, for_speech=speech), options)
         tokenizer = load_tokenizer(checkpoint.path)
-    thinker = Thinker(checkpoint, tokenizer)
+    thinker = Qwen3OmniThinker(checkpoint, tokenizer)
     return OmniScheduler(built, thinker.build_request, thinker.result, thinker.stream)
 
 

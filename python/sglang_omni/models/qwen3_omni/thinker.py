@@ -17,7 +17,7 @@ from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
 from sglang_omni.scheduling.messages import OutgoingMessage
 
 
-class Thinker:
+class Qwen3OmniThinker:
     """What an ``OmniScheduler`` asks of its stage.
 
     Takes payloads of ``ThinkerInput``; its results are what ``written`` gives.

@@ -13,5 +13,5 @@ def decode(payload: StagePayload) -> StagePayload:
     if task_of(payload.request) in ("transcription", "translation"):
         result = {"modality": "text", **data}
     else:
-        result = {**text_result(data), "heard": data["heard"]}
+        result = {**text_result(data), "input_transcript": data["input_transcript"]}
     return StagePayload(payload.request_id, payload.request, result)

@@ -49,7 +49,7 @@ class Limits:
     decode_seconds: float = 30.0
 
 
-class Preprocessor:
+class SpeechChatPreprocessor:
     """Called with the entry payload; gives the payload of the next stage, by task:
 
     - chat without audio, completion: ``{"prompt_token_ids": [int]}``

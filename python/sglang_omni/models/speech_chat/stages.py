@@ -42,7 +42,7 @@ def create_preprocess(
             ``"host:port"``; ``"*"`` allows all.
         context_length: A context shorter than the checkpoint's.
     """
-    from sglang_omni.models.speech_chat.preprocess import Limits, Preprocessor
+    from sglang_omni.models.speech_chat.preprocess import Limits, SpeechChatPreprocessor
 
     limits = Limits(
         max_audio_seconds, max_total_audio_seconds, max_audio_bytes, max_speech_chars, max_decode_seconds
@@ -50,7 +50,7 @@ def create_preprocess(
     prompts = _prompt_encoder(model_path, context_length)
     # Decoding and tokenizing let the interpreter's lock go: what is long does not hold up what is short.
     return SimpleScheduler(
-        Preprocessor(prompts, limits, allowed_media_hosts), max_concurrency=4, sees_abort=True
+        SpeechChatPreprocessor(prompts, limits, allowed_media_hosts), max_concurrency=4, sees_abort=True
     )
 
 
@@ -117,7 +117,7 @@ def create_thinker(
 
     from sglang_omni.engines import DecoderSpec, EngineOptions, build_engine
     from sglang_omni.engines.options import TensorParallel
-    from sglang_omni.models.speech_chat.thinker import Thinker, sampling_defaults
+    from sglang_omni.models.speech_chat.thinker import SpeechChatThinker, sampling_defaults
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = checkpoint_directory(model_path)
@@ -135,7 +135,7 @@ def create_thinker(
             ),
         )
         tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    thinker = Thinker(tokenizer, sampling_defaults(checkpoint, max_new_tokens))
+    thinker = SpeechChatThinker(tokenizer, sampling_defaults(checkpoint, max_new_tokens))
     return OmniScheduler(built, thinker.build_request, thinker.result, thinker.stream)
 
 

@@ -25,11 +25,11 @@ from sglang_omni.scheduling.messages import OutgoingMessage
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class Thinker:
+class SpeechChatThinker:
     """What an ``OmniScheduler`` asks of its stage.
 
-    Takes payloads of ``{"prompt_token_ids": [int], "heard": str | None}``; its results are
-    what ``written`` gives, and ``heard``.
+    Takes payloads of ``{"prompt_token_ids": [int], "input_transcript": str | None}``; its results are
+    what ``written`` gives, and ``input_transcript``.
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling_defaults: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Thinker:
         return [OutgoingMessage(request.request_id, "stream", chunk, target) for target in targets]
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        data = {**written(request), "heard": payload.data.get("heard")}
+        data = {**written(request), "input_transcript": payload.data.get("input_transcript")}
         return StagePayload(payload.request_id, payload.request, data)
 
 

@@ -21,7 +21,7 @@ MAX_PROMPT_CHARS = 16_384
 
 
 @dataclass(frozen=True)
-class Segment:
+class SpeechSegment:
     """A stretch of speech: seconds from the clip's start, and what was said."""
 
     start: float
@@ -54,7 +54,7 @@ class Whisper:
 
         self._tokenizer = TextTokenizer(self._model.hf_tokenizer)
 
-    def segments(self, samples: NDArray[np.float32], prompt: str | None = None) -> Iterator[Segment]:
+    def segments(self, samples: NDArray[np.float32], prompt: str | None = None) -> Iterator[SpeechSegment]:
         """The clip's segments, each as soon as it is decoded.
 
         Args:
@@ -78,7 +78,7 @@ class Whisper:
         )
         for segment in segments:
             if text := segment.text.strip():
-                yield Segment(round(segment.start, 3), round(segment.end, 3), text)
+                yield SpeechSegment(round(segment.start, 3), round(segment.end, 3), text)
 
 
 def check_language(language: object, *, param: str, does: str) -> None:
