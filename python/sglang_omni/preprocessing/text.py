@@ -103,24 +103,9 @@ class PromptEncoder:
         """
         if not prompt:
             raise RequestError("prompt is empty", param="prompt", code="invalid_value")
-        self.check_characters(prompt, param="prompt")
+        self.tokenizer.check_characters(prompt, self.context_length, param="prompt")
         text = prompt if parse_special_tokens else self.tokenizer.hide(prompt)
         return self._encode(text, True, param="prompt", check=check)
-
-    def check_characters(self, value: Any, *, param: str) -> None:
-        """Looks at the length of all the texts in ``value``, before any work is done for them.
-
-        Raises:
-            RequestError: They are longer than the context would be if all of it were the longest token.
-        """
-        length, most = _characters(value), self.context_length * self.tokenizer.longest_token
-        if length > most:
-            raise RequestError(
-                f"{param}: {length} characters of text, but the model's context holds {self.context_length} "
-                f"tokens, prompt and answer together, which are never more than {most} characters",
-                param=param,
-                code="context_length_exceeded",
-            )
 
     def check_token_ids(self, token_ids: Sequence[int]) -> list[int]:
         """``token_ids``, once each is known to be in the vocabulary and all to fit the context.
@@ -157,7 +142,7 @@ class PromptEncoder:
             RequestError: The checkpoint has no chat template, its template refuses the conversation, that is
                 far too long, or a message has a ``name`` and the template no place for it.
         """
-        self.check_characters([messages, template_options], param="messages")
+        self.tokenizer.check_characters([messages, template_options], self.context_length, param="messages")
         options = self.tokenizer.hide_all(template_options or {})
         text = self._render([self._hidden(message) for message in messages], options)
         named = [index for index, message in enumerate(messages) if message.get("name") is not None]
@@ -294,14 +279,6 @@ def load_tokenizer(checkpoint: str | Path) -> Tokenizer:
         added = AddedToken(**token)
         (tokenizer.add_special_tokens if added.special else tokenizer.add_tokens)([added])
     return tokenizer
-
-
-def _characters(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(_characters(key) + _characters(item) for key, item in value.items())
-    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -78,6 +78,26 @@ class TextTokenizer:
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
+    def check_characters(self, value: Any, context_length: int, *, param: str) -> None:
+        """Checks the length of all texts in ``value`` before any work is done for them.
+
+        Args:
+            value: A text, or mappings, lists and tuples of texts.
+            context_length: In tokens.
+            param: The field of the request that the texts came from.
+
+        Raises:
+            RequestError: The texts are longer than a context that holds nothing but the longest token.
+        """
+        length, most = _characters(value), context_length * self.longest_token
+        if length > most:
+            raise RequestError(
+                f"{param}: {length} characters of text, but the model's context holds {context_length} "
+                f"tokens, prompt and answer together, which are never more than {most} characters",
+                param=param,
+                code="context_length_exceeded",
+            )
+
     def hide(self, text: str, *, but_marks: bool = False) -> str:
         """``text`` as it is to be given to ``encode`` to have no control tokens in it.
 
@@ -160,6 +180,14 @@ class TextTokenizer:
                 "the tokenizer's post-processor does not just add tokens before and after a text"
             )
         return framed.ids[: added.index(0)], framed.ids[len(added) - added[::-1].index(0) :]
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_characters(key) + _characters(item) for key, item in value.items())
+    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
 
 
 def _is_marked(token: str) -> bool:

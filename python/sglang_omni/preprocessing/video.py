@@ -72,9 +72,8 @@ def decode_video(
         info = _info(container, stream, param, check)
         _check_layout(info, param, limits)
         chosen = range(info.num_frames) if choose_frames is None else choose_frames(info)
-        _check_count(len(chosen), info, param, limits)
         wanted, last = set(chosen), max(chosen)
-        _check_decoded(last + 1, info, param, limits)
+        _check_frames(len(chosen), last + 1, info, param, limits)
         frames = []
         for index, frame in enumerate(_frames(container, stream, check)):
             if (frame.width, frame.height) != (info.width, info.height):
@@ -178,26 +177,21 @@ def _check_layout(info: VideoInfo, param: str, limits: VideoLimits) -> None:
         )
 
 
-def _check_count(count: int, info: VideoInfo, param: str, limits: VideoLimits) -> None:
+def _check_frames(taken: int, decoded: int, info: VideoInfo, param: str, limits: VideoLimits) -> None:
+    """Frames that are not taken are decoded too, because later ones are made from them."""
     size = info.width * info.height
-    most = min(limits.frames, limits.pixels // size)
-    if count > most:
+    frames = f"frames of {info.width} x {info.height} pixels"
+    if taken > (most := min(limits.frames, limits.pixels // size)):
         raise RequestError(
-            f"{param} would be seen in {count} frames of {info.width} x {info.height} pixels, of which "
-            f"{most} are accepted: send a shorter or smaller video, or give video_fps to take fewer frames",
+            f"{param} would be seen in {taken} {frames}, of which {most} are accepted: send a shorter or "
+            "smaller video, or give video_fps to take fewer frames",
             param=param,
             code="video_too_long",
         )
-
-
-def _check_decoded(count: int, info: VideoInfo, param: str, limits: VideoLimits) -> None:
-    """Frames that are not taken are decoded too, because those after them are made from them."""
-    size = info.width * info.height
-    most = min(limits.decoded_frames, limits.decoded_pixels // size)
-    if count > most:
+    if decoded > (most := min(limits.decoded_frames, limits.decoded_pixels // size)):
         raise RequestError(
-            f"{param} would have {count} frames of {info.width} x {info.height} pixels decoded, of which "
-            f"{most} are accepted, taken or not: send a shorter or smaller video",
+            f"{param} would have {decoded} {frames} decoded, of which {most} are accepted, taken or not: "
+            "send a shorter or smaller video",
             param=param,
             code="video_too_large",
         )

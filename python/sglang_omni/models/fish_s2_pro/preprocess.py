@@ -86,15 +86,8 @@ class FishS2Preprocessor:
         return DualARInput(prompt_token_ids=ids, voice_codes=codes, voice_start=start)
 
     def _written(self, text: str, param: str, check: Check) -> list[int]:
-        """Token ids of what people write: none of them is a control token, whatever it looks like."""
-        length, most = len(text), self._most * self._tokenizer.longest_token
-        if length > most:
-            raise RequestError(
-                f"{param} is {length} characters long, but the model's context holds {self._most} tokens, "
-                f"which are never more than {most} characters",
-                param=param,
-                code="context_length_exceeded",
-            )
+        """Token ids of a user's text, none of them a control token, however the text is spelled."""
+        self._tokenizer.check_characters(text, self._most, param=param)
         return self._tokenizer.encode(self._tokenizer.hide(text), most=self._most, check=check)
 
     def _voice_codes(self, voice: Any) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from sglang_omni.models.qwen3_omni.components.checkpoint import TokenIds
 from sglang_omni.models.qwen3_omni.payloads import MediaShape
 
 Positions = NDArray[np.float32]
+# A number of frames, or an int64 tensor of such numbers.
+Frames = TypeVar("Frames", int, torch.Tensor)
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class PositionRules:
         """Tokens of a clip, from its mel frames: three convolutions of stride 2 over each full window and the
         rest."""
         window = 2 * self.audio_window
-        return frames // window * _convolved(window) + _convolved(frames % window)
+        return frames // window * convolved(window) + convolved(frames % window)
 
     def visual_positions(self, grid: Sequence[int], seconds_per_grid: float) -> Positions:
         """(3, tokens) relative to the visual's first position, in the tokens' order: by time, row, column."""
@@ -185,7 +187,8 @@ class _Pieces:
         return int(places[index]) if index < len(places) else None
 
 
-def _convolved(frames: int) -> int:
+def convolved(frames: Frames) -> Frames:
+    """The length of ``frames`` mel frames after the audio encoder's three convolutions of stride 2."""
     for _ in range(3):
         frames = (frames + 1) // 2
     return frames

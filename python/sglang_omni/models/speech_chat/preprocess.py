@@ -110,7 +110,7 @@ class SpeechChatPreprocessor:
         if audio:
             # What was said is not known yet; an answer longer than the context is.
             self._prompts.check_answer(0, answer)
-            self._prompts.check_characters(messages, param="messages")
+            self._prompts.tokenizer.check_characters(messages, self._prompts.context_length, param="messages")
             return {"messages": messages, "clips": self._clips(audio, check)}
         options = mapping_param(request.params, "chat_template_kwargs")
         token_ids = self._prompts.encode_messages(plain_text(messages), options, check=check)

@@ -13,6 +13,7 @@ from sglang_omni.engines.cache import ItemOutput
 from sglang_omni.engines.encoder import ItemInfo
 from sglang_omni.model_runner.loader import load_component
 from sglang_omni.models.qwen3_omni.payloads import AudioInput
+from sglang_omni.models.qwen3_omni.positions import convolved
 
 _PREFIX = "thinker.audio_tower."
 
@@ -58,7 +59,7 @@ class AudioEncoder:
         frames = torch.tensor([item["input_features"].shape[1] for item in items], device=self._device)
         chunks = torch.tensor(lengths, device=self._device)
         # Of each padded piece, the rows that are no padding.
-        rows = torch.arange(_convolved(window), device=self._device) < _convolved(chunks).unsqueeze(1)
+        rows = torch.arange(convolved(window), device=self._device) < convolved(chunks).unsqueeze(1)
         output = self._model(
             feature_lens=frames,
             padded_feature=torch.stack(pieces).to(self._device, self._dtype),
@@ -66,14 +67,7 @@ class AudioEncoder:
             valid_indices=rows.flatten().nonzero().squeeze(1),
         )
         counts = [
-            sum(int(_convolved(piece.shape[1])) for piece in item["input_features"].split(self._piece, dim=1))
+            sum(convolved(piece.shape[1]) for piece in item["input_features"].split(self._piece, dim=1))
             for item in items
         ]
         return [(part.clone(),) for part in output.last_hidden_state.split(counts)]
-
-
-def _convolved(frames: Any) -> Any:
-    """Frames after three convolutions of stride 2; of an int or a tensor of them."""
-    for _ in range(3):
-        frames = (frames + 1) // 2
-    return frames
