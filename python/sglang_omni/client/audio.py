@@ -19,9 +19,9 @@ from sglang_omni.client.samples import (
     encode_pcm,
     encode_wav,
     pcm16,
+    streamed_wav_header,
     to_mono,
     to_numpy,
-    wav_header,
 )
 from sglang_omni.packages import install_line
 
@@ -140,7 +140,7 @@ class AudioFileEncoder:
             if self.compresses:
                 self._file = _CodecFile(self.response_format, self.sample_rate, 1, self._drain)
             elif self.response_format == "wav":
-                head = wav_header(self.sample_rate)
+                head = streamed_wav_header(self.sample_rate)
         return head + self._write(self._resampler.add(samples, sample_rate))
 
     def finish(self) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import struct
+import wave
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,6 @@ DEFAULT_SAMPLE_RATE = 24000
 
 # Full scale of 16 bit samples, of each decoder and encoder alike: 1.0 itself becomes 32767.
 PCM16_SCALE = 32768
-# The length in a WAV file's head where it is not known yet; every reader goes on to the file's end then.
-_UNKNOWN = 0xFFFFFFFF
 
 
 def to_numpy(audio: Any) -> Samples:
@@ -59,23 +57,19 @@ def decode_pcm(data: bytes | bytearray | memoryview) -> Samples:
 def encode_wav(audio: Any, sample_rate: int = DEFAULT_SAMPLE_RATE) -> bytes:
     """A PCM16 WAV file of samples of shape (samples,) or (channels, samples)."""
     pcm = pcm16(to_numpy(audio))
-    data = pcm.tobytes()
-    return wav_header(sample_rate, channels=pcm.shape[1] if pcm.ndim == 2 else 1, nbytes=len(data)) + data
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((pcm.shape[1] if pcm.ndim == 2 else 1, 2, sample_rate, 0, "NONE", ""))
+        file.writeframes(pcm.tobytes())
+    return buffer.getvalue()
 
 
-def wav_header(sample_rate: int, *, channels: int = 1, nbytes: int | None = None) -> bytes:
-    """What a PCM16 WAV file begins with.
-
-    Args:
-        nbytes: How many bytes of samples follow; None where that is not known, as in a stream.
-    """
-    riff, data = (_UNKNOWN, _UNKNOWN) if nbytes is None else (36 + nbytes, nbytes)
-    return struct.pack(
-        "<4sI4s4sIHHIIHH4sI",
-        *(b"RIFF", riff, b"WAVE"),
-        *(b"fmt ", 16, 1, channels, sample_rate, sample_rate * channels * 2, channels * 2, 16),
-        *(b"data", data),
-    )
+def streamed_wav_header(sample_rate: int) -> bytes:
+    """The header of a mono PCM16 WAV file whose length is not known yet: readers go on to the file's end."""
+    header = bytearray(encode_wav(np.zeros(0, np.float32), sample_rate))
+    for length in (slice(4, 8), slice(40, 44)):  # of the file, and of its samples
+        header[length] = b"\xff\xff\xff\xff"
+    return bytes(header)
 
 
 def decode_wav(data: bytes) -> tuple[Samples, int]:
@@ -84,8 +78,6 @@ def decode_wav(data: bytes) -> tuple[Samples, int]:
     Raises:
         ValueError: It is no such file.
     """
-    import wave
-
     try:
         with wave.open(io.BytesIO(data)) as file:
             if file.getsampwidth() != 2:
