@@ -151,6 +151,7 @@ class Client:
             timeout=timeout,
             timings=timings,
         )
+        request.check()
         collected, last = await self._transport.collect(request, request_id or new_request_id())
         return TranscriptionResult(
             collected.text, last.language, last.duration, last.segments, last.timings, last.worker

@@ -82,7 +82,6 @@ class HttpTransport(Transport):
     async def generate(
         self, request: GenerateRequest, request_id: str
     ) -> AsyncGenerator[GenerateChunk, None]:
-        request.check()
         if request.task in _TRANSCRIPT_PATHS:
             yield await self._transcript(request, request_id)
         elif request.task == "speech":

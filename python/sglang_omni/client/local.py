@@ -181,12 +181,7 @@ class _Parts:
 
 
 def to_omni_request(request: GenerateRequest) -> OmniRequest:
-    """The request as stages read it.
-
-    Raises:
-        RequestError: Not exactly one input is set.
-    """
-    request.check()
+    """The request as stages read it; exactly one of its inputs must be set."""
     task = request.task
     metadata = {"task": task, **request.metadata}
     if request.model:
