@@ -1,4 +1,4 @@
-"""The way to a pipeline over HTTP: OpenAI's API, with what this package's servers add to it."""
+"""The client's transport over HTTP: OpenAI's API with the additions of this package's servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sglang_omni.client.types import (
 )
 
 _WORKER_HEADER = "x-sglang-omni-worker"
-# Of answers whose body is a file: what others have in the body.
+# Timings of an answer whose body is a file.
 _TIMINGS_HEADER = "x-sglang-omni-timings"
 _TRANSCRIPT_PATHS = {
     "transcription": "/v1/audio/transcriptions",
@@ -40,14 +40,14 @@ _HEALTH_TIMEOUT = 5.0
 class HttpTransport(Transport):
     """
     Args:
-        base_url: Where the server is, with or without a final ``/v1``.
+        base_url: The server's URL, with or without a final ``/v1``.
         api_key: Sent as a bearer token.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        # No read timeout: how long a request may take is the request's to say.
+        # No read timeout: each request has its own.
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
             headers=self._headers,
@@ -60,7 +60,7 @@ class HttpTransport(Transport):
         await self._http.aclose()
 
     async def abort(self, request_id: str, *, owner: str | None = None) -> bool:
-        # A request of its own, with an id of its own.
+        # The abort is a request of its own, with its own id.
         body, asked = {"request_id": request_id}, GenerateRequest(owner=owner)
         answer = await self._send("/abort_request", asked, new_request_id(), json=body)
         return bool(answer.json().get("success"))
@@ -100,7 +100,7 @@ class HttpTransport(Transport):
     async def completion(
         self, request: GenerateRequest, request_id: str, audio_format: str
     ) -> CompletionResult:
-        # The server encodes the audio, so that no codec is needed here.
+        # The server encodes the audio: the client needs no codec.
         path, body = _completion_body(request, request_id, audio_format=audio_format)
         answer = await self._post(path, body | {"stream": False}, request, request_id)
         fields, worker = answer.json(), answer.headers.get(_WORKER_HEADER)
@@ -153,7 +153,7 @@ class HttpTransport(Transport):
                     value = getattr(chunk, name)
                     if value is not None:
                         setattr(whole, name, value)
-                # What ends the stream is told once, with the whole result.
+                # Only the whole result has a finish reason.
                 chunk.finish_reason = None
                 if chunk.text or chunk.audio_data is not None or chunk.input_transcript:
                     yield chunk
@@ -246,7 +246,7 @@ class HttpTransport(Transport):
 
 
 def _headers(request: GenerateRequest, request_id: str) -> httpx.Headers:
-    """The request's id, session and owner. An id that cannot stand in a header is refused in the body."""
+    """Headers with the request's id, session and owner. The server refuses an unusable id in the body."""
     headers = {HEADER: request_id} if is_usable(request_id) else {}
     session = request.session_id or request.metadata.get("session_id")
     if session is not None:
@@ -262,7 +262,7 @@ def _of(request_id: str) -> str:
 
 @asynccontextmanager
 async def _reported(base_url: str, request_id: str) -> AsyncIterator[None]:
-    """httpx's failures as the client's own. What the service is to blame for names the request."""
+    """Raises httpx's failures as the client's; failures of the service name the request."""
     try:
         yield
     except httpx.TimeoutException as exc:
@@ -278,7 +278,7 @@ async def _reported(base_url: str, request_id: str) -> AsyncIterator[None]:
 
 
 def _timeout(request: GenerateRequest) -> httpx.Timeout:
-    # The server enforces the request's timeout; the margin lets its own answer arrive.
+    # The server enforces the request's timeout; the margin lets its error arrive.
     return httpx.Timeout(None if request.timeout is None else request.timeout + 5.0, connect=10.0)
 
 
@@ -286,7 +286,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """The JSON objects of a server-sent event stream.
 
     Raises:
-        RequestError, TimeoutError, ClientError: The error that the stream carried.
+        RequestError, TimeoutError, ClientError: The stream carried an error.
     """
     async for line in _lines(response):
         if not line.startswith(b"data:"):
@@ -301,7 +301,8 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Lines as an event stream has them; ``aiter_lines`` would end one at U+2028 and the like too."""
+    """Lines ended by LF alone, as in an event stream; ``aiter_lines`` would also split at U+2028 and the
+    like."""
     rest = b""
     async for piece in response.aiter_bytes():
         *lines, rest = (rest + piece).split(b"\n")
@@ -314,7 +315,7 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
 def _completion_body(
     request: GenerateRequest, request_id: str, *, audio_format: str
 ) -> tuple[str, dict[str, Any]]:
-    """Path and JSON body of a chat or text completion."""
+    """The path and JSON body of a chat or text completion."""
     body: dict[str, Any] = request.sampling.to_dict()
     most = body.pop("max_new_tokens", None) if request.max_tokens is None else request.max_tokens
     body.pop("max_new_tokens", None)
@@ -357,7 +358,7 @@ def _common(request: GenerateRequest, request_id: str) -> dict[str, Any]:
 def _completion_chunk(
     request_id: str, fields: dict[str, Any], worker: str | None, *, decode_audio: bool = True
 ) -> GenerateChunk:
-    """A whole chat or text completion as a last chunk."""
+    """The last chunk, from the body of a whole chat or text completion."""
     choice = fields["choices"][0]
     message = choice.get("message") or {}
     audio = message.get("audio") or {}
@@ -379,7 +380,7 @@ def _completion_chunk(
 
 
 def _delta_chunk(request_id: str, event: dict[str, Any]) -> GenerateChunk:
-    """One event of a chat or text completion's stream."""
+    """A chunk, from one event of a chat or text completion's stream."""
     chunk = GenerateChunk(
         request_id,
         usage=UsageInfo.from_dict(event.get("usage")),
