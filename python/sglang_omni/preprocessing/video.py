@@ -1,4 +1,4 @@
-"""Encoded videos of any common kind -> RGB frames, and the sound that goes with them."""
+"""Decoding of videos in any common format to RGB frames, and of their sound."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class VideoInfo(NamedTuple):
-    """A video's picture: how many frames it has, how many a second on average, and their size in pixels."""
+    """A video's number of frames, average frames per second, and frame size in pixels."""
 
     num_frames: int
     fps: float
@@ -30,14 +30,15 @@ class VideoInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class VideoLimits:
-    """
+    """Limits of one video.
+
     Attributes:
-        frames: That are taken of a video.
-        pixels: Of all the frames taken together.
+        frames: Number of frames taken.
+        pixels: Pixels of all frames taken.
         seconds: Length of the video.
         frame_pixels: Width times height.
-        decoded_frames: Those before the last one taken, which are all decoded, and it.
-        decoded_pixels: Of all those together.
+        decoded_frames: Number of frames decoded: all up to the last one taken.
+        decoded_pixels: Pixels of all frames decoded.
     """
 
     frames: int = 768
@@ -59,13 +60,13 @@ def decode_video(
     """Frames of a video, uint8 (n, height, width, 3).
 
     Args:
-        data: The encoded file; its kind is found from its content.
-        param: The request field it came from, for error messages.
-        choose_frames: Which frames to take, ascending; all of them where it is None.
-        check: Called between the pieces of the work; what it raises ends that.
+        data: The encoded file; its format is found from its content.
+        param: The request's field, for error messages.
+        choose_frames: Returns the indices of the frames to take, ascending; None takes all.
+        check: Called between the pieces of the work; an exception that it raises ends the work.
 
     Raises:
-        RequestError: The data are no video, or one that is over a limit.
+        RequestError: The data are not a video, or the video exceeds a limit.
     """
     with _opened(data, param, check) as container:
         stream = _stream(container, param, limits)
@@ -92,10 +93,17 @@ def decode_video(
 def decode_sound_track(
     data: bytes, *, param: str, sample_rate: int = 16_000, max_seconds: float = 300.0, check: Check = go_on
 ) -> AudioClip:
-    """The sound of a video, as ``decode_audio`` gives it.
+    """Decodes the sound of a video to mono samples.
+
+    Args:
+        data: The encoded video.
+        param: The request's field, for error messages.
+        sample_rate: Rate of the result, in Hz.
+        max_seconds: Longest accepted sound.
+        check: Called between the pieces of the work; an exception that it raises ends the work.
 
     Raises:
-        RequestError: It has none, or one that is too long.
+        RequestError: The video has no sound, or its sound is too long.
     """
     with _opened(data, param, check) as container:
         if not container.streams.audio:
@@ -137,14 +145,14 @@ def _stream(container: Any, param: str, limits: VideoLimits) -> Any:
     claimed = (container.duration or 0) / av.time_base
     if claimed > limits.seconds:
         _refuse_length(claimed, param, limits)
-    # Frames may be larger than the file says.
+    # Frames may be larger than the header says.
     stream.codec_context.options = {"max_pixels": str(limits.frame_pixels)}
     return stream
 
 
 def _info(container: Any, stream: Any, param: str, check: Check) -> VideoInfo:
     width, height = stream.width, stream.height
-    # Counted, which decodes nothing: headers may say something else, or nothing.
+    # Count packets, without decoding: the header's number may be wrong or missing.
     num_frames = 0
     for packet in container.demux(stream):
         check()
