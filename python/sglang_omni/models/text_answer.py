@@ -56,7 +56,7 @@ def written(request: EngineRequest) -> dict[str, Any]:
 
 
 def text_result(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's result out of what ``written`` gives: text, tokens, and usage as OpenAI counts it."""
+    """The caller's result from ``written``: text, tokens, and usage in OpenAI's form."""
     prompt_tokens, completion_tokens = data["prompt_tokens"], len(data["token_ids"])
     return {
         "modality": "text",

@@ -1,4 +1,4 @@
-"""A text, and perhaps a voice to say it in -> the prompt of the slow decoder."""
+"""The preprocess stage: a text, and perhaps a voice, to the slow decoder's prompt."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class DualARInput(TypedDict):
     """preprocess -> dual_ar.
 
     Attributes:
-        prompt_token_ids: Text, with a token for each frame of the voice.
-        voice_codes: (frames, groups) int64, None without a voice.
-        voice_start: The place of its first frame in the prompt.
+        prompt_token_ids: The text, with one token for each frame of the voice.
+        voice_codes: (frames, groups) int64; None without a voice.
+        voice_start: Index of the voice's first frame in the prompt.
     """
 
     prompt_token_ids: list[int]
@@ -34,8 +34,9 @@ class DualARInput(TypedDict):
 
 
 class FishS2Preprocessor:
-    """Takes ``{"text": str, "voice": {"text": str, "codes": (frames, groups)}}``; the voice is optional:
-    what someone said, and its codes.
+    """Takes ``{"text": str, "voice": {"text": str, "codes": (frames, groups)}}``.
+
+    The optional voice is a recording: its text and its codes.
     """
 
     def __init__(self, checkpoint: FishS2Checkpoint, tokenizer: Tokenizer) -> None:
@@ -46,14 +47,14 @@ class FishS2Preprocessor:
     def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
         Args:
-            aborted: Whether the request has been aborted: it is then worked on no further.
+            aborted: Returns true once the request is aborted; the work then ends.
 
         Raises:
-            RequestError: There is no text, or too much, the voice's codes are none, or a parameter has no
+            RequestError: The text is missing or too long, the voice is malformed, or a parameter has no
                 effect.
             Aborted: The request was aborted.
         """
-        # Whatever the request calls its task, speech is all there is.
+        # Speech is the only task, whatever the request's metadata say.
         check_params("speech", payload.request.params, REQUEST_PARAMS, spoken=True)
         inputs = payload.request.inputs
         if isinstance(inputs, str):

@@ -1,4 +1,4 @@
-"""The first stage: a request's inputs, checked, decoded and tokenized as far as that goes without models."""
+"""The preprocess stage: checks, decodes and tokenizes a request's inputs as far as that needs no model."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _INPUTS = ("messages", "prompt", "prompt_token_ids", "text", "audio")
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a request may bring.
+    """Limits of a request.
 
     Attributes:
-        audio_seconds: Length of one clip.
-        total_audio_seconds: Length of a conversation's clips together.
-        audio_bytes: Encoded size of one clip.
-        speech_chars: Length of a text to be spoken.
-        decode_seconds: Time to fetch and decode one clip.
+        audio_seconds: Length of a clip.
+        total_audio_seconds: Length of all clips of a conversation.
+        audio_bytes: Encoded size of a clip.
+        speech_chars: Characters of a text to speak.
+        decode_seconds: Time to fetch and decode a clip.
     """
 
     audio_seconds: float = 300.0
@@ -50,14 +50,14 @@ class Limits:
 
 
 class SpeechChatPreprocessor:
-    """Called with the entry payload; gives the payload of the next stage, by task:
+    """Converts the entry payload to the payload of the next stage, by task:
 
     - chat without audio, completion: ``{"prompt_token_ids": [int]}``
     - chat with audio: ``{"messages": [...], "clips": [float32 (n,), 16 kHz]}``
     - transcription, translation: ``{"clips": [float32 (n,), 16 kHz]}``
     - speech: ``{"text": str}``
 
-    The inputs themselves stay behind: later stages carry no encoded audio around.
+    The inputs themselves are dropped, so that encoded audio does not travel through later stages.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class SpeechChatPreprocessor:
     def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
         Args:
-            aborted: Whether the request has been aborted: it is then worked on no further.
+            aborted: Returns true once the request is aborted; the work then ends.
 
         Raises:
-            RequestError: Something in the request is not acceptable.
+            RequestError: An input or parameter is not acceptable.
             Aborted: The request was aborted.
         """
         check = until_aborted(aborted)
@@ -108,7 +108,7 @@ class SpeechChatPreprocessor:
         messages, audio = parse_messages(inputs.get("messages"), _TAKES)
         answer = stage_params(request, "thinker")
         if audio:
-            # What was said is not known yet; an answer longer than the context is.
+            # The transcript is not known yet, but an answer may be longer than the context by itself.
             self._prompts.check_answer(0, answer)
             self._prompts.tokenizer.check_characters(messages, self._prompts.context_length, param="messages")
             return {"messages": messages, "clips": self._clips(audio, check)}

@@ -1,4 +1,4 @@
-"""Text, whole or as it is written -> speech, sentence by sentence."""
+"""The speak stage: text, whole or as it is written, to speech, sentence by sentence."""
 
 from __future__ import annotations
 
@@ -20,16 +20,15 @@ from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import RequestError, StagePayload
 from sglang_omni.scheduling.stream_scheduler import StreamSession
 
-# Speech begins with the first clause of this length: about a second and a half of sound, time enough
-# for the rest of the sentence to be written.
+# Speech begins with the first clause of at least this length: about 1.5 s of sound, enough time to write the
+# rest of the sentence.
 _FIRST_CLAUSE_CHARS = 24
 
 
 class SpeakSession(StreamSession):
     """One request: ``{"text": str}`` in its payload, or in each item of its stream.
 
-    Chunks are a sentence each, the first one perhaps a clause; the result is all of them together and the
-    text that was said.
+    Each chunk is a sentence, or at first a clause; the result is all speech and the text.
     """
 
     def __init__(self, voice: Voice) -> None:
@@ -59,7 +58,7 @@ class SpeakSession(StreamSession):
     def result(self) -> dict[str, Any]:
         """
         Raises:
-            RequestError: There was a text to speak, and the voice has no sound for any of it.
+            RequestError: The voice has no sound for any of the text.
         """
         if self._must_speak and not self._audio:
             raise RequestError(

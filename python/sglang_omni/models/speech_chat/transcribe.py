@@ -1,4 +1,4 @@
-"""Spoken input -> text: the whole result of a transcription, part of a prompt in a chat."""
+"""The transcribe stage: audio to the result of a transcription, or to a part of a chat's prompt."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Recognizer:
-    """Whisper with a memory: a conversation sends its earlier clips again with every turn."""
+    """Whisper with a cache: a conversation sends its earlier clips again with every turn."""
 
     def __init__(self, whisper: Whisper, cache_size: int = 256) -> None:
         self._whisper = whisper
@@ -33,7 +33,12 @@ class Recognizer:
         self._cache: OrderedDict[bytes, tuple[SpeechSegment, ...]] = OrderedDict()
 
     def segments(self, samples: NDArray[np.float32], prompt: str | None = None) -> Iterator[SpeechSegment]:
-        """As ``Whisper.segments``; a clip that was heard to its end before is not decoded again."""
+        """Yields the clip's segments as they are decoded, or from the cache if it was decoded before.
+
+        Args:
+            samples: float32, shape (n,), 16 kHz.
+            prompt: Text that came before, or words to expect.
+        """
         key = hashlib.blake2b(samples.data, key=hashlib.blake2b((prompt or "").encode()).digest()).digest()
         known = self._cache.get(key)
         if known is not None:
