@@ -1,4 +1,4 @@
-"""The audio encoder."""
+"""The audio encoder: clips to rows of the thinker's input."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PREFIX = "thinker.audio_tower."
 
 
 class AudioEncoder:
-    """transformers' ``Qwen3OmniMoeAudioEncoder`` over several clips at once. Costs are in mel frames.
+    """transformers' ``Qwen3OmniMoeAudioEncoder`` for batches of clips; costs are in mel frames.
 
-    An item's output is (m, H), what takes its placeholders' places. Clips whose pieces are padded to
-    different lengths are not computed together: see ``AudioInput.window_frames``.
+    A clip's output, (m, H), are the input rows of its placeholders. A batch has only clips with equal
+    ``AudioInput.window_frames``, the length to which their pieces are padded.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class AudioEncoder:
     ) -> None:
         """
         Args:
-            config: ``audio_config`` of the thinker's.
+            config: ``audio_config`` of ``thinker_config``.
         """
         from sglang_omni.models.qwen3_omni.components.reference import (
             Qwen3OmniMoeAudioEncoder,
@@ -58,7 +58,7 @@ class AudioEncoder:
                 pieces.append(F.pad(piece, (0, window - piece.shape[1])))
         frames = torch.tensor([item["input_features"].shape[1] for item in items], device=self._device)
         chunks = torch.tensor(lengths, device=self._device)
-        # Of each padded piece, the rows that are no padding.
+        # Rows of each piece that are not padding.
         rows = torch.arange(convolved(window), device=self._device) < convolved(chunks).unsqueeze(1)
         output = self._model(
             feature_lens=frames,
