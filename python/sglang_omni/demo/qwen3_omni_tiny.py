@@ -1,4 +1,4 @@
-"""Qwen3-Omni's whole pipeline on a random model of a few megabytes: its answers are noise."""
+"""The demo of Qwen3-Omni's whole pipeline, on a random model of a few megabytes whose answers are noise."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _make_checkpoint() -> Path:
-    """A checkpoint and its config, which the demo runs on the CPU wherever it is.
+    """Writes a checkpoint and a config for the CPU; returns the config's path.
 
-    The files are the same every time, so that those of an earlier demo are simply replaced.
+    The files are always the same, so those of an earlier demo are replaced.
     """
     command = [sys.executable, "-m", "sglang_omni.cli", "make-tiny-checkpoint", "qwen3_omni"]
     done = subprocess.run([*command, str(_CHECKPOINT), "--overwrite"], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What a demo shows, and what it fails with."""
+"""The demos' output and their error."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from sglang_omni.proto import StageTime
 
 
 class DemoFailed(Exception):
-    """What went wrong, for the person at the terminal."""
+    """The demo failed; the text is for the terminal."""
 
 
 def save(wav: bytes, file: Path) -> str:
+    """Writes a WAV file; returns its name and length for ``show``."""
     file.write_bytes(wav)
     samples, rate = decode_wav(wav)
     return f"{file} ({len(samples) / rate:.1f} s)"
@@ -24,7 +25,7 @@ def show(name: str, text: str) -> None:
 
 
 def show_stages(timings: Mapping[str, StageTime]) -> None:
-    """A line for each stage: what it did, beside how long it waited for input or for its turn."""
+    """Shows a line for each stage: its time of work, and of waiting for input or for its turn."""
     for stage, time in timings.items():
         show("", f"  {stage:<16}{time['work']:6.2f} s of work, {time['wait']:6.2f} s of waiting")
 

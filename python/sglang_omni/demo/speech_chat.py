@@ -1,7 +1,7 @@
-"""A spoken question, end to end.
+"""The demo of a spoken question to two server replicas behind the router.
 
-Two replicas behind the router: the voice says the question, that recording goes through the router, and what
-was heard is shown, the answer as it comes, and what became of its speech.
+The voice speaks the question, and the recording goes through the router. The demo shows the transcript, the
+answer while it comes, and the transcript of the answer's speech.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
 
 @dataclass
 class Answer:
-    """A streamed answer, put together. Times in seconds from the request."""
+    """A joined streamed answer; times are in seconds since the request."""
 
     text: str = ""
     audio: list[Samples] = field(default_factory=list)
@@ -73,7 +73,7 @@ def _converse(client: SyncClient, question: str, folder: Path) -> None:
 
 
 def _ask(client: SyncClient, question: SpeechResult, began: float) -> Answer:
-    """Send the recording; show what was heard, and the answer while it comes."""
+    """Sends the recording; shows its transcript, and the answer while it comes."""
     data = base64.b64encode(question.audio_bytes).decode("ascii")
     part = {"type": "input_audio", "input_audio": {"data": data, "format": question.format}}
     request = GenerateRequest(
