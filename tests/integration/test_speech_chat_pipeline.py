@@ -141,9 +141,9 @@ async def test_speech_begins_before_the_text_ends(coordinator: Coordinator) -> N
 
 
 async def test_greedy_answers_are_the_same_alone_and_in_company(coordinator: Coordinator) -> None:
-    prompts = [f"Name {number} animals." for number in range(2, 6)]
-    alone = [await coordinator.submit(next(_ids), chat(prompt)) for prompt in prompts]
-    together = await asyncio.gather(*(coordinator.submit(next(_ids), chat(prompt)) for prompt in prompts))
+    requests = [chat(f"Name {number} animals.", max_new_tokens=24) for number in range(2, 6)]
+    alone = [await coordinator.submit(next(_ids), request) for request in requests]
+    together = await asyncio.gather(*(coordinator.submit(next(_ids), request) for request in requests))
 
     assert [result["token_ids"] for result in together] == [result["token_ids"] for result in alone]
 

@@ -134,10 +134,10 @@ def test_the_stages_own_limit_and_the_requests(thinker: OmniScheduler, prompts: 
 
 def test_a_seed_makes_sampling_repeatable(thinker: OmniScheduler, prompts: PromptEncoder) -> None:
     def answer(seed: int) -> str:
-        return run(thinker, prompts, "Tell me a story.", temperature=1.5, seed=seed)[1].data["text"]
+        params = {"temperature": 1.5, "seed": seed, "max_new_tokens": 12}
+        return run(thinker, prompts, "Tell me a story.", **params)[1].data["text"]
 
-    assert answer(1) == answer(1)
-    assert len({answer(seed) for seed in range(4)}) > 1
+    assert answer(1) == answer(1) != answer(2)
 
 
 @pytest.mark.parametrize(
