@@ -17,7 +17,7 @@ from peer import Peer
 from three_stages import PIPELINES, Load
 
 from sglang_omni.config import PipelineConfig, RelayConfig, StageConfig
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 MESSAGES = {"messages": "sglang_omni.scheduling.messages"}
 STREAM = "stream chunk hop, 4 KiB"

@@ -22,7 +22,7 @@ from measure import RESULTS, Block, Result, Samples, conditions, interleaved, pr
 
 from sglang_omni.config import AutoscalingConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import StagePayload
 
 ROUNDS = 5

@@ -20,7 +20,7 @@ import numpy as np
 from measure import MIB, Result, Samples, conditions, interleaved, progress, write_results
 
 from sglang_omni.config import PipelineConfig, RelayConfig, StageConfig
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest, StagePayload
 
 ROUNDS = 10

@@ -9,7 +9,7 @@ from collections import Counter
 
 from sglang_omni import Client, PipelineConfig, StageConfig
 from sglang_omni.client import GenerateRequest
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 
 # A factory runs once, in its stage's process: the place to load a model. The function it returns is

@@ -44,7 +44,7 @@ def _run(args: list[str]) -> int:
         return make(args[2:], prog=f"sgl-omni make-tiny-checkpoint {args[1]}")
     from sglang_omni._core import __version__
     from sglang_omni.router.flags import parse
-    from sglang_omni.serve.ray_flags import add_launcher_flag
+    from sglang_omni.serve.launch.ray_flags import add_launcher_flag
 
     parser = argparse.ArgumentParser(
         prog="sgl-omni",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_omni.router.flags import parse
-from sglang_omni.serve.processes import on_stop_signals
+from sglang_omni.serve.launch.processes import on_stop_signals
 
 _EXAMPLES = """
 example, of two machines:
@@ -65,9 +65,9 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni host") -> i
     )
     # Imported late, so that --help is fast.
     from sglang_omni.config.imports import import_beside
-    from sglang_omni.pipeline.hosts.agent import HostAgent
-    from sglang_omni.pipeline.hosts.join_key import default_key_file, read_join_key
-    from sglang_omni.pipeline.hosts.join_sockets import JoinRefused
+    from sglang_omni.pipeline.processes.hosts.agent import HostAgent
+    from sglang_omni.pipeline.processes.hosts.join_key import default_key_file, read_join_key
+    from sglang_omni.pipeline.processes.hosts.join_sockets import JoinRefused
 
     try:
         key = read_join_key(args.join_key or default_key_file())

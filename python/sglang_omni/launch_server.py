@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni._core import check_router_config
 from sglang_omni.router.flags import add_flags, known_options, parse, port
-from sglang_omni.serve.counterparts import counterpart
-from sglang_omni.serve.health_flags import add_health_flags, apply_health_flags, health_arguments
-from sglang_omni.serve.host_flags import add_host_flags, check_host_flags, hosts_launcher
-from sglang_omni.serve.key_flags import add_key_flags, routers_keys, take_access
-from sglang_omni.serve.limit_flags import add_limit_flags, given_limits, limit_arguments
-from sglang_omni.serve.log_limit import LogLimit
-from sglang_omni.serve.model_flags import add_model_flags, apply_model_flags, model_arguments
-from sglang_omni.serve.ray_flags import add_ray_flags, check_ray_flags, ray_launcher
+from sglang_omni.serve.api.keys import add_key_flags, routers_keys, take_access
+from sglang_omni.serve.launch.counterparts import counterpart
+from sglang_omni.serve.launch.health_flags import add_health_flags, apply_health_flags, health_arguments
+from sglang_omni.serve.launch.host_flags import add_host_flags, check_host_flags, hosts_launcher
+from sglang_omni.serve.launch.limit_flags import add_limit_flags, given_limits, limit_arguments
+from sglang_omni.serve.launch.log_limit import LogLimit
+from sglang_omni.serve.launch.model_flags import add_model_flags, apply_model_flags, model_arguments
+from sglang_omni.serve.launch.ray_flags import add_ray_flags, check_ray_flags, ray_launcher
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
-    from sglang_omni.pipeline.launchers.base import Launcher
+    from sglang_omni.pipeline.processes.launcher import Launcher
 
 DEFAULT_MODEL = "speech-chat"
 _SPEECH_CHAT = "sglang_omni.models.speech_chat.config.SpeechChatPipelineConfig"
@@ -174,8 +174,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
         field, _, why = str(exc).partition(":")
         parser.error(f"--router-{field.replace('_', '-')}:{why}")
     if args.parent_pid is not None:
-        from sglang_omni.serve.member import write_stacks_on_request
-        from sglang_omni.serve.processes import end_with_parent
+        from sglang_omni.serve.launch.member import write_stacks_on_request
+        from sglang_omni.serve.launch.processes import end_with_parent
 
         write_stacks_on_request()
         end_with_parent(args.parent_pid)
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
 def _serve(args: argparse.Namespace) -> int:
     # Imported here, so that --help is there at once.
     from sglang_omni.config import ConfigError, validate_config
-    from sglang_omni.pipeline.worker_process import WorkerFailure
+    from sglang_omni.pipeline.processes.process import WorkerFailure
 
     try:
         config = load_pipeline(args.model_path, args.config)
@@ -219,7 +219,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _run_replica(config: PipelineConfig, args: argparse.Namespace) -> int:
-    from sglang_omni.serve.replica import ReplicaOptions, run_replica
+    from sglang_omni.serve.launch.replica import ReplicaOptions, run_replica
 
     options = ReplicaOptions(
         host=args.host,
@@ -244,7 +244,7 @@ def _launcher(args: argparse.Namespace) -> Launcher | None:
 
 
 def _run_fleet(config: PipelineConfig, args: argparse.Namespace) -> int:
-    from sglang_omni.serve.fleet import FleetOptions, run_fleet
+    from sglang_omni.serve.launch.fleet import FleetOptions, run_fleet
 
     replica_args = ["--max-body-size", str(args.max_body_size), "--log-level", args.log_level]
     replica_args += ["--max-json-size", str(args.max_json_size)]

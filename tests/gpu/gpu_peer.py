@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from sglang_omni.pipeline.relay_io import read_blob, read_stream_chunk, send_stream_chunk
+from sglang_omni.pipeline.stage.edges.relay_io import read_blob, read_stream_chunk, send_stream_chunk
 from sglang_omni.proto import codec
 
 
@@ -94,7 +94,7 @@ class _Steps:
     def __init__(self) -> None:
         import torch
 
-        from sglang_omni.relay.shm import ShmRelay
+        from sglang_omni.relay.shm.relay import ShmRelay
 
         self.torch = torch
         self.relay = ShmRelay("peer")
@@ -137,7 +137,7 @@ class _Steps:
         self.data = view.to("cuda", non_blocking=True)
 
     async def lend_from_expandable_segments(self, _: None) -> dict[str, Any]:
-        from sglang_omni.relay.shm import ShmRelay
+        from sglang_omni.relay.shm.relay import ShmRelay
 
         sender = ShmRelay("sender")
         wire = await chunk(sender, self.torch.arange(10.0, device="cuda"))

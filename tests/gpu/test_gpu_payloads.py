@@ -9,11 +9,11 @@ import pytest
 import torch
 from gpu_peer import Peer, peer
 
-from sglang_omni.pipeline.relay_io import read_blob, write_blob
-from sglang_omni.relay.cuda_driver import cuda_driver
-from sglang_omni.relay.device_copy import host_bytes
-from sglang_omni.relay.pinned import PinnedMemory
-from sglang_omni.relay.shm import ShmRelay
+from sglang_omni.pipeline.stage.edges.relay_io import read_blob, write_blob
+from sglang_omni.relay.shm.cuda_driver import cuda_driver
+from sglang_omni.relay.shm.device_copy import host_bytes
+from sglang_omni.relay.shm.pinned import PinnedMemory
+from sglang_omni.relay.shm.relay import ShmRelay
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 
 async def test_chunks_are_lent_and_payloads_copied(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sglang_omni.relay.nccl import NcclRelay
+from sglang_omni.relay.nccl.relay import NcclRelay
 
 NBYTES = 5 << 20
 

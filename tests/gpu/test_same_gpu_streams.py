@@ -11,7 +11,7 @@ import torch
 from gpu_peer import Peer, chunk, peer
 from waiting import until
 
-from sglang_omni.relay.shm import ShmRelay
+from sglang_omni.relay.shm.relay import ShmRelay
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sglang_omni.config import PipelineConfig
-from sglang_omni.pipeline.hosts.join_key import read_or_create_join_key
-from sglang_omni.pipeline.launchers.hosts import HostsLauncher
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.hosts.join_key import read_or_create_join_key
+from sglang_omni.pipeline.processes.hosts.launcher import HostsLauncher
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest
 
 

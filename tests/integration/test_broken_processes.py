@@ -16,10 +16,10 @@ from waiting import until
 
 from sglang_omni.client import Client
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig, WatchdogConfig
-from sglang_omni.pipeline.hosts.agent import HostAgent
-from sglang_omni.pipeline.launchers.hosts import HostsLauncher
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
-from sglang_omni.pipeline.transport.curve import RunKeys
+from sglang_omni.pipeline.processes.hosts.agent import HostAgent
+from sglang_omni.pipeline.processes.hosts.launcher import HostsLauncher
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.transport.keys import RunKeys
 from sglang_omni.proto import Unavailable
 from sglang_omni.serve import create_app
 
@@ -163,7 +163,7 @@ async def test_a_step_that_lasts_too_long_ends_its_process_and_its_request_alone
 async def test_a_process_that_fails_every_request_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sglang_omni.pipeline.watchdog.FAILING_S", 1.0)
+    monkeypatch.setattr("sglang_omni.pipeline.processes.watchdog.FAILING_S", 1.0)
     config = pipeline(tmp_path, "a", factory="broken_for_good", watchdog=WatchdogConfig(max_failed_steps=3))
     async with running(config) as runner:
         before = await runner.coordinator.submit("fine", None)
@@ -187,7 +187,7 @@ async def test_a_process_that_fails_every_request_is_replaced(
 async def test_what_is_a_requests_own_fault_ends_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    monkeypatch.setattr("sglang_omni.pipeline.watchdog.FAILING_S", 0.0)
+    monkeypatch.setattr("sglang_omni.pipeline.processes.watchdog.FAILING_S", 0.0)
     config = pipeline(tmp_path, "a", watchdog=WatchdogConfig(max_failed_steps=3))
     async with running(config) as runner:
         before = runner.process_ids

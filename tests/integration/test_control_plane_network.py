@@ -17,13 +17,13 @@ from test_mp_runner import chain, running
 from waiting import until
 
 from sglang_omni.config import EndpointsConfig
-from sglang_omni.pipeline.launchers.base import LaunchedProcess
-from sglang_omni.pipeline.launchers.local import LocalLauncher
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
-from sglang_omni.pipeline.stage_workers import WorkerSpec
-from sglang_omni.pipeline.transport.curve import RunKeys, secure_client
-from sglang_omni.pipeline.transport.tcp_push import TcpPushSocket
-from sglang_omni.pipeline.transport.zmtp import opening
+from sglang_omni.pipeline.processes.launcher import LaunchedProcess
+from sglang_omni.pipeline.processes.local import LocalLauncher
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.transport.ipc.zmtp import opening
+from sglang_omni.pipeline.transport.keys import RunKeys, secure_client
+from sglang_omni.pipeline.transport.tcp.push import TcpPushSocket
 from sglang_omni.proto import OmniRequest, StagePayload, SubmitMessage, codec
 
 # A stranger is shown the door before it has said all, or where it takes too long.

@@ -14,10 +14,10 @@ from relay_peers import require
 from waiting import until
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
-from sglang_omni.pipeline.hosts.agent import HostAgent
-from sglang_omni.pipeline.launchers.hosts import HostsLauncher
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
-from sglang_omni.pipeline.transport.curve import RunKeys
+from sglang_omni.pipeline.processes.hosts.agent import HostAgent
+from sglang_omni.pipeline.processes.hosts.launcher import HostsLauncher
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.transport.keys import RunKeys
 from sglang_omni.proto import OmniRequest
 
 KEY = RunKeys.generate()

@@ -22,14 +22,14 @@ from program_lines import Lines
 from waiting import until
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
-from sglang_omni.pipeline.hosts import agent as agent_module
-from sglang_omni.pipeline.hosts import join_sockets
-from sglang_omni.pipeline.hosts.agent import HostAgent
-from sglang_omni.pipeline.hosts.join_key import read_or_create_join_key
-from sglang_omni.pipeline.hosts.join_sockets import JoinRefused
-from sglang_omni.pipeline.launchers.hosts import HostsLauncher
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
-from sglang_omni.pipeline.transport.curve import RunKeys, secure_client
+from sglang_omni.pipeline.processes.hosts import agent as agent_module
+from sglang_omni.pipeline.processes.hosts import join_sockets
+from sglang_omni.pipeline.processes.hosts.agent import HostAgent
+from sglang_omni.pipeline.processes.hosts.join_key import read_or_create_join_key
+from sglang_omni.pipeline.processes.hosts.join_sockets import JoinRefused
+from sglang_omni.pipeline.processes.hosts.launcher import HostsLauncher
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.transport.keys import RunKeys, secure_client
 
 KEY = RunKeys.generate()
 ADDRESS = "127.0.0.1"

@@ -17,7 +17,7 @@ import pytest
 from waiting import until
 
 from sglang_omni.config import ConfigError, EndpointsConfig, ExecutorConfig, PipelineConfig, StageConfig
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest, RequestError
 
 HERE = Path(__file__).parent
@@ -430,7 +430,7 @@ SCRIPT = """
     from pathlib import Path
     sys.path[:0] = {folders!r}
     from test_mp_runner import chain
-    from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+    from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
     async def main():
         async with MultiProcessPipelineRunner(chain(Path({folder!r}), "a", "b")) as runner:
@@ -491,7 +491,7 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
             """
             import asyncio
             from sglang_omni import PipelineConfig, StageConfig
-            from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+            from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
             def make():
                 return lambda payload: payload.data

@@ -13,8 +13,10 @@ import torch
 from relay_peers import MIB, PATIENCE, Peer, make_relay, pattern, require
 from waiting import until
 
-from sglang_omni.pipeline import relay_io
-from sglang_omni.relay import RelayError, RelayReadError, nccl_groups, nccl_links
+from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.relay import RelayError, RelayReadError
+from sglang_omni.relay.nccl import groups as nccl_groups
+from sglang_omni.relay.nccl import links as nccl_links
 
 # Nothing may end by a deadline here. A thread that was left behind takes as long.
 MEETING = 30.0
@@ -61,7 +63,7 @@ async def test_a_sender_killed_while_a_pair_is_made_keeps_nobody_waiting(
 
 
 async def test_closing_does_not_wait_for_a_pair_that_is_being_made(relay: Any, peer: Peer) -> None:
-    await peer("stop_in", "sglang_omni.relay.nccl_links:Endpoint.meet")
+    await peer("stop_in", "sglang_omni.relay.nccl.links:Endpoint.meet")
     lost = asyncio.create_task(relay_io.read_blob(relay, "k", await peer("write", "k", pattern(1, MIB))))
     await until(lambda: psutil.Process(peer.process.pid).status() == psutil.STATUS_STOPPED)
     relay.close()

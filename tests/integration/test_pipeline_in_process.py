@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_omni.pipeline.control_plane import StageControlPlane
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
+from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.stage.input import AggregatedInput
 from sglang_omni.pipeline.stage.runtime import Stage
+from sglang_omni.pipeline.transport.control_plane import StageControlPlane
 from sglang_omni.proto import CompleteMessage, OmniRequest, RequestError, StagePayload, StreamMessage
 from sglang_omni.relay.base import create_relay
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage

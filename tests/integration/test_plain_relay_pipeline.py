@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, RelayConfig, StageConfig
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 
 async def test_everything_arrives_and_nothing_is_left(tmp_path: Path) -> None:

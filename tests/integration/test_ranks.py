@@ -19,7 +19,7 @@ from waiting import until
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig, WatchdogConfig
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest, RequestError, StreamMessage
 
 # Bounds a wait for what must happen; what is tested is that it happens.

@@ -28,8 +28,8 @@ from waiting import until
 
 from sglang_omni.config import AutoscalingConfig, EndpointsConfig, PipelineConfig, StageConfig, WatchdogConfig
 from sglang_omni.config.io import save_config
-from sglang_omni.pipeline.launchers.ray import RayLauncher
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.ray.launcher import RayLauncher
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 pytestmark = pytest.mark.long
 

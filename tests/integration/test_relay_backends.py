@@ -25,8 +25,8 @@ from relay_peers import (
 )
 from waiting import until
 
-from sglang_omni.pipeline import relay_io
-from sglang_omni.pipeline.fan_out import FanOut
+from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline.stage.edges.fan_out import FanOut
 from sglang_omni.relay import RelayError, RelayTimeout
 
 LIMIT = SLOT_MB * CREDITS * MIB

@@ -24,7 +24,7 @@ from relay_peers import (
 )
 from waiting import until
 
-from sglang_omni.pipeline import relay_io
+from sglang_omni.pipeline.stage.edges import relay_io
 from sglang_omni.relay import RelayError, RelayReadError, RelayTimeout
 
 # Takes long enough to be in the middle of.
@@ -196,7 +196,7 @@ async def test_what_mooncakes_engine_raises_is_the_reads_error(monkeypatch: pyte
     def fail(read: Any) -> int:
         raise OSError("the engine's own words")
 
-    monkeypatch.setattr("sglang_omni.relay.mooncake._try_twice", fail)
+    monkeypatch.setattr("sglang_omni.relay.one_sided.mooncake._try_twice", fail)
     relay = make_relay("mooncake", "here")
     try:
         metadata, _ = await relay_io.write_blob(relay, "k", block(1))

@@ -19,7 +19,7 @@ from sample_media import audio_part, image_part, picture, sound, user
 from sglang_omni.config import PipelineConfig
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest
 
 pytestmark = pytest.mark.long

@@ -17,10 +17,10 @@ import pytest
 from waiting import until
 
 from sglang_omni._core import LeaseError, ShmLease
-from sglang_omni.pipeline import relay_io
+from sglang_omni.pipeline.stage.edges import relay_io
 from sglang_omni.proto import codec
 from sglang_omni.relay import RelayReadError
-from sglang_omni.relay.shm import ShmRelay
+from sglang_omni.relay.shm.relay import ShmRelay
 
 # Writes payloads of 4 MB, in the arena, or of 40 MB, in memory of their own, and says where they are.
 SENDER = """

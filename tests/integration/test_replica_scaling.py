@@ -16,7 +16,7 @@ from replica_factories import stage_that_sleeps
 from waiting import until
 
 from sglang_omni.config import AutoscalingConfig, EndpointsConfig, PipelineConfig, StageConfig
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 PATIENCE = 300
 
@@ -150,7 +150,7 @@ async def test_a_replica_that_dies_while_others_come_and_go_is_replaced(tmp_path
 async def test_a_replica_leaves_when_its_requests_are_answered_and_may_be_called_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "sglang_omni.pipeline.autoscaler")
+    caplog.set_level(logging.INFO, "sglang_omni.pipeline.processes.autoscaler")
     autoscaling = AutoscalingConfig(
         max_replicas=2, target_ongoing_requests=3, upscale_delay_s=0.0, downscale_delay_s=0.0
     )

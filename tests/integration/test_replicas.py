@@ -21,7 +21,7 @@ from waiting import until
 from sglang_omni.client import Client
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import CompleteMessage, OmniRequest, StreamMessage
 from sglang_omni.serve import create_app
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 
 async def test_words_go_as_ever(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import soundfile
 
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest, RequestError, StreamMessage
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -16,7 +16,7 @@ from tiny_checkpoints import TinyCheckpoint
 
 from sglang_omni.client import Client
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.serve import create_app
 
 # Bounds a wait for what must happen; what is tested is that it happens.

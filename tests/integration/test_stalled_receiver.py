@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, RelayConfig, StageConfig
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 BLOCK = 400_000
 REQUESTS = 150

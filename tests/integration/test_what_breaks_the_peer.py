@@ -12,7 +12,7 @@ import pytest_asyncio
 import torch
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -11,7 +11,7 @@ import numpy as np
 from traces import traces_of
 
 from sglang_omni.proto import StagePayload
-from sglang_omni.relay.shm import ShmRelay
+from sglang_omni.relay.shm.relay import ShmRelay
 
 
 def add_one(name: str) -> Callable[[StagePayload], dict[str, Any]]:

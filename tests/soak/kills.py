@@ -25,7 +25,7 @@ from typing import Any
 from traces import traces_of
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, RelayConfig, StageConfig
-from sglang_omni.pipeline.mp_runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 ROUNDS = int(os.environ.get("SOAK_KILLS", 200))
 SEED = int(os.environ.get("SOAK_SEED", 1))

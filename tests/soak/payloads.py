@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from traces import Traces, megabytes, read_frame, tidy, traces_of, write_frame
 
-from sglang_omni.pipeline import relay_io
+from sglang_omni.pipeline.stage.edges import relay_io
 from sglang_omni.proto import OmniRequest, StagePayload
-from sglang_omni.relay.shm import ShmRelay
+from sglang_omni.relay.shm.relay import ShmRelay
 
 PAYLOADS = int(os.environ.get("SOAK_PAYLOADS", 1_000_000))
 SEED = int(os.environ.get("SOAK_SEED", 1))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from waiting import until
 
-from sglang_omni.pipeline import coordinator as module
-from sglang_omni.pipeline.control_plane import StageControlPlane
 from sglang_omni.pipeline.coordinator import Coordinator
+from sglang_omni.pipeline.coordinator import coordinator as module
+from sglang_omni.pipeline.transport.control_plane import StageControlPlane
 from sglang_omni.proto import CompleteMessage, ProgressMessage, StreamMessage, SubmitMessage
 
 WAIT_S = 60

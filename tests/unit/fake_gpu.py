@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_omni.pipeline import lending
-from sglang_omni.relay import cuda_ipc, device_copy, pinned
-from sglang_omni.relay.cuda_driver import CudaError
+from sglang_omni.pipeline.stage.edges import cuda as lending
+from sglang_omni.relay.shm import cuda_ipc, device_copy, pinned
+from sglang_omni.relay.shm.cuda_driver import CudaError
 
 UUID = "0123-4567"
 STREAM = 7

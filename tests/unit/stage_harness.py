@@ -10,7 +10,7 @@ from typing import Any
 
 from waiting import until
 
-from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
+from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.proto import (
     AbortMessage,

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from sglang_omni.pipeline.assignment import Assignments
+from sglang_omni.pipeline.coordinator.replicas import Assignments
 from sglang_omni.proto import Unavailable
 
 

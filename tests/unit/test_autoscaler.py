@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from sglang_omni.config import AutoscalingConfig
-from sglang_omni.pipeline.assignment import Assignments
-from sglang_omni.pipeline.autoscaler import Autoscaler
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.stage_workers import WorkerSpec
-from sglang_omni.pipeline.worker_slot import WorkerSlot
+from sglang_omni.pipeline.coordinator.replicas import Assignments
+from sglang_omni.pipeline.processes.autoscaler import Autoscaler
+from sglang_omni.pipeline.processes.supervisor import WorkerSlot
+from sglang_omni.pipeline.specs import WorkerSpec
 
 
 class Pipeline:

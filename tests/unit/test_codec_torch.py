@@ -14,7 +14,7 @@ import torch
 
 from sglang_omni._core import Codec
 from sglang_omni.proto import codec, tensors
-from sglang_omni.relay.cuda_driver import is_cuda_in_use
+from sglang_omni.relay.shm.cuda_driver import is_cuda_in_use
 
 
 def _codec(tensor_type: type) -> Codec:

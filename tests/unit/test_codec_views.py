@@ -10,7 +10,7 @@ import torch
 from fake_gpu import install, on_gpu
 
 from sglang_omni.proto import codec
-from sglang_omni.relay import device_copy
+from sglang_omni.relay.shm import device_copy
 
 SECRET = b"\xabSECRET\xcd" * 8
 

@@ -35,7 +35,7 @@ from sglang_omni.config import (
 from sglang_omni.config.edges import check_edges
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.config.relay_backends import relay_backend
-from sglang_omni.pipeline.stage_builder import plan_stage_launch
+from sglang_omni.pipeline.processes.plan import plan_stage_launch
 from sglang_omni.relay import Relay
 
 HERE = __name__

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_omni.pipeline.control_plane import (
+from sglang_omni.pipeline.transport.control_plane import (
     ControlPlaneClosed,
     CoordinatorControlPlane,
     StageControlPlane,
     decode_message,
     encode_message,
 )
-from sglang_omni.pipeline.transport.curve import RunKeys
-from sglang_omni.pipeline.transport.local_push import PushSocket
-from sglang_omni.pipeline.transport.tcp_push import TcpPushSocket
+from sglang_omni.pipeline.transport.ipc.push import PushSocket
+from sglang_omni.pipeline.transport.keys import RunKeys
+from sglang_omni.pipeline.transport.tcp.push import TcpPushSocket
 from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,

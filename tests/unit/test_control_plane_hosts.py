@@ -11,12 +11,12 @@ import pytest
 from stage_harness import harness, payload
 from waiting import until
 
-from sglang_omni.pipeline.control_plane import CoordinatorControlPlane, StageControlPlane
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.stage import endpoints
-from sglang_omni.pipeline.stage.endpoints import TargetEndpoints
-from sglang_omni.pipeline.transport import tcp_push
-from sglang_omni.pipeline.transport.curve import RunKeys
+from sglang_omni.pipeline.stage.edges import endpoints
+from sglang_omni.pipeline.stage.edges.endpoints import TargetEndpoints
+from sglang_omni.pipeline.transport.control_plane import CoordinatorControlPlane, StageControlPlane
+from sglang_omni.pipeline.transport.keys import RunKeys
+from sglang_omni.pipeline.transport.tcp import push as tcp_push
 from sglang_omni.proto import (
     AbortMessage,
     CompleteMessage,

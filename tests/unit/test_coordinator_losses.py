@@ -9,7 +9,7 @@ import pytest
 from coordinator_harness import pipelines, soon
 from waiting import until
 
-from sglang_omni.pipeline import coordinator as module
+from sglang_omni.pipeline.coordinator import coordinator as module
 from sglang_omni.proto import RequestState, Unavailable
 
 make = pytest.fixture(pipelines)

@@ -11,7 +11,7 @@ import pytest
 from coordinator_harness import Pipeline, pipelines, soon
 from waiting import until
 
-from sglang_omni.pipeline import coordinator as module
+from sglang_omni.pipeline.coordinator import coordinator as module
 from sglang_omni.proto import CompleteMessage
 
 make = pytest.fixture(pipelines)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_omni.relay.cuda_driver import CudaDriver, CudaError
+from sglang_omni.relay.shm.cuda_driver import CudaDriver, CudaError
 
 # Compiled with the real prototypes. Each function fails where its arguments are not what this test passes.
 DRIVER = r"""

@@ -13,10 +13,10 @@ from test_relay_io import PlainRelay
 from test_relay_shm import MIB, block
 from waiting import until
 
-from sglang_omni.pipeline import relay_io
-from sglang_omni.pipeline.fan_out import FanOut
+from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline.stage.edges.fan_out import FanOut
 from sglang_omni.proto import OmniRequest, StagePayload
-from sglang_omni.relay.shm import ShmRelay
+from sglang_omni.relay.shm.relay import ShmRelay
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ PLACES = {
     # A subclass of SGLang's scheduler: it has to override what that one calls itself.
     "engines/sglang/scheduler.py": {"sglang"},
     # NIXL's documented import is of `nixl._api`.
-    "relay/nixl.py": {"nixl"},
+    "relay/one_sided/nixl.py": {"nixl"},
 }
 # With an underscore, and documented all the same.
 DOCUMENTED = {

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from sglang_omni.pipeline.hosts import member as member_module
-from sglang_omni.pipeline.hosts.member import Member, RemoteProcess
-from sglang_omni.pipeline.hosts.messages import ProcessReport, ReportMessage
-from sglang_omni.pipeline.worker_process import WorkerFailure
+from sglang_omni.pipeline.processes.hosts import member as member_module
+from sglang_omni.pipeline.processes.hosts.member import Member, RemoteProcess
+from sglang_omni.pipeline.processes.hosts.messages import ProcessReport, ReportMessage
+from sglang_omni.pipeline.processes.process import WorkerFailure
 
 
 def joined() -> Member:

@@ -29,7 +29,7 @@ HEAVY = (
         "sglang_omni.launch_router",
         "sglang_omni.launch_server",
         "sglang_omni.pipeline.coordinator",
-        "sglang_omni.pipeline.launchers.hosts",
+        "sglang_omni.pipeline.processes.hosts.launcher",
         "sglang_omni.proto",
         "sglang_omni.relay",
         "sglang_omni.scheduling.messages",

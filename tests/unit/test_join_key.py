@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_omni.pipeline.hosts.join_key import read_join_key, read_or_create_join_key
+from sglang_omni.pipeline.processes.hosts.join_key import read_join_key, read_or_create_join_key
 
 
 def test_it_is_written_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sglang_omni.pipeline.hosts.messages import (
+from sglang_omni.pipeline.processes.hosts.messages import (
     GoodbyeMessage,
     JoinMessage,
     Launch,

@@ -20,13 +20,13 @@ import torch
 from fake_gpu import STREAM, UUID, FakeEvent, FakeGpu, install
 from waiting import until
 
-from sglang_omni.pipeline.relay_io import read_stream_chunk, send_stream_chunk
+from sglang_omni.pipeline.stage.edges.relay_io import read_stream_chunk, send_stream_chunk
 from sglang_omni.proto import codec
 from sglang_omni.relay import RelayReadError
-from sglang_omni.relay.cuda_driver import CudaError
-from sglang_omni.relay.cuda_ipc import CudaLender, borrow
-from sglang_omni.relay.loans import MAX_LOANS
-from sglang_omni.relay.shm import ShmRelay
+from sglang_omni.relay.shm.cuda_driver import CudaError
+from sglang_omni.relay.shm.cuda_ipc import CudaLender, borrow
+from sglang_omni.relay.shm.loans import MAX_LOANS
+from sglang_omni.relay.shm.relay import ShmRelay
 
 
 @pytest.fixture

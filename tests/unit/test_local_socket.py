@@ -18,9 +18,9 @@ from local_socket_harness import MIB, WAIT_S, Pull, numbered, raw
 from waiting import until
 
 from sglang_omni.pipeline.transport.base import BATCH, QUEUED_MESSAGES, ControlPlaneClosed
-from sglang_omni.pipeline.transport.local_pull import PullSocket
-from sglang_omni.pipeline.transport.local_push import PushSocket
-from sglang_omni.pipeline.transport.zmtp import frame_header, opening
+from sglang_omni.pipeline.transport.ipc.pull import PullSocket
+from sglang_omni.pipeline.transport.ipc.push import PushSocket
+from sglang_omni.pipeline.transport.ipc.zmtp import frame_header, opening
 
 
 @pytest.fixture

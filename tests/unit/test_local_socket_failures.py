@@ -17,10 +17,10 @@ import pytest
 from local_socket_harness import MIB, WAIT_S, Pull, is_closed, numbered, raw
 from waiting import until
 
-from sglang_omni.pipeline.transport import local_pull
 from sglang_omni.pipeline.transport.base import QUEUED_MESSAGES
-from sglang_omni.pipeline.transport.local_push import PushSocket
-from sglang_omni.pipeline.transport.zmtp import frame_header, opening
+from sglang_omni.pipeline.transport.ipc import pull as local_pull
+from sglang_omni.pipeline.transport.ipc.push import PushSocket
+from sglang_omni.pipeline.transport.ipc.zmtp import frame_header, opening
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from fake_gpu import FakeGpu, install
 
-from sglang_omni.relay.pinned import CHUNK_BYTES, PIN_FROM_BYTES, PinnedMemory
+from sglang_omni.relay.shm.pinned import CHUNK_BYTES, PIN_FROM_BYTES, PinnedMemory
 
 START = 1 << 40
 MiB = 1 << 20

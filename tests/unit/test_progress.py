@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from sglang_omni.pipeline.progress import ProgressCounters, ProgressReporter
+from sglang_omni.pipeline.coordinator.in_flight import ProgressCounters
+from sglang_omni.pipeline.stage.progress import ProgressReporter
 from sglang_omni.pipeline.stage.requests import RequestTable
 from sglang_omni.proto import ProgressMessage, parse_message
 

@@ -11,11 +11,12 @@ import pytest
 from sglang_omni import launch_server
 from sglang_omni.config import PipelineConfig, StageConfig
 from sglang_omni.config.spread import spread_out
-from sglang_omni.pipeline.launchers.ray import RayLauncher
-from sglang_omni.pipeline.launchers.ray_actor import on_first_gpu
-from sglang_omni.pipeline.launchers.ray_room import Bundle, Demand, demand_of, most_cpus
-from sglang_omni.pipeline.runtime_config import prepare_pipeline_runtime
-from sglang_omni.pipeline.stage_workers import WorkerSpec, plan_workers
+from sglang_omni.pipeline.processes.plan import plan_workers
+from sglang_omni.pipeline.processes.prepare import prepare_pipeline_runtime
+from sglang_omni.pipeline.processes.ray.actor import on_first_gpu
+from sglang_omni.pipeline.processes.ray.capacity import Bundle, Demand, demand_of, most_cpus
+from sglang_omni.pipeline.processes.ray.launcher import RayLauncher
+from sglang_omni.pipeline.specs import WorkerSpec
 
 
 def stage(name: str, *, cpus: float | None = None, fraction: float | None = None, **fields) -> StageConfig:
@@ -146,6 +147,6 @@ def test_without_ray_the_command_that_installs_it_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "sglang_omni.pipeline.launchers.ray")
+    monkeypatch.delitem(sys.modules, "sglang_omni.pipeline.processes.ray.launcher")
     assert launch_server.main(["--launcher", "ray", "--port", "0"]) == 1
     assert "pip install 'sgl-omni[ray]'" in capsys.readouterr().err

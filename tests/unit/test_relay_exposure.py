@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_omni.relay import nixl
-from sglang_omni.relay.exposure import device_of, own_addresses
-from sglang_omni.relay.settings import setting
+from sglang_omni.relay.bind_guard import device_of, own_addresses
+from sglang_omni.relay.env_override import setting
+from sglang_omni.relay.one_sided import nixl
 
 
 def test_the_device_of_an_address_is_the_one_that_has_it() -> None:

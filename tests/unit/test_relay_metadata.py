@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_omni.relay import RelayReadError, nccl
-from sglang_omni.relay.one_sided import OneSidedRelay
-from sglang_omni.relay.slots import HEADER_BYTES, SLOT_BYTES, slots_for
+from sglang_omni.relay import RelayReadError
+from sglang_omni.relay.nccl import relay as nccl
+from sglang_omni.relay.one_sided.relay import OneSidedRelay
+from sglang_omni.relay.one_sided.slots import HEADER_BYTES, SLOT_BYTES, slots_for
 
 _numbers = st.integers(-(1 << 70), 1 << 70) | st.sampled_from(
     [-1, 0, 1, 2, 63, 64, 65, SLOT_BYTES - 64, SLOT_BYTES, SLOT_BYTES + 1, (1 << 63) - 1, 1 << 63, 1 << 64]

@@ -12,6 +12,7 @@ import pytest
 from sglang_omni.config import PipelineConfig, RelayConfig, StageConfig, validate_pipeline
 from sglang_omni.config.relay_backends import BUILT_IN, network_backends, relay_backend
 from sglang_omni.relay import create_relay, register_relay
+from sglang_omni.relay.base import BUILT_IN_MODULES
 
 
 def test_options_a_backend_does_not_take_are_dropped() -> None:
@@ -32,7 +33,7 @@ def test_options_a_backend_does_not_take_are_dropped() -> None:
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_plans_know_of_a_backend_what_its_class_says(name: str) -> None:
-    import_module(f"sglang_omni.relay.{name}")
+    import_module(BUILT_IN_MODULES[name])
     assert relay_backend(name) == BUILT_IN[name]
 
 
@@ -109,6 +110,7 @@ def test_a_relay_is_made_by_the_path_of_its_class() -> None:
 
 def test_relays_are_imported_without_torch() -> None:
     code = (
-        "import sys, sglang_omni.relay.shm, sglang_omni.pipeline.relay_io; sys.exit('torch' in sys.modules)"
+        "import sys, sglang_omni.relay.shm, sglang_omni.pipeline.stage.edges.relay_io\n"
+        "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

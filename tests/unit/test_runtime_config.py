@@ -12,12 +12,9 @@ from pathlib import Path
 import pytest
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, RelayConfig, StageConfig
-from sglang_omni.pipeline.runtime_config import (
-    allocate_endpoints,
-    build_relay_configs,
-    prepare_pipeline_runtime,
-)
-from sglang_omni.pipeline.runtime_dir import IpcRuntimeDir, create_ipc_runtime_dir, join_ipc_runtime_dir
+from sglang_omni.pipeline.processes.plan import build_relay_configs
+from sglang_omni.pipeline.processes.prepare import allocate_endpoints, prepare_pipeline_runtime
+from sglang_omni.pipeline.processes.run_dir import IpcRuntimeDir, create_ipc_runtime_dir, join_ipc_runtime_dir
 
 
 def pipeline(base: Path | None = None, stages: list[StageConfig] | None = None, **fields) -> PipelineConfig:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_omni.config.schema import AutoscalingConfig
-from sglang_omni.pipeline.scaling import AdmissionPolicy, ScalingPolicy
+from sglang_omni.pipeline.processes.scaling import AdmissionPolicy, ScalingPolicy
 
 LOADS = st.one_of(st.integers(0, 200), st.floats(0, 200))
 STEPS = st.floats(0.01, 20)

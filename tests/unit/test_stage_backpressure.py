@@ -14,9 +14,9 @@ import pytest
 from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload
 from waiting import until
 
-from sglang_omni.pipeline.control_plane import CoordinatorControlPlane, StageControlPlane
 from sglang_omni.pipeline.stage.input import AggregatedInput
 from sglang_omni.pipeline.stage.runtime import Stage
+from sglang_omni.pipeline.transport.control_plane import CoordinatorControlPlane, StageControlPlane
 from sglang_omni.proto import AbortMessage, ProgressMessage, SubmitMessage
 from sglang_omni.relay.base import create_relay
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
@@ -26,8 +26,8 @@ from sglang_omni.scheduling.worker_pool import WorkerPool
 
 @pytest.fixture(autouse=True)
 def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_omni.pipeline.stage.room._INBOX_HIGH", 20)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.room._INBOX_LOW", 5)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._INBOX_HIGH", 20)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._INBOX_LOW", 5)
     monkeypatch.setattr("sglang_omni.pipeline.stage.runtime._BACKLOG_HIGH", 50)
     monkeypatch.setattr("sglang_omni.pipeline.stage.runtime._BACKLOG_LOW", 10)
 

@@ -11,12 +11,12 @@ from stage_harness import harness, payload
 from test_relay_shm import block
 from waiting import until
 
-from sglang_omni.pipeline import relay_io
-from sglang_omni.pipeline.stage.edge_relays import EdgeRelays
+from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
 from sglang_omni.pipeline.stage.stats import StatsReporter
 from sglang_omni.proto import DataReadyMessage, StatsMessage, codec
 from sglang_omni.relay import create_relay, register_relay
-from sglang_omni.relay.shm import ShmRelay
+from sglang_omni.relay.shm.relay import ShmRelay
 
 
 class Distant(ShmRelay):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from sglang_omni.pipeline.stage.lane import Lane
+from sglang_omni.pipeline.stage.edges.queue import Lane
 
 WAIT_S = 60
 

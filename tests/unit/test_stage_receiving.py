@@ -11,7 +11,7 @@ import pytest
 from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload
 from waiting import until
 
-from sglang_omni.pipeline import relay_io
+from sglang_omni.pipeline.stage.edges import relay_io
 from sglang_omni.pipeline.stage.input import AggregatedInput
 from sglang_omni.proto import (
     AbortMessage,
@@ -335,8 +335,8 @@ async def test_large_payloads_are_left_with_their_sender_while_the_scheduler_is_
     monkeypatch: pytest.MonkeyPatch, inbox: type
 ) -> None:
     size = 64 << 10
-    monkeypatch.setattr("sglang_omni.pipeline.stage.room._BYTES_HIGH", 5 * size)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.room._BYTES_LOW", 2 * size + size // 2)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._BYTES_HIGH", 5 * size)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._BYTES_LOW", 2 * size + size // 2)
     scheduler = HandScheduler()
     scheduler.inbox = inbox()
     async with harness(scheduler=scheduler) as one:
@@ -360,8 +360,8 @@ async def test_large_payloads_are_left_with_their_sender_while_the_scheduler_is_
 
 async def test_what_a_stream_brings_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     size = 64 << 10
-    monkeypatch.setattr("sglang_omni.pipeline.stage.room._BYTES_HIGH", 3 * size)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.room._BYTES_LOW", size)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._BYTES_HIGH", 3 * size)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._BYTES_LOW", size)
     async with harness(can_accept_stream_before_payload=True) as one:
         sender = Sender(one)
         for index in range(8):

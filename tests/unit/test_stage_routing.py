@@ -9,8 +9,8 @@ import pytest
 from stage_harness import HandScheduler, Harness, harness, payload
 from waiting import until
 
-from sglang_omni.pipeline import relay_io
-from sglang_omni.pipeline.stage.isolation import has_own_container
+from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline.stage.edges.isolation import has_own_container
 from sglang_omni.proto import CompleteMessage, Replicas, RequestError, StagePayload
 
 

@@ -9,15 +9,11 @@ from pathlib import Path
 import pytest
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
-from sglang_omni.pipeline.runtime_config import prepare_pipeline_runtime
-from sglang_omni.pipeline.stage_builder import StageLaunchConfig, as_scheduler
-from sglang_omni.pipeline.stage_workers import (
-    WorkerSpec,
-    get_stage_process_env,
-    plan_workers,
-    with_port,
-    worker_environment,
-)
+from sglang_omni.pipeline.processes.environment import get_stage_process_env, with_port, worker_environment
+from sglang_omni.pipeline.processes.plan import plan_workers
+from sglang_omni.pipeline.processes.prepare import prepare_pipeline_runtime
+from sglang_omni.pipeline.specs import StageLaunchConfig, WorkerSpec
+from sglang_omni.pipeline.stage.build import as_scheduler
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 

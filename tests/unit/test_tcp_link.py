@@ -12,11 +12,12 @@ import pytest
 import zmq
 from waiting import until
 
-from sglang_omni.pipeline.transport import tcp_push, tcp_socket
 from sglang_omni.pipeline.transport.base import QUEUED_MESSAGES
-from sglang_omni.pipeline.transport.curve import RunKeys, secure_client
-from sglang_omni.pipeline.transport.tcp_pull import TcpPullSocket
-from sglang_omni.pipeline.transport.tcp_push import TcpPushSocket
+from sglang_omni.pipeline.transport.keys import RunKeys, secure_client
+from sglang_omni.pipeline.transport.tcp import push as tcp_push
+from sglang_omni.pipeline.transport.tcp import sockets as tcp_socket
+from sglang_omni.pipeline.transport.tcp.pull import TcpPullSocket
+from sglang_omni.pipeline.transport.tcp.push import TcpPushSocket
 
 KEYS = RunKeys.generate()
 ANY = "tcp://127.0.0.1:*"

@@ -12,13 +12,14 @@ import zmq
 import zmq.utils.monitor
 from waiting import until
 
-from sglang_omni.pipeline.transport import monitor, tcp_socket
-from sglang_omni.pipeline.transport.curve import RunKeys, secure_client
+from sglang_omni.pipeline.transport import monitor
+from sglang_omni.pipeline.transport.ipc.zmtp import opening
+from sglang_omni.pipeline.transport.keys import RunKeys, secure_client
 from sglang_omni.pipeline.transport.publisher import Publisher
-from sglang_omni.pipeline.transport.tcp_link import HELLO, HELLO_MAGIC
-from sglang_omni.pipeline.transport.tcp_pull import TcpPullSocket
-from sglang_omni.pipeline.transport.tcp_push import TcpPushSocket
-from sglang_omni.pipeline.transport.zmtp import opening
+from sglang_omni.pipeline.transport.tcp import sockets as tcp_socket
+from sglang_omni.pipeline.transport.tcp.link import HELLO, HELLO_MAGIC
+from sglang_omni.pipeline.transport.tcp.pull import TcpPullSocket
+from sglang_omni.pipeline.transport.tcp.push import TcpPushSocket
 
 KEYS = RunKeys.generate()
 ANY = "tcp://127.0.0.1:*"

@@ -13,10 +13,10 @@ import pytest
 from waiting import until
 
 from sglang_omni.config import WatchdogConfig
-from sglang_omni.pipeline import watchdog as module
-from sglang_omni.pipeline.assignment import Assignments
-from sglang_omni.pipeline.pulse import Pulse, Vitals
-from sglang_omni.pipeline.watchdog import Watchdog
+from sglang_omni.pipeline.coordinator.replicas import Assignments
+from sglang_omni.pipeline.processes import watchdog as module
+from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
+from sglang_omni.pipeline.processes.watchdog import Watchdog
 
 BROKEN = Pulse(failed_steps=5, failed_requests=2, failing_s=11.0, error="RuntimeError: no device")
 

@@ -11,7 +11,7 @@ import traceback
 import psutil
 import pytest
 
-from sglang_omni.pipeline.worker_process import WorkerProcess, ended_early, exited_with
+from sglang_omni.pipeline.processes.process import WorkerProcess, ended_early, exited_with
 
 
 def raised(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from sglang_omni.pipeline.transport.zmtp import (
+from sglang_omni.pipeline.transport.ipc.zmtp import (
     COMMAND,
     GREETING,
     LONG,

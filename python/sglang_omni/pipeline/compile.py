@@ -19,10 +19,11 @@ from sglang_omni.config import (
 )
 from sglang_omni.packages import warn_of_untried
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
-from sglang_omni.pipeline.runtime_config import build_coordinator
+from sglang_omni.pipeline.coordinator.build import build_coordinator
+from sglang_omni.pipeline.processes.plan import plan_stage_launch
+from sglang_omni.pipeline.stage.build import build_stage
+from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.stage.runtime import Stage
-from sglang_omni.pipeline.stage_builder import build_stage, plan_stage_launch
 
 
 def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:

@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from sglang_omni.config.relay_backends import (
-    BUILT_IN,
     constructor_parameters,
     declare_backend,
     import_relay,
@@ -174,7 +173,12 @@ _RelayClass = TypeVar("_RelayClass", bound=type)
 
 _registry: dict[str, type] = {}
 # Backends of this package, imported when first asked for: each may need a library of its own.
-_BUILT_IN = {name: f"sglang_omni.relay.{name}" for name in BUILT_IN}
+BUILT_IN_MODULES = {
+    "shm": "sglang_omni.relay.shm.relay",
+    "nccl": "sglang_omni.relay.nccl.relay",
+    "nixl": "sglang_omni.relay.one_sided.nixl",
+    "mooncake": "sglang_omni.relay.one_sided.mooncake",
+}
 
 
 def register_relay(name: str) -> Callable[[_RelayClass], _RelayClass]:
@@ -200,11 +204,11 @@ def create_relay(name: str, **options: Any) -> Any:
         ValueError: No backend has that name.
         ImportError: There is no such class.
     """
-    if name not in _registry and name in _BUILT_IN:
-        import_module(_BUILT_IN[name])
+    if name not in _registry and name in BUILT_IN_MODULES:
+        import_module(BUILT_IN_MODULES[name])
     cls = import_relay(name) if is_class_path(name) else _registry.get(name)
     if cls is None:
-        known = ", ".join(sorted({*_registry, *_BUILT_IN}))
+        known = ", ".join(sorted({*_registry, *BUILT_IN_MODULES}))
         raise ValueError(f"unknown relay {name!r}; available: {known}")
     parameters = constructor_parameters(cls)
     if parameters is not None:

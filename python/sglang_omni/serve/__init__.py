@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sglang_omni.serve.app import create_app
+    from sglang_omni.serve.api.app import create_app
 
 __all__ = ["create_app"]
 
@@ -13,7 +13,7 @@ __all__ = ["create_app"]
 def __getattr__(name: str) -> Any:
     # The replicas' supervisor imports this package and needs no web framework.
     if name == "create_app":
-        from sglang_omni.serve.app import create_app
+        from sglang_omni.serve.api.app import create_app
 
         return create_app
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

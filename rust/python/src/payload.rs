@@ -28,7 +28,7 @@ impl PayloadPlan {
             return Ok(());
         }
         let owners: Vec<_> = self.owners.iter().map(|owner| owner.bind(py)).collect();
-        py.import("sglang_omni.relay.device_copy")?
+        py.import("sglang_omni.relay.shm.device_copy")?
             .call_method1("copy_from_device", (owners, runs))?;
         Ok(())
     }

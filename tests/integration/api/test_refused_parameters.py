@@ -14,8 +14,13 @@ import pytest
 
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, speech_stages
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig
-from sglang_omni.serve.protocol import ChatCompletionRequest, CompletionRequest, NativeRequest, SpeechRequest
-from sglang_omni.serve.state import Capabilities
+from sglang_omni.serve.api.protocol import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    NativeRequest,
+    SpeechRequest,
+)
+from sglang_omni.serve.api.state import Capabilities
 
 HELLO = {"messages": [{"role": "user", "content": "Hi"}]}
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"

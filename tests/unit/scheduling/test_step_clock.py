@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_omni.executors.preprocessing_executor import PreprocessingExecutor
-from sglang_omni.pipeline.pulse import take_pulse
+from sglang_omni.pipeline.processes.pulse import take_pulse
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.scheduling import step_clock
 from sglang_omni.scheduling.messages import IncomingMessage

@@ -14,9 +14,9 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from waiting import until
 
-from sglang_omni.serve import errors
-from sglang_omni.serve.admission import Admission, AdmissionLimits, Gate
-from sglang_omni.serve.fleet import router_limits
+from sglang_omni.serve.api import errors
+from sglang_omni.serve.api.admission import Admission, AdmissionLimits, Gate
+from sglang_omni.serve.launch.fleet import router_limits
 
 BODY_LIMIT = 100_000
 

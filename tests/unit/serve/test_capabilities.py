@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_omni.client import Client, RequestError
-from sglang_omni.serve.state import Capabilities, Server
+from sglang_omni.serve.api.state import Capabilities, Server
 
 CONFIG = SimpleNamespace(
     stages=[SimpleNamespace(name="thinker")], input_modalities=("text",), voices=("Ethan", "chelsie")

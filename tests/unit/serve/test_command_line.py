@@ -13,7 +13,7 @@ import pytest
 from sglang_omni import __version__, cli, launch_host, launch_server
 from sglang_omni.config.split import check_split, possible_splits
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
-from sglang_omni.serve.model_flags import apply_model_flags
+from sglang_omni.serve.launch.model_flags import apply_model_flags
 
 COMMAND = Path(sys.executable).with_name("sgl-omni")
 
@@ -45,7 +45,7 @@ def test_flags_of_other_servers_say_what_serves_here(
 
 
 def test_every_counterpart_is_a_flag_of_ours() -> None:
-    from sglang_omni.serve.counterparts import _BELONGS_TO_THE_ROUTER, _IS_CALLED, _SAYS
+    from sglang_omni.serve.launch.counterparts import _BELONGS_TO_THE_ROUTER, _IS_CALLED, _SAYS
 
     known = launch_server.build_parser()._option_string_actions
     assert {*_IS_CALLED.values(), *_BELONGS_TO_THE_ROUTER.values()} <= set(known)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from sglang_omni.serve.connections import ConnectionLimits
-from sglang_omni.serve.processes import bind
-from sglang_omni.serve.web_server import WebServer
+from sglang_omni.serve.launch.connections import ConnectionLimits
+from sglang_omni.serve.launch.processes import bind
+from sglang_omni.serve.launch.web_server import WebServer
 
 PATIENCE = 30.0
 # Times that are to end are short; those that must not end in between are long.

@@ -7,8 +7,8 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from sglang_omni.serve.errors import describe
-from sglang_omni.serve.protocol import (
+from sglang_omni.serve.api.errors import describe
+from sglang_omni.serve.api.protocol import (
     AbortRequest,
     ChatCompletionRequest,
     CompletionRequest,
@@ -16,7 +16,7 @@ from sglang_omni.serve.protocol import (
     SpeechRequest,
     TranscriptionForm,
 )
-from sglang_omni.serve.validation import field_path, validation_error
+from sglang_omni.serve.api.validation import field_path, validation_error
 
 
 def refusal(**fields):

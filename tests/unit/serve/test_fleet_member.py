@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_omni.serve import member
-from sglang_omni.serve.processes import bind
+from sglang_omni.serve.launch import member
+from sglang_omni.serve.launch.processes import bind
 
 # Is healthy once, and ends. All but the first take their time to load.
 ONCE_HEALTHY = """
@@ -37,7 +37,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).handle_request()
 SERVES = """
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from sglang_omni.serve.member import write_stacks_on_request
+from sglang_omni.serve.launch.member import write_stacks_on_request
 write_stacks_on_request()
 class Health(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"

@@ -9,8 +9,8 @@ import pytest
 from sglang_omni.launch_host import main as host
 from sglang_omni.launch_server import build_parser
 from sglang_omni.launch_server import main as serve
-from sglang_omni.pipeline.hosts.join_key import read_join_key, read_or_create_join_key
-from sglang_omni.serve.host_flags import hosts_launcher
+from sglang_omni.pipeline.processes.hosts.join_key import read_join_key, read_or_create_join_key
+from sglang_omni.serve.launch.host_flags import hosts_launcher
 
 
 @pytest.mark.parametrize(

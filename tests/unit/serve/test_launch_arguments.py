@@ -10,8 +10,8 @@ import pytest
 
 from sglang_omni import cli, launch_router, launch_server
 from sglang_omni.launch_server import DEFAULT_MODEL, LaunchError, load_pipeline
-from sglang_omni.serve.health_flags import apply_health_flags, health_arguments
-from sglang_omni.serve.limit_flags import given_limits, limit_arguments
+from sglang_omni.serve.launch.health_flags import apply_health_flags, health_arguments
+from sglang_omni.serve.launch.limit_flags import given_limits, limit_arguments
 
 ECHO = """
 model_path: none

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang_omni.serve.log_limit import LogLimit
+from sglang_omni.serve.launch.log_limit import LogLimit
 
 
 @pytest.fixture

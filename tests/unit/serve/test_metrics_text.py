@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_omni.client import UsageInfo
-from sglang_omni.serve.metrics import Metrics, stage_families
+from sglang_omni.serve.api.metrics import Metrics, stage_families
 
 
 def families(metrics: Metrics, gauges=None):

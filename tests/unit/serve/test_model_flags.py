@@ -8,7 +8,7 @@ from sglang_omni import launch_server
 from sglang_omni.config.factory_args import resolve_stage_factory_args
 from sglang_omni.launch_server import build_parser, load_pipeline
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
-from sglang_omni.serve.model_flags import apply_model_flags, model_arguments
+from sglang_omni.serve.launch.model_flags import apply_model_flags, model_arguments
 
 
 def applied(config, *arguments):

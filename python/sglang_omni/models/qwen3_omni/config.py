@@ -10,7 +10,7 @@ from sglang_omni.config.schema import PipelineConfig, StageConfig
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS
 from sglang_omni.preprocessing.request_params import RequestParams
-from sglang_omni.relay.cuda_driver import gpu_count
+from sglang_omni.relay.shm.cuda_driver import gpu_count
 
 _PACKAGE = "sglang_omni.models.qwen3_omni"
 _ENCODERS = ["image_encoder", "audio_encoder"]

@@ -1,1 +1,1 @@
-"""A stage: the I/O shell around a scheduler."""
+"""A stage's room: the I/O shell around a scheduler, in a process of its own or with others."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_omni.config.instances import stage_of
+from sglang_omni.pipeline.stage.backpressure import Room
 from sglang_omni.pipeline.stage.input import InputHandler
 from sglang_omni.pipeline.stage.requests import RequestTable
-from sglang_omni.pipeline.stage.room import Room
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import Replicas, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage

@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any, Protocol
 
 from sglang_omni.config.instances import instance_name, stage_of
-from sglang_omni.pipeline import relay_io
-from sglang_omni.pipeline.fan_out import FanOut
-from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
-from sglang_omni.pipeline.progress import ProgressReporter
-from sglang_omni.pipeline.stage.edge_relays import EdgeRelays
-from sglang_omni.pipeline.stage.endpoints import TargetEndpoints
-from sglang_omni.pipeline.stage.isolation import has_own_container
-from sglang_omni.pipeline.stage.lane import Lane
+from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline.stage.edges.endpoints import TargetEndpoints
+from sglang_omni.pipeline.stage.edges.fan_out import FanOut
+from sglang_omni.pipeline.stage.edges.isolation import has_own_container
+from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
+from sglang_omni.pipeline.stage.edges.queue import Lane
+from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
+from sglang_omni.pipeline.stage.edges.routing import checked_targets
+from sglang_omni.pipeline.stage.progress import ProgressReporter
 from sglang_omni.pipeline.stage.requests import RequestRecord, RequestTable
-from sglang_omni.pipeline.stage.routes import checked_targets
 from sglang_omni.proto import (
     CompleteMessage,
     DataReadyMessage,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from sglang_omni.pipeline.progress import ProgressReporter
+from sglang_omni.pipeline.stage.progress import ProgressReporter
 from sglang_omni.proto import Replicas
 from sglang_omni.scheduling.messages import IncomingMessage
 from sglang_omni.scheduling.recent_ids import RecentIds

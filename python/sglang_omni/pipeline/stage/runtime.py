@@ -15,13 +15,13 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from sglang_omni.config.instances import stage_of
-from sglang_omni.pipeline import relay_io
-from sglang_omni.pipeline.control_plane import ControlPlaneClosed
-from sglang_omni.pipeline.local_dispatch import LocalStageDispatcher
-from sglang_omni.pipeline.stage.edge_relays import EdgeRelays
+from sglang_omni.pipeline.stage.backpressure import Room
+from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
+from sglang_omni.pipeline.stage.edges.queue import Lane
+from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
 from sglang_omni.pipeline.stage.input import DirectInput, InputHandler
 from sglang_omni.pipeline.stage.intake import Intake
-from sglang_omni.pipeline.stage.lane import Lane
 from sglang_omni.pipeline.stage.outgoing import (
     GetNextFn,
     GetStreamDoneTargetsFn,
@@ -31,10 +31,10 @@ from sglang_omni.pipeline.stage.outgoing import (
 )
 from sglang_omni.pipeline.stage.profiler import StageProfiler
 from sglang_omni.pipeline.stage.requests import RequestRecord
-from sglang_omni.pipeline.stage.room import Room
 from sglang_omni.pipeline.stage.scheduler_threads import SchedulerThreads
 from sglang_omni.pipeline.stage.stats import StatsReporter
 from sglang_omni.pipeline.stage.stream_queue import StreamItem
+from sglang_omni.pipeline.transport.control_plane import ControlPlaneClosed
 from sglang_omni.proto import (
     CompleteMessage,
     DataReadyMessage,

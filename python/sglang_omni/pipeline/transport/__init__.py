@@ -1,1 +1,1 @@
-"""The control plane's sockets: PUSH to one peer, PULL from many; what the messages mean is not known here."""
+"""Sockets and the messages on them: both ends of every connection of a pipeline. Knows no stage."""

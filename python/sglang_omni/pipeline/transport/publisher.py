@@ -7,9 +7,9 @@ from collections import deque
 
 import zmq
 
-from sglang_omni.pipeline.transport.curve import RunKeys
+from sglang_omni.pipeline.transport.keys import RunKeys
 from sglang_omni.pipeline.transport.monitor import RefusalLog
-from sglang_omni.pipeline.transport.tcp_socket import SCHEME, bind_tcp
+from sglang_omni.pipeline.transport.tcp.sockets import SCHEME, bind_tcp
 from sglang_omni.pipeline.transport.zmq_socket import state_fd, zmq_socket
 
 # Messages on their way to one subscriber; what does not fit is lost.

@@ -1,0 +1,36 @@
+"""Builds a pipeline's Coordinator from its config."""
+
+from __future__ import annotations
+
+from sglang_omni.config import (
+    PipelineConfig,
+    import_callable,
+)
+from sglang_omni.pipeline.coordinator import Coordinator
+from sglang_omni.pipeline.transport.keys import RunKeys
+
+
+def build_coordinator(
+    config: PipelineConfig,
+    endpoints: dict[str, str],
+    *,
+    keys: RunKeys | None = None,
+    host_address: str | None = None,
+) -> Coordinator:
+    """The pipeline's coordinator, which knows no stage yet. The others are as in ``PipelineRuntimePrep``.
+
+    Raises:
+        ImportError: ``terminal_stages_fn`` cannot be imported.
+    """
+    resolver = config.terminal_stages_fn
+    return Coordinator(
+        completion_endpoint=endpoints["completion"],
+        abort_endpoint=endpoints["abort"],
+        entry_stage=config.resolved_entry_stage,
+        terminal_stages=config.terminal_stages or None,
+        terminal_stages_resolver=import_callable(resolver, stage=None, field="terminal_stages_fn")
+        if resolver
+        else None,
+        keys=keys,
+        host_address=host_address,
+    )

@@ -1,0 +1,1 @@
+"""The parent's room: plans a pipeline's processes, starts, watches, restarts and scales them."""

@@ -1,0 +1,60 @@
+"""The environment of a process: variables, the GPU it may see, and the port of its ranks."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sglang_omni.pipeline.specs import StageLaunchConfig, WorkerSpec
+
+
+def with_port(ranks: Sequence[WorkerSpec]) -> tuple[list[WorkerSpec], socket.socket]:
+    """The ranks of one stage, told a port of their own.
+
+    Returns:
+        The ranks, and the socket that holds the port until it is closed: it never listens, which leaves the
+        port to the ranks and out of what the system hands out as free.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    port = held.getsockname()[1]
+    return [
+        replace(spec, stages=tuple(replace(launch, nccl_port=port) for launch in spec.stages))
+        for spec in ranks
+    ], held
+
+
+def get_stage_process_env(spec: StageLaunchConfig, env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that let a TP rank's process see its own GPU alone; none for other stages, or on the CPU.
+
+    Args:
+        spec: The rank. Its ``gpu_id`` counts within what ``CUDA_VISIBLE_DEVICES`` lets through.
+        env: The environment to start from; this process's when None.
+
+    Raises:
+        ValueError: The rank's GPU is not visible.
+    """
+    if spec.tp_size <= 1 or spec.gpu_id is None:
+        return {}
+    device = str(spec.gpu_id)
+    visible = (os.environ if env is None else env).get("CUDA_VISIBLE_DEVICES")
+    if visible:
+        devices = [item.strip() for item in visible.split(",")]
+        if spec.gpu_id >= len(devices):
+            raise ValueError(
+                f"stage {spec.stage_name!r}: gpu {spec.gpu_id} of rank {spec.tp_rank} is not among "
+                f"CUDA_VISIBLE_DEVICES={visible!r}"
+            )
+        device = devices[spec.gpu_id]
+    return {"CUDA_VISIBLE_DEVICES": device, "SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS": "true"}
+
+
+def worker_environment(spec: WorkerSpec, env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` with the pipeline's defaults under it and what the stages' ranks require over it."""
+    environment = {**spec.config.env_defaults, **env}
+    for stage in spec.stages:
+        environment |= get_stage_process_env(stage, environment)
+    return environment

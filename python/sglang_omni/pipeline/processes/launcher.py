@@ -1,0 +1,107 @@
+"""What the runner needs of a place that starts processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from sglang_omni.config import PipelineConfig
+from sglang_omni.pipeline.processes.pulse import Vitals
+from sglang_omni.pipeline.specs import WorkerSpec
+
+
+class LaunchedProcess(Protocol):
+    """A process that a launcher has started.
+
+    Attributes:
+        name: Its name in the plan.
+        pid: Its id on the host it runs on; 0 while that is not known.
+        ready: Done once its stages are up; holds a ``WorkerFailure`` if it ends before that.
+        exited: Holds the exit status once it has ended; -9 stands for signal 9.
+        endpoints: Instance of a stage -> where stages on other hosts reach it; there when it is ready.
+        host_lost: Whether it ended with the host it ran on, and not by a fault of its own.
+        state: What keeps it from answering, as its host knows it: ``is stopped (SIGSTOP)``; else, or if
+            nothing is known, "".
+        vitals: Its heartbeat, from when it is ready.
+    """
+
+    name: str
+    ready: asyncio.Future[None]
+    exited: asyncio.Future[int]
+    vitals: Vitals
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def endpoints(self) -> dict[str, str]: ...
+
+    @property
+    def host_lost(self) -> bool: ...
+
+    def kill(self, *, stacks: bool = False) -> None:
+        """End it now; nothing happens if it has ended already.
+
+        Args:
+            stacks: Let it write its threads' stacks to its stderr first, if it can within a second.
+        """
+        ...
+
+    def describe_exit(self) -> str:
+        """How it ended: ``was killed by SIGKILL (exit status -9)``, ``exited with status 1: KeyError: 3``."""
+        ...
+
+
+class Launcher(Protocol):
+    """Starts processes. All methods belong to the thread of the runner's event loop.
+
+    Attributes:
+        host_address: The address of this host at which the processes on other hosts reach the run's sockets;
+            None where all processes are on this one.
+    """
+
+    @property
+    def host_address(self) -> str | None: ...
+
+    def place(self, config: PipelineConfig) -> PipelineConfig:
+        """The config with a ``node`` for every stage that is not to run on this host. It is called first.
+
+        Raises:
+            OSError: Whoever decides about that cannot be reached.
+        """
+        ...
+
+    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Get ready to start these: wait for their hosts, reserve what they need.
+
+        Those without ``starts_at_once`` are replicas that the load may call for later.
+
+        Raises:
+            RuntimeError: There is no room for them; the text says for which and what to do.
+            TimeoutError: A host did not join in time; the text names it.
+        """
+        ...
+
+    async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
+        """Return when these can be started again, after they have ended: now, or when their host is back."""
+        ...
+
+    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+        """Start one process, or all ranks of a tensor-parallel stage. Called again after they have ended.
+
+        Raises:
+            OSError: They cannot be started.
+        """
+        ...
+
+    def release(self, ranks: Sequence[WorkerSpec]) -> None:
+        """Give back what these hold: they have ended, and are not started again, or not soon."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what ``start`` took. Every process has ended by then. Idempotent."""
+        ...

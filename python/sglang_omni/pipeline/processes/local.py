@@ -1,0 +1,64 @@
+"""Processes of this host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from sglang_omni.config import PipelineConfig
+from sglang_omni.pipeline.processes.environment import with_port, worker_environment
+from sglang_omni.pipeline.processes.launcher import LaunchedProcess
+from sglang_omni.pipeline.processes.process import WorkerProcess
+from sglang_omni.pipeline.specs import WorkerSpec
+
+
+class LocalLauncher:
+    """Starts processes as children of this one."""
+
+    host_address = None
+
+    def place(self, config: PipelineConfig) -> PipelineConfig:
+        """All stages run here that do not say otherwise."""
+        return config
+
+    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """There is nothing to get ready.
+
+        Raises:
+            RuntimeError: One of them belongs on another host.
+        """
+        elsewhere = next((spec for spec in specs if spec.node is not None), None)
+        if elsewhere is not None:
+            raise RuntimeError(
+                f"process {elsewhere.process_name!r} belongs on node {elsewhere.node!r}, but no host joins "
+                "this run; leave `node` out, or let hosts join (--join-port)"
+            )
+
+    async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
+        """This host is there."""
+
+    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+        """See ``Launcher``. Ranks are told a port that is theirs while they run."""
+        held = None
+        if len(ranks) > 1:
+            ranks, held = with_port(ranks)
+        processes: list[LaunchedProcess] = []
+        try:
+            for spec in ranks:
+                environment = worker_environment(spec, os.environ)
+                processes.append(WorkerProcess(spec.process_name, spec, environment))
+        except BaseException:
+            for process in processes:
+                process.kill()
+            if held is not None:
+                held.close()
+            raise
+        if held is not None:
+            processes[0].exited.add_done_callback(lambda _: held.close())
+        return processes
+
+    def release(self, ranks: Sequence[WorkerSpec]) -> None:
+        """They hold nothing once they have ended."""
+
+    async def close(self) -> None:
+        """There is nothing to give back."""

@@ -1,0 +1,268 @@
+"""One worker process as its parent sees it: started, ready, ended.
+
+A worker is started by ``subprocess`` and not by ``multiprocessing``: its environment is its own
+instead of the parent's patched for a moment, no helper process appears beside it, and a parent that
+exits in any way does not wait for it. What ``multiprocessing`` gives a spawned child, the parent's
+``sys.path`` and its ``__main__``, is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from multiprocessing import spawn
+from pathlib import Path
+
+from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
+
+# Without sys.path the child cannot import this package, and without that it cannot read the rest.
+_BOOTSTRAP = (
+    "import pickle, sys; source = open({spec}, 'rb'); sys.path[:] = pickle.load(source); "
+    "from sglang_omni.pipeline.processes.child import worker_main; worker_main(source, {report})"
+)
+_REPORT_CHUNK = 1 << 16
+# What a process has to write its stacks before it is killed.
+STACKS_S = 1.0
+# States of a process in /proc that keep it from answering, in words.
+_STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits inside the kernel"}
+
+# Set in a worker process.
+inside_worker = False
+
+
+def refuse_inside_worker() -> None:
+    """Raise RuntimeError in a worker process.
+
+    A script that starts its pipeline while it is imported would, imported by a worker for its
+    functions, start another pipeline there, whose workers start the next.
+    """
+    if inside_worker:
+        raise RuntimeError(
+            "a stage's process must not start a pipeline of its own. Where it does so by importing the "
+            'script that holds its functions, put the start under `if __name__ == "__main__":`'
+        )
+
+
+class WorkerFailure(RuntimeError):
+    """A worker process ended before its stages were ready. The text holds its traceback, if it left one.
+
+    Attributes:
+        reason: The text without the traceback, where the process has written that to this one's stderr.
+    """
+
+    def __init__(self, reason: str, traceback: str | None = None) -> None:
+        super().__init__(f"{reason}\n{traceback.rstrip()}" if traceback else reason)
+        self.reason = reason
+
+
+def fail_ready(ready: asyncio.Future[None], failure: WorkerFailure) -> None:
+    """Have whoever waits for a process learn that it is not to be ready; nothing happens where it was."""
+    if not ready.done():
+        ready.set_exception(failure)
+        ready.exception()  # counts as retrieved: the exit is acted on even where nobody awaits this
+
+
+def ended_early(name: str, exit_text: str, traceback: str | None) -> WorkerFailure:
+    """What is said of a process that ended before it was ready, with the traceback that it left."""
+    # Where there is one, the text ends with its error, which needs no more words.
+    early = "" if traceback else " before it was ready"
+    return WorkerFailure(f"Process {name!r} {exit_text}{early}", traceback)
+
+
+def exited_with(status: int, traceback: str | None) -> str:
+    """How a process ended by itself: ``exited with status 1: KeyError: 3``."""
+    return f"exited with status {status}" + (f": {_error_in(traceback)}" if traceback else "")
+
+
+def _error_in(traceback: str) -> str:
+    """What the traceback ends with: the error, whose text may have several lines."""
+    *_, last = traceback.rpartition('\n  File "')
+    lines = last.strip().splitlines()
+    begins = next((at for at, line in enumerate(lines) if at > 0 and not line.startswith(" ")), -1)
+    return "\n".join(lines[begins:])
+
+
+class WorkerProcess:
+    """A running child process whose ``child.worker_main`` has been given ``spec``.
+
+    Created in a running event loop, which then watches it: the kernel makes a process's pidfd
+    readable the moment the process ends, so nothing polls. The child asks to be killed when the
+    *thread* that started it ends, so that thread must live as long as the pipeline.
+
+    Attributes:
+        ready: Done once the child's stages are up; holds a ``WorkerFailure`` if it ends before that.
+        exited: Holds the exit status once the process has ended; -9 stands for signal 9.
+        failure: The traceback the child reported, or None.
+        vitals: Its heartbeat.
+    """
+
+    def __init__(self, name: str, spec: object, environment: Mapping[str, str]) -> None:
+        """Start the process.
+
+        Args:
+            name: The name used in errors.
+            spec: What ``worker_main`` receives; anything picklable.
+            environment: The child's whole environment.
+
+        Raises:
+            ValueError: ``spec`` cannot be pickled.
+            OSError: There is no descriptor, process or memory left for it. Nothing is left of it.
+        """
+        loop = asyncio.get_running_loop()
+        self.name = name
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.exited: asyncio.Future[int] = loop.create_future()
+        self.failure: str | None = None
+        self.vitals = Vitals()
+        self._loop = loop
+        self._unread = b""
+        self._endpoints: dict[str, str] = {}
+        with ExitStack() as kept, ExitStack() as passed_on:
+            spec_fd = _spec_file(name, spec)
+            passed_on.callback(os.close, spec_fd)
+            self._report_fd, child_report_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            kept.callback(os.close, self._report_fd)
+            passed_on.callback(os.close, child_report_fd)
+            self._process = _start(environment, spec_fd, child_report_fd)
+            kept.callback(_end, self._process)
+            self._pidfd = os.pidfd_open(self._process.pid)
+            kept.pop_all()
+        loop.add_reader(self._report_fd, self._read_reports)
+        loop.add_reader(self._pidfd, self._on_exit)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """Where stages on other hosts reach its stages, by instance; there when it is ready."""
+        return self._endpoints
+
+    @property
+    def host_lost(self) -> bool:
+        """Without this host, nobody would ask."""
+        return False
+
+    @property
+    def state(self) -> str:
+        """See ``LaunchedProcess``."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return ""  # it has ended, or there is no descriptor to ask with
+        return _STATES.get(stat.rpartition(")")[2].split()[0], "")
+
+    def kill(self, *, stacks: bool = False) -> None:
+        """End the process, unless it has ended; never another one that got its id since.
+
+        Args:
+            stacks: Have it write its threads' stacks to stderr first, for which it has a second.
+        """
+        if self.exited.done():
+            return
+        if stacks:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGQUIT)
+            self._loop.call_later(STACKS_S, self.kill)
+        else:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def describe_exit(self) -> str:
+        """How it ended: ``was killed by SIGKILL (exit status -9)``, ``exited with status 1: KeyError: 3``."""
+        status = self.exited.result()
+        if status < 0:
+            known = -status in signal.valid_signals()
+            name = signal.Signals(-status).name if known else f"signal {-status}"
+            return f"was killed by {name} (exit status {status})"
+        return exited_with(status, self.failure)
+
+    def _read_reports(self) -> bool:
+        """Handle what the child has written. Returns False where there was nothing."""
+        try:
+            chunk = os.read(self._report_fd, _REPORT_CHUNK)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._loop.remove_reader(self._report_fd)
+            return False
+        *lines, self._unread = (self._unread + chunk).split(b"\n")
+        for line in lines:
+            report = json.loads(line)
+            self.failure = report.get("failure", self.failure)
+            self._endpoints = report.get("endpoints", self._endpoints)
+            if report.get("ready") and not self.ready.done():
+                self.ready.set_result(None)
+                self.vitals.hear(Pulse())
+            elif "pulse" in report:
+                self.vitals.hear(Pulse(**report["pulse"]))
+        return True
+
+    def _on_exit(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self._loop.remove_reader(self._report_fd)
+        while self._read_reports():
+            pass
+        os.close(self._report_fd)
+        os.close(self._pidfd)
+        self.exited.set_result(self._process.wait())
+        exit_text = self.describe_exit()
+        if self.exited.result() == -signal.SIGKILL:
+            exit_text += ", as the kernel does when memory runs out (dmesg tells),"
+        fail_ready(self.ready, ended_early(self.name, exit_text, self.failure))
+
+
+def _spec_file(name: str, spec: object) -> int:
+    """A memory file with all the child reads, so that no write to a slow child can block the loop."""
+    try:
+        pickled = pickle.dumps(spec)
+    except (pickle.PicklingError, TypeError, AttributeError) as exc:
+        raise ValueError(
+            f"process {name!r}: its stages' configuration cannot be sent to another process: {exc}. "
+            "factory_args may hold plain data and importable classes, not functions defined inside functions "
+            "or open resources"
+        ) from exc
+    # Importing the script again costs a child what the script imports, e.g. a whole web server, so it is
+    # done only where the spec refers to it.
+    preparation = spawn.get_preparation_data(name) if b"__main__" in pickled else {}
+    main = {
+        key: preparation[key] for key in ("init_main_from_name", "init_main_from_path") if key in preparation
+    }
+    fd = os.memfd_create("sglang-omni-spec", os.MFD_CLOEXEC)
+    with ExitStack() as failed:
+        failed.callback(os.close, fd)
+        with os.fdopen(fd, "wb", closefd=False) as file:
+            # Separate pickles: each needs what the one before it has set up.
+            pickle.dump(sys.path, file)
+            pickle.dump(main, file)
+            file.write(pickled)
+        os.lseek(fd, 0, os.SEEK_SET)
+        failed.pop_all()
+    return fd
+
+
+def _start(environment: Mapping[str, str], spec_fd: int, report_fd: int) -> subprocess.Popen[bytes]:
+    # A terminal's Ctrl-C reaches the whole process group, while shutting down is the parent's
+    # business. A blocked signal stays blocked across exec until the child can ignore it.
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(
+            [spawn.get_executable(), "-c", _BOOTSTRAP.format(spec=spec_fd, report=report_fd)],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            pass_fds=(spec_fd, report_fd),
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """One that cannot be watched."""
+    process.kill()
+    process.wait()

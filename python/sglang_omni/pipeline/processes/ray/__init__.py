@@ -1,0 +1,1 @@
+"""Processes as Ray actors on a Ray cluster."""

@@ -1,0 +1,469 @@
+"""A pipeline's processes as Ray actors, each in a process that Ray starts on some node of its cluster.
+
+Who restarts what: an actor's process that ends, alone or with its node, is started again by Ray
+(``max_restarts=-1``), on another node where its own is gone; its id, name and resources stay. What Ray
+starts is an empty process, though. The runner, which has failed the requests of the one before it, fills
+its slot again as on any host, and ``launch`` then waits for the actor's next process and tells it what to
+run. So the budget of restarts is the runner's. An actor whose stages left as they were told to, and every
+actor on ``close``, is ended for good.
+
+What is placed is a bundle of a placement group. All ranks of a stage are one bundle, and so are all
+processes that name the same ``node``, since they are to be together. ``node`` is a custom resource, as in
+``ray start --resources='{"gpu-box": 1}'``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import ActorDiedError, RayActorError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from sglang_omni.config import PipelineConfig
+from sglang_omni.config.instances import is_anywhere
+from sglang_omni.config.spread import spread_out
+from sglang_omni.pipeline.processes.launcher import LaunchedProcess
+from sglang_omni.pipeline.processes.process import WorkerFailure, ended_early, exited_with, fail_ready
+from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
+from sglang_omni.pipeline.processes.ray.actor import Arrival, StageActor
+from sglang_omni.pipeline.processes.ray.capacity import Bundle, demand_of, describe_shortage, most_cpus
+from sglang_omni.pipeline.specs import WorkerSpec
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+# How often the log says what is waited for.
+_PROGRESS_S = 10.0
+_WAIT_S = 1.0
+# A process that is to be replaced is asked again after this long whether it has been.
+_RETRY_S = 0.05
+# Ray needs a moment to end an actor; a cluster that is itself about to end may never do it.
+_GONE_S = 10.0
+# To connect to a cluster's address.
+_REACH_S = 10.0
+_KILLED = -signal.SIGKILL
+# What Ray says of an actor before it says why.
+_WHICH_ACTOR = re.compile(r"^The actor .*?(?:temporarily unavailable: |is dead because )")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A bundle that is reserved."""
+
+    group: PlacementGroup
+    index: int
+
+
+class RayLauncher:
+    """Starts processes as actors of a Ray cluster.
+
+    Args:
+        address: The cluster's ``HOST:PORT``, or ``"auto"`` for the one this host belongs to. None: the one
+            ``RAY_ADDRESS`` names, else the one this host belongs to, else one is started on this host. Where
+            this process is connected to a cluster already, it is that one.
+        placement_timeout: Seconds to wait for room in the cluster, e.g. for an autoscaler's new node.
+    """
+
+    def __init__(self, address: str | None = None, *, placement_timeout: float = 120.0) -> None:
+        if address is not None and address.startswith("ray://"):
+            raise ValueError(
+                f"{address} is an address of Ray Client, through which the processes of a pipeline cannot be "
+                "reached; start the server on a node of the cluster, with the address 'auto'"
+            )
+        self.address = address
+        self.host_address: str | None = None
+        self.placement_timeout = placement_timeout
+        self.name = ""
+        self._connected = False
+        self._groups: list[PlacementGroup] = []
+        self._places: dict[str, _Place] = {}
+        self._actors: dict[str, Any] = {}
+        self._last_tokens: dict[str, str] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def place(self, config: PipelineConfig) -> PipelineConfig:
+        """Connect to the cluster. A process that names no node has one of its own.
+
+        Raises:
+            ConnectionError: There is no cluster at the address.
+        """
+        self._connect(config)
+        self.host_address = ray.util.get_node_ip_address()
+        return spread_out(config)
+
+    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Reserve what the processes ask for.
+
+        Those of replicas that may be added later reserve theirs when they are, except where they name a
+        ``node``: what is to be together there is reserved together.
+
+        Raises:
+            RuntimeError: The cluster had no room in time; the text says for what.
+        """
+        self.name = f"sglang_omni:{specs[0].config.name}-{secrets.token_hex(3)}"
+        bundles: dict[str, Bundle] = {}
+        for spec in specs:
+            bundle = bundles.setdefault(_node_of(spec), Bundle(_node_of(spec)))
+            bundle.processes[spec.process_name] = demand_of(spec)
+        later = {_node_of(spec) for spec in specs if not spec.starts_at_once}
+        now = {node: it for node, it in bundles.items() if not is_anywhere(node) or node not in later}
+        await self._reserve(self.name, now)
+
+    async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
+        """Ray finds a node by itself, and ``launch`` waits for the actor's process there."""
+
+    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+        """See ``Launcher``. Waits for nothing: where Ray has no process for it, it is not ready."""
+        room = self._track(asyncio.create_task(self._room(ranks)))
+        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        processes: list[LaunchedProcess] = []
+        for spec in ranks:
+            process = RayProcess(spec.process_name)
+            process.life = self._track(asyncio.create_task(self._live(process, spec, ranks, room, port)))
+            processes.append(process)
+        return processes
+
+    def release(self, ranks: Sequence[WorkerSpec]) -> None:
+        """End their actors for good, which Ray would start again."""
+        for rank in ranks:
+            if (handle := self._actors.pop(rank.process_name, None)) is not None:
+                ray.kill(handle, no_restart=True)
+        self._leave_place(ranks)
+
+    async def close(self) -> None:
+        """End every actor, and give back what was reserved and the connection. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        handles = list(self._actors.values())
+        self._actors.clear()
+        for handle in handles:
+            ray.kill(handle, no_restart=True)
+        await asyncio.gather(*map(_gone, handles))
+        for group in self._groups:
+            remove_placement_group(group)
+        self._groups.clear()
+        self._places.clear()
+        if self._connected:
+            self._connected = False
+            ray.shutdown()
+
+    def _connect(self, config: PipelineConfig) -> None:
+        if ray.is_initialized():
+            return
+        # A cluster that is started here is not to report its use to Ray's makers, unless it is told to.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        _refuse_unreachable(self.address or os.environ.get("RAY_ADDRESS", ""))
+        with _signal_handler_kept():
+            try:
+                ray.init(self.address or "auto", logging_level=logging.WARNING)
+            except ConnectionError:
+                if self.address is not None or "RAY_ADDRESS" in os.environ:
+                    raise
+                # It is there for this pipeline alone, which is to fit in, whatever the number of cores.
+                num_cpus = max(os.cpu_count() or 1, most_cpus(config))
+                ray.init("local", num_cpus=num_cpus, logging_level=logging.WARNING)
+                logger.info("Started a Ray cluster on this host, since there was none")
+        self._connected = True
+
+    async def _reserve(self, name: str, bundles: Mapping[str, Bundle]) -> None:
+        """Reserve all of these, or none, as the placement group ``name``.
+
+        Raises:
+            RuntimeError: There is no room in time.
+        """
+        resources = [bundle.resources() for bundle in bundles.values()]
+        group = placement_group(resources, strategy="PACK", name=name)
+        self._groups.append(group)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.placement_timeout
+        shown = loop.time()
+        while (left := deadline - loop.time()) > 0:
+            # In short pieces: nobody can end a thread that waits.
+            if await asyncio.to_thread(group.wait, min(left, _WAIT_S)):
+                self._places |= {key: _Place(group, index) for index, key in enumerate(bundles)}
+                return
+            if loop.time() >= shown + _PROGRESS_S:
+                shown = loop.time()
+                logger.info("Waiting for room in the Ray cluster: %s", describe_shortage(bundles.values()))
+        shortage = describe_shortage(bundles.values())
+        self._groups.remove(group)
+        remove_placement_group(group)
+        raise RuntimeError(
+            f"no room in the Ray cluster after {self.placement_timeout:g} s: {shortage}. Add nodes, or ask "
+            "for less with runtime.resources of the stages"
+        )
+
+    async def _room(self, ranks: Sequence[WorkerSpec]) -> _Place:
+        """The place of a process or of the ranks of a stage; reserved now where none is."""
+        node = _node_of(ranks[0])
+        if node not in self._places:
+            demands = {rank.process_name: demand_of(rank) for rank in ranks}
+            await self._reserve(f"{self.name}:{ranks[0].process_name}", {node: Bundle(node, demands)})
+        return self._places[node]
+
+    async def _live(
+        self,
+        process: RayProcess,
+        spec: WorkerSpec,
+        ranks: Sequence[WorkerSpec],
+        room: asyncio.Task[_Place],
+        port: asyncio.Future[int],
+    ) -> None:
+        """From a process's launch to its end. Rank 0 sets the ``port`` for all ranks of its stage."""
+        try:
+            handle = self._actor(spec, await asyncio.shield(room))
+            arrival = await self._next_process(handle, spec.process_name)
+            if spec is ranks[0]:
+                port.set_result(arrival.free_port)
+            nccl_port = await port
+            self._last_tokens[spec.process_name] = arrival.token
+            process.begins(handle, arrival)
+            async for report in handle.run.remote(spec, nccl_port):
+                process.take(await report)
+            if process.failure is None:
+                await self._end(spec, ranks)
+                process.ends(0)
+            else:
+                ray.kill(handle, no_restart=False)
+                process.ends(1)
+        except asyncio.CancelledError:  # by kill() or close(), which wait for no more than this
+            process.lost = "was given up before it began"
+            process.ends(_KILLED)
+        except RayActorError as exc:
+            if isinstance(exc, ActorDiedError):  # it could not be made, so that Ray does not start it again
+                self._actors.pop(spec.process_name, None)
+            process.lost_by_ray(exc)
+            process.ends(_KILLED)
+        except Exception:  # noqa: BLE001  no room, or Ray could not do it: whoever waits for the process is told
+            process.failure = traceback.format_exc()
+            process.ends(1)
+
+    def _actor(self, spec: WorkerSpec, place: _Place) -> Any:
+        """The process's actor; made where there is none."""
+        if (handle := self._actors.get(spec.process_name)) is None:
+            demand = demand_of(spec)
+            handle = self._actors[spec.process_name] = (
+                ray.remote(StageActor)
+                .options(
+                    name=f"{self.name}:{spec.process_name}",
+                    max_restarts=-1,
+                    num_cpus=demand.num_cpus,
+                    num_gpus=demand.num_gpus,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(place.group, place.index),
+                    runtime_env={"env_vars": _environment(spec)},
+                )
+                .remote(spec.process_name)
+            )
+        return handle
+
+    async def _next_process(self, handle: Any, name: str) -> Arrival:
+        """The process that Ray has started for the actor, and that has not run anything."""
+        while True:
+            answer = asyncio.ensure_future(_awaited(handle.enter.remote(sys.path)))
+            # Where the process is given up meanwhile, nobody asks how the answer ended.
+            answer.add_done_callback(lambda answered: answered.cancelled() or answered.exception())
+            while not (await asyncio.wait([answer], timeout=_PROGRESS_S))[0]:
+                logger.info("Process %r waits for Ray to start its actor", name)
+            arrival: Arrival = answer.result()
+            if arrival.token != self._last_tokens.get(name):
+                return arrival
+            await asyncio.sleep(_RETRY_S)  # it has been told to end, and has not yet
+
+    async def _end(self, spec: WorkerSpec, ranks: Sequence[WorkerSpec]) -> None:
+        """End an actor for good, whose stages have left."""
+        handle = self._actors.pop(spec.process_name)
+        ray.kill(handle, no_restart=True)
+        await _gone(handle)
+        self._leave_place(ranks)
+
+    def _leave_place(self, ranks: Sequence[WorkerSpec]) -> None:
+        """Give back the place of these, if they were the last there, and had it to themselves."""
+        place = self._places.get(node := _node_of(ranks[0]))
+        used = any(rank.process_name in self._actors for rank in ranks)
+        if place is not None and place.group.bundle_count == 1 and is_anywhere(node) and not used:
+            del self._places[node]
+            self._groups.remove(place.group)
+            remove_placement_group(place.group)
+
+    def _track(self, task: asyncio.Task[_T]) -> asyncio.Task[_T]:
+        """Have ``close`` end it."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class RayProcess:
+    """An actor's process. See ``LaunchedProcess``.
+
+    Attributes:
+        life: Ends with the process.
+        failure: The traceback with which it ended, or None.
+        lost: How Ray lost it, where it did.
+        vitals: Its heartbeat.
+        state: See ``LaunchedProcess``; Ray does not tell.
+    """
+
+    state = ""
+    life: asyncio.Task[None]
+
+    def __init__(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.name = name
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.exited: asyncio.Future[int] = loop.create_future()
+        self.failure: str | None = None
+        self.lost = ""
+        self.vitals = Vitals()
+        self._handle: Any = None
+        self._arrival: Arrival | None = None
+        self._endpoints: dict[str, str] = {}
+        self._node_lost = False
+
+    @property
+    def pid(self) -> int:
+        return self._arrival.pid if self._arrival is not None else 0
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        return self._endpoints
+
+    @property
+    def host_lost(self) -> bool:
+        return self._node_lost
+
+    def kill(self, *, stacks: bool = False) -> None:
+        """End it now, without its stacks. Ray starts another for the actor."""
+        if self.exited.done():
+            return
+        if self._handle is None:
+            self.life.cancel()
+        else:
+            ray.kill(self._handle, no_restart=False)
+
+    def describe_exit(self) -> str:
+        status = self.exited.result()
+        if status < 0:
+            return self.lost
+        return exited_with(status, self.failure)
+
+    def begins(self, handle: Any, arrival: Arrival) -> None:
+        """Ray has started a process for it."""
+        self._handle = handle
+        self._arrival = arrival
+        logger.info("Process %r is %d on Ray node %s", self.name, arrival.pid, arrival.address)
+
+    def take(self, report: dict[str, Any]) -> None:
+        """Handle a report of ``run_stages``, or the failure with which it ended."""
+        self.failure = report.get("failure", self.failure)
+        self._endpoints = report.get("endpoints", self._endpoints)
+        if report.get("ready") and not self.ready.done():
+            self.ready.set_result(None)
+            self.vitals.hear(Pulse())
+        elif "pulse" in report:
+            self.vitals.hear(Pulse(**report["pulse"]))
+
+    def lost_by_ray(self, cause: RayActorError) -> None:
+        """Its process is gone, or cannot be reached."""
+        if self._arrival is None:
+            self.lost = f"was lost by Ray before it began: {_plain(cause)}"
+            return
+        arrival = self._arrival
+        self._node_lost = not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == arrival.node_id)
+        if self._node_lost:
+            what, log = "node", ""
+        else:
+            what, log = "process", f", log {arrival.log}" if arrival.log else ""
+        self.lost = (
+            f"was lost by Ray: its {what} is gone (pid {arrival.pid} on {arrival.address}{log}): "
+            f"{_plain(cause)}"
+        )
+
+    def ends(self, status: int) -> None:
+        """It has ended."""
+        self.exited.set_result(status)
+        # In full, for the actor's stderr is elsewhere.
+        failure = ended_early(self.name, self.describe_exit(), self.failure)
+        fail_ready(self.ready, WorkerFailure(str(failure)))
+
+
+def _node_of(spec: WorkerSpec) -> str:
+    assert spec.node is not None  # since spread_out()
+    return spec.node
+
+
+def _environment(spec: WorkerSpec) -> dict[str, str]:
+    """What is set in the actor's process: of the pipeline's defaults, those that this process has otherwise
+    are passed on as they are here."""
+    environment = {name: os.environ.get(name, value) for name, value in spec.config.env_defaults.items()}
+    if spec.stages[0].tp_size > 1:
+        environment["SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS"] = "true"
+    return environment
+
+
+async def _gone(handle: Any) -> None:
+    """Return once an actor that was killed for good is dead, or Ray does not get to it."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _GONE_S
+    while loop.time() < deadline:
+        try:
+            await handle.enter.options(max_task_retries=0).remote([])
+        except ActorDiedError:
+            return
+        except RayActorError:
+            pass  # on its way
+        await asyncio.sleep(_RETRY_S)
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Raise ConnectionError where nobody listens; Ray itself would try again for minutes, and say nothing."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isdigit()) or "://" in host:
+        return  # "auto", or what Ray itself refuses at once
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    except (OSError, OverflowError) as exc:
+        raise ConnectionError(
+            f"there is no Ray cluster at {address}: {exc}. Start one with `ray start --head`, or name the "
+            "HOST:PORT of one that runs"
+        ) from exc
+
+
+async def _awaited(ref: Any) -> Any:
+    return await ref
+
+
+def _plain(cause: RayActorError) -> str:
+    """Why, in Ray's words: in one line, to go on after, without its advice and which actor it was."""
+    words = " ".join(str(cause).split())
+    words = words.removesuffix(" The task may or may not have been executed on the actor.").rstrip(".")
+    return _WHICH_ACTOR.sub("", words)
+
+
+@contextmanager
+def _signal_handler_kept() -> Iterator[None]:
+    """Ray ends the process on SIGTERM, where a server's own handler would let requests finish."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,1 @@
+"""PUSH and PULL on Unix sockets, driven by the event loop."""

@@ -1,0 +1,1 @@
+"""PUSH and PULL between hosts, which outlive a broken connection."""

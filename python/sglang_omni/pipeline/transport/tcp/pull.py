@@ -1,0 +1,144 @@
+"""The receiving end of ``tcp://``: see ``tcp_link``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+
+import zmq
+
+from sglang_omni.pipeline.transport.base import QUEUED_MESSAGES, Deliver
+from sglang_omni.pipeline.transport.keys import RunKeys
+from sglang_omni.pipeline.transport.monitor import RefusalLog
+from sglang_omni.pipeline.transport.tcp.link import (
+    CONFIRM_EVERY,
+    CONFIRM_S,
+    EXPECTS,
+    HELLO,
+    HELLO_MAGIC,
+    NOTHING_MORE,
+)
+from sglang_omni.pipeline.transport.tcp.sockets import bind_tcp
+from sglang_omni.pipeline.transport.zmq_socket import ZmqReceiver, zmq_socket
+
+logger = logging.getLogger(__name__)
+
+
+class _Source:
+    """Somebody who sends here, over one connection after the other."""
+
+    __slots__ = ("connections", "expected", "unconfirmed")
+
+    def __init__(self, expected: int) -> None:
+        # The number of the next message to deliver.
+        self.expected = expected
+        self.unconfirmed = 0
+        # Its connections, the newest last. The one before it may still have something to say.
+        self.connections: list[bytes] = []
+
+
+class _Connection:
+    """``number`` is that of the message that comes next on it."""
+
+    __slots__ = ("number", "source")
+
+    def __init__(self, source: _Source) -> None:
+        self.source = source
+        self.number = source.expected
+
+
+class TcpPullSocket(ZmqReceiver):
+    """Binds ``endpoint``, which may end in ``:*``, and delivers what its peers send; a ``Receiver``.
+
+    Raises:
+        ValueError: There are no keys.
+        zmq.ZMQError: The endpoint cannot be bound.
+    """
+
+    def __init__(self, endpoint: str, keys: RunKeys | None, deliver: Deliver) -> None:
+        self._name = secrets.token_bytes(16)
+        # By the name of the sender, and by the name libzmq gives to a connection.
+        self._sources: dict[bytes, _Source] = {}
+        self._connections: dict[bytes, _Connection] = {}
+        # Those that have something to be confirmed.
+        self._unconfirmed: set[_Source] = set()
+        self._confirming: asyncio.TimerHandle | None = None
+        socket = zmq_socket(zmq.ROUTER)
+        socket.setsockopt(zmq.RCVHWM, 2 * QUEUED_MESSAGES)
+        try:
+            bind_tcp(socket, endpoint, keys)
+        except BaseException:
+            socket.close()
+            raise
+        super().__init__(socket, deliver)
+        self._refusals = RefusalLog(socket, self.endpoint)
+
+    def close(self) -> None:
+        if self._socket.closed:
+            return
+        self._confirm()
+        for source in self._sources.values():
+            self._send(source.connections[-1], NOTHING_MORE)
+        self._refusals.close()
+        super().close()
+
+    def _take(self) -> bool:
+        name, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        connection = self._connections.get(name)
+        if connection is None:
+            self._greet(name, frames)
+            return True
+        number, source = connection.number, connection.source
+        connection.number += 1
+        if number != source.expected:
+            return True  # It has come over an earlier connection.
+        source.expected += 1
+        goes_on = True
+        if len(frames) != 1:
+            logger.warning("Dropped a message of %d parts: every message is one part", len(frames))
+        else:
+            goes_on = self._deliver(frames[0])
+        source.unconfirmed += 1
+        self._unconfirmed.add(source)
+        if source.unconfirmed >= CONFIRM_EVERY:
+            self._confirm()
+        elif self._confirming is None:
+            self._confirming = self._loop.call_later(CONFIRM_S, self._confirm)
+        return goes_on
+
+    def _greet(self, name: bytes, frames: list[bytes]) -> None:
+        if len(frames) != 1 or len(frames[0]) != HELLO.size or not frames[0].startswith(HELLO_MAGIC):
+            # It has the run's keys, but is none of its senders.
+            logger.warning("Dropped a message to %s from a peer that did not say who it is", self.endpoint)
+            return
+        _, sender, first, first_unsent = HELLO.unpack(frames[0])
+        source = self._sources.get(sender)
+        if source is None:
+            # What was sent before went to another process.
+            source = self._sources[sender] = _Source(first_unsent)
+        # What the sender has given up does not come any more.
+        source.expected = max(source.expected, first)
+        self._connections[name] = _Connection(source)
+        source.connections.append(name)
+        for earlier in source.connections[:-2]:
+            del self._connections[earlier]
+        del source.connections[:-2]
+        self._send(name, source.expected)
+
+    def _confirm(self) -> None:
+        if self._confirming is not None:
+            self._confirming.cancel()
+            self._confirming = None
+        if self._socket.closed:
+            return
+        for source in self._unconfirmed:
+            source.unconfirmed = 0
+            self._send(source.connections[-1], source.expected)
+        self._unconfirmed.clear()
+        # Sending may have taken the edge that tells of messages.
+        self._loop.call_soon(self._fill)
+
+    def _send(self, connection: bytes, expected: int) -> None:
+        # To nobody where the connection is gone.
+        self._socket.send_multipart([connection, EXPECTS.pack(self._name, expected)], zmq.NOBLOCK)

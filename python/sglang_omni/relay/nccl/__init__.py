@@ -1,0 +1,1 @@
+"""The relay over torch.distributed: NCCL between GPUs, gloo between CPUs."""

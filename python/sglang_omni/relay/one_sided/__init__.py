@@ -1,0 +1,1 @@
+"""Relays over engines that read a peer's registered memory: NIXL and Mooncake."""

@@ -1,0 +1,217 @@
+"""Health, models, load and metrics, and what an operator may ask of a running server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
+from sglang_omni.client.request_id import new_request_id
+from sglang_omni.serve.api.bodies import JsonRoute
+from sglang_omni.serve.api.metrics import CONTENT_TYPE, Families, admission_families, stage_families
+from sglang_omni.serve.api.protocol import AbortRequest
+from sglang_omni.serve.api.session import owner_of
+from sglang_omni.serve.api.state import Server
+from sglang_omni.serve.api.streaming import answer
+
+logger = logging.getLogger(__name__)
+
+_PROBE_TIMEOUT = 20.0
+_STATES = ("pending", "running", "completed", "failed", "aborted")
+
+
+def admin_routes(server: Server) -> APIRouter:
+    router = APIRouter(route_class=JsonRoute)
+    probing: asyncio.Task[None] | None = None
+
+    @router.get("/health")
+    async def health() -> JSONResponse:
+        """Whether requests are taken."""
+        state = _health(server)
+        # New requests wait for a stage that is being restarted; if that takes long, another server is better.
+        serves = bool(state.get("running")) and not state.get("unserved_stages")
+        return JSONResponse(
+            {"status": _status(server, state) if serves else "unhealthy", **state, **_limits(server)},
+            status_code=200 if serves else 503,
+        )
+
+    @router.get("/health_generate")
+    async def health_generate(request: Request) -> JSONResponse:
+        """Whether a request comes back: one token is generated, or one word said.
+
+        It asks for no place, since a full server is well. There is one such request at a time, for all.
+        """
+        nonlocal probing
+        if probing is None or probing.done():
+            probing = asyncio.ensure_future(_probe(server))
+        await answer(request, _outcome(probing))
+        return JSONResponse({"status": "healthy"})
+
+    @router.get("/v1/models")
+    async def models() -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [_model(server)]})
+
+    @router.get("/v1/models/{name:path}")
+    async def model(name: str) -> JSONResponse:
+        server.check_model(name)
+        return JSONResponse(_model(server))
+
+    @router.get("/model_info")
+    @router.get("/get_model_info")
+    async def model_info() -> JSONResponse:
+        abilities = server.capabilities
+        return JSONResponse(
+            {
+                "model_path": _model_path(server),
+                "served_model_name": server.served_name,
+                "tasks": _sorted(abilities.tasks),
+                "input_modalities": _sorted(abilities.input_modalities),
+                "output_modalities": _sorted(abilities.output_modalities),
+                "voices": _sorted(abilities.voices),
+                "is_generation": True,
+            }
+        )
+
+    @router.get("/get_server_info")
+    async def server_info() -> JSONResponse:
+        from sglang_omni import __version__
+
+        return JSONResponse(
+            {
+                **server.info(),
+                "version": __version__,
+                "served_model_name": server.served_name,
+                "uptime_s": round(time.time() - server.started, 3),
+                "health": _health(server),
+                "load": _load(server),
+            }
+        )
+
+    @router.get("/get_load")
+    async def get_load() -> JSONResponse:
+        """Requests per state; running ones are what a router balances by."""
+        load = _load(server)
+        waiting, running = load.get("pending", 0) + server.admission.waiting, load.get("running", 0)
+        return JSONResponse({**load, "num_reqs": waiting + running, "num_waiting_reqs": waiting})
+
+    @router.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        return PlainTextResponse(server.metrics.render(_families(server)), media_type=CONTENT_TYPE)
+
+    @router.post("/abort_request")
+    async def abort_request(body: AbortRequest, request: Request) -> JSONResponse:
+        """Stop a running request of the caller's and free what it holds.
+
+        It is named by its id, or by the id of its answer, as ``chatcmpl-...``. If several requests were given
+        one ``x-request-id``, that stops them all. One of another owner is answered as one that is not there.
+        """
+        request_id = body.request_id or body.rid
+        if not request_id:
+            raise RequestError(
+                "request_id: which request?", param="request_id", code="missing_required_parameter"
+            )
+        if body.rid not in (None, request_id):
+            raise RequestError("rid and request_id differ; give one", param="rid", code="invalid_value")
+        success, owner = False, owner_of(request)
+        for each in server.running.meant_by(request_id, owner):
+            if (await server.client.abort(each, owner=owner)).success:
+                logger.info("Request %s is aborted, as /abort_request asked", each)
+                success = True
+        return JSONResponse({"success": success, "request_id": request_id})
+
+    @router.post("/flush_cache")
+    async def flush_cache() -> Response:
+        """Forget cached prefixes that no running request uses."""
+        await server.client.flush_cache()
+        return PlainTextResponse("Cache flushed.\n")
+
+    return router
+
+
+async def _outcome(task: asyncio.Task[None]) -> None:
+    """That of a task which others wait for too."""
+    await asyncio.shield(task)
+
+
+async def _probe(server: Server) -> None:
+    tasks = server.capabilities.tasks
+    sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
+    metadata = {"probe": True}
+    if tasks is None or "completion" in tasks:
+        request = GenerateRequest(prompt="Hi", sampling=sampling, metadata=metadata, stream=False)
+    elif "chat" in tasks:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+        request = GenerateRequest(messages=messages, sampling=sampling, metadata=metadata, stream=False)
+    else:
+        request = GenerateRequest(prompt="Hi", metadata={"task": "speech"} | metadata, stream=False)
+    request.timeout = _PROBE_TIMEOUT
+    await server.client.completion(request, request_id=f"health-{new_request_id()}")
+
+
+def _health(server: Server) -> dict[str, Any]:
+    return server.client.health()
+
+
+def _status(server: Server, state: dict[str, Any]) -> str:
+    """In a word, of a server that serves."""
+    if state.get("down_stages") or state.get("hung_stages"):
+        return "degraded"
+    return "busy" if server.admission.is_full else "healthy"
+
+
+def _limits(server: Server) -> dict[str, Any]:
+    """How many requests run and wait, if not any number: a fleet's router takes as many as its replicas."""
+    limits = server.admission.limits
+    return {"limits": limits.as_dict()} if limits.max_running is not None else {}
+
+
+def _load(server: Server) -> dict[str, int]:
+    return getattr(server.client, "get_load", dict)()
+
+
+def _families(server: Server) -> Families:
+    load = _load(server)
+    stages: dict[str, int] = getattr(server.client, "stage_load", dict)()
+    state = _health(server)
+    families: Families = {
+        "up": ("Whether requests are taken.", {(): float(bool(state.get("running")))}),
+        "pipeline_requests": (
+            "Requests by state: now for pending and running, since the start for the others.",
+            {(("state", name),): float(load[name]) for name in _STATES if name in load},
+        ),
+        "stage_requests": (
+            "Requests each stage holds now.",
+            {(("stage", name),): float(count) for name, count in stages.items()},
+        ),
+        "stages_down": (
+            "Stages that are being restarted.",
+            {(): float(len(state.get("down_stages") or ()))},
+        ),
+    }
+    families |= admission_families(server.admission)
+    families |= stage_families(getattr(server.client, "stage_stats", dict)())
+    return {name: family for name, family in families.items() if family[1]}
+
+
+def _model(server: Server) -> dict[str, Any]:
+    return {
+        "id": server.served_name,
+        "object": "model",
+        "created": int(server.started),
+        "owned_by": "sglang-omni",
+        "root": _model_path(server),
+        "parent": None,
+    }
+
+
+def _model_path(server: Server) -> str:
+    return server.info().get("model_path") or server.served_name
+
+
+def _sorted(names: frozenset[str] | None) -> list[str] | None:
+    return None if names is None else sorted(names)

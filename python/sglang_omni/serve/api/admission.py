@@ -1,0 +1,291 @@
+"""Which requests run, which wait for their turn, and which are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sglang_omni.serve.api.errors import error_body
+
+DEFAULT_QUEUE_TIMEOUT = 60.0
+# Never less than this, for a pipeline that does not say what it holds; its stages' inboxes hold the rest.
+_FEWEST_RUNNING = 16
+# Twice what runs: the last one then waits for as long as two requests take.
+_QUEUE_PER_RUNNING = 2
+# Bodies that are read or wait may take the memory of this many of the largest size together ...
+_LARGEST_BODIES = 16
+# ... of which this much of each does not count, so that large ones do not keep small ones out.
+_SMALL_BODY = 65_536
+_LONGEST_RETRY_AFTER_S = 60
+# Weight of the last request in the mean time that requests take.
+_WEIGHT = 1 / 16
+# Administration has to reach a server that is full.
+_WITHOUT_PLACE = {"/abort_request", "/flush_cache"}
+
+
+@dataclass(frozen=True)
+class AdmissionLimits:
+    """
+    Attributes:
+        max_running: Requests that may run at once; None for any number.
+        queue_size: Requests beyond that which may wait for their turn.
+        queue_timeout: Seconds that one waits at most.
+    """
+
+    max_running: int | None = None
+    queue_size: int = _QUEUE_PER_RUNNING * _FEWEST_RUNNING
+    queue_timeout: float = DEFAULT_QUEUE_TIMEOUT
+
+    def as_dict(self) -> dict[str, float | None]:
+        """By the names of the launcher's flags."""
+        return {
+            "max_concurrent_requests": self.max_running,
+            "queue_size": self.queue_size,
+            "queue_timeout": self.queue_timeout,
+        }
+
+    @classmethod
+    def of_pipeline(cls, held: Mapping[str, int], given: Mapping[str, float]) -> AdmissionLimits:
+        """What suits a pipeline: all its stages are busy only if as many requests run as they hold together.
+
+        There is one limit for all tasks. Which stages a request is going to need, and for how long, is known
+        to the pipeline alone.
+
+        Args:
+            held: How many requests each stage works on at once.
+            given: By the names of the launcher's flags, what counts instead.
+        """
+        running: int | None = max(_FEWEST_RUNNING, sum(held.values()))
+        if "max_concurrent_requests" in given:
+            running = (
+                None if given["max_concurrent_requests"] == -1 else int(given["max_concurrent_requests"])
+            )
+        queue = _QUEUE_PER_RUNNING * (running or _FEWEST_RUNNING)
+        return cls(
+            running, int(given.get("queue_size", queue)), given.get("queue_timeout", DEFAULT_QUEUE_TIMEOUT)
+        )
+
+    def describe(self, held: Mapping[str, int]) -> str:
+        """For the log."""
+        if self.max_running is None:
+            return "any number of requests at once (--max-concurrent-requests)"
+        stages = ", ".join(f"{stage} {count}" for stage, count in held.items())
+        return (
+            f"{self.max_running} requests at once ({stages}), {self.queue_size} more wait up to "
+            f"{self.queue_timeout:g} s (--max-concurrent-requests, --queue-size, --queue-timeout)"
+        )
+
+
+class Place:
+    """A running request's, from when it got it."""
+
+    def __init__(self) -> None:
+        self.since = time.monotonic()
+
+
+class Admission:
+    """The places of one server, given out in the order in which requests have come.
+
+    Attributes:
+        refused: How many requests were refused, by reason.
+    """
+
+    def __init__(self, limits: AdmissionLimits | None = None, *, max_body_size: int = 64 * 2**20) -> None:
+        self.limits = limits or AdmissionLimits()
+        self.refused = {"queue_full": 0, "queue_timeout": 0, "bodies": 0}
+        self._running: OrderedDict[Place, None] = OrderedDict()
+        self._queue: OrderedDict[asyncio.Future[Place], None] = OrderedDict()
+        self._mean_seconds: float | None = None
+        self._max_body_bytes = _LARGEST_BODIES * max_body_size
+        self._body_bytes = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a request that comes now is refused."""
+        return not self._has_place and len(self._queue) >= self.limits.queue_size
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds until what waits now has begun, by how long requests have been taking of late."""
+        if (limit := self.limits.max_running) is None:
+            return 1
+        mean = self._mean_seconds
+        if mean is None:
+            mean = time.monotonic() - next(iter(self._running), Place()).since
+        seconds = (len(self._queue) + 1) * mean / limit
+        return min(max(1, math.ceil(seconds)), _LONGEST_RETRY_AFTER_S)
+
+    async def enter(self, leaving: Callable[[], Awaitable[Any]]) -> Place | None:
+        """A place, waited for in the queue if none is free.
+
+        Args:
+            leaving: What returns once the request's client has left.
+
+        Returns:
+            The place, for ``leave``; None if the client has left first.
+
+        Raises:
+            HTTPException: 429: the queue is full, or it waited for too long.
+        """
+        if self._has_place:
+            return self._give()
+        if self.is_full:
+            raise self.refusal("queue_full")
+        turn: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        self._queue[turn] = None
+        left = asyncio.ensure_future(leaving())
+        place = None
+        try:
+            done, _ = await asyncio.wait(
+                {turn, left}, timeout=self.limits.queue_timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                raise self.refusal("queue_timeout")
+            if left not in done:
+                place = turn.result()
+            return place
+        finally:
+            left.cancel()
+            self._queue.pop(turn, None)
+            if place is None and turn.done():
+                # Its turn came as it left.
+                self._pass_on(turn.result())
+
+    def leave(self, place: Place) -> None:
+        """Its request is over: the first that waits has its turn."""
+        seconds = time.monotonic() - place.since
+        mean = self._mean_seconds
+        self._mean_seconds = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
+        self._pass_on(place)
+
+    def refusal(self, reason: str) -> HTTPException:
+        """What to answer a request with that is not taken; it is counted."""
+        why = self._why(reason)
+        self.refused[reason] += 1
+        seconds = self.retry_after
+        return HTTPException(429, f"{why}; try again in {seconds} s", headers={"retry-after": str(seconds)})
+
+    def hold(self, more: int) -> None:
+        """Counts bytes of a body, until ``let_go``.
+
+        Raises:
+            HTTPException: 429: the bodies of all requests are too much together.
+        """
+        if self._body_bytes + more > self._max_body_bytes:
+            raise self.refusal("bodies")
+        self._body_bytes += more
+
+    def let_go(self, held: int) -> None:
+        self._body_bytes -= held
+
+    @property
+    def _has_place(self) -> bool:
+        limit = self.limits.max_running
+        return limit is None or (len(self._running) < limit and not self._queue)
+
+    def _give(self) -> Place:
+        place = Place()
+        self._running[place] = None
+        return place
+
+    def _pass_on(self, place: Place) -> None:
+        del self._running[place]
+        if self._queue:
+            turn, _ = self._queue.popitem(last=False)
+            turn.set_result(self._give())
+
+    def _why(self, reason: str) -> str:
+        if reason == "bodies":
+            return f"the bodies of requests under way have {self._body_bytes} bytes already"
+        if reason == "queue_timeout":
+            return f"the request has waited {self.limits.queue_timeout:g} s for its turn (--queue-timeout)"
+        return (
+            f"{self.running} requests are running (--max-concurrent-requests), "
+            f"{self.waiting} are waiting (--queue-size)"
+        )
+
+
+class Gate:
+    """Has every request wait for its place once its body is there, and keep it until it is answered.
+
+    Where the queue is full, a request is refused before its body is read; what it sends is dropped. A body
+    that waits is not parsed yet.
+    """
+
+    def __init__(self, app: ASGIApp, *, admission: Admission) -> None:
+        self.app = app
+        self.admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in _WITHOUT_PLACE:
+            await self.app(scope, receive, send)
+            return
+        if self.admission.is_full:
+            refusal = self.admission.refusal("queue_full")
+            await _drop_body(receive)
+            body = error_body(refusal.detail, 429, code="rate_limit_exceeded")
+            await JSONResponse(body, 429, headers=refusal.headers)(scope, receive, send)
+            return
+        visit = _Visit(self.admission, receive)
+        try:
+            await self.app(scope, visit.receive, send)
+        finally:
+            visit.end()
+
+
+class _Visit:
+    """One request's way through the gate."""
+
+    def __init__(self, admission: Admission, receive: Receive) -> None:
+        self._admission = admission
+        self._receive = receive
+        self._received = self._held = 0
+        self._has_entered = False
+        self._place: Place | None = None
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if self._has_entered or message["type"] != "http.request":
+            return message
+        self._received += len(message.get("body", b""))
+        more = max(0, self._received - _SMALL_BODY) - self._held
+        self._admission.hold(more)
+        self._held += more
+        if not message.get("more_body", False):
+            self._has_entered = True
+            self._place = await self._admission.enter(self._receive)
+            if self._place is None:
+                return {"type": "http.disconnect"}
+        return message
+
+    def end(self) -> None:
+        self._admission.let_go(self._held)
+        if self._place is not None:
+            self._admission.leave(self._place)
+
+
+async def _drop_body(receive: Receive) -> None:
+    """Callers look for an answer only after they have sent everything."""
+    with suppress(HTTPException):  # over the limit on bodies, which matters no more
+        while True:
+            message = await receive()
+            if message["type"] != "http.request" or not message.get("more_body", False):
+                return

@@ -1,0 +1,188 @@
+"""Who may ask what: clients' keys, the administrators', and what web pages may have browsers send."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sglang_omni.client import RequestError
+from sglang_omni.client.request_id import HEADER, OWNER_HEADER
+from sglang_omni.serve.api.errors import error_response
+from sglang_omni.serve.api.keys import Access
+from sglang_omni.serve.api.validation import NO_JSON
+
+# Open to all, for probes.
+OPEN_PATHS = frozenset({"/health"})
+# What changes the server's state for all of its clients, or tells of its inside.
+ADMIN_PATHS = frozenset({"/flush_cache", "/get_server_info"})
+# What else takes no body but JSON, and needs none.
+_JSON_PATHS = ADMIN_PATHS | {"/abort_request"}
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+# Reads, and has the model work.
+_PROBE = "/health_generate"
+_FROM_ELSEWHERE = ("forwarded", "x-forwarded-for", "via")
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Guard:
+    """Refuses requests that ``access`` does not allow, and tells whose the others are.
+
+    Routes find that in ``request.state.owner``: a word that tells nothing of the key it stands for; None if
+    the server has all requests of one owner.
+    """
+
+    def __init__(self, app: ASGIApp, *, access: Access) -> None:
+        self.app = app
+        self._clients = [key.encode() for key in access.api_keys]
+        self._admins = [access.admin_key.encode()] if access.admin_key is not None else []
+        self._hosts = {name.lower() for name in (access.host, *access.allowed_hosts) if name}
+        self._secret = secrets.token_bytes(32)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                scope.setdefault("state", {})["owner"] = self._admit(scope)
+            except RequestError as exc:
+                response = error_response(exc)
+                if exc.status == 401:
+                    response.headers["www-authenticate"] = "Bearer"
+                await response(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> str | None:
+        headers, path = Headers(scope=scope), scope["path"]
+        shown = _bearer(headers)
+        is_admin = _is_one_of(shown, self._admins)
+        is_known = _is_one_of(shown, self._clients) or is_admin
+        acts = scope["method"] not in _READING
+        if self._clients and not is_known and path not in OPEN_PATHS:
+            raise _no_key(shown)
+        if path in ADMIN_PATHS:
+            self._check_admin(scope, headers, shown, is_admin=is_admin, is_known=is_known)
+        # No page of another origin has a browser show a key, or name a request: before it sends these headers
+        # it asks the server, which never allows them. A router names all that it passes on.
+        is_asked = is_known or HEADER in headers
+        if (acts or path == _PROBE) and (path in ADMIN_PATHS or not is_asked) and _is_foreign(headers):
+            raise RequestError(
+                "a web page of another origin may not ask for this: have it ask through a router with "
+                "--cors-allowed-origins, or from a page of this server's own",
+                code="cross_site_request",
+                status=403,
+            )
+        if acts and path in _JSON_PATHS:
+            _check_content_type(headers)
+        return self._owner(shown if is_known else None, headers)
+
+    def _check_admin(
+        self, scope: Scope, headers: Headers, shown: bytes | None, *, is_admin: bool, is_known: bool
+    ) -> None:
+        if self._admins and not is_known:
+            raise _no_key(shown)
+        if not (is_admin if self._admins else _is_local(scope, headers)):
+            how = "show the admin key; a client's does not do"
+            if not self._admins:
+                how = "ask from the server's own machine, or give the server an --admin-api-key and show it"
+            raise RequestError(
+                f"{scope['path']} is for administrators: {how}", code="admin_key_needed", status=403
+            )
+        if (scope["method"] not in _READING or not is_admin) and not self._is_own_name(headers):
+            raise RequestError(
+                f"this server is not known as {headers.get('host', '')[:256]!r}: ask it by its address, or "
+                "name it with --allowed-hosts",
+                code="unknown_host",
+                status=403,
+            )
+
+    def _is_own_name(self, headers: Headers) -> bool:
+        """Whether its ``Host`` is an address or a name of this server's, and none that a stranger made up."""
+        name, _ = _split(f"//{headers.get('host', '')}")
+        return name == "localhost" or _address(name) is not None or bool(self._hosts & {name, "*"})
+
+    def _owner(self, key: bytes | None, headers: Headers) -> str | None:
+        given = [value.encode("latin-1") for value in headers.getlist(OWNER_HEADER)]
+        if key is None and not given:
+            return None
+        word = hashlib.blake2b(key=self._secret, digest_size=16)
+        for part in (b"" if key is None else key, *given):
+            word.update(len(part).to_bytes(8, "big") + part)
+        return word.hexdigest()
+
+
+def _bearer(headers: Headers) -> bytes | None:
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip().encode("latin-1") if scheme.lower() == "bearer" else None
+
+
+def _is_one_of(shown: bytes | None, keys: Iterable[bytes]) -> bool:
+    """The time this takes tells nothing of the keys but their lengths."""
+    same = False
+    for key in keys:
+        same |= hmac.compare_digest(shown or b"", key)
+    return same
+
+
+def _no_key(shown: bytes | None) -> RequestError:
+    return RequestError(
+        'an API key is needed: send it as "Authorization: Bearer KEY"'
+        if shown is None
+        else "the API key is not one of this server's",
+        code="invalid_api_key",
+        status=401,
+    )
+
+
+def _is_local(scope: Scope, headers: Headers) -> bool:
+    """Whether it comes from this machine, and not by way of it."""
+    peer = scope.get("client")
+    address = _address(peer[0]) if peer else None
+    return (
+        address is not None and address.is_loopback and not any(name in headers for name in _FROM_ELSEWHERE)
+    )
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def _is_foreign(headers: Headers) -> bool:
+    """Whether a browser sent it for a page of another origin than the server's."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    if origin is None:
+        return False
+    port = _DEFAULT_PORTS.get(origin.partition(":")[0])
+    page, own = _split(origin, port), _split(f"//{headers.get('host', '')}", port)
+    return page != own or not page[0]
+
+
+def _split(url: str, default_port: int | None = None) -> tuple[str, int | None]:
+    """Its host in lower case and its port; an empty host if it cannot be read."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname or "", parts.port or default_port
+    except ValueError:
+        return "", None
+
+
+def _check_content_type(headers: Headers) -> None:
+    kind = headers.get("content-type")
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    if kind is None and not has_body:
+        return
+    if (kind or "").partition(";")[0].strip().lower() != "application/json":
+        raise RequestError(NO_JSON, code="unsupported_media_type", status=415)

@@ -1,0 +1,107 @@
+"""Every failure as OpenAI's error object: what is wrong, whose fault it is, and a reason to test for."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from sglang_omni.client import ClientError, RequestError
+from sglang_omni.proto import Unavailable, shortened
+from sglang_omni.serve.api.validation import validation_error
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED_REQUEST = 499
+
+
+class ClientDisconnected(Exception):
+    """The caller left before the answer was there."""
+
+
+# For a body that is kept in a file, say. Another try may find room.
+_SHORT_OF = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+# Why a request failed, where starlette says it by a status alone.
+_HTTP_CODES = {
+    404: "unknown_url",
+    405: "method_not_allowed",
+    413: "request_too_large",
+    429: "rate_limit_exceeded",
+}
+
+
+def error_body(
+    message: str, status: int, *, code: str | None = None, param: str | None = None
+) -> dict[str, Any]:
+    """OpenAI's error object: ``type`` is the error's class, ``code`` the reason that callers test for.
+
+    A long message is cut: it may quote what a stage or a caller made up.
+    """
+    message = shortened(message)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def describe(exc: Exception, *, request_id: str | None = None) -> tuple[int, dict[str, Any]]:
+    """Status and body for a failure; what nobody foresaw is logged with its traceback."""
+    if isinstance(exc, RequestError):
+        return exc.status, error_body(exc.message, exc.status, code=exc.code, param=exc.param)
+    if isinstance(exc, TimeoutError):
+        return 504, error_body(str(exc) or "the request timed out", 504, code="request_timeout")
+    if isinstance(exc, Unavailable):
+        return 503, error_body(str(exc), 503, code="service_unavailable")
+    if isinstance(exc, OSError) and exc.errno in _SHORT_OF:
+        logger.error("Request %s failed: %s", request_id or "-", exc)
+        return 503, error_body(f"the server is out of room: {exc.strerror}", 503, code="service_unavailable")
+    if isinstance(exc, (ClientError, RuntimeError)):
+        logger.error("Request %s failed: %s", request_id or "-", shortened(str(exc)))
+        return 500, error_body(str(exc), 500)
+    logger.error("Request %s failed", request_id or "-", exc_info=exc)
+    return 500, error_body(f"internal error: {type(exc).__name__}: {exc}", 500)
+
+
+def error_response(exc: Exception, *, request_id: str | None = None) -> JSONResponse:
+    status, body = describe(exc, request_id=request_id)
+    headers = {"x-request-id": request_id} if request_id else {}
+    if status == 503:
+        headers["retry-after"] = "1"
+    if isinstance(exc, Unavailable):
+        # The next try is to reach a server that takes it, which this connection does not lead to.
+        headers["connection"] = "close"
+    return JSONResponse(body, status_code=status, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every failure of ``app`` in OpenAI's shape."""
+
+    async def invalid(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, RequestValidationError)
+        return error_response(validation_error(exc.errors()))
+
+    async def http(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, HTTPException)
+        message = str(exc.detail)
+        if exc.status_code == 404:
+            message = f"no such route: {request.method} {request.url.path}"
+        elif exc.status_code == 405:
+            message = f"{request.url.path} does not take {request.method}"
+        body = error_body(message, exc.status_code, code=_HTTP_CODES.get(exc.status_code))
+        return JSONResponse(body, status_code=exc.status_code, headers=exc.headers)
+
+    async def disconnected(request: Request, exc: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    async def failed(request: Request, exc: Exception) -> Response:
+        return error_response(exc, request_id=getattr(request.state, "request_id", None))
+
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(ClientDisconnected, disconnected)
+    for kind in (RequestError, TimeoutError, RuntimeError, Exception):
+        app.add_exception_handler(kind, failed)

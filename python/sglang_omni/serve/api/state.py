@@ -1,0 +1,169 @@
+"""What every route shares: the client, the model's name and abilities, and the metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from sglang_omni.client import Client, RequestError
+from sglang_omni.preprocessing.request_params import RequestParams, check_params, nearest
+from sglang_omni.serve.api.admission import Admission
+from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
+from sglang_omni.serve.api.metrics import Metrics
+from sglang_omni.serve.api.request_ids import RunningRequests
+from sglang_omni.serve.api.session import owner_of
+
+DEFAULT_MODEL_NAME = "sglang-omni"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a pipeline can do. None means that it does not say, and that nothing is refused for it.
+
+    A pipeline's config says so in attributes of these names. Voices are known by any case of their names.
+    """
+
+    tasks: frozenset[str] | None = None
+    input_modalities: frozenset[str] | None = None
+    output_modalities: frozenset[str] | None = None
+    voices: frozenset[str] | None = None
+    stages: frozenset[str] | None = None
+    request_params: RequestParams | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> Capabilities:
+        """Those a PipelineConfig declares, and its stages' names."""
+
+        def declared(name: str) -> frozenset[str] | None:
+            values: Iterable[str] | None = getattr(config, name, None)
+            return None if values is None else frozenset(values)
+
+        voices = declared("voices")
+        return cls(
+            tasks=declared("tasks"),
+            input_modalities=declared("input_modalities"),
+            output_modalities=declared("output_modalities"),
+            voices=None if voices is None else frozenset(voice.lower() for voice in voices),
+            stages=frozenset(stage.name for stage in config.stages),
+            request_params=getattr(config, "request_params", None),
+        )
+
+
+@dataclass
+class Server:
+    client: Client
+    model_name: str | None = None
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    info: Callable[[], dict[str, Any]] = dict
+    request_timeout: float | None = None
+    admission: Admission = field(default_factory=Admission)
+    metrics: Metrics = field(default_factory=Metrics)
+    running: RunningRequests = field(default_factory=RunningRequests)
+    bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))
+    started: float = field(default_factory=time.time)
+
+    @property
+    def served_name(self) -> str:
+        return self.model_name or DEFAULT_MODEL_NAME
+
+    def timeout(self, own: float | None) -> float | None:
+        """Seconds that a request may take: what its body asks for, within what the server allows."""
+        if own is None or self.request_timeout is None:
+            return own or self.request_timeout
+        return min(own, self.request_timeout)
+
+    def check_model(self, model: str | None) -> str:
+        """The model's name to answer with."""
+        if model is None or model == self.model_name:
+            return self.served_name
+        if self.model_name is None:
+            return model
+        raise RequestError(
+            f"model {model!r} is not served here; this server has {self.model_name!r}",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+
+    def check_task(self, task: str) -> None:
+        tasks = self.capabilities.tasks
+        if tasks is not None and task not in tasks:
+            raise RequestError(
+                f"the model {self.served_name!r} does not do {task}; it does {_listed(tasks)}",
+                code="unsupported_task",
+            )
+
+    def check_input(self, modality: str, param: str) -> None:
+        self._check(
+            self.capabilities.input_modalities, modality, param, f"takes no {modality} input; it takes"
+        )
+
+    def check_output(self, modality: str, param: str) -> None:
+        self._check(
+            self.capabilities.output_modalities, modality, param, f"gives no {modality} output; it gives"
+        )
+
+    def check_voice(self, voice: str | None, param: str) -> None:
+        if voice is not None:
+            self._check(self.capabilities.voices, voice.lower(), param, f"has no voice {voice!r}; it has")
+
+    def _check(self, allowed: frozenset[str] | None, value: str, param: str, text: str) -> None:
+        if allowed is not None and value not in allowed:
+            raise RequestError(
+                f"{param}: the model {self.served_name!r} {text} {_listed(allowed)}",
+                param=param,
+                code="unsupported_value",
+            )
+
+    def check_params(
+        self,
+        task: str,
+        params: Mapping[str, Any],
+        stage_params: dict[str, dict[str, Any]] | None,
+        *,
+        spoken: bool = False,
+    ) -> None:
+        """Refuses parameters beside OpenAI's own that this pipeline has no use for.
+
+        Args:
+            params: The request's general ones, by the names that stages know them by.
+            spoken: Whether the answer is to be spoken.
+        """
+        self._check_stages(stage_params)
+        takes = self.capabilities.request_params
+        if takes is not None:
+            check_params(task, {**params, "stage_params": stage_params}, takes, spoken=spoken)
+
+    def _check_stages(self, stage_params: dict[str, Any] | None) -> None:
+        stages = self.capabilities.stages
+        for stage in stage_params or {}:
+            if stages is not None and stage not in stages:
+                near = nearest(stage, stages)
+                hint = f"did you mean {near!r}?" if near else f"the stages are {_listed(stages)}"
+                raise RequestError(
+                    f"stage_params: no stage {stage!r}; {hint}",
+                    param=f"stage_params.{stage}",
+                    code="unknown_parameter",
+                )
+
+
+def request_id_of(request: Request, given: str | None) -> str:
+    """The id of a request that is about to run: the one that its body gives, or its header's.
+
+    Raises:
+        RequestError: The body's is that of another running request.
+    """
+    running: RunningRequests = request.app.state.server.running
+    name = request.state.request_name
+    name.owner = owner_of(request)
+    request_id = running.admit(name, given)
+    request.state.request_id = request_id
+    return request_id
+
+
+def _listed(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,137 @@
+"""Answers that are not there yet: work that ends when its caller leaves, streams that begin when they can."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from sglang_omni.serve.api.errors import ClientDisconnected, describe, error_response
+
+T = TypeVar("T")
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled when the caller leaves.
+
+    Raises:
+        ClientDisconnected: The caller left.
+    """
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnected
+    finally:
+        for each in (task, leaving):
+            each.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+async def answer(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """``work``'s result for a route whose body has been read."""
+    return await unless_disconnected(request.receive, work)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class StreamedResponse(Response):
+    """A body sent piece by piece as it comes.
+
+    Nothing is sent before the first piece is there, so that a request which fails before it is answered
+    with its proper status. What fails later ends the stream with ``failure(exc)``, if that gives anything,
+    and cuts the connection otherwise.
+    """
+
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        *,
+        media_type: str,
+        headers: Mapping[str, str] | None = None,
+        request_id: str,
+    ) -> None:
+        super().__init__(media_type=media_type, headers=headers)
+        del self.headers["content-length"]
+        self.headers["x-accel-buffering"] = "no"
+        self.headers["cache-control"] = "no-cache"
+        self.pieces = pieces
+        self.request_id = request_id
+
+    def failure(self, exc: Exception) -> bytes | None:
+        return None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_disconnected(receive, self._send(scope, receive, send))
+        except ClientDisconnected:
+            return
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+        async with aclosing(self.pieces) as pieces:
+            try:
+                async for piece in pieces:
+                    if not started:
+                        started = True
+                        await send(
+                            {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                        )
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            except Exception as exc:
+                if not started:
+                    await error_response(exc, request_id=self.request_id)(scope, receive, send)
+                    return
+                last = self.failure(exc)
+                if last is None:
+                    raise
+                await send({"type": "http.response.body", "body": last, "more_body": True})
+        if not started:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class EventStream(StreamedResponse):
+    """JSON objects as server-sent events, closed by ``[DONE]`` or by an error object."""
+
+    def __init__(self, events: AsyncIterator[dict[str, Any]], *, request_id: str, done: bool = True) -> None:
+        super().__init__(_encoded(events, done), media_type="text/event-stream", request_id=request_id)
+
+    def failure(self, exc: Exception) -> bytes:
+        _, body = describe(exc, request_id=self.request_id)
+        return event(body)
+
+
+async def _encoded(events: AsyncIterator[dict[str, Any]], done: bool) -> AsyncGenerator[bytes, None]:
+    try:
+        async for fields in events:
+            yield event(fields)
+        if done:
+            yield b"data: [DONE]\n\n"
+    finally:
+        close = getattr(events, "aclose", None)
+        if close is not None:
+            await close()
+
+
+# Lines end with these for everybody who splits text as Unicode has it, as common HTTP clients do; events do
+# not end with them. JSON allows them as they are, and may as well spell them out.
+_LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+
+
+def event(fields: dict[str, Any]) -> bytes:
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    if not text.isascii():  # known without a look at the text; most events are, and speech is long
+        text = text.translate(_LINE_ENDS)
+    return b"data: " + text.encode() + b"\n\n"

@@ -1,0 +1,198 @@
+"""Several replicas and the router in front of them: started, watched, restarted and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sglang_omni.serve.api.keys import replicas_environment, runs_key
+from sglang_omni.serve.launch.member import Member, MemberFailed
+from sglang_omni.serve.launch.processes import ROUTER_CONFIG, StopSignals, bind
+
+logger = logging.getLogger(__name__)
+
+# What members may take to leave before they are killed; theirs must leave with them.
+_LEAVE_S = 4.5
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """
+    Attributes:
+        replica_args: Arguments of ``launch_server`` common to all replicas.
+        router: Fields of the RouterConfig beside the workers, where to listen, and how long to drain.
+        drain_timeout: Seconds that requests have to end after SIGTERM.
+        heartbeat_timeout: Seconds of silence after which a member is started again; 0: it never is.
+    """
+
+    size: int
+    host: str
+    port: int
+    replica_args: Sequence[str]
+    router: Mapping[str, Any]
+    start_timeout: float
+    drain_timeout: float
+    heartbeat_timeout: float = 30.0
+
+
+async def run_fleet(options: FleetOptions) -> int:
+    """Serve until a signal. Returns an exit status."""
+    signals = StopSignals()
+    with contextlib.ExitStack() as held:
+        # A port in use is better known before the models are loaded.
+        options = replace(options, port=_hold_port(held, options.host, options.port))
+        ports = [_hold_port(held, "127.0.0.1") for _ in range(options.size)]
+        key, router = runs_key(options.router)
+        options = replace(options, router=router)
+        replicas = [_replica(index, port, options, key) for index, port in enumerate(ports)]
+        return await _run(replicas, _router(options), options, signals)
+
+
+async def _run(replicas: list[Member], router: Member, options: FleetOptions, signals: StopSignals) -> int:
+    """Runs the replicas and, once they are healthy, the router; ends all of them."""
+    tasks = [asyncio.ensure_future(r.keep_running(options.start_timeout)) for r in replicas]
+    stopped = asyncio.ensure_future(signals.received.wait())
+    try:
+        if not await _either(_all_healthy(replicas), stopped, tasks):
+            logger.info("Stopped before it served")
+            return signals.status_unserved()
+        router.environment = _router_environment(replicas, options)
+        tasks.append(asyncio.ensure_future(router.keep_running(60.0)))
+        if not await _either(router.healthy.wait(), stopped, tasks):
+            return signals.status_unserved()
+        logger.info("%d replicas are served on %s", options.size, router.base_url)
+        await _either(None, stopped, tasks)
+        return 0
+    except MemberFailed as exc:
+        logger.critical("%s", exc)
+        return 1
+    finally:
+        stopped.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        drain_timeout = options.drain_timeout if signals.received.is_set() else 0.0
+        await _end(replicas, router, drain_timeout, signals)
+
+
+async def _all_healthy(members: Sequence[Member]) -> None:
+    for member in members:
+        await member.healthy.wait()
+
+
+async def _either(
+    goal: Awaitable[Any] | None, stopped: asyncio.Future[Any], tasks: Sequence[asyncio.Future[None]]
+) -> bool:
+    """Whether ``goal`` was reached before the fleet was stopped.
+
+    Raises:
+        MemberFailed: One of the members failed first.
+    """
+    waiting: set[asyncio.Future[Any]] = {stopped, *tasks}
+    reached = asyncio.ensure_future(goal) if goal is not None else None
+    if reached is not None:
+        waiting.add(reached)
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    if reached is not None and not reached.done():
+        reached.cancel()
+    for task in tasks:
+        if task.done():
+            task.result()
+    return reached is not None and reached.done() and not reached.cancelled() and not stopped.done()
+
+
+async def _end(
+    replicas: Sequence[Member], router: Member, drain_timeout: float, signals: StopSignals
+) -> None:
+    """The router takes no more requests and, when the last has ended, leaves. Then, or after
+    ``drain_timeout``, the replicas leave, and what they still have to say reaches clients through it."""
+    if router.is_running:
+        router.send_signal(signal.SIGTERM)
+        await signals.give_time(router.gone(), drain_timeout)
+    for replica in replicas:
+        # One that is still importing has no request, nor a way to take SIGINT in silence.
+        replica.send_signal(signal.SIGINT if replica.is_up else signal.SIGTERM)
+    waits = [asyncio.ensure_future(member.gone()) for member in (*replicas, router)]
+    await asyncio.wait(waits, timeout=_LEAVE_S)
+    for member in (*replicas, router):
+        if member.is_running:
+            logger.warning("%s is killed: still there after %g s", member.name, _LEAVE_S)
+            member.send_signal(signal.SIGKILL)
+    await asyncio.gather(*waits)
+
+
+def _hold_port(held: contextlib.ExitStack, host: str, port: int = 0) -> int:
+    """A port that stays a member's, whenever it starts, for as long as ``held`` is open.
+
+    The socket that holds it never listens, which leaves the port to whoever binds it by number, as
+    members do, and out of what the system hands out as free.
+    """
+    return held.enter_context(bind(host, port)).getsockname()[1]
+
+
+def _replica(index: int, port: int, options: FleetOptions, key: str) -> Member:
+    command = [
+        *(sys.executable, "-m", "sglang_omni.launch_server"),
+        *("--host", "127.0.0.1", "--port", str(port), "--parent-pid", str(os.getpid())),
+        *("--log-name", f"replica-{index}"),
+        *options.replica_args,
+    ]
+    url = f"http://127.0.0.1:{port}"
+    environment = replicas_environment(key)
+    return Member(f"replica {index}", command, url, environment, heartbeat_timeout=options.heartbeat_timeout)
+
+
+def _router(options: FleetOptions) -> Member:
+    """What is to be started in an environment that is known once the replicas are up."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
+    scheme = "https" if options.router.get("tls_cert_path") else "http"
+    url = f"{scheme}://{host}:{options.port}"
+    command = [sys.executable, "-m", "sglang_omni.serve.launch.router_process", str(os.getpid())]
+    return Member("router", command, url, heartbeat_timeout=options.heartbeat_timeout)
+
+
+def _router_environment(replicas: Sequence[Member], options: FleetOptions) -> dict[str, str]:
+    limits = router_limits([replica.limits for replica in replicas]) | dict(options.router)
+    if (limits.get("max_concurrent_requests") or -1) != -1:
+        logger.info(
+            "The fleet holds %d requests at once, more wait in its router (--router-max-concurrent-requests, "
+            "--router-queue-size, --router-queue-timeout)",
+            limits["max_concurrent_requests"],
+        )
+    config = {
+        **limits,
+        "worker_urls": [replica.base_url for replica in replicas],
+        "host": options.host,
+        "port": options.port,
+        # The replicas end first what is under way by then.
+        "drain_timeout": options.drain_timeout + _LEAVE_S,
+    }
+    return {**os.environ, ROUTER_CONFIG: json.dumps(config)}
+
+
+def router_limits(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What replicas hold together is the router's to hand out: requests wait there, in one line, and replicas
+    seldom refuse any.
+
+    Args:
+        replicas: The ``limits`` that each tells of itself.
+
+    Returns:
+        Fields of the RouterConfig; none if a replica takes any number of requests, or does not say.
+    """
+    running = [each.get("max_concurrent_requests") for each in replicas]
+    if not running or None in running:
+        return {}
+    return {
+        "max_concurrent_requests": sum(running),
+        "queue_size": sum(each["queue_size"] for each in replicas),
+        "queue_timeout": max(each["queue_timeout"] for each in replicas),
+    }

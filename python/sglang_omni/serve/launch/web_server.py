@@ -1,0 +1,151 @@
+"""The web server: uvicorn's, behind an accept loop that runs out of nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from sglang_omni.serve.launch.connections import Connection, ConnectionLimits, Connections
+
+logger = logging.getLogger(__name__)
+
+# Longer than a router or a client keeps an idle connection, so that none is closed as it is used again.
+_KEEP_ALIVE_S = 120
+# Once no request runs any more, clients have this long to read their answers.
+_LAST_WORDS_S = 2
+# Connections taken before other work has its turn.
+_AT_ONCE = 64
+# How soon it is tried again, should no connection end before.
+_RETRY_S = 0.25
+_SAY_AGAIN_S = 10.0
+# What a later try may find gone.
+_SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+
+class WebServer(uvicorn.Server):
+    """Serves an application on sockets that are bound already; ``serve(sockets=[...])`` runs it.
+
+    It leaves signals to its caller: the pipeline is to be stopped after the server, not instead.
+    """
+
+    def __init__(self, app: ASGIApp, limits: ConnectionLimits | None = None) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                access_log=False,
+                log_config=None,
+                ws="none",
+                timeout_graceful_shutdown=_LAST_WORDS_S,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+            )
+        )
+        self.limits = limits or ConnectionLimits()
+        self.connections: Connections | None = None
+        self._accepting: list[Accepting] = []
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        connections = self.connections = Connections(self.limits)
+        self._sweeping = asyncio.ensure_future(connections.sweep())
+
+        def protocol() -> asyncio.BaseProtocol:
+            made: asyncio.BaseProtocol = Connection(
+                connections,
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+            return made
+
+        self._accepting = [Accepting(each, connections, protocol) for each in sockets or ()]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for each in self._accepting:
+            each.close()
+        await super().shutdown(sockets)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Accepting:
+    """Takes connections from a listening socket while there is room for them; others wait in its backlog.
+
+    asyncio's own loop goes on at once where descriptors are short, with a traceback in the log each time.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        connections: Connections,
+        protocol: Callable[[], asyncio.BaseProtocol],
+    ) -> None:
+        self._listener = listener
+        self._connections = connections
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._retry: asyncio.TimerHandle | None = None
+        self._said_at = -_SAY_AGAIN_S
+        self._opening: set[asyncio.Task[object]] = set()
+        listener.setblocking(False)
+        connections.on_end = self._on_end
+        self._resume()
+
+    def close(self) -> None:
+        """Takes no more. What waits in the backlog is refused when the socket is closed."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        self._loop.remove_reader(self._listener)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            if not self._connections.make_room(len(self._opening)):
+                self._pause(f"{self._connections.limit} connections are open, and there is room for no more")
+                return
+            try:
+                accepted, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as exc:
+                if exc.errno not in _SHORT_OF:
+                    raise
+                self._pause(f"no connection can be taken: {exc.strerror}")
+                return
+            accepted.setblocking(False)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                # The kernel ends it if its client takes nothing of what was written for so long, or is gone.
+                stall_ms = round(1000 * self._connections.limits.stall_s)
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
+            opening = asyncio.ensure_future(self._loop.connect_accepted_socket(self._protocol, accepted))
+            self._opening.add(opening)
+            opening.add_done_callback(self._opening.discard)
+
+    def _pause(self, why: str) -> None:
+        self._loop.remove_reader(self._listener)
+        self._retry = self._loop.call_later(_RETRY_S, self._resume)
+        now = time.monotonic()
+        if now - self._said_at >= _SAY_AGAIN_S:
+            self._said_at = now
+            logger.warning("%s; new ones wait, and the silent ones are closed, the oldest first", why)
+
+    def _on_end(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._resume()
+
+    def _resume(self) -> None:
+        self._retry = None
+        self._loop.add_reader(self._listener, self._accept)
