@@ -1,4 +1,4 @@
-"""Bad input and sudden deaths: each costs exactly what it must, and the next request works."""
+"""Bad input and killed processes: each fails only its own requests, and the next request works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real voice and the real ear, each in its scheduler: what one says, the other hears."""
+"""The real voice and the real speech recognition, each in its scheduler: one transcribes the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Audio that is encoded while it comes: one file, whatever pieces it came in."""
+"""Encoding of audio in pieces: they are one file, however they are cut."""
 
 from __future__ import annotations
 
@@ -35,17 +35,12 @@ def encoded(kind: str, *pieces: tuple[np.ndarray, int]) -> bytes:
     return b"".join([encoder.encode(samples, rate) for samples, rate in pieces] + [encoder.finish()])
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_pieces_are_one_file(kind):
-    sound = chirp()
-    assert_sounds_like(encoded(kind, *[(piece, 24_000) for piece in np.array_split(sound, 11)]), sound)
-
-
-@pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000, 96_000])
+@pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 24_000, 44_100, 48_000, 96_000])
 @pytest.mark.parametrize("kind", FILES)
 def test_every_rate_can_be_encoded(kind, rate):
     sound = chirp(rate=rate)
-    whole, _ = encode_audio(sound, response_format=kind, sample_rate=rate)
+    whole, mime = encode_audio(sound, response_format=kind, sample_rate=rate)
+    assert mime == FORMAT_MIME_TYPES[kind]
     assert_sounds_like(whole, sound, rate)
     assert_sounds_like(encoded(kind, *[(piece, rate) for piece in np.array_split(sound, 5)]), sound, rate)
 

@@ -1,4 +1,4 @@
-"""Where sentences end, whatever pieces they arrive in."""
+"""Ends of sentences, for text in pieces of any size."""
 
 from __future__ import annotations
 

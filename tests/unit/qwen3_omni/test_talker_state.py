@@ -1,4 +1,4 @@
-"""When a talker's next row is known: one token of the answer behind what has come."""
+"""A talker's next row is known one token of the answer late."""
 
 from __future__ import annotations
 

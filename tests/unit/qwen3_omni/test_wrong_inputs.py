@@ -1,4 +1,4 @@
-"""Every input that cannot be served is a RequestError that says what is allowed."""
+"""Every unacceptable input is a RequestError that tells what is allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first stage, with a tokenizer of its own: what each task becomes, and what it refuses."""
+"""The preprocess stage with a small tokenizer: the payload of each task, and refusals."""
 
 from __future__ import annotations
 
