@@ -1,5 +1,4 @@
-"""Encoding of samples as audio: whole files, and files that are written in pieces while their samples
-come."""
+"""Encoding of samples as audio: whole files, and files in pieces while their samples come."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ P = ParamSpec("P")
 
 
 class _Codec(NamedTuple):
-    """How FFmpeg encodes a format: container, encoder, its sample rates in Hz (empty: any), and options of
-    the container."""
+    """FFmpeg's container, encoder, sample rates in Hz (empty: any) and container options of a format."""
 
     container: str
     encoder: str

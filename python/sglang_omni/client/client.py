@@ -55,8 +55,7 @@ class Client:
     async def generate(
         self, request: GenerateRequest, request_id: str | None = None
     ) -> AsyncGenerator[GenerateChunk, None]:
-        """Yields the request's chunks as they come; the last one, with ``finish_reason``, is the whole
-        result."""
+        """Yields chunks as they come; the last one, with ``finish_reason``, is the whole result."""
         request.check()
         async with aclosing(self._transport.generate(request, request_id or new_request_id())) as chunks:
             async for chunk in chunks:
@@ -170,8 +169,7 @@ class Client:
         return AbortResult(await self._transport.abort(request_id, owner=owner))
 
     def health(self) -> dict[str, Any]:
-        """The service's state; ``running`` is true if it takes requests. Over HTTP, blocks for a round
-        trip."""
+        """The service's state; ``running``: it takes requests. Over HTTP, blocks for a round trip."""
         return self._transport.health()
 
     def get_load(self) -> dict[str, int]:

@@ -94,7 +94,7 @@ class HttpTransport(Transport):
                 yield chunk
         else:
             path, body = _completion_body(request, request_id, audio_format="wav")
-            answer = await self._post(path, body, request, request_id)
+            answer = await self._send(path, request, request_id, json=body)
             yield _completion_chunk(request_id, answer.json(), answer.headers.get(_WORKER_HEADER))
 
     async def completion(
@@ -102,7 +102,7 @@ class HttpTransport(Transport):
     ) -> CompletionResult:
         # The server encodes the audio: the client needs no codec.
         path, body = _completion_body(request, request_id, audio_format=audio_format)
-        answer = await self._post(path, body | {"stream": False}, request, request_id)
+        answer = await self._send(path, request, request_id, json=body | {"stream": False})
         fields, worker = answer.json(), answer.headers.get(_WORKER_HEADER)
         chunk = _completion_chunk(request_id, fields, worker, decode_audio=False)
         spoken = (fields["choices"][0].get("message") or {}).get("audio")
@@ -123,7 +123,7 @@ class HttpTransport(Transport):
 
     async def speech(self, request: GenerateRequest, request_id: str, response_format: str) -> SpeechResult:
         body = _speech_body(request, request_id) | {"response_format": response_format}
-        answer = await self._post("/v1/audio/speech", body, request, request_id)
+        answer = await self._send("/v1/audio/speech", request, request_id, json=body)
         rate = answer.headers.get("x-sample-rate")
         return SpeechResult(
             audio_bytes=answer.content,
@@ -213,11 +213,6 @@ class HttpTransport(Transport):
             result=fields,
         )
 
-    async def _post(
-        self, path: str, body: dict[str, Any], request: GenerateRequest, request_id: str
-    ) -> httpx.Response:
-        return await self._send(path, request, request_id, json=body)
-
     async def _send(
         self, path: str, request: GenerateRequest, request_id: str, **content: Any
     ) -> httpx.Response:
@@ -301,8 +296,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Lines ended by LF alone, as in an event stream; ``aiter_lines`` would also split at U+2028 and the
-    like."""
+    """Lines ended by LF alone, as in event streams; ``aiter_lines`` would also split at U+2028."""
     rest = b""
     async for piece in response.aiter_bytes():
         *lines, rest = (rest + piece).split(b"\n")

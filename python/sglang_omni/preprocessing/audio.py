@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -130,7 +130,12 @@ class _Decoded:
         self.check()
         self._read += len(block)
         if self.seconds > self._max_seconds:
-            _refuse_length(max(claimed_seconds, self.seconds), self._max_seconds, param=self.param)
+            seconds = max(claimed_seconds, self.seconds)
+            raise RequestError(
+                f"{self.param} is {seconds:.1f} s long; the limit is {self._max_seconds:g} s",
+                param=self.param,
+                code="audio_too_long",
+            )
         if self._read * self._channels > self._max_seconds * _SAMPLES_PER_SECOND:
             raise RequestError(
                 f"{self.param} holds more than {self._max_seconds * _SAMPLES_PER_SECOND:.0f} samples in its "
@@ -178,7 +183,7 @@ def _decode_ffmpeg(data: bytes, decoded: _Decoded) -> None:
         with opened(data, AUDIO_FORMATS, decoded.check) as container:
             stream = first_stream(container, "audio")
             if stream is None:
-                _refuse_content(param)
+                raise _not_audio(param)
             rate = stream.rate or 0
             decoded.begin(rate, stream.channels)
             mono = av.AudioResampler(format="flt", layout="mono", rate=rate)
@@ -191,7 +196,7 @@ def _decode_ffmpeg(data: bytes, decoded: _Decoded) -> None:
     except (av.error.FFmpegError, ValueError, IndexError) as exc:
         if isinstance(exc, RequestError):
             raise
-        raise RequestError(_not_audio(param), param=param, code="invalid_audio") from exc
+        raise _not_audio(param) from exc
 
 
 def _frames(container: Any, stream: Any, check: Check) -> Iterator[Any]:
@@ -223,15 +228,6 @@ def _check_layout(rate: int, channels: int, *, param: str) -> None:
         )
 
 
-def _refuse_length(seconds: float, max_seconds: float, *, param: str) -> NoReturn:
-    raise RequestError(
-        f"{param} is {seconds:.1f} s long; the limit is {max_seconds:g} s", param=param, code="audio_too_long"
-    )
-
-
-def _not_audio(param: str) -> str:
-    return f"{param} is not audio that can be decoded; send WAV, FLAC, MP3, OGG, M4A or WebM"
-
-
-def _refuse_content(param: str) -> NoReturn:
-    raise RequestError(_not_audio(param), param=param, code="invalid_audio")
+def _not_audio(param: str) -> RequestError:
+    text = f"{param} is not audio that can be decoded; send WAV, FLAC, MP3, OGG, M4A or WebM"
+    return RequestError(text, param=param, code="invalid_audio")

@@ -76,8 +76,7 @@ def first_stream(container: Any, kind: str) -> Any | None:
 
 
 class _MediaFile(io.BytesIO):
-    """A file in memory that keeps an exception of its check: raised in a read, it would end in FFmpeg's
-    log."""
+    """A file in memory that keeps its check's exception, which FFmpeg would only log."""
 
     def __init__(self, data: bytes, check: Check) -> None:
         super().__init__(data)

@@ -62,8 +62,7 @@ def decode_image(data: bytes, *, param: str, max_pixels: int = 50_000_000) -> Im
 
 
 def shrunk(image: Image, max_pixels: int) -> Image:
-    """The picture scaled down to at most ``max_pixels``, its proportions kept as far as whole pixels
-    allow."""
+    """The picture scaled down to at most ``max_pixels``, its proportions kept but for rounding."""
     from PIL import Image
 
     width, height = image.size

@@ -82,12 +82,6 @@ class SentenceSplitter:
         return space + 1 if space > 0 else self._max_chars
 
 
-def split_sentences(text: str, max_chars: int = 280, first_clause_chars: int | None = None) -> list[str]:
-    """The sentences of a complete text, cut as if it had arrived in pieces."""
-    splitter = SentenceSplitter(max_chars, first_clause_chars)
-    return splitter.feed(text) + splitter.flush()
-
-
 def _continues(before: str, mark: str, following: str) -> bool:
     """True if the sentence goes on after ``mark``, as after an abbreviation, an initial or a list number."""
     if following.islower():

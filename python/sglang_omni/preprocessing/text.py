@@ -82,17 +82,30 @@ class PromptEncoder:
         """
         return self.encode_text(self.render(messages, template_options), param="messages", check=check)
 
-    def encode_text(self, text: str, *, param: str, check: Check = go_on) -> list[int]:
+    def encode_text(
+        self, text: str, *, param: str, add_special_tokens: bool = False, check: Check = go_on
+    ) -> list[int]:
         """Token ids of a text from ``render``.
 
         Args:
             param: The request's field, for error messages.
+            add_special_tokens: Add the tokenizer's own tokens before and after, such as a start token.
             check: Called between the pieces of a long text; an exception that it raises ends the work.
 
         Raises:
             RequestError: The text is longer than the context.
         """
-        return self._encode(text, False, param=param, check=check)
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise RequestError(
+                f"{param} holds text that is no valid Unicode: {exc}", param=param, code="invalid_value"
+            ) from exc
+        # A longer prompt is refused without reading the rest.
+        most = 2 * self.context_length
+        token_ids = self.tokenizer.encode(text, most=most, add_special_tokens=add_special_tokens, check=check)
+        self.check_length(len(token_ids), param, at_least=len(token_ids) > most)
+        return token_ids
 
     def encode_prompt(
         self, prompt: str, *, parse_special_tokens: bool = False, check: Check = go_on
@@ -110,7 +123,7 @@ class PromptEncoder:
             raise RequestError("prompt is empty", param="prompt", code="invalid_value")
         self.tokenizer.check_characters(prompt, self.context_length, param="prompt")
         text = prompt if parse_special_tokens else self.tokenizer.hide(prompt)
-        return self._encode(text, True, param="prompt", check=check)
+        return self.encode_text(text, param="prompt", add_special_tokens=True, check=check)
 
     def check_token_ids(self, token_ids: Sequence[int]) -> list[int]:
         """``token_ids``, checked.
@@ -194,19 +207,6 @@ class PromptEncoder:
                 param="messages",
                 code="invalid_value",
             ) from exc
-
-    def _encode(self, text: str, add_special_tokens: bool, *, param: str, check: Check) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as exc:
-            raise RequestError(
-                f"{param} holds text that is no valid Unicode: {exc}", param=param, code="invalid_value"
-            ) from exc
-        # A longer prompt is refused without reading the rest.
-        most = 2 * self.context_length
-        token_ids = self.tokenizer.encode(text, most=most, add_special_tokens=add_special_tokens, check=check)
-        self.check_length(len(token_ids), param, at_least=len(token_ids) > most)
-        return token_ids
 
     def check_length(self, length: int, param: str, *, at_least: bool = False) -> None:
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def decode_video(
             if index >= last:
                 break
     if not frames:
-        _refuse(param)
+        raise _not_video(param)
     return np.stack(frames)
 
 
@@ -125,7 +125,7 @@ def _opened(data: bytes, param: str, check: Check) -> Iterator[Any]:
     except (av.error.FFmpegError, ValueError, IndexError) as exc:
         if isinstance(exc, RequestError):
             raise
-        raise RequestError(_not_video(param), param=param, code="invalid_video") from exc
+        raise _not_video(param) from exc
 
 
 def _stream(container: Any, param: str, limits: VideoLimits) -> Any:
@@ -133,7 +133,7 @@ def _stream(container: Any, param: str, limits: VideoLimits) -> Any:
 
     stream = first_stream(container, "video")
     if stream is None or not stream.width or not stream.height:
-        _refuse(param)
+        raise _not_video(param)
     if stream.width * stream.height > limits.frame_pixels:
         raise RequestError(
             f"{param} has frames of {stream.width} x {stream.height} pixels, "
@@ -144,7 +144,7 @@ def _stream(container: Any, param: str, limits: VideoLimits) -> Any:
         )
     claimed = (container.duration or 0) / av.time_base
     if claimed > limits.seconds:
-        _refuse_length(claimed, param, limits)
+        raise _too_long(claimed, param, limits)
     # Frames may be larger than the header says.
     stream.codec_context.options = {"max_pixels": str(limits.frame_pixels)}
     return stream
@@ -160,7 +160,7 @@ def _info(container: Any, stream: Any, param: str, check: Check) -> VideoInfo:
     container.seek(0)
     fps = float(stream.average_rate or stream.base_rate or 0)
     if not num_frames or not fps:
-        _refuse(param)
+        raise _not_video(param)
     return VideoInfo(num_frames, fps, width, height)
 
 
@@ -175,7 +175,7 @@ def _frames(container: Any, stream: Any, check: Check) -> Iterator[Any]:
 def _check_layout(info: VideoInfo, param: str, limits: VideoLimits) -> None:
     seconds = info.num_frames / info.fps
     if seconds > limits.seconds:
-        _refuse_length(seconds, param, limits)
+        raise _too_long(seconds, param, limits)
     if max(info.width, info.height) > MAX_ASPECT_RATIO * min(info.width, info.height):
         raise RequestError(
             f"{param} has frames of {info.width} x {info.height} pixels; one side may be at most "
@@ -205,17 +205,11 @@ def _check_frames(taken: int, decoded: int, info: VideoInfo, param: str, limits:
         )
 
 
-def _refuse_length(seconds: float, param: str, limits: VideoLimits) -> NoReturn:
-    raise RequestError(
-        f"{param} is {seconds:.0f} s long; the limit is {limits.seconds:g} s",
-        param=param,
-        code="video_too_long",
-    )
+def _too_long(seconds: float, param: str, limits: VideoLimits) -> RequestError:
+    text = f"{param} is {seconds:.0f} s long; the limit is {limits.seconds:g} s"
+    return RequestError(text, param=param, code="video_too_long")
 
 
-def _not_video(param: str) -> str:
-    return f"{param} is not a video that can be decoded; send MP4, WebM, MKV, MOV or AVI"
-
-
-def _refuse(param: str) -> NoReturn:
-    raise RequestError(_not_video(param), param=param, code="invalid_video")
+def _not_video(param: str) -> RequestError:
+    text = f"{param} is not a video that can be decoded; send MP4, WebM, MKV, MOV or AVI"
+    return RequestError(text, param=param, code="invalid_video")

@@ -75,8 +75,7 @@ class Change:
         return self.grown(name, **labels) / max(self.now.at - self.before.at, 1e-9)
 
     def quantile(self, share: float, name: str, **labels: str) -> float:
-        """The ``share`` quantile of the histogram's observations between the snapshots; nan if there are
-        none."""
+        """The ``share`` quantile of the histogram's new observations; nan if there are none."""
         before, now = self.before.buckets(name, **labels), self.now.buckets(name, **labels)
         grown = [(bound, count - before.get(bound, 0.0)) for bound, count in sorted(now.items())]
         total = grown[-1][1] if grown else 0.0

@@ -131,8 +131,7 @@ def _label(now: Snapshot, worker: dict) -> str:
 
 
 def _hit_rate(change: Change) -> str:
-    """The hit rate of prompts' tokens as workers report it, or else of their bytes as the policy estimates
-    it."""
+    """The hit rate of prompts' tokens, which workers report, or else of bytes, which the policy estimates."""
     for hit, asked in (
         ("cached_tokens_total", "prompt_tokens_total"),
         ("matched_bytes_total", "prompt_bytes_total"),

@@ -25,8 +25,7 @@ _GPU_SHARES = {
 
 
 def thinker_stages() -> list[StageConfig]:
-    """Media and text in, text out. Stages that compute little share a process; each kind of model has its
-    own."""
+    """Media and text in, text out. Each kind of model has its own process; the other stages share one."""
     return [
         StageConfig(
             name="preprocess",

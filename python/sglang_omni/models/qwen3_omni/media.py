@@ -103,8 +103,7 @@ class Media:
 
 
 class MediaReader:
-    """Converts media parts to the encoders' inputs with the checkpoint's own processor: the same numbers as
-    in transformers."""
+    """Converts media parts to the encoders' inputs with the checkpoint's processor, as transformers does."""
 
     def __init__(
         self,

@@ -60,14 +60,12 @@ class PositionRules:
         return t * (h // self.merge_size) * (w // self.merge_size)
 
     def audio_tokens(self, frames: int) -> int:
-        """The number of tokens of a clip, from its mel frames: each full window and the rest are
-        convolved."""
+        """The number of tokens of a clip, from its mel frames; each window is convolved by itself."""
         window = 2 * self.audio_window
         return frames // window * convolved(window) + convolved(frames % window)
 
     def visual_positions(self, grid: Sequence[int], seconds_per_grid: float) -> Positions:
-        """Positions (3, tokens) relative to the visual's first one, in the tokens' order: by time, row,
-        column."""
+        """Positions (3, tokens) relative to the visual's first one, ordered by time, row, column."""
         t, h, w = grid[0], grid[1] // self.merge_size, grid[2] // self.merge_size
         steps = np.arange(t, dtype=np.float32) * np.float32(seconds_per_grid) * np.float32(self.per_second)
         columns = np.broadcast_to(np.arange(w, dtype=np.float32), (t, h, w))
@@ -130,8 +128,7 @@ class _Pieces:
         self._audios = iter(media["audio_frames"])
 
     def place_next(self) -> bool:
-        """Adds the positions of the next medium and of the text before it. Returns False if no medium is
-        left."""
+        """Adds the positions of the next medium and of the text before it; False if no medium is left."""
         looks = self._left_images > 0 or self._left_videos > 0
         vision = self._first(self._vision_starts) if looks else None
         audio = self._first(self._audio_starts) if self._left_audios > 0 else None

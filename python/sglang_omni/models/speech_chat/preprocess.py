@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_omni.models.speech_chat.components.voice import check_seed, check_speed, check_voice
+from sglang_omni.models.speech_chat.components.voice import check_voice
 from sglang_omni.models.speech_chat.components.whisper import MAX_PROMPT_CHARS, SAMPLE_RATE, check_language
 from sglang_omni.models.speech_chat.conversation import plain_text
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS
@@ -83,8 +83,6 @@ class SpeechChatPreprocessor:
         if task == "speech" or answers_in_speech(request):
             speak = stage_params(request, "speak")
             check_voice(speak.get("voice"), param="voice")
-            check_speed(speak.get("speed"), param="speed")
-            check_seed(speak.get("seed"), param="seed")
             if task == "speech":
                 check_language(speak.get("language"), param="language", does="speaks")
         inputs = named_inputs(request, _INPUTS)
@@ -173,9 +171,7 @@ class SpeechChatPreprocessor:
         return [clip.samples for clip in clips]
 
 
-def _check_prompt(prompt: Any) -> None:
-    if not isinstance(prompt, str | None):
-        raise RequestError("prompt must be text", param="prompt", code="invalid_type")
+def _check_prompt(prompt: str | None) -> None:
     if prompt is not None and len(prompt) > MAX_PROMPT_CHARS:
         raise RequestError(
             f"prompt is {len(prompt)} characters long; the limit is {MAX_PROMPT_CHARS}, of which "

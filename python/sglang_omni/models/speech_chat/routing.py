@@ -1,5 +1,4 @@
-"""Routing of requests between the stages of speech-chat, by functions that the config names by dotted
-path."""
+"""Routing of requests between the stages of speech-chat; the config names the functions."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ def terminal_stages(request: OmniRequest) -> list[str]:
 
 
 def after_preprocess(request_id: str, output: StagePayload) -> list[str]:
-    """Audio goes to the transcription first; a spoken answer also goes to the voice, which waits for its
-    text."""
+    """Audio is transcribed first; the request of a spoken answer also goes to the voice, which waits."""
     task = task_of(output.request)
     if task == "speech":
         return ["speak"]

@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_omni.models.speech_chat.components.voice import (
-    DEFAULT_SEED,
-    SAMPLE_RATE,
-    Voice,
-    check_seed,
-    check_speed,
-)
+from sglang_omni.models.speech_chat.components.voice import DEFAULT_SEED, SAMPLE_RATE, Voice
 from sglang_omni.preprocessing.request import stage_params, task_of
 from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import RequestError, StagePayload
@@ -43,8 +37,10 @@ class SpeakSession(StreamSession):
     def begin(self, payload: StagePayload) -> Iterator[Any]:
         self._must_speak = task_of(payload.request) == "speech"
         params = stage_params(payload.request, "speak")
-        self._speed = check_speed(params.get("speed"), param="speed")
-        self._seed = check_seed(params.get("seed"), param="seed")
+        speed, seed = params.get("speed"), params.get("seed")
+        self._speed = 1.0 if speed is None else float(speed)
+        # A chat's seed may be negative; the generator takes none below 0.
+        self._seed = DEFAULT_SEED if seed is None else seed % 2**64
         text = payload.data.get("text")
         return iter(()) if text is None else self.feed({"text": text})
 

@@ -22,7 +22,6 @@ class TokenIds:
 
     im_start: int = 151644
     im_end: int = 151645
-    system: int = 8948
     user: int = 872
     assistant: int = 77091
     audio: int = 151646

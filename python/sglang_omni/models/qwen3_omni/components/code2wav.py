@@ -133,8 +133,7 @@ class _Decoding:
         self.memory = _Memory(kept, self._window)
 
     def run(self, codes: Tensor, positions: Tensor) -> Tensor:
-        """Samples (n, 1, samples) of codes (n, groups, frames), whose first frames are at ``positions``
-        (n,)."""
+        """Samples (n, 1, samples) of codes (n, groups, frames) from the frames ``positions`` (n,) onwards."""
         module = self._module
         wave = self._transform(module.code_embedding(codes + module.code_offset).mean(1), positions)
         wave = wave.transpose(1, 2)

@@ -40,8 +40,7 @@ class TalkerPrompt(NamedTuple):
 
     @property
     def token_ids(self) -> list[int]:
-        """A token for each row that the talker never chooses, so that penalties on the prompt have no
-        effect."""
+        """For each row a token that the talker never chooses, so that penalties on the prompt do nothing."""
         return [int(self.codec_ids[-1])] * self.num_rows
 
     @property

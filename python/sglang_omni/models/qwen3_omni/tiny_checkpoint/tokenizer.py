@@ -1,5 +1,4 @@
-"""The tokenizer of a tiny checkpoint: a byte-level BPE with Qwen3-Omni's special tokens and a chat
-template."""
+"""The tiny checkpoint's tokenizer: a byte-level BPE with Qwen3-Omni's special tokens and chat template."""
 
 from __future__ import annotations
 

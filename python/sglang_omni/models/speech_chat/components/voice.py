@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SAMPLE_RATE = 24_000
-MIN_SPEED, MAX_SPEED = 0.25, 4.0
 DEFAULT_VOICE = "heart"
 # OpenAI's voice names, one of which its clients must send: all stand for the only voice.
 OPENAI_VOICES = (
@@ -88,32 +87,3 @@ def check_voice(voice: str | None, *, param: str) -> None:
         param=param,
         code="unsupported_value",
     )
-
-
-def check_speed(speed: float | None, *, param: str) -> float:
-    """The speed of the voice, 1 by default.
-
-    Raises:
-        RequestError: The value is not a number from 0.25 to 4.
-    """
-    if speed is None:
-        return 1.0
-    if isinstance(speed, bool) or not isinstance(speed, int | float) or not MIN_SPEED <= speed <= MAX_SPEED:
-        raise RequestError(
-            f"speed must be from {MIN_SPEED} to {MAX_SPEED}, got {speed!r}", param=param, code="invalid_value"
-        )
-    return float(speed)
-
-
-def check_seed(seed: int | None, *, param: str) -> int:
-    """The seed of the voice's noise.
-
-    Raises:
-        RequestError: The value is not an integer.
-    """
-    if seed is None:
-        return DEFAULT_SEED
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise RequestError(f"seed must be an integer, got {seed!r}", param=param, code="invalid_type")
-    # A chat's seed may be negative; the generator takes none below 0.
-    return seed % 2**64
