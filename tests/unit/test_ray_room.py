@@ -10,7 +10,7 @@ import pytest
 
 from sglang_omni import launch_server
 from sglang_omni.config import PipelineConfig, StageConfig
-from sglang_omni.config.spread import spread_out
+from sglang_omni.config.plan import plan_pipeline, with_placeholder_nodes
 from sglang_omni.pipeline.processes.plan import plan_workers
 from sglang_omni.pipeline.processes.prepare import prepare_pipeline_runtime
 from sglang_omni.pipeline.processes.ray.actor import on_first_gpu
@@ -34,7 +34,7 @@ def chain(*stages: StageConfig, **fields) -> PipelineConfig:
 
 def planned(config: PipelineConfig) -> dict[str, WorkerSpec]:
     """Its processes as the actors plan them."""
-    config = spread_out(config)
+    config = with_placeholder_nodes(plan_pipeline(config)).config
     prep = prepare_pipeline_runtime(config, host_address="127.0.0.1")
     with prep.runtime_dir:
         return {spec.process_name: spec for spec in plan_workers(config, prep)}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sglang_omni.relay import RelayError, RelayReadError
+from sglang_omni.relay.one_sided.engine import Source
 from sglang_omni.relay.one_sided.listening_fds import listeners, occupy
-from sglang_omni.relay.one_sided.relay import Source
 from sglang_omni.relay.one_sided.renewal import RenewedEngine
 from sglang_omni.relay.one_sided.slots import Segment
 

@@ -34,7 +34,7 @@ def new_text(
     delta = detokenizer.take()
     if not delta:
         return []
-    told, detokenizer.told = detokenizer.told, len(request.output_token_ids)
+    told, detokenizer.num_reported = detokenizer.num_reported, len(request.output_token_ids)
     chunk = {"modality": "text", "text": delta, "token_ids": request.output_token_ids[told:]}
     readers = []
     if wants_stream(payload.request) and answers_in_text(payload.request):

@@ -47,7 +47,7 @@ class Ticket:
         self.state: Literal["ready", "taken", "revoked", "expired"] = "ready"
 
 
-class Outbox:
+class PutLedger:
     """The sending half of a relay. Any thread may call; several event loops may wait.
 
     Args:
@@ -242,8 +242,8 @@ class Outbox:
 class Put:
     """A payload under way; complete once its reader has it."""
 
-    def __init__(self, outbox: Outbox, ticket: Ticket, metadata: dict[str, Any]) -> None:
-        self._outbox = outbox
+    def __init__(self, puts: PutLedger, ticket: Ticket, metadata: dict[str, Any]) -> None:
+        self._puts = puts
         self._ticket = ticket
         self.metadata = metadata
 
@@ -253,8 +253,8 @@ class Put:
         return self._ticket.state != "ready"
 
     async def wait_for_completion(self, timeout: float = 30.0) -> None:
-        """Return when the reader has the payload or a cleanup took it back. As ``Outbox.wait_for``."""
-        await self._outbox.wait_for(self._ticket, timeout)
+        """Return when the reader has the payload or a cleanup took it back. As ``PutLedger.wait_for``."""
+        await self._puts.wait_for(self._ticket, timeout)
 
 
 class Got:

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from sglang_omni.compat.torch import gloo_group, nccl_group
 from sglang_omni.relay.env_override import setting
 from sglang_omni.relay.fd_limit import require_spare_files
+from sglang_omni.versions.torch import gloo_group, nccl_group
 
 SENDER, RECEIVER = 0, 1
 

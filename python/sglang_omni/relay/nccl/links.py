@@ -28,7 +28,7 @@ import torch
 from sglang_omni.relay.base import RelayError, RelayReadError, RelayTimeout
 from sglang_omni.relay.nccl.groups import RECEIVER, SENDER, PairGroup, gpu_of
 from sglang_omni.relay.nccl.rendezvous import Rendezvous, receive_exactly
-from sglang_omni.relay.put_ledger import Outbox
+from sglang_omni.relay.put_ledger import PutLedger
 
 logger = logging.getLogger(__name__)
 
@@ -99,15 +99,15 @@ class Offer(NamedTuple):
     nbytes: int
 
 
-class Server:
+class PairServer:
     """Sends what is asked for.
 
     A thread accepts connections, and each of those has one of its own, so that none waits for another.
     """
 
-    def __init__(self, endpoint: Endpoint, outbox: Outbox) -> None:
+    def __init__(self, endpoint: Endpoint, ledger: PutLedger) -> None:
         self._endpoint = endpoint
-        self._outbox = outbox
+        self._ledger = ledger
         self.token = secrets.token_bytes(16)
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         self._listener = socket.create_server((endpoint.host, 0), family=family, backlog=64)
@@ -190,7 +190,7 @@ class Server:
             group.close()
 
     def _answer(self, connection: socket.socket, group: PairGroup, number: int, nbytes: int) -> None:
-        ticket = self._outbox.ticket(number)
+        ticket = self._ledger.ticket(number)
         packed: torch.Tensor | None = ticket.source if ticket is not None else None
         if packed is None or packed.nbytes != nbytes:
             connection.sendall(_REFUSED)
@@ -200,7 +200,7 @@ class Server:
         if receive_exactly(connection, 1) != _DONE:
             raise ConnectionError("it did not acknowledge a payload")
         del sending
-        self._outbox.finish(number)
+        self._ledger.finish(number)
 
 
 class _Job(NamedTuple):

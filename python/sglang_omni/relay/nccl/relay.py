@@ -30,8 +30,8 @@ from sglang_omni.relay.base import (
 from sglang_omni.relay.bind_guard import check_address
 from sglang_omni.relay.buffers import bytes_of
 from sglang_omni.relay.nccl.groups import host_memory
-from sglang_omni.relay.nccl.links import Endpoint, Link, Offer, Server
-from sglang_omni.relay.put_ledger import KEEP_SECONDS, Got, Outbox, Put
+from sglang_omni.relay.nccl.links import Endpoint, Link, Offer, PairServer
+from sglang_omni.relay.put_ledger import KEEP_SECONDS, Got, Put, PutLedger
 
 if TYPE_CHECKING:
     from sglang_omni._core import PayloadPlan
@@ -77,9 +77,9 @@ class NcclRelay(Relay):
         self.engine_id = engine_id
         self.device = device
         self.name = f"the nccl relay of {engine_id!r}"
-        self._outbox = Outbox(self.name, credit_bytes(self.name, slot_size_mb, credits), timeout_s, keep_s)
+        self._ledger = PutLedger(self.name, credit_bytes(self.name, slot_size_mb, credits), timeout_s, keep_s)
         self._endpoint = Endpoint(self.name, host, device, timeout_s)
-        self._server: Server | None = None
+        self._server: PairServer | None = None
         self._links: dict[tuple[str, int, bytes], Link] = {}
         self._closed = False
         # Before the interpreter ends its threads are waited for, which must have been told.
@@ -92,7 +92,7 @@ class NcclRelay(Relay):
     ) -> Put:
         """Send a copy of a tensor. See ``Relay.put_async``."""
         edge = "" if dst_rank is None else f"rank {dst_rank}"
-        await self._outbox.take_credit(edge, tensor.nbytes, request_id or "")
+        await self._ledger.take_credit(edge, tensor.nbytes, request_id or "")
         try:
             flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
             packed = flat.clone() if flat.is_cuda else host_memory(flat.nbytes).copy_(flat)
@@ -100,13 +100,13 @@ class NcclRelay(Relay):
                 # Another thread sends it, on a stream of its own.
                 await asyncio.to_thread(torch.cuda.current_stream(flat.device).synchronize)
         except BaseException:
-            self._outbox.return_credit(edge, tensor.nbytes)
+            self._ledger.return_credit(edge, tensor.nbytes)
             raise
         return self._announce(packed, edge, request_id or "")
 
     async def put_payload(self, plan: PayloadPlan, request_id: str, edge: str | None = None) -> Put:
         """Pack a payload into memory of its own. See ``Relay.put_payload``."""
-        await self._outbox.take_credit(edge or "", plan.nbytes, request_id)
+        await self._ledger.take_credit(edge or "", plan.nbytes, request_id)
         try:
             packed = host_memory(plan.nbytes)
             if plan.on_device or plan.nbytes > _COPY_IN_THREAD:
@@ -115,18 +115,18 @@ class NcclRelay(Relay):
             else:
                 plan.write_to(bytes_of(packed))
         except BaseException:
-            self._outbox.return_credit(edge or "", plan.nbytes)
+            self._ledger.return_credit(edge or "", plan.nbytes)
             raise
         return self._announce(packed, edge or "", request_id)
 
     def _announce(self, packed: torch.Tensor, edge: str, key: str) -> Put:
         if self._server is None:
             try:
-                self._server = Server(self._endpoint, self._outbox)
+                self._server = PairServer(self._endpoint, self._ledger)
             except OSError as error:
-                self._outbox.return_credit(edge, packed.nbytes)
+                self._ledger.return_credit(edge, packed.nbytes)
                 raise RelayError(f"{self.name} cannot listen on {self._endpoint.host}: {error}") from error
-        ticket = self._outbox.issue(packed, packed.nbytes, edge, packed.nbytes, key)
+        ticket = self._ledger.issue(packed, packed.nbytes, edge, packed.nbytes, key)
         metadata = {
             "engine": "nccl",
             "address": [self._endpoint.host, self._server.port],
@@ -136,7 +136,7 @@ class NcclRelay(Relay):
             # What a reader with a destination of its own has to allocate.
             "transfer_info": {"size": ticket.nbytes, "req_id": key},
         }
-        return Put(self._outbox, ticket, metadata)
+        return Put(self._ledger, ticket, metadata)
 
     # --- receiving -------------------------------------------------------------------------------
 
@@ -178,13 +178,13 @@ class NcclRelay(Relay):
 
     def cleanup(self, request_id: str) -> None:
         """Take back what is under way for a request and not being sent."""
-        self._outbox.revoke(request_id)
+        self._ledger.revoke(request_id)
 
     def close(self) -> None:
         """Fail what is under way and tear the groups down."""
         atexit.unregister(self.close)
         self._closed = True
-        self._outbox.close()
+        self._ledger.close()
         if self._server is not None:
             self._server.close()
         for link in self._links.values():
@@ -192,11 +192,11 @@ class NcclRelay(Relay):
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Per edge: bytes under way, and how often a put had to wait."""
-        return self._outbox.stats()
+        return self._ledger.stats()
 
     def usage(self) -> dict[str, int]:
         """What this relay's payloads take now: numbers for ``/metrics``."""
-        return self._outbox.usage()
+        return self._ledger.usage()
 
 
 def _parse(metadata: Mapping[str, Any]) -> Offer:

@@ -23,7 +23,8 @@ from typing import Any
 from sglang_omni.packages import install_line
 from sglang_omni.relay.base import RelayError, RelayReadError, register_relay
 from sglang_omni.relay.bind_guard import check_address
-from sglang_omni.relay.one_sided.relay import OneSidedRelay, Source
+from sglang_omni.relay.one_sided.engine import Source
+from sglang_omni.relay.one_sided.relay import OneSidedRelay
 from sglang_omni.relay.one_sided.slots import HEADER_BYTES, Segment, Slots
 from sglang_omni.relay.put_ledger import KEEP_SECONDS
 

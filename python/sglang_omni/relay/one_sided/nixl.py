@@ -24,7 +24,8 @@ from sglang_omni.packages import install_line
 from sglang_omni.relay.base import RelayError, RelayReadError, register_relay
 from sglang_omni.relay.bind_guard import check_address, device_of, is_loopback
 from sglang_omni.relay.env_override import setting
-from sglang_omni.relay.one_sided.relay import OneSidedRelay, Source
+from sglang_omni.relay.one_sided.engine import Source
+from sglang_omni.relay.one_sided.relay import OneSidedRelay
 from sglang_omni.relay.one_sided.renewal import RenewedEngine
 from sglang_omni.relay.one_sided.slots import HEADER_BYTES, Segment, Slots
 from sglang_omni.relay.put_ledger import KEEP_SECONDS

@@ -10,11 +10,12 @@ import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from sglang_omni.relay.base import RelayError, RelayTimeout
+from sglang_omni.relay.one_sided.engine import TransferEngine
 from sglang_omni.relay.one_sided.slots import SlotPool
-from sglang_omni.relay.put_ledger import Outbox
+from sglang_omni.relay.put_ledger import PutLedger
 
 logger = logging.getLogger(__name__)
 
@@ -34,15 +35,6 @@ Steps = Generator[None, None, None]
 """A read: ends when it is over, raises where it failed, and holds its destination until then."""
 
 
-class Engine(Protocol):
-    """The part of an engine that only the pump uses."""
-
-    @property
-    def has_threads(self) -> bool: ...
-    def notifications(self) -> list[bytes]: ...
-    def close(self) -> None: ...
-
-
 class _Read(NamedTuple):
     steps: Steps
     future: Future[None]
@@ -57,12 +49,12 @@ class Pump:
         pools: Where memory comes back to.
     """
 
-    def __init__(self, name: str, engine: Engine, outbox: Outbox) -> None:
+    def __init__(self, name: str, engine: TransferEngine, ledger: PutLedger) -> None:
         self.pools: Sequence[SlotPool] = ()
         self.is_closed = False
         self._name = name
         self._engine = engine
-        self._outbox = outbox
+        self._ledger = ledger
         # Held by whoever is in the engine: the thread, or who begins a read.
         self._driving = threading.Lock()
         self._inbox: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
@@ -149,7 +141,7 @@ class Pump:
         except Exception:
             logger.exception("%s: its engine has failed, and it is closed", self._name)
             self.is_closed = True
-            self._outbox.close()
+            self._ledger.close()
         self._end()
 
     def _drive(self) -> None:
@@ -159,7 +151,7 @@ class Pump:
             with self._driving:
                 events += self._step()
                 events += self._hear()
-            events += self._outbox.expire()
+            events += self._ledger.expire()
             if events:
                 active = time.monotonic()
             while self._kept and self._kept[0][0] <= time.monotonic():
@@ -171,7 +163,7 @@ class Pump:
         """Wait for work for as long as there is nothing better to do; how much came."""
         least = _THREADS_PAUSE if self._engine.has_threads else 0.0
         pause: float | None = min(max(least, quiet * _QUIET_PART), _LONGEST_PAUSE)
-        if not self._reads and not self._outbox and not self._kept:
+        if not self._reads and not self._ledger and not self._kept:
             pause = _QUARANTINE_PAUSE if self._abandoned else None
         try:
             if pause is not None and pause < _SHORTEST_PAUSE:
@@ -204,7 +196,7 @@ class Pump:
     def _hear(self) -> int:
         heard = self._engine.notifications()
         for message in heard:
-            if len(message) > 20 or not message.isdigit() or not self._outbox.finish(int(message)):
+            if len(message) > 20 or not message.isdigit() or not self._ledger.finish(int(message)):
                 logger.debug(
                     "%s: was told %r, which ends nothing that is under way", self._name, message[:40]
                 )

@@ -23,20 +23,20 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sglang_omni.relay.base import INLINE_BYTES, Relay, RelayError, RelayReadError, credit_bytes
 from sglang_omni.relay.buffers import bytes_of
+from sglang_omni.relay.one_sided.engine import Source, TransferEngine
 from sglang_omni.relay.one_sided.pump import Pump
 from sglang_omni.relay.one_sided.slots import (
     CHECKED_BYTES,
     SLOT_BYTES,
-    MemoryRegistrar,
     SlotPool,
     Slots,
     slots_for,
 )
-from sglang_omni.relay.put_ledger import Got, Outbox, Put
+from sglang_omni.relay.put_ledger import Got, Put, PutLedger
 
 if TYPE_CHECKING:
     import torch
@@ -45,82 +45,6 @@ if TYPE_CHECKING:
 
 # What takes longer to copy than to hand to a thread is copied there, so that the loop goes on.
 _COPY_IN_THREAD = 8 << 20
-
-
-class Source(NamedTuple):
-    """Where a payload lies in a peer's memory, as the peer announced it.
-
-    Attributes:
-        peer: How the engine reaches the peer.
-        segment: Address, bytes of a slot and number of slots of the memory it lies in.
-        slots: The first slot it takes, and how many.
-        nbytes: Its size.
-        generation: What the slots' header must say.
-        checksum: Of header and payload; None where the header is to be read once more instead.
-        ticket: What the peer is told when it has been read.
-    """
-
-    peer: Mapping[str, Any]
-    segment: tuple[int, int, int]
-    slots: tuple[int, int]
-    nbytes: int
-    generation: int
-    checksum: int | None
-    ticket: int
-
-    @property
-    def start(self) -> int:
-        """Address of its header."""
-        return self.segment[0] + self.slots[0] * self.segment[1]
-
-
-class Transfer(Protocol):
-    """A read that an engine has begun."""
-
-    def is_done(self) -> bool:
-        """Whether it is over, and successful. Raises RelayReadError where it failed."""
-        ...
-
-
-class Engine(MemoryRegistrar, Protocol):
-    """What reads a peer's memory.
-
-    ``register`` and ``address`` are called from any thread, the others never by two at once.
-
-    Attributes:
-        has_threads: It goes on with what it has begun, and serves peers, while nobody calls it.
-    """
-
-    @property
-    def has_threads(self) -> bool: ...
-
-    def address(self) -> dict[str, Any]:
-        """How a peer reaches this engine and the memory registered so far; packs with ``proto.codec``.
-
-        Raises:
-            RelayError: No peer can.
-        """
-        ...
-
-    def read(self, source: Source, into: Slots, *, header_only: bool, notify: bytes) -> Transfer:
-        """Begin to read. ``notify`` reaches the peer when that is done, unless it is empty.
-
-        Raises:
-            RelayReadError: The peer cannot be reached or will not have it read.
-        """
-        ...
-
-    def knows(self, source: Source) -> bool:
-        """Whether to begin a read takes no longer than its copy does: no connection is to be made."""
-        ...
-
-    def notifications(self) -> list[bytes]:
-        """What has come from peers. Calling this lets their reads go on."""
-        ...
-
-    def close(self) -> None:
-        """End every transfer; nothing arrives any more."""
-        ...
 
 
 class OneSidedRelay(Relay):
@@ -151,14 +75,14 @@ class OneSidedRelay(Relay):
         limit = credit_bytes(self.name, slot_size_mb, credits)
         self._timeout = timeout_s
         self._engine = self._make_engine()
-        self._outbox = Outbox(self.name, limit, timeout_s, keep_s, self._give_up)
-        self._pump = Pump(self.name, self._engine, self._outbox)
+        self._ledger = PutLedger(self.name, limit, timeout_s, keep_s, self._give_up)
+        self._pump = Pump(self.name, self._engine, self._ledger)
         self._out = SlotPool(limit, self._engine, self._pump.nudge)
         self._in = SlotPool(limit, self._engine, self._pump.nudge)
         self._pump.pools = (self._out, self._in)
 
     @abstractmethod
-    def _make_engine(self) -> Engine:
+    def _make_engine(self) -> TransferEngine:
         """The engine, ready to read and be read."""
 
     # --- sending ---------------------------------------------------------------------------------
@@ -195,7 +119,7 @@ class OneSidedRelay(Relay):
 
     async def put_held(self, held: Slots, nbytes: int, request_id: str, edge: str | None = None) -> Put:
         """Announce what is held to one target. See ``Relay.put_held``."""
-        await self._outbox.take_credit(edge or "", held.nbytes, request_id)
+        await self._ledger.take_credit(edge or "", held.nbytes, request_id)
         return self._announce(held, nbytes, edge or "", held.nbytes, request_id)
 
     async def _put(
@@ -203,12 +127,12 @@ class OneSidedRelay(Relay):
     ) -> Put:
         self._check_open()
         amount = slots_for(nbytes) * SLOT_BYTES
-        await self._outbox.take_credit(edge, amount, key)
+        await self._ledger.take_credit(edge, amount, key)
         try:
             slots = self._out.take(nbytes)
             await _write(write, slots, nbytes, in_thread)
         except BaseException:
-            self._outbox.return_credit(edge, amount)
+            self._ledger.return_credit(edge, amount)
             raise
         return self._announce(slots, nbytes, edge, amount, key)
 
@@ -216,9 +140,9 @@ class OneSidedRelay(Relay):
         try:
             peer = self._engine.address()
         except RelayError:
-            self._outbox.return_credit(edge, amount)
+            self._ledger.return_credit(edge, amount)
             raise
-        ticket = self._outbox.issue(slots, nbytes, edge, amount, key)
+        ticket = self._ledger.issue(slots, nbytes, edge, amount, key)
         segment = slots.segment
         metadata = {
             "engine": self.kind,
@@ -233,7 +157,7 @@ class OneSidedRelay(Relay):
             "transfer_info": {"size": nbytes, "req_id": key},
         }
         self._pump.wake()
-        return Put(self._outbox, ticket, metadata)
+        return Put(self._ledger, ticket, metadata)
 
     # --- receiving -------------------------------------------------------------------------------
 
@@ -337,7 +261,7 @@ class OneSidedRelay(Relay):
 
     def cleanup(self, request_id: str) -> None:
         """Take back what is under way for a request. Whoever is reading it gets an error."""
-        self._outbox.revoke(request_id)
+        self._ledger.revoke(request_id)
 
     def _give_up(self, slots: Slots) -> None:
         # Whoever comes to read it now must be served to hear that it is gone, and must not find unmapped
@@ -348,7 +272,7 @@ class OneSidedRelay(Relay):
 
     def close(self) -> None:
         """End all transfers and stop the engine. Views of what was received stay valid."""
-        self._outbox.close()
+        self._ledger.close()
         self._pump.close()
 
     def _check_open(self) -> None:
@@ -357,11 +281,11 @@ class OneSidedRelay(Relay):
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Per edge: bytes under way, and how often a put had to wait."""
-        return self._outbox.stats()
+        return self._ledger.stats()
 
     def usage(self) -> dict[str, int]:
         """What this relay's payloads take now: numbers for ``/metrics``."""
-        return self._outbox.usage() | {"relay_quarantined_reads": self._pump.quarantined}
+        return self._ledger.usage() | {"relay_quarantined_reads": self._pump.quarantined}
 
 
 async def _write(write: Callable[[memoryview], None], slots: Slots, nbytes: int, in_thread: bool) -> None:

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from sglang_omni.relay.base import RelayError, RelayReadError
 from sglang_omni.relay.fd_limit import require_spare_files
+from sglang_omni.relay.one_sided.engine import Source, Transfer, TransferEngine
 from sglang_omni.relay.one_sided.listening_fds import Listener, listeners, occupy
-from sglang_omni.relay.one_sided.relay import Engine, Source, Transfer
 from sglang_omni.relay.one_sided.slots import Segment, Slots
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _FILES = 64
 
 
-class Renewable(Engine, Protocol):
+class Renewable(TransferEngine, Protocol):
     """An engine that says when it can be closed."""
 
     @property
@@ -69,7 +69,7 @@ class _Term:
 
 
 class RenewedEngine:
-    """The engine that there is now, and those before it. See ``one_sided.Engine``.
+    """The engine that there is now, and those before it. See ``one_sided.TransferEngine``.
 
     Args:
         name: The relay, as the log calls it.
@@ -88,7 +88,7 @@ class RenewedEngine:
 
     @property
     def has_threads(self) -> bool:
-        """See ``one_sided.Engine``."""
+        """See ``one_sided.TransferEngine``."""
         return self._present.engine.has_threads
 
     def register(self, segment: Segment) -> None:
@@ -103,7 +103,7 @@ class RenewedEngine:
                 term.unregister(segment)
 
     def address(self) -> dict[str, Any]:
-        """See ``one_sided.Engine``.
+        """See ``one_sided.TransferEngine``.
 
         Raises:
             RelayError: The engine has lost its listeners, and there can be no other now.
@@ -111,7 +111,7 @@ class RenewedEngine:
         return self._reachable().address()
 
     def read(self, source: Source, into: Slots, *, header_only: bool, notify: bytes) -> Transfer:
-        """See ``one_sided.Engine``. Peers that are read from connect to the reader, too."""
+        """See ``one_sided.TransferEngine``. Peers that are read from connect to the reader, too."""
         try:
             engine = self._reachable()
         except RelayError as error:
@@ -119,11 +119,11 @@ class RenewedEngine:
         return engine.read(source, into, header_only=header_only, notify=notify)
 
     def knows(self, source: Source) -> bool:
-        """See ``one_sided.Engine``."""
+        """See ``one_sided.TransferEngine``."""
         return not self._present.lost() and self._present.engine.knows(source)
 
     def notifications(self) -> list[bytes]:
-        """See ``one_sided.Engine``."""
+        """See ``one_sided.TransferEngine``."""
         heard = self._present.engine.notifications()
         if self._former:
             self._close_former()
@@ -132,7 +132,7 @@ class RenewedEngine:
         return heard
 
     def close(self) -> None:
-        """See ``one_sided.Engine``."""
+        """See ``one_sided.TransferEngine``."""
         with self._changing:
             for term in (*self._former, self._present):
                 term.close()

@@ -16,9 +16,12 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sglang_omni._core import Extents, checksum
+
+if TYPE_CHECKING:
+    from sglang_omni.relay.one_sided.engine import TransferEngine
 
 SLOT_BYTES = 64 << 10
 # Keeps payloads aligned as the payload format wants them.
@@ -31,13 +34,6 @@ _HEADER = struct.Struct("<8sQQ")
 _MAGIC = b"sglomni\x01"
 # Starts anywhere: what a process of an earlier run has announced means nothing in a later one.
 _generations = itertools.count(secrets.randbits(62))
-
-
-class MemoryRegistrar(Protocol):
-    """The part of an engine that makes memory known to it."""
-
-    def register(self, segment: Segment) -> None: ...
-    def unregister(self, segment: Segment) -> None: ...
 
 
 class Segment:
@@ -141,14 +137,14 @@ class SlotPool:
 
     Args:
         nbytes: Its size. What does not fit gets registered memory of its own.
-        registrar: Makes the memory known to the engine.
+        engine: The engine that the memory is registered with.
         on_returned: Called, from whatever thread and inside of anything, where memory of a payload's own can
             be given up by ``collect``.
     """
 
-    def __init__(self, nbytes: int, registrar: MemoryRegistrar, on_returned: Callable[[], None]) -> None:
+    def __init__(self, nbytes: int, engine: TransferEngine, on_returned: Callable[[], None]) -> None:
         self._slots = max(1, nbytes // SLOT_BYTES)
-        self._registrar = registrar
+        self._engine = engine
         self._on_returned = on_returned
         self._extents = Extents(self._slots * SLOT_BYTES)
         self._pool: Segment | None = None
@@ -189,7 +185,7 @@ class SlotPool:
             if segment is self._pool:
                 self._extents.release(first * SLOT_BYTES, count * SLOT_BYTES)
             else:
-                self._registrar.unregister(segment)
+                self._engine.unregister(segment)
 
     def _free(self, segment: Segment, first: int, count: int) -> None:
         self._returned.append((segment, first, count))
@@ -201,5 +197,5 @@ class SlotPool:
             segment = Segment(slots)
         except (OSError, OverflowError, ValueError) as error:
             raise MemoryError(f"no memory for {slots * SLOT_BYTES} bytes: {error}") from error
-        self._registrar.register(segment)
+        self._engine.register(segment)
         return segment

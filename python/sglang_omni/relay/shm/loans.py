@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_LOANS = 256
 
 
-class Ticket(Protocol):
+class LoanTicket(Protocol):
     """A put without data of its own, held by its reader for as long as that has use of it."""
 
     @property
@@ -29,7 +29,7 @@ class Ticket(Protocol):
 
 class _Loan(NamedTuple):
     tensors: list[torch.Tensor]
-    ticket: Ticket
+    ticket: LoanTicket
     edge: str
     nbytes: int
 
@@ -61,7 +61,7 @@ class Loans:
         """As ``CudaLender.describe``."""
         return self._lender.describe(tensors)
 
-    def keep(self, tensors: list[torch.Tensor], ticket: Ticket, edge: str) -> None:
+    def keep(self, tensors: list[torch.Tensor], ticket: LoanTicket, edge: str) -> None:
         """Keep tensors until their ticket is back."""
         loan = _Loan(tensors, ticket, edge, _nbytes(tensors))
         self._loans.append(loan)
