@@ -63,7 +63,7 @@ def ask(client: SyncClient, request: GenerateRequest) -> Answer:
 
 def show_times(answer: Answer) -> None:
     """Shows when the parts of the answer came, and the work of each stage."""
-    for name, seconds in answer.times.items():
+    for name, seconds in sorted(answer.times.items(), key=lambda item: item[1]):
         show(name, f"after {seconds:.2f} s")
     show("stages", "side by side:")
     for stage, time_of in (answer.last.timings if answer.last and answer.last.timings else {}).items():
