@@ -1,8 +1,8 @@
-"""The earlier form: executors and `get_next`, with the whole pipeline in the calling process.
+"""The legacy form of a config: executors and `get_next`, with the whole pipeline in the calling process.
 
 Three stages; numbers below zero leave the pipeline early, after the second.
 
-python examples/earlier_form.py
+python examples/legacy_form.py
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from sglang_omni.executors import EngineExecutor, FusedExecutor, PreprocessingEx
 
 
 class SquaringEngine:
-    """Stands for a model's engine: takes requests in, gives each one's result."""
+    """Stands for a model's engine: accepts requests and returns their results."""
 
     def __init__(self):
         self.inputs = {}
