@@ -70,11 +70,11 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-struct Reader<'a> {
+struct HeadReader<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> HeadReader<'a> {
     fn take<const N: usize>(&mut self) -> Result<&'a [u8; N], DecodeError> {
         let (head, rest) = self
             .rest
@@ -145,7 +145,7 @@ pub fn decode(payload: &[u8]) -> Result<Decoded, DecodeError> {
 
 /// As [`decode`], of a payload of `len` bytes that begins with `payload`.
 pub fn decode_head(payload: &[u8], len: usize) -> Result<Decoded, DecodeError> {
-    let mut reader = Reader { rest: payload };
+    let mut reader = HeadReader { rest: payload };
     if reader.take::<4>()? != &MAGIC {
         return Err(DecodeError::BadMagic);
     }
@@ -222,7 +222,7 @@ struct Row {
     strides: Vec<i64>,
 }
 
-fn tensor_row(reader: &mut Reader<'_>) -> Result<Row, DecodeError> {
+fn tensor_row(reader: &mut HeadReader<'_>) -> Result<Row, DecodeError> {
     let code = reader.u8()?;
     let framework = Framework::from_code(code).ok_or(DecodeError::UnknownFramework(code))?;
     let code = reader.u8()?;

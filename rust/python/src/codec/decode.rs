@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PySet, PyString};
 use pyo3::{ffi, intern};
-use sglang_omni_payload::msgpack::{Malformed, Reader, Token};
+use sglang_omni_payload::msgpack::{Malformed, Token, TokenReader};
 
 use super::encode::MAX_DEPTH;
 use super::keys::Keys;
@@ -137,13 +137,13 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     /// The one value that `body` is.
     fn alone(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let value = self.value(&mut reader)?;
         finish(&reader)?;
         Ok(value)
     }
 
-    fn value(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
+    fn value(&mut self, reader: &mut TokenReader<'_>) -> Read<'py> {
         match reader.next_token().map_err(malformed)? {
             Token::Str(utf8) => Ok(text(self.py, utf8)?.into_any()),
             Token::Int(value) => Ok(PyInt::new(self.py, value).into_any()),
@@ -170,7 +170,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
     }
 
     #[inline(never)]
-    fn list(&mut self, reader: &mut Reader<'_>, len: usize) -> Read<'py> {
+    fn list(&mut self, reader: &mut TokenReader<'_>, len: usize) -> Read<'py> {
         self.deeper()?;
         let start = self.collect(reader, len)?;
         // SAFETY: a new reference or null with an error.
@@ -187,7 +187,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
     ///
     /// A list or tuple is made when all that goes into it is there: what makes the items may be Python code, and
     /// other threads run meanwhile, who find every container there is (`gc.get_objects`).
-    fn collect(&mut self, reader: &mut Reader<'_>, len: usize) -> Result<usize, Fault> {
+    fn collect(&mut self, reader: &mut TokenReader<'_>, len: usize) -> Result<usize, Fault> {
         let start = self.items.len();
         for _ in 0..len {
             let item = self.value(reader)?;
@@ -197,7 +197,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
     }
 
     #[inline(never)]
-    fn dict(&mut self, reader: &mut Reader<'_>, len: usize) -> Read<'py> {
+    fn dict(&mut self, reader: &mut TokenReader<'_>, len: usize) -> Read<'py> {
         self.deeper()?;
         let dict = PyDict::new(self.py);
         for _ in 0..len {
@@ -230,7 +230,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
         Ok(text.into_any())
     }
 
-    fn tuple_of(&mut self, reader: &mut Reader<'_>, len: usize) -> Read<'py> {
+    fn tuple_of(&mut self, reader: &mut TokenReader<'_>, len: usize) -> Read<'py> {
         let start = self.collect(reader, len)?;
         // SAFETY: a new reference or null with an error.
         let tuple = unsafe { owned(self.py, ffi::PyTuple_New(len as isize))? };
@@ -268,7 +268,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     #[inline(never)]
     fn tuple(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let len = array(&mut reader)?;
         let tuple = self.tuple_of(&mut reader, len)?;
         finish(&reader)?;
@@ -277,7 +277,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     #[inline(never)]
     fn set(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let set = PySet::empty(self.py)?;
         for _ in 0..array(&mut reader)? {
             set.add(self.value(&mut reader)?)?;
@@ -309,7 +309,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     #[inline(never)]
     fn complex(&self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let (2, Ok(Token::Float(real)), Ok(Token::Float(imaginary))) = (
             array(&mut reader)?,
             reader.next_token(),
@@ -323,7 +323,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     #[inline(never)]
     fn reference(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let number = reader.next_token().map_err(malformed)?;
         finish(&reader)?;
         match (&mut self.views, number) {
@@ -357,7 +357,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
     // --- classes ------------------------------------------------------------------------------
 
     #[inline(never)]
-    fn class(&self, reader: &mut Reader<'_>) -> Result<Arc<Found>, Fault> {
+    fn class(&self, reader: &mut TokenReader<'_>) -> Result<Arc<Found>, Fault> {
         match reader.next_token().map_err(malformed)? {
             Token::Str(name) => Ok(self.tools.classes.named(self.py, name, self.trusted)?),
             other => refuse(format!("a type's name must be a str, got {other:?}")),
@@ -366,7 +366,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     #[inline(never)]
     fn dataclass(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let len = array(&mut reader)?;
         let found = self.class(&mut reader)?;
         let (2, Some(fields), Token::Map(len)) =
@@ -406,7 +406,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     #[inline(never)]
     fn member(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let len = array(&mut reader)?;
         let found = self.class(&mut reader)?;
         let (2, Some(members)) = (len, &found.members) else {
@@ -425,7 +425,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     #[inline(never)]
     fn namedtuple(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let len = array(&mut reader)?;
         let found = self.class(&mut reader)?;
         if len == 0 || found.arity != Some(len - 1) {
@@ -463,13 +463,13 @@ fn field<'a>(
     }
 }
 
-fn array(reader: &mut Reader<'_>) -> Result<usize, Fault> {
+fn array(reader: &mut TokenReader<'_>) -> Result<usize, Fault> {
     match reader.next_token().map_err(malformed)? {
         Token::Array(len) => Ok(len),
         _ => refuse("malformed message: an extension of another make"),
     }
 }
 
-fn finish(reader: &Reader<'_>) -> Result<(), Fault> {
+fn finish(reader: &TokenReader<'_>) -> Result<(), Fault> {
     reader.finish().map_err(malformed)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyTuple};
-use sglang_omni_payload::msgpack::{Reader, Token};
+use sglang_omni_payload::msgpack::{Token, TokenReader};
 use sglang_omni_payload::{DTYPES, DType, Framework, TensorView};
 
 use super::{Tools, code, numpy};
@@ -192,7 +192,7 @@ pub fn in_place<'py>(
 
 /// `[name, shape, data]`, where it is that.
 fn parts(body: &[u8]) -> Option<(&[u8], Vec<u64>, &[u8])> {
-    let mut reader = Reader::new(body);
+    let mut reader = TokenReader::new(body);
     let Token::Array(3) = reader.next_token().ok()? else {
         return None;
     };
