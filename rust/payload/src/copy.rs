@@ -37,7 +37,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 ///
 /// # Safety
 /// As `ptr::copy_nonoverlapping` for `len` bytes.
-unsafe fn split(one: Copy, from: *const u8, to: *mut u8, len: usize, threads: usize) {
+unsafe fn split(one: CopyFn, from: *const u8, to: *mut u8, len: usize, threads: usize) {
     let part = len.div_ceil(threads).next_multiple_of(4096);
     let (from, to) = (from as usize, to as usize);
     thread::scope(|scope| {
@@ -57,7 +57,7 @@ unsafe fn split(one: Copy, from: *const u8, to: *mut u8, len: usize, threads: us
     });
 }
 
-type Copy = unsafe fn(*const u8, *mut u8, usize);
+type CopyFn = unsafe fn(*const u8, *mut u8, usize);
 
 /// # Safety
 /// As `ptr::copy_nonoverlapping` for `len` bytes.
@@ -66,7 +66,7 @@ unsafe fn plain(from: *const u8, to: *mut u8, len: usize) {
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
 }
 
-fn around_cache() -> Copy {
+fn around_cache() -> CopyFn {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx") {
         return x86::non_temporal;

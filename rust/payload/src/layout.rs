@@ -27,22 +27,22 @@ struct Shape {
 }
 
 /// Where the bytes of a [`Shape`] go: its lowest one, and the step of each dimension of it.
-struct Place {
+struct PlacedView {
     row: usize,
     low: u64,
     dims: Vec<Dim>,
 }
 
-struct Placed {
+struct Placement {
     len: u64,
-    places: Vec<Place>,
+    places: Vec<PlacedView>,
     /// Whether nothing was moved, and every byte is some view's.
     whole: bool,
 }
 
-impl Placed {
+impl Placement {
     /// The place of a row, where they are in the order of their rows.
-    fn of(&self, row: usize) -> &Place {
+    fn of(&self, row: usize) -> &PlacedView {
         let found = self.places.binary_search_by_key(&row, |place| place.row);
         &self.places[found.expect("every view has its place")]
     }
@@ -207,7 +207,7 @@ fn alignment(cluster: &[Shape]) -> u64 {
 }
 
 /// Clusters one after the other, as close as their alignment allows.
-fn place_all(shapes: Vec<Shape>) -> Placed {
+fn place_all(shapes: Vec<Shape>) -> Placement {
     let (mut len, mut places, mut whole) = (0u64, Vec::new(), true);
     for cluster in clusters(shapes) {
         let start = len.next_multiple_of(alignment(&cluster));
@@ -222,10 +222,10 @@ fn place_all(shapes: Vec<Shape>) -> Placed {
         }));
     }
     places.sort_unstable_by_key(|place| place.row);
-    Placed { len, places, whole }
+    Placement { len, places, whole }
 }
 
-fn place_cluster(cluster: &[Shape]) -> Placed {
+fn place_cluster(cluster: &[Shape]) -> Placement {
     if covers(cluster) {
         return unmoved(cluster, true);
     }
@@ -246,16 +246,16 @@ fn covers(cluster: &[Shape]) -> bool {
     Some(reached) == end
 }
 
-fn unmoved(cluster: &[Shape], whole: bool) -> Placed {
+fn unmoved(cluster: &[Shape], whole: bool) -> Placement {
     // From where the largest elements are aligned here as they are there.
     let base = cluster[0].low - cluster[0].low % alignment(cluster);
     let end = cluster.iter().map(|shape| shape.range().end).max();
-    let places = cluster.iter().map(|shape| Place {
+    let places = cluster.iter().map(|shape| PlacedView {
         row: shape.row,
         low: shape.low - base,
         dims: shape.dims.clone(),
     });
-    Placed {
+    Placement {
         len: end.unwrap_or(base) - base,
         places: places.collect(),
         whole,
@@ -263,7 +263,7 @@ fn unmoved(cluster: &[Shape], whole: bool) -> Placed {
 }
 
 /// Without what lies in no window of a period. `None` where there is none, or nothing is won.
-fn squeezed(cluster: &[Shape]) -> Option<Placed> {
+fn squeezed(cluster: &[Shape]) -> Option<Placement> {
     let steps = cluster.iter().flat_map(|shape| &shape.dims);
     let mut periods: Vec<u64> = steps.map(|dim| dim.2).collect();
     periods.sort_unstable_by(|a, b| b.cmp(a));
@@ -274,7 +274,7 @@ fn squeezed(cluster: &[Shape]) -> Option<Placed> {
         .next()
 }
 
-fn squeezed_by(cluster: &[Shape], period: u64) -> Option<Placed> {
+fn squeezed_by(cluster: &[Shape], period: u64) -> Option<Placement> {
     let align = alignment(cluster);
     let is_outer = |dim: &Dim| dim.2.is_multiple_of(period);
     let inner: Vec<Shape> = cluster
@@ -342,14 +342,14 @@ fn squeezed_by(cluster: &[Shape], period: u64) -> Option<Placed> {
         let dims: Vec<Dim> = outer.chain(place.dims.iter().copied()).collect();
         let low = (number(shape.low) - first) as u64 * shorter + place.low;
         len = len.max(low + extent(shape.item, &dims));
-        Place {
+        PlacedView {
             row: shape.row,
             low,
             dims,
         }
     });
     let places = places.collect();
-    Some(Placed {
+    Some(Placement {
         len,
         places,
         whole: false,

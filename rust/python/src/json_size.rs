@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 const MEDIA: [&[u8]; 2] = [b"data", b"url"];
 const MEDIA_LISTS: [&[u8]; 3] = [b"images", b"audios", b"videos"];
 
-struct Limits {
+struct JsonLimits {
     text: usize,
     values: usize,
     parts: usize,
@@ -31,7 +31,7 @@ struct Level {
 }
 
 /// The first limit that `bytes` are over.
-fn excess(bytes: &[u8], limits: &Limits) -> Option<&'static str> {
+fn excess(bytes: &[u8], limits: &JsonLimits) -> Option<&'static str> {
     let mut levels: Vec<Level> = Vec::with_capacity(limits.depth.min(64));
     let (mut values, mut parts, mut media) = (0usize, 0usize, 0usize);
     let mut at = 0;
@@ -137,7 +137,7 @@ fn json_excess(
     names: usize,
     depth: usize,
 ) -> Option<&'static str> {
-    let limits = Limits {
+    let limits = JsonLimits {
         text,
         values,
         parts,

@@ -10,8 +10,8 @@ use pyo3::prelude::*;
 use pyo3::{create_exception, ffi};
 use sglang_omni_payload::copy;
 use sglang_omni_relay::{
-    Access, AllocateError, Announcement, Arena, Extent, Extents, Held, Lease, Ledger, Mapping,
-    Place, ReadError, Room, TicketState, open, try_open,
+    Access, AllocateError, Announcement, Arena, Extent, Extents, FanoutRoom, Lease, Ledger,
+    Mapping, OpenError, Place, Room, TicketState, open, try_open,
 };
 
 use crate::buffer::BufferView;
@@ -76,7 +76,7 @@ unsafe fn write(plan: &PayloadPlan, room: &Room) -> usize {
     target as usize
 }
 
-fn unreadable(error: ReadError) -> PyErr {
+fn unreadable(error: OpenError) -> PyErr {
     LeaseError::new_err(error.to_string())
 }
 
@@ -95,7 +95,7 @@ fn seconds(keep: f64) -> PyResult<Duration> {
 /// A payload written once for several targets.
 #[pyclass(frozen, name = "ShmHeld", module = "sglang_omni._core")]
 struct ShmHeld {
-    held: Held,
+    held: FanoutRoom,
 }
 
 #[pyclass(frozen, name = "ShmArena", module = "sglang_omni._core")]
@@ -300,11 +300,11 @@ impl CreditLedger {
 
 /// Ranges of memory that a transfer engine has registered.
 #[pyclass(frozen, name = "Extents", module = "sglang_omni._core")]
-struct SharedExtents {
+struct PyExtents {
     extents: Mutex<Extents>,
 }
 
-impl SharedExtents {
+impl PyExtents {
     fn lock(&self) -> MutexGuard<'_, Extents> {
         // Every change is complete before anything that can panic.
         self.extents.lock().unwrap_or_else(PoisonError::into_inner)
@@ -312,7 +312,7 @@ impl SharedExtents {
 }
 
 #[pymethods]
-impl SharedExtents {
+impl PyExtents {
     #[new]
     fn new(capacity: u64) -> Self {
         Self {
@@ -465,7 +465,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<ShmLease>()?;
     module.add_class::<ShmMapping>()?;
     module.add_class::<CreditLedger>()?;
-    module.add_class::<SharedExtents>()?;
+    module.add_class::<PyExtents>()?;
     module.add_function(wrap_pyfunction!(checksum, module)?)?;
     module.add("ArenaFull", module.py().get_type::<ArenaFull>())?;
     module.add("LeaseError", module.py().get_type::<LeaseError>())?;

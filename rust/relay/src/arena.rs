@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::control::{Control, TICKETS, Waiters};
+use crate::header::{ArenaHeader, TICKETS, Waiters};
 use crate::ledger::Ledger;
 use crate::lock;
 use crate::mapping::{self, Mapping};
 use crate::memory::{Memory, Room};
 use crate::process::Process;
-use crate::records::{Credit, Records, UnderWay};
+use crate::records::{Credit, Records, TicketRecord};
 use crate::server::{self, Segments, Server};
 use crate::ticket::TicketState;
 
@@ -49,7 +49,7 @@ pub struct Announcement {
 pub struct Grant<'a> {
     pub room: Arc<Room>,
     announcement: Announcement,
-    shared: &'a Shared,
+    state: &'a ArenaState,
     published: bool,
 }
 
@@ -60,7 +60,7 @@ impl Grant<'_> {
         let Place {
             ticket, generation, ..
         } = self.announcement.place;
-        self.shared.control().tickets[ticket as usize].publish(generation);
+        self.state.header().tickets[ticket as usize].publish(generation);
         self.published = true;
         self.announcement
     }
@@ -71,15 +71,15 @@ impl Drop for Grant<'_> {
         let Place {
             ticket, generation, ..
         } = self.announcement.place;
-        let Shared { records, .. } = self.shared;
-        if !self.published && records.withdraw(self.shared.control(), ticket, generation) {
-            self.shared.signal();
+        let ArenaState { records, .. } = self.state;
+        if !self.published && records.withdraw(self.state.header(), ticket, generation) {
+            self.state.signal();
         }
     }
 }
 
 /// Room for a payload that several readers get, each with a ticket of its own ([`Arena::issue`]).
-pub struct Held {
+pub struct FanoutRoom {
     pub room: Arc<Room>,
     _credit: Credit,
 }
@@ -90,12 +90,12 @@ pub struct Full {
     pub edge: String,
     pub held: u64,
     pub limit: u64,
-    pub waiting_for: Vec<Waiting>,
+    pub waiting_for: Vec<OutstandingPayload>,
 }
 
 /// A payload under way.
 #[derive(Clone, Debug)]
-pub struct Waiting {
+pub struct OutstandingPayload {
     pub key: String,
     pub bytes: u64,
     /// Process that has views of it; `None` where it was not read yet, 0 for one of another pid namespace.
@@ -136,7 +136,7 @@ pub enum AllocateError {
     Io(std::io::Error),
 }
 
-struct Shared {
+struct ArenaState {
     memory: Arc<Memory>,
     records: Records,
     bytes: Ledger,
@@ -150,7 +150,7 @@ struct Shared {
 pub struct Arena {
     owner: Process,
     name: String,
-    shared: Arc<Shared>,
+    state: Arc<ArenaState>,
     _server: Server,
 }
 
@@ -159,13 +159,13 @@ impl Arena {
     pub fn new(limit: u64) -> std::io::Result<Self> {
         let limit = limit.max(1 << 20);
         let capacity = limit.saturating_mul(2 * EDGES).min(1 << 40);
-        let file = mapping::create(Control::LEN + capacity as usize)?;
+        let file = mapping::create(ArenaHeader::LEN + capacity as usize)?;
         let mapping = Arc::new(Mapping::new(&file)?);
-        Control::of(&mapping).kept.store(limit / 2, Relaxed);
+        ArenaHeader::of(&mapping).kept.store(limit / 2, Relaxed);
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let segments = Segments::default();
         lock(&segments).insert(server::ARENA, Arc::new(file));
-        let shared = Arc::new(Shared {
+        let state = Arc::new(ArenaState {
             memory: Arc::new(Memory::new(mapping, capacity, limit, segments.clone())?),
             records: Records::new(),
             bytes: Ledger::new(limit),
@@ -177,31 +177,31 @@ impl Arena {
         let mut secret = [0u8; 16];
         rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
         let name = format!("sglang-omni-{:032x}", u128::from_ne_bytes(secret));
-        let (joined, lost) = (shared.clone(), shared.clone());
+        let (joined, lost) = (state.clone(), state.clone());
         let server = Server::start(
             &name,
             segments,
-            shared.event.clone(),
+            state.event.clone(),
             move |number, pid| {
                 lock(&joined.peers).insert(number, pid);
             },
             move |number| {
                 lock(&lost.peers).remove(&number);
-                lost.records.reclaim(lost.control(), number);
+                lost.records.reclaim(lost.header(), number);
                 lost.signal();
             },
         )?;
         Ok(Self {
             owner: Process::this(),
             name,
-            shared,
+            state,
             _server: server,
         })
     }
 
     /// The memory, as its owner has it mapped.
     pub fn mapping(&self) -> Arc<Mapping> {
-        self.shared.memory.mapping()
+        self.state.memory.mapping()
     }
 
     /// What a reader passes to [`crate::open`].
@@ -211,7 +211,7 @@ impl Arena {
 
     /// Readable when a ticket changed while someone waits ([`Arena::wait_begin`]).
     pub fn event(&self) -> BorrowedFd<'_> {
-        self.shared.event.as_fd()
+        self.state.event.as_fd()
     }
 
     /// Room for a payload of `len` bytes on an edge, to be written and then published. It stays taken until its
@@ -223,19 +223,19 @@ impl Arena {
         len: u64,
         keep: Duration,
     ) -> Result<Grant<'_>, AllocateError> {
-        let credit = self.shared.credit(edge, len)?;
-        let room = self.shared.memory.room(len).map_err(AllocateError::Io)?;
-        self.shared.reserve(edge, key, Arc::new(room), credit, keep)
+        let credit = self.state.credit(edge, len)?;
+        let room = self.state.memory.room(len).map_err(AllocateError::Io)?;
+        self.state.reserve(edge, key, Arc::new(room), credit, keep)
     }
 
     /// Room for a payload of `len` bytes which several edges are to get: written once, then
     /// [`Arena::issue`]d to each when that has credit.
     ///
     /// What waits for slow edges is bounded like an edge of its own.
-    pub fn hold(&self, len: u64) -> Result<Held, AllocateError> {
-        let (credit, _) = self.shared.credit(FAN_OUT, len)?;
-        let room = self.shared.memory.room(len).map_err(AllocateError::Io)?;
-        Ok(Held {
+    pub fn hold(&self, len: u64) -> Result<FanoutRoom, AllocateError> {
+        let (credit, _) = self.state.credit(FAN_OUT, len)?;
+        let room = self.state.memory.room(len).map_err(AllocateError::Io)?;
+        Ok(FanoutRoom {
             room: Arc::new(room),
             _credit: credit,
         })
@@ -244,28 +244,28 @@ impl Arena {
     /// One edge's ticket to what is held, which is complete.
     pub fn issue(
         &self,
-        held: &Held,
+        held: &FanoutRoom,
         edge: &str,
         key: &str,
         keep: Duration,
     ) -> Result<Announcement, AllocateError> {
-        let credit = self.shared.credit(edge, held.room.len)?;
-        self.shared
+        let credit = self.state.credit(edge, held.room.len)?;
+        self.state
             .reserve(edge, key, held.room.clone(), credit, keep)
             .map(Grant::publish)
     }
 
     /// Where a payload stands. `Free` once it is collected, revoked or expired.
     pub fn state(&self, place: &Place) -> TicketState {
-        self.shared.control().tickets[place.ticket as usize].state(place.generation)
+        self.state.header().tickets[place.ticket as usize].state(place.generation)
     }
 
     /// Takes back every payload under `key` that nobody has read. What is being read stays until it is let go.
     pub fn revoke(&self, key: &str) -> usize {
-        let records = &self.shared.records;
-        let revoked = records.sweep(self.shared.control(), |under_way| under_way.key == key);
+        let records = &self.state.records;
+        let revoked = records.sweep(self.state.header(), |under_way| under_way.key == key);
         if revoked > 0 {
-            self.shared.signal();
+            self.state.signal();
         }
         revoked
     }
@@ -275,10 +275,10 @@ impl Arena {
         let Some(ticket) = Some(place.ticket).filter(|&ticket| (ticket as usize) < TICKETS) else {
             return false;
         };
-        let records = &self.shared.records;
-        let revoked = records.revoke(self.shared.control(), ticket, place.generation);
+        let records = &self.state.records;
+        let revoked = records.revoke(self.state.header(), ticket, place.generation);
         if revoked {
-            self.shared.signal();
+            self.state.signal();
         }
         revoked
     }
@@ -287,7 +287,7 @@ impl Arena {
     /// whenever they take or return something.
     pub fn wait_begin(&self, edge: Option<&str>) {
         if let Some(name) = edge {
-            self.shared.bytes.edge(name).note_wait();
+            self.state.bytes.edge(name).note_wait();
         }
         self.waiters(edge).join();
     }
@@ -301,31 +301,31 @@ impl Arena {
     }
 
     fn waiters(&self, edge: Option<&str>) -> &Waiters {
-        let number = edge.map(|name| self.shared.bytes.edge(name).number());
-        self.shared.control().waiters(number)
+        let number = edge.map(|name| self.state.bytes.edge(name).number());
+        self.state.header().waiters(number)
     }
 
     /// `(edge, bytes under way, how many have waited for room)` of every edge, after collecting what came back.
     pub fn edges(&self) -> Vec<(String, u64, u64)> {
-        self.shared.collect_all();
-        self.shared.bytes.snapshot()
+        self.state.collect_all();
+        self.state.bytes.snapshot()
     }
 
     /// Bytes copied into the arena so far, counted once for all readers of a payload.
     pub fn written(&self) -> u64 {
-        self.shared.memory.written()
+        self.state.memory.written()
     }
 
     /// Tickets under way, after collecting what came back.
     pub fn outstanding(&self) -> usize {
-        self.shared.collect_all();
-        self.shared.records.len()
+        self.state.collect_all();
+        self.state.records.len()
     }
 }
 
-impl Shared {
-    fn control(&self) -> &Control {
-        self.memory.control()
+impl ArenaState {
+    fn header(&self) -> &ArenaHeader {
+        self.memory.header()
     }
 
     fn signal(&self) {
@@ -336,12 +336,12 @@ impl Shared {
     fn collect_all(&self) {
         let now = Instant::now();
         self.records
-            .sweep(self.control(), |under_way| now >= under_way.expires);
+            .sweep(self.header(), |under_way| now >= under_way.expires);
     }
 
     /// Credit for a payload, and whether its reader may keep views of it.
     fn credit(&self, edge: &str, len: u64) -> Result<(Credit, bool), AllocateError> {
-        self.records.collect(self.control());
+        self.records.collect(self.header());
         if let Some(credit) = self.try_credit(edge, len) {
             return Ok(credit);
         }
@@ -371,7 +371,7 @@ impl Shared {
     /// A payload that its reader keeps views of counts for no more than may be kept for ever, so that
     /// a larger one does not stop its edge.
     fn discount_lent(&self, edge: &str) {
-        self.records.each(self.control(), |under_way, holder| {
+        self.records.each(self.header(), |under_way, holder| {
             if under_way.lend && holder.is_some() && under_way.edge == edge {
                 under_way.credit.reduce(self.bytes.limit() / 2);
             }
@@ -386,7 +386,7 @@ impl Shared {
         (credit, lend): (Credit, bool),
         keep: Duration,
     ) -> Result<Grant<'_>, AllocateError> {
-        let under_way = UnderWay {
+        let under_way = TicketRecord {
             key: key.to_owned(),
             edge: edge.to_owned(),
             bytes: room.len,
@@ -397,7 +397,7 @@ impl Shared {
         };
         let (ticket, generation) = self
             .records
-            .reserve(self.control(), under_way)
+            .reserve(self.header(), under_way)
             .map_err(|_| self.full(edge))?;
         let place = Place {
             segment: room.segment(),
@@ -409,7 +409,7 @@ impl Shared {
         Ok(Grant {
             room,
             announcement: Announcement { place, lend },
-            shared: self,
+            state: self,
             published: false,
         })
     }
@@ -417,9 +417,9 @@ impl Shared {
     fn full(&self, edge: &str) -> AllocateError {
         let peers = lock(&self.peers);
         let mut waiting_for = Vec::new();
-        self.records.each(self.control(), |under_way, holder| {
+        self.records.each(self.header(), |under_way, holder| {
             if under_way.edge == edge {
-                waiting_for.push(Waiting {
+                waiting_for.push(OutstandingPayload {
                     key: under_way.key.clone(),
                     bytes: under_way.bytes,
                     holder: holder.and_then(|number| peers.get(&number).copied()),

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::{Access, AllocateError, Arena, Grant, Lease, Place, ReadError, TicketState, remotes};
+use crate::{Access, AllocateError, Arena, Grant, Lease, OpenError, Place, TicketState, remotes};
 
 const KEEP: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
-fn open(name: &str, place: &Place) -> Result<Lease, ReadError> {
+fn open(name: &str, place: &Place) -> Result<Lease, OpenError> {
     crate::open(name, place, Access::Sole)
 }
 
@@ -35,7 +35,7 @@ fn a_payload_is_read_once_and_its_room_returns() {
     let place = put(&arena, "e", "k", &[5; 1000]);
     assert_eq!(arena.state(&place), TicketState::Ready);
     assert_eq!(read(&arena, &place), [5; 1000]);
-    assert!(matches!(open(arena.name(), &place), Err(ReadError::Stale)));
+    assert!(matches!(open(arena.name(), &place), Err(OpenError::Stale)));
     assert_eq!(arena.outstanding(), 0);
     assert_eq!(arena.edges(), [("e".to_owned(), 0, 0)]);
 }
@@ -107,7 +107,7 @@ fn a_room_that_is_being_written_is_not_given_away_when_its_payload_is_taken_back
     assert_ne!(put(&arena, "e", "k", &[1; 1000]).offset, offset);
     // Who announces it all the same announces nothing.
     let place = grant.publish().place;
-    assert!(matches!(open(arena.name(), &place), Err(ReadError::Stale)));
+    assert!(matches!(open(arena.name(), &place), Err(OpenError::Stale)));
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn what_is_not_published_cannot_be_read_and_takes_back_itself_alone() {
     assert_eq!(arena.state(&guessed), TicketState::Reserved);
     assert!(matches!(
         open(arena.name(), &guessed),
-        Err(ReadError::Stale)
+        Err(OpenError::Stale)
     ));
     assert_eq!(bytes_held(&arena, "e"), 2000);
     drop(grant);
@@ -363,7 +363,7 @@ fn revoked_and_expired_payloads_are_stale() {
     let arena = Arena::new(MIB).unwrap();
     let place = put(&arena, "e", "gone", &[1; 10]);
     assert_eq!(arena.revoke("gone"), 1);
-    assert!(matches!(open(arena.name(), &place), Err(ReadError::Stale)));
+    assert!(matches!(open(arena.name(), &place), Err(OpenError::Stale)));
 
     let late = arena
         .allocate("e", "late", 10, Duration::ZERO)
@@ -372,7 +372,7 @@ fn revoked_and_expired_payloads_are_stale() {
         .place;
     assert_eq!(arena.outstanding(), 0);
     let next = put(&arena, "e", "next", &[2; 10]);
-    assert!(matches!(open(arena.name(), &late), Err(ReadError::Stale)));
+    assert!(matches!(open(arena.name(), &late), Err(OpenError::Stale)));
     assert_eq!(read(&arena, &next), [2; 10]);
 }
 
@@ -401,7 +401,7 @@ fn places_outside_the_memory_are_refused_and_returned() {
     };
     assert!(matches!(
         open(arena.name(), &outside),
-        Err(ReadError::Malformed)
+        Err(OpenError::Malformed)
     ));
     assert_eq!(arena.outstanding(), 0);
     assert!(matches!(
@@ -412,10 +412,10 @@ fn places_outside_the_memory_are_refused_and_returned() {
                 ..place
             }
         ),
-        Err(ReadError::Malformed)
+        Err(OpenError::Malformed)
     ));
     assert!(matches!(
         open("sglang-omni-nobody", &place),
-        Err(ReadError::Unreachable(_))
+        Err(OpenError::Unreachable(_))
     ));
 }

@@ -11,14 +11,14 @@ const PEER_PIDFD: libc::c_int = 77;
 
 /// The process that connected or, seen from there, the one that listens.
 #[derive(Debug)]
-pub struct Peer {
+pub struct PeerProcess {
     /// 0 of a process in another pid namespace, which has no number here.
     pub pid: i32,
     /// Readable when the process is gone. `None` where the kernel cannot say: then its end is the connection's.
     pub alive: Option<OwnedFd>,
 }
 
-impl Peer {
+impl PeerProcess {
     /// Fails for processes of other users and for those that are gone.
     pub fn of(stream: &impl AsFd) -> Result<Self> {
         // Not by rustix, whose process numbers cannot be 0.

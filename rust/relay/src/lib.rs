@@ -14,33 +14,35 @@ mod arena;
 mod arena_tests;
 mod bitmap;
 mod checksum;
-mod control;
+mod connection;
 mod credentials;
 mod extents;
 mod forks;
+mod header;
 mod ledger;
-mod line;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
 mod mapping;
 mod memory;
 mod pages;
 mod peer;
-mod private;
+mod private_view;
 mod process;
 mod records;
 mod remotes;
 mod server;
 mod ticket;
-mod written;
+mod write_tracker;
 
-pub use arena::{AllocateError, Announcement, Arena, Full, Grant, Held, Place, Waiting};
+pub use arena::{
+    AllocateError, Announcement, Arena, FanoutRoom, Full, Grant, OutstandingPayload, Place,
+};
 pub use checksum::checksum;
 pub use extents::{Extent, Extents};
 pub use ledger::{Edge, Ledger};
 pub use mapping::Mapping;
 pub use memory::Room;
-pub use peer::{Access, Lease, ReadError, open, try_open};
+pub use peer::{Access, Lease, OpenError, open, try_open};
 pub use ticket::TicketState;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

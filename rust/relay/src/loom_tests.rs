@@ -7,7 +7,7 @@ use loom::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire};
 use loom::thread;
 
 use crate::bitmap::Bitmap;
-use crate::control::Waiters;
+use crate::header::Waiters;
 use crate::ledger::Edge;
 use crate::ticket::{Ticket, TicketState, fresh};
 

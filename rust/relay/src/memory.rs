@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex};
 
 use crate::bitmap::Bitmap;
-use crate::control::Control;
 use crate::extents::{Extent, Extents};
+use crate::header::ArenaHeader;
 use crate::mapping::{self, Mapping};
 use crate::pages::Pages;
 use crate::server::Segments;
@@ -97,8 +97,8 @@ impl Memory {
         self.mapping.clone()
     }
 
-    pub fn control(&self) -> &Control {
-        Control::of(&self.mapping)
+    pub fn header(&self) -> &ArenaHeader {
+        ArenaHeader::of(&self.mapping)
     }
 
     /// Bytes of all rooms so far. Each is written once.
@@ -220,8 +220,8 @@ impl Room {
             Home::Segment { mapping, .. } => (mapping, 0, 0),
             _ => (
                 &*self.memory.mapping,
-                Control::LEN + self.offset as usize,
-                self.memory.control().present.load(Acquire),
+                ArenaHeader::LEN + self.offset as usize,
+                self.memory.header().present.load(Acquire),
             ),
         };
         let missing = (self.offset + self.len)
@@ -255,7 +255,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn memory(capacity: u64) -> Arc<Memory> {
-        let file = mapping::create(Control::LEN + capacity as usize).unwrap();
+        let file = mapping::create(ArenaHeader::LEN + capacity as usize).unwrap();
         let mapping = Arc::new(Mapping::new(&file).unwrap());
         let segments = Segments::default();
         Arc::new(Memory::new(mapping, capacity, capacity, segments).unwrap())
@@ -310,17 +310,17 @@ mod tests {
         let memory = memory(256 * MIB);
         let until = |present: u64| {
             let start = Instant::now();
-            while memory.control().present.load(Acquire) < present {
+            while memory.header().present.load(Acquire) < present {
                 assert!(start.elapsed() < Duration::from_secs(20));
                 std::thread::sleep(Duration::from_millis(2));
             }
         };
         until(4 * MIB);
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(memory.control().present.load(Acquire), 4 * MIB);
+        assert_eq!(memory.header().present.load(Acquire), 4 * MIB);
         let room = memory.room(20 * MIB).unwrap();
         until(room.offset + 2 * room.len);
         drop(room);
-        assert!(memory.control().present.load(Acquire) <= 41 * MIB);
+        assert!(memory.header().present.load(Acquire) <= 41 * MIB);
     }
 }

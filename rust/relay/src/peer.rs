@@ -9,17 +9,17 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use rustix::io::Errno;
 
 use crate::arena::Place;
-use crate::control::{Control, TICKETS};
-use crate::line::Line;
+use crate::connection::Connection;
+use crate::header::{ArenaHeader, TICKETS};
 use crate::mapping::Mapping;
-use crate::private::PrivateView;
+use crate::private_view::PrivateView;
 use crate::process::Process;
 use crate::ticket::TicketState;
 use crate::{remotes, server};
 
 /// Why a place cannot be read.
 #[derive(Debug)]
-pub enum ReadError {
+pub enum OpenError {
     /// The sender is gone, or will not talk to us.
     Unreachable(std::io::Error),
     /// Read before, revoked, or expired.
@@ -28,7 +28,7 @@ pub enum ReadError {
     Malformed,
 }
 
-impl fmt::Display for ReadError {
+impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable(error) => write!(
@@ -44,7 +44,7 @@ impl fmt::Display for ReadError {
     }
 }
 
-impl std::error::Error for ReadError {}
+impl std::error::Error for OpenError {}
 
 /// For debugging: whoever writes to a received payload, which others may be reading, crashes there.
 static READ_ONLY: LazyLock<bool> =
@@ -61,7 +61,7 @@ pub struct Remote {
     /// What `mapping` maps.
     file: OwnedFd,
     event: OwnedFd,
-    pub line: Line,
+    pub connection: Connection,
     /// Bytes at the start of the data whose pages are in this process's table, or are about to be.
     entered: AtomicU64,
     /// One for each reader here of the same payload; there once it came, unless it cannot be.
@@ -70,17 +70,17 @@ pub struct Remote {
 
 impl Remote {
     pub fn connect(name: &str) -> std::io::Result<Self> {
-        let line = Line::connect(name)?;
-        let (number, mut files) = line.ask(server::ARENA)?;
+        let connection = Connection::connect(name)?;
+        let (number, mut files) = connection.ask(server::ARENA)?;
         let (Some(event), Some(file)) = (files.pop(), files.pop()) else {
             return Err(std::io::Error::other("it sent no memory"));
         };
         let mapping = Arc::new(Mapping::new(&file)?);
-        if mapping.len() < Control::LEN {
+        if mapping.len() < ArenaHeader::LEN {
             return Err(std::io::Error::other("its memory is too small"));
         }
         if *READ_ONLY {
-            mapping.forbid_writes(Control::LEN)?;
+            mapping.forbid_writes(ArenaHeader::LEN)?;
         }
         Ok(Self {
             owner: Process::this(),
@@ -88,14 +88,14 @@ impl Remote {
             mapping,
             file,
             event,
-            line,
+            connection,
             entered: AtomicU64::new(0),
             private: Default::default(),
         })
     }
 
-    fn control(&self) -> &Control {
-        Control::of(&self.mapping)
+    fn header(&self) -> &ArenaHeader {
+        ArenaHeader::of(&self.mapping)
     }
 }
 
@@ -122,13 +122,13 @@ pub enum Access {
 }
 
 /// Takes the ticket of a place a sender announced. May wait for the sender, for a few seconds.
-pub fn open(name: &str, place: &Place, access: Access) -> Result<Lease, ReadError> {
-    let remote = remotes::get(name).map_err(ReadError::Unreachable)?;
+pub fn open(name: &str, place: &Place, access: Access) -> Result<Lease, OpenError> {
+    let remote = remotes::get(name).map_err(OpenError::Unreachable)?;
     remote.open(place, access)
 }
 
 /// As `open`, without waiting. `None` where the sender has to be asked for memory first.
-pub fn try_open(name: &str, place: &Place, access: Access) -> Result<Option<Lease>, ReadError> {
+pub fn try_open(name: &str, place: &Place, access: Access) -> Result<Option<Lease>, OpenError> {
     match remotes::find(name) {
         Some(remote) if place.segment == server::ARENA => remote.open(place, access).map(Some),
         _ => Ok(None),
@@ -136,13 +136,13 @@ pub fn try_open(name: &str, place: &Place, access: Access) -> Result<Option<Leas
 }
 
 impl Remote {
-    fn open(self: Arc<Self>, place: &Place, access: Access) -> Result<Lease, ReadError> {
+    fn open(self: Arc<Self>, place: &Place, access: Access) -> Result<Lease, OpenError> {
         if place.ticket as usize >= TICKETS {
-            return Err(ReadError::Malformed);
+            return Err(OpenError::Malformed);
         }
         let (offset, len) = (usize::try_from(place.offset), usize::try_from(place.len));
         let (Ok(offset), Ok(len)) = (offset, len) else {
-            return Err(ReadError::Malformed);
+            return Err(OpenError::Malformed);
         };
         let (ticket, generation) = (place.ticket as usize, place.generation);
         let segment = match place.segment {
@@ -150,8 +150,8 @@ impl Remote {
             // Before the ticket is taken, which is spent then whatever happens.
             number => Some(self.segment(number, ticket, generation)?),
         };
-        if !self.control().tickets[ticket].take(generation, self.number) {
-            return Err(ReadError::Stale);
+        if !self.header().tickets[ticket].take(generation, self.number) {
+            return Err(OpenError::Stale);
         }
         // From here on the ticket is ours to give back, whatever happens.
         let mut lease = Lease {
@@ -165,12 +165,12 @@ impl Remote {
         };
         let (base, file, size) = match &segment {
             Some((file, mapping)) => (0, file, mapping.len()),
-            None => (Control::LEN, &lease.remote.file, lease.mapping.len()),
+            None => (ArenaHeader::LEN, &lease.remote.file, lease.mapping.len()),
         };
         let start = base.checked_add(offset);
         let end = start.and_then(|start| start.checked_add(len));
         let (Some(start), Some(_)) = (start, end.filter(|&end| end <= size)) else {
-            return Err(ReadError::Malformed);
+            return Err(OpenError::Malformed);
         };
         (lease.start, lease.len) = (start, len);
         let mut views = 0..PRIVATE_VIEWS;
@@ -196,11 +196,11 @@ impl Remote {
         if *READ_ONLY && !lease.is_in_arena() {
             lease.mapping.forbid_writes(0).map_err(unreachable)?;
         }
-        let control = lease.remote.control();
-        if control.taken(ticket, place.len) {
+        let header = lease.remote.header();
+        if header.taken(ticket, place.len) {
             lease.remote.signal();
         }
-        if control.present.load(Relaxed) > lease.remote.entered.load(Relaxed) {
+        if header.present.load(Relaxed) > lease.remote.entered.load(Relaxed) {
             remotes::wake();
         }
         Ok(lease)
@@ -212,37 +212,37 @@ impl Remote {
         number: u64,
         ticket: usize,
         generation: u32,
-    ) -> Result<(OwnedFd, Mapping), ReadError> {
-        let is_ready = || self.control().tickets[ticket].state(generation) == TicketState::Ready;
+    ) -> Result<(OwnedFd, Mapping), OpenError> {
+        let is_ready = || self.header().tickets[ticket].state(generation) == TicketState::Ready;
         if !is_ready() {
-            return Err(ReadError::Stale);
+            return Err(OpenError::Stale);
         }
-        let asked = self.line.ask(number);
+        let asked = self.connection.ask(number);
         // A segment goes with its payload.
         let (_, files) = asked.map_err(|error| match is_ready() {
-            true => ReadError::Unreachable(error),
-            false => ReadError::Stale,
+            true => OpenError::Unreachable(error),
+            false => OpenError::Stale,
         })?;
-        let file = files.into_iter().next().ok_or(ReadError::Malformed)?;
+        let file = files.into_iter().next().ok_or(OpenError::Malformed)?;
         let mapping = Mapping::new(&file).map_err(unreachable)?;
         Ok((file, mapping))
     }
 }
 
-fn unreachable(error: Errno) -> ReadError {
-    ReadError::Unreachable(error.into())
+fn unreachable(error: Errno) -> OpenError {
+    OpenError::Unreachable(error.into())
 }
 
 impl Remote {
     /// Enters the pages that the sender has provided since the last time, all of which it will use.
     pub fn enter_pages(&self) {
-        let present = self.control().present.load(Acquire);
+        let present = self.header().present.load(Acquire);
         let enter = |mapping: &Mapping, entered: &AtomicU64| {
             let start = entered.swap(present, AcqRel);
-            let end = Control::LEN.saturating_add(present as usize);
+            let end = ArenaHeader::LEN.saturating_add(present as usize);
             if start < present && end <= mapping.len() {
                 let len = (present - start) as usize;
-                mapping.enter(Control::LEN + start as usize, len);
+                mapping.enter(ArenaHeader::LEN + start as usize, len);
             }
         };
         enter(&self.mapping, &self.entered);
@@ -294,8 +294,8 @@ impl Drop for Lease {
         {
             view.give_back(self.start, self.len);
         }
-        let control = self.remote.control();
-        if control.give_back(self.ticket, self.generation, self.remote.number) {
+        let header = self.remote.header();
+        if header.give_back(self.ticket, self.generation, self.remote.number) {
             self.remote.signal();
         }
     }

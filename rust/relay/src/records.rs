@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::bitmap::Bitmap;
-use crate::control::{Control, TICKET_WORDS, TICKETS};
+use crate::header::{ArenaHeader, TICKET_WORDS, TICKETS};
 use crate::ledger::Edge;
 use crate::lock;
 use crate::memory::Room;
 use crate::ticket::TicketState;
 
 /// One target's right to one room.
-pub struct UnderWay {
+pub struct TicketRecord {
     pub key: String,
     pub edge: String,
     pub bytes: u64,
@@ -50,7 +50,7 @@ impl Drop for Credit {
 /// at all of them.
 pub struct Records {
     free: Bitmap<TICKET_WORDS>,
-    records: Box<[Mutex<Option<UnderWay>>]>,
+    records: Box<[Mutex<Option<TicketRecord>>]>,
 }
 
 impl Records {
@@ -62,20 +62,24 @@ impl Records {
     }
 
     /// Reserves a ticket: its number and generation. Gives `under_way` back where all are in use.
-    pub fn reserve(&self, control: &Control, under_way: UnderWay) -> Result<(u32, u32), UnderWay> {
+    pub fn reserve(
+        &self,
+        header: &ArenaHeader,
+        under_way: TicketRecord,
+    ) -> Result<(u32, u32), TicketRecord> {
         let Some(number) = self.free.take() else {
             return Err(under_way);
         };
-        control.assign(number as usize, under_way.credit.bytes.number());
+        header.assign(number as usize, under_way.credit.bytes.number());
         let mut record = lock(&self.records[number as usize]);
         *record = Some(under_way);
         // Inside the lock, so that who looks at record and ticket sees those of one payload.
-        Ok((number, control.tickets[number as usize].reserve()))
+        Ok((number, header.tickets[number as usize].reserve()))
     }
 
     /// Frees a ticket that was reserved and is not to be published, unless it was taken back.
-    pub fn withdraw(&self, control: &Control, number: u32, generation: u32) -> bool {
-        let withdrawn = control.tickets[number as usize].withdraw(generation);
+    pub fn withdraw(&self, header: &ArenaHeader, number: u32, generation: u32) -> bool {
+        let withdrawn = header.tickets[number as usize].withdraw(generation);
         if withdrawn {
             self.free(number);
         }
@@ -83,8 +87,8 @@ impl Records {
     }
 
     /// Frees an unread ticket of that generation, alone. False where it is another's, or was read.
-    pub fn revoke(&self, control: &Control, number: u32, generation: u32) -> bool {
-        let ticket = &control.tickets[number as usize];
+    pub fn revoke(&self, header: &ArenaHeader, number: u32, generation: u32) -> bool {
+        let ticket = &header.tickets[number as usize];
         let record = lock(&self.records[number as usize]);
         let is_it = [TicketState::Ready, TicketState::Reserved].contains(&ticket.state(generation));
         let revoked = is_it && record.is_some() && ticket.revoke();
@@ -96,19 +100,19 @@ impl Records {
     }
 
     /// Frees what readers returned since the last time.
-    pub fn collect(&self, control: &Control) {
-        control.returned.drain(|number| {
-            if control.tickets[number as usize].collect() {
+    pub fn collect(&self, header: &ArenaHeader) {
+        header.returned.drain(|number| {
+            if header.tickets[number as usize].collect() {
                 self.free(number);
             }
         });
     }
 
     /// Frees every returned ticket and every unread one that `given_up` picks. Returns how many of these.
-    pub fn sweep(&self, control: &Control, given_up: impl Fn(&UnderWay) -> bool) -> usize {
+    pub fn sweep(&self, header: &ArenaHeader, given_up: impl Fn(&TicketRecord) -> bool) -> usize {
         let mut revoked = 0;
         self.free.each_missing(|number| {
-            let ticket = &control.tickets[number as usize];
+            let ticket = &header.tickets[number as usize];
             let record = lock(&self.records[number as usize]);
             let unread = record.as_ref().is_some_and(&given_up) && ticket.revoke();
             drop(record);
@@ -121,18 +125,18 @@ impl Records {
     }
 
     /// Returns what a dead reader holds.
-    pub fn reclaim(&self, control: &Control, holder: u32) {
+    pub fn reclaim(&self, header: &ArenaHeader, holder: u32) {
         self.free.each_missing(|number| {
-            control.tickets[number as usize].reclaim(holder);
+            header.tickets[number as usize].reclaim(holder);
         });
-        self.sweep(control, |_| false);
+        self.sweep(header, |_| false);
     }
 
     /// What is under way, with the number of the reader that has it.
-    pub fn each(&self, control: &Control, mut see: impl FnMut(&mut UnderWay, Option<u32>)) {
+    pub fn each(&self, header: &ArenaHeader, mut see: impl FnMut(&mut TicketRecord, Option<u32>)) {
         self.free.each_missing(|number| {
             if let Some(under_way) = &mut *lock(&self.records[number as usize]) {
-                see(under_way, control.tickets[number as usize].holder());
+                see(under_way, header.tickets[number as usize].holder());
             }
         });
     }

@@ -15,7 +15,7 @@ use crate::process::Process;
 use crate::{lock, report};
 
 /// What a connection that several threads wait for came to.
-type Outcome = OnceLock<std::result::Result<Arc<Remote>, (ErrorKind, String)>>;
+type Connected = OnceLock<std::result::Result<Arc<Remote>, (ErrorKind, String)>>;
 
 /// The lock on it is never held over anything that waits for another process.
 #[derive(Default)]
@@ -25,7 +25,7 @@ pub struct Remotes {
     /// Also those whose sender is gone, for as long as a lease holds them.
     known: HashMap<String, Weak<Remote>>,
     /// Those that are being connected to, each by the first thread that asked.
-    connecting: HashMap<String, Arc<Outcome>>,
+    connecting: HashMap<String, Arc<Connected>>,
     /// Those whose sender lives stay mapped, for what it sends next.
     alive: Vec<Arc<Remote>>,
     /// Wakes the watching thread, once there is one.
@@ -83,7 +83,7 @@ pub fn get(name: &str) -> Result<Arc<Remote>> {
     let outcome = connecting.get_or_init(|| connect().map_err(|e| (e.kind(), e.to_string())));
 
     let mut remotes = own();
-    let is_ours = |outcome: &Arc<Outcome>| Arc::ptr_eq(outcome, &connecting);
+    let is_ours = |outcome: &Arc<Connected>| Arc::ptr_eq(outcome, &connecting);
     if remotes.connecting.get(name).is_some_and(is_ours) {
         remotes.connecting.remove(name);
         if let Ok(remote) = outcome {
@@ -137,9 +137,9 @@ fn watch(wake: &OwnedFd) -> rustix::io::Result<()> {
     let mut whose = vec![];
     for (index, remote) in watched.iter().enumerate() {
         // A child that the sender forked may have its connections; its process is its own.
-        fds.push(PollFd::new(&*remote.line.stream, PollFlags::RDHUP));
+        fds.push(PollFd::new(&*remote.connection.stream, PollFlags::RDHUP));
         whose.push(index);
-        if let Some(alive) = &remote.line.peer.alive {
+        if let Some(alive) = &remote.connection.peer.alive {
             fds.push(PollFd::new(alive, PollFlags::IN));
             whose.push(index);
         }

@@ -34,10 +34,10 @@ pub struct Server {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-struct Peer {
+struct PeerConnection {
     number: u32,
     stream: Own<UnixStream>,
-    credentials: credentials::Peer,
+    credentials: credentials::PeerProcess,
     /// A request as far as it has come in, and how far that is.
     request: [u8; 8],
     received: usize,
@@ -69,7 +69,7 @@ impl Server {
         let thread = std::thread::Builder::new()
             .name("relay-server".into())
             .spawn(move || {
-                let mut peers: Vec<Peer> = Vec::new();
+                let mut peers: Vec<PeerConnection> = Vec::new();
                 let mut last = 0;
                 let mut exhausted = false;
                 while let Some(ready) = wait(&stopped, &listener, &peers, exhausted) {
@@ -123,7 +123,7 @@ impl Drop for Server {
 }
 
 /// The next number that no peer has. There are as many as a ticket has room for.
-fn number_after(last: u32, peers: &[Peer]) -> u32 {
+fn number_after(last: u32, peers: &[PeerConnection]) -> u32 {
     let mut number = last;
     loop {
         number = number % MAX_HOLDER + 1;
@@ -152,7 +152,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 fn wait(
     stop: &OwnedFd,
     listener: &Own<UnixListener>,
-    peers: &[Peer],
+    peers: &[PeerConnection],
     exhausted: bool,
 ) -> Option<Vec<Option<(usize, Event)>>> {
     let connections = if exhausted {
@@ -214,7 +214,7 @@ fn wait(
 
 /// A connection of a process of this user. Others are dropped without a word, and `None`; an error where
 /// the connection is still there and cannot be had now.
-fn accept(listener: &UnixListener, number: u32) -> std::io::Result<Option<Peer>> {
+fn accept(listener: &UnixListener, number: u32) -> std::io::Result<Option<PeerConnection>> {
     let accepted = Own::open(|| {
         let (stream, _) = listener.accept()?;
         // A peer that stops in the middle of a request must not hold up the others.
@@ -233,8 +233,8 @@ fn accept(listener: &UnixListener, number: u32) -> std::io::Result<Option<Peer>>
             return if exhausted { Err(error) } else { Ok(None) };
         }
     };
-    let credentials = credentials::Peer::of(&*stream).ok();
-    Ok(credentials.map(|credentials| Peer {
+    let credentials = credentials::PeerProcess::of(&*stream).ok();
+    Ok(credentials.map(|credentials| PeerConnection {
         number,
         stream,
         credentials,
@@ -245,7 +245,7 @@ fn accept(listener: &UnixListener, number: u32) -> std::io::Result<Option<Peer>>
 
 /// Goes on with a peer's request as far as it can without waiting. False at the connection's end:
 /// the peer dropped the arena.
-fn serve(peer: &mut Peer, segments: &Segments, event: &OwnedFd) -> bool {
+fn serve(peer: &mut PeerConnection, segments: &Segments, event: &OwnedFd) -> bool {
     if peer.received < peer.request.len() {
         match (&*peer.stream).read(&mut peer.request[peer.received..]) {
             Ok(0) => return false,
@@ -280,7 +280,7 @@ fn serve(peer: &mut Peer, segments: &Segments, event: &OwnedFd) -> bool {
 }
 
 /// Sends a segment's files, or without any a refusal.
-fn answer(peer: &Peer, segment: u64, fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+fn answer(peer: &PeerConnection, segment: u64, fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
     let mut answer = [0; ANSWER_LEN];
     answer[0] = u8::from(!fds.is_empty());
     answer[1..5].copy_from_slice(&peer.number.to_le_bytes());
@@ -344,14 +344,14 @@ mod tests {
     #[test]
     fn numbers_fit_a_ticket_and_are_unique() {
         let (one, other) = UnixStream::pair().unwrap();
-        let peers: Vec<Peer> = [one, other]
+        let peers: Vec<PeerConnection> = [one, other]
             .into_iter()
             .zip([1, 2])
             .map(|(stream, number)| {
                 let stream = Own::open(|| Ok::<_, std::io::Error>(stream)).unwrap();
-                Peer {
+                PeerConnection {
                     number,
-                    credentials: credentials::Peer::of(&*stream).unwrap(),
+                    credentials: credentials::PeerProcess::of(&*stream).unwrap(),
                     stream,
                     request: [0; 8],
                     received: 0,

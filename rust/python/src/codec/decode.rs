@@ -12,8 +12,8 @@ use pyo3::{ffi, intern};
 use sglang_omni_payload::msgpack::{Malformed, Token, TokenReader};
 
 use super::encode::MAX_DEPTH;
-use super::keys::Keys;
-use super::types::{Field, Found};
+use super::key_cache::KeyCache;
+use super::types::{Field, FoundClass};
 use super::views::{self, Views};
 use super::{Tools, code};
 
@@ -31,7 +31,7 @@ pub struct Decoder<'a, 'py> {
     trusted: bool,
     /// Tensors that came beside the message.
     views: Option<Views<'a, 'py>>,
-    keys: Option<Keys>,
+    keys: Option<KeyCache>,
     depth: usize,
     /// What has been read of the lists and tuples around the next value.
     items: Vec<Bound<'py, PyAny>>,
@@ -46,7 +46,7 @@ fn refuse<T>(reason: impl Into<String>) -> Result<T, Fault> {
 
 #[cold]
 #[inline(never)]
-fn refuse_class<T>(found: &Found, what: &str) -> Result<T, Fault> {
+fn refuse_class<T>(found: &FoundClass, what: &str) -> Result<T, Fault> {
     refuse(format!("{} is {what}", found.class))
 }
 
@@ -357,7 +357,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
     // --- classes ------------------------------------------------------------------------------
 
     #[inline(never)]
-    fn class(&self, reader: &mut TokenReader<'_>) -> Result<Arc<Found>, Fault> {
+    fn class(&self, reader: &mut TokenReader<'_>) -> Result<Arc<FoundClass>, Fault> {
         match reader.next_token().map_err(malformed)? {
             Token::Str(name) => Ok(self.tools.classes.named(self.py, name, self.trusted)?),
             other => refuse(format!("a type's name must be a str, got {other:?}")),
@@ -437,7 +437,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
     }
 
     #[inline(never)]
-    fn named(&self, found: &Found, values: &Bound<'py, PyAny>) -> Read<'py> {
+    fn named(&self, found: &FoundClass, values: &Bound<'py, PyAny>) -> Read<'py> {
         let class = found.class.bind(self.py);
         Ok(self.tools.new_tuple.bind(self.py).call1((class, values))?)
     }
@@ -446,7 +446,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 /// The field that a name stands for. They come in the order of the class, if need be with gaps.
 #[inline]
 fn field<'a>(
-    found: &Found,
+    found: &FoundClass,
     fields: &'a [Field],
     index: usize,
     name: Token<'_>,

@@ -49,7 +49,7 @@ struct DlManaged {
 }
 
 #[repr(C)]
-struct Table {
+struct ApiTable {
     version: [u32; 2],
     previous: *const c_void,
     allocate: *const c_void,
@@ -61,15 +61,15 @@ struct Table {
 
 /// torch's exchange table, which lives as long as the process.
 #[derive(Clone, Copy)]
-pub struct Exchange(&'static Table);
+pub struct DlpackApi(&'static ApiTable);
 
 // SAFETY: the table is constant, and its functions may be called by whoever holds the interpreter.
-unsafe impl Send for Exchange {}
+unsafe impl Send for DlpackApi {}
 // SAFETY: as above.
-unsafe impl Sync for Exchange {}
+unsafe impl Sync for DlpackApi {}
 
 /// A strided CPU tensor, as far as it matters for packing. Borrows the tensor's own sizes.
-pub struct Described<'a> {
+pub struct TensorInfo<'a> {
     pub dtype: DType,
     pub address: usize,
     pub shape: &'a [i64],
@@ -77,7 +77,7 @@ pub struct Described<'a> {
     pub strides: &'a [i64],
 }
 
-impl Described<'_> {
+impl TensorInfo<'_> {
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1i64;
         self.shape.contains(&0)
@@ -94,7 +94,7 @@ impl Described<'_> {
     }
 }
 
-impl Exchange {
+impl DlpackApi {
     /// `torch.Tensor.__dlpack_c_exchange_api__`, where it is one of this major version.
     pub fn of(tensor_type: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         let py = tensor_type.py();
@@ -109,13 +109,13 @@ impl Exchange {
             return Err(PyErr::fetch(py));
         }
         // SAFETY: the name vouches for the type, and DLPack for the lifetime.
-        let table = unsafe { &*table.cast::<Table>() };
+        let table = unsafe { &*table.cast::<ApiTable>() };
         Ok((table.version[0] == MAJOR).then_some(Self(table)))
     }
 
     /// `None` for what this table cannot say, or does not say completely: other devices and layouts,
     /// dtypes unknown to DLPack, and lazy negation and conjugation.
-    pub fn describe<'a>(&self, tensor: &'a Bound<'_, PyAny>) -> PyResult<Option<Described<'a>>> {
+    pub fn describe<'a>(&self, tensor: &'a Bound<'_, PyAny>) -> PyResult<Option<TensorInfo<'a>>> {
         let py = tensor.py();
         let Some(read) = self.0.tensor_from_object else {
             return Ok(None);
@@ -148,7 +148,7 @@ impl Exchange {
         if address < LOWEST_ADDRESS && !shape.contains(&0) {
             return Ok(None);
         }
-        Ok(Some(Described {
+        Ok(Some(TensorInfo {
             dtype,
             address,
             shape,
@@ -177,7 +177,7 @@ impl Exchange {
             .map(|&size| size as i64)
             .chain(strides)
             .collect();
-        let mut view = Box::new(View {
+        let mut view = Box::new(ManagedView {
             managed: DlManaged {
                 version: [MAJOR, 0],
                 manager: std::ptr::null_mut(),
@@ -239,7 +239,7 @@ unsafe fn dims_of<'a>(array: *mut i64, dims: usize) -> &'a [i64] {
 }
 
 #[repr(C)]
-struct View {
+struct ManagedView {
     /// First, so that a pointer to it is one to the whole.
     managed: DlManaged,
     dims: Vec<i64>,
@@ -248,7 +248,7 @@ struct View {
 
 unsafe extern "C" fn delete(managed: *mut DlManaged) {
     // SAFETY: torch calls this once, with what `view` made.
-    drop(unsafe { Box::from_raw(managed.cast::<View>()) });
+    drop(unsafe { Box::from_raw(managed.cast::<ManagedView>()) });
 }
 
 const fn dl(code: u8, bits: u8) -> Option<DlType> {

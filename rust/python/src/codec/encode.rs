@@ -10,11 +10,11 @@ use sglang_omni_payload::msgpack::{
     write_map, write_nil, write_str, write_uint,
 };
 
-use super::dlpack::Exchange;
-use super::failure::{Failure, Outcome, Step};
+use super::dlpack::DlpackApi;
 use super::numpy::{self, Array};
+use super::pack_error::{PackError, PackResult, Step};
 use super::rows::Rows;
-use super::types::{Field, Kind};
+use super::types::{ClassKind, Field};
 use super::{Tools, code};
 use crate::buffer::BufferView;
 
@@ -42,12 +42,12 @@ impl<'a, 'py> Walk<'a, 'py> {
         }
     }
 
-    pub fn value(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
-        self.write(object).map_err(|failure| failure.by(object))
+    pub fn value(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
+        self.write(object).map_err(|error| error.by(object))
     }
 
     /// Every type by exact match: a subclass would come back as something else.
-    fn write(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn write(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let class = object.get_type_ptr();
         if class == &raw mut ffi::PyUnicode_Type {
             self.text(object)
@@ -88,7 +88,7 @@ impl<'a, 'py> Walk<'a, 'py> {
         }
     }
 
-    fn text(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn text(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let mut len = 0;
         // SAFETY: it is a str, which keeps its UTF-8 as long as it lives.
         let utf8 = unsafe { ffi::PyUnicode_AsUTF8AndSize(object.as_ptr(), &raw mut len) };
@@ -103,7 +103,7 @@ impl<'a, 'py> Walk<'a, 'py> {
 
     #[cold]
     #[inline(never)]
-    fn surrogates(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn surrogates(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         // SAFETY: a str and two C strings.
         let bytes = unsafe {
             let encoded = ffi::PyUnicode_AsEncodedString(
@@ -117,7 +117,7 @@ impl<'a, 'py> Walk<'a, 'py> {
         Ok(write_str(&mut self.out, bytes.as_bytes())?)
     }
 
-    fn int(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn int(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let mut overflow = 0;
         // SAFETY: it is an int.
         let value =
@@ -130,7 +130,7 @@ impl<'a, 'py> Walk<'a, 'py> {
     }
 
     #[inline(never)]
-    fn large_int(&mut self, object: &Bound<'py, PyAny>, positive: bool) -> Outcome {
+    fn large_int(&mut self, object: &Bound<'py, PyAny>, positive: bool) -> PackResult {
         if positive && let Ok(value) = object.extract::<u64>() {
             write_uint(&mut self.out, value);
             return Ok(());
@@ -150,7 +150,7 @@ impl<'a, 'py> Walk<'a, 'py> {
     }
 
     #[inline(never)]
-    fn complex(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn complex(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let ext = begin_ext(&mut self.out, code::COMPLEX);
         write_array(&mut self.out, 2)?;
         // SAFETY: it is a complex.
@@ -162,7 +162,7 @@ impl<'a, 'py> Walk<'a, 'py> {
     }
 
     #[inline(never)]
-    fn bytes(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn bytes(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let view = BufferView::new(object)
             .map_err(|error| PyValueError::new_err(format!("its bytes cannot be read: {error}")))?;
         // SAFETY: copied at once, with the interpreter's lock.
@@ -172,20 +172,20 @@ impl<'a, 'py> Walk<'a, 'py> {
     // --- containers ---------------------------------------------------------------------------
 
     #[inline]
-    fn enter(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn enter(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let address = object.as_ptr() as usize;
         if self.above.contains(&address) {
-            return Err(Failure::cyclic(object));
+            return Err(PackError::cyclic(object));
         }
         if self.above.len() >= MAX_DEPTH {
-            return Err(Failure::too_deep());
+            return Err(PackError::too_deep());
         }
         self.above.push(address);
         Ok(())
     }
 
     #[inline(never)]
-    fn dict(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn dict(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         self.enter(object)?;
         // SAFETY: it is a dict.
         let mut left = unsafe { ffi::PyDict_Size(object.as_ptr()) };
@@ -212,22 +212,22 @@ impl<'a, 'py> Walk<'a, 'py> {
             };
             left -= 1;
             if left < 0 {
-                return Err(Failure::changed());
+                return Err(PackError::changed());
             }
             self.value(&key)
-                .map_err(|failure| failure.at(Step::Key(key.clone().unbind())))?;
+                .map_err(|error| error.at(Step::Key(key.clone().unbind())))?;
             self.value(&value)
-                .map_err(|failure| failure.at(Step::Value(key.unbind())))?;
+                .map_err(|error| error.at(Step::Value(key.unbind())))?;
         }
         if left != 0 {
-            return Err(Failure::changed());
+            return Err(PackError::changed());
         }
         self.above.pop();
         Ok(())
     }
 
     #[inline(never)]
-    fn list(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn list(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         self.enter(object)?;
         // SAFETY: it is a list.
         let len = || unsafe { ffi::PyList_Size(object.as_ptr()) };
@@ -235,24 +235,24 @@ impl<'a, 'py> Walk<'a, 'py> {
         write_array(&mut self.out, started as usize)?;
         for index in 0..started {
             if len() != started {
-                return Err(Failure::changed());
+                return Err(PackError::changed());
             }
             // SAFETY: it is a list of that length, and what it lends is owned at once.
             let item = unsafe {
                 Bound::from_borrowed_ptr(self.py, ffi::PyList_GetItem(object.as_ptr(), index))
             };
             self.value(&item)
-                .map_err(|failure| failure.at(Step::Index(index as usize)))?;
+                .map_err(|error| error.at(Step::Index(index as usize)))?;
         }
         if len() != started {
-            return Err(Failure::changed());
+            return Err(PackError::changed());
         }
         self.above.pop();
         Ok(())
     }
 
     #[inline(never)]
-    fn tuple(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn tuple(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         self.enter(object)?;
         // SAFETY: it is a tuple.
         let tuple = unsafe { object.cast_unchecked::<PyTuple>() };
@@ -260,7 +260,7 @@ impl<'a, 'py> Walk<'a, 'py> {
         write_array(&mut self.out, tuple.len())?;
         for (index, item) in tuple.iter_borrowed().enumerate() {
             self.value(&item)
-                .map_err(|failure| failure.at(Step::Index(index)))?;
+                .map_err(|error| error.at(Step::Index(index)))?;
         }
         end_ext(&mut self.out, ext)?;
         self.above.pop();
@@ -268,19 +268,19 @@ impl<'a, 'py> Walk<'a, 'py> {
     }
 
     #[inline(never)]
-    fn set(&mut self, object: &Bound<'py, PyAny>, code: i8) -> Outcome {
+    fn set(&mut self, object: &Bound<'py, PyAny>, code: i8) -> PackResult {
         self.enter(object)?;
         let ext = begin_ext(&mut self.out, code);
         let mut left = object.len()?;
         write_array(&mut self.out, left)?;
         for item in object.try_iter()? {
             let item = item?;
-            left = left.checked_sub(1).ok_or_else(Failure::changed)?;
+            left = left.checked_sub(1).ok_or_else(PackError::changed)?;
             self.value(&item)
-                .map_err(|failure| failure.at(Step::Member(item.unbind())))?;
+                .map_err(|error| error.at(Step::Member(item.unbind())))?;
         }
         if left != 0 {
-            return Err(Failure::changed());
+            return Err(PackError::changed());
         }
         end_ext(&mut self.out, ext)?;
         self.above.pop();
@@ -290,32 +290,37 @@ impl<'a, 'py> Walk<'a, 'py> {
     // --- classes ------------------------------------------------------------------------------
 
     #[inline(never)]
-    fn other(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn other(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let kind = self.tools.classes.kind_of(object)?;
         match &*kind {
-            Kind::Dataclass { head, fields } => self.dataclass(object, head, fields),
-            Kind::Enum { head, attribute } => {
+            ClassKind::Dataclass { head, fields } => self.dataclass(object, head, fields),
+            ClassKind::Enum { head, attribute } => {
                 let ext = begin_ext(&mut self.out, code::ENUM);
                 self.out.extend_from_slice(head);
                 self.value(&object.getattr(attribute)?)?;
                 Ok(end_ext(&mut self.out, ext)?)
             }
-            Kind::Namedtuple { name, fields } => self.namedtuple(object, name, fields),
-            Kind::Tensor { plain, encode } => {
-                let exchange = if *plain {
+            ClassKind::Namedtuple { name, fields } => self.namedtuple(object, name, fields),
+            ClassKind::Tensor { plain, encode } => {
+                let api = if *plain {
                     self.tools.torch(self.py)?
                 } else {
                     None
                 };
-                self.tensor(object, exchange, encode)
+                self.tensor(object, api, encode)
             }
-            Kind::Array { encode } => self.array(object, encode),
-            Kind::Other { encode } => self.by_python(object, encode),
+            ClassKind::Array { encode } => self.array(object, encode),
+            ClassKind::Other { encode } => self.by_python(object, encode),
         }
     }
 
     #[inline(never)]
-    fn dataclass(&mut self, object: &Bound<'py, PyAny>, head: &[u8], fields: &[Field]) -> Outcome {
+    fn dataclass(
+        &mut self,
+        object: &Bound<'py, PyAny>,
+        head: &[u8],
+        fields: &[Field],
+    ) -> PackResult {
         self.enter(object)?;
         let ext = begin_ext(&mut self.out, code::DATACLASS);
         self.out.extend_from_slice(head);
@@ -328,7 +333,7 @@ impl<'a, 'py> Walk<'a, 'py> {
                 there += 1;
                 self.out.extend_from_slice(&field.key);
                 self.value(&value)
-                    .map_err(|failure| failure.at(Step::Field(field.name.clone_ref(self.py))))?;
+                    .map_err(|error| error.at(Step::Field(field.name.clone_ref(self.py))))?;
             }
         }
         if there != fields.len() {
@@ -346,7 +351,12 @@ impl<'a, 'py> Walk<'a, 'py> {
     }
 
     #[inline(never)]
-    fn namedtuple(&mut self, object: &Bound<'py, PyAny>, name: &[u8], fields: &[Field]) -> Outcome {
+    fn namedtuple(
+        &mut self,
+        object: &Bound<'py, PyAny>,
+        name: &[u8],
+        fields: &[Field],
+    ) -> PackResult {
         self.enter(object)?;
         // SAFETY: a namedtuple's class is a subclass of tuple.
         let tuple = unsafe { object.cast_unchecked::<PyTuple>() };
@@ -354,8 +364,8 @@ impl<'a, 'py> Walk<'a, 'py> {
         write_array(&mut self.out, 1 + tuple.len())?;
         self.out.extend_from_slice(name);
         for (index, item) in tuple.iter_borrowed().enumerate() {
-            self.value(&item).map_err(|failure| {
-                failure.at(fields.get(index).map_or(Step::Index(index), |field| {
+            self.value(&item).map_err(|error| {
+                error.at(fields.get(index).map_or(Step::Index(index), |field| {
                     Step::Field(field.name.clone_ref(self.py))
                 }))
             })?;
@@ -367,7 +377,7 @@ impl<'a, 'py> Walk<'a, 'py> {
 
     /// `encode` returns an extension's code and its body: bytes as they are, or an object to pack.
     #[inline(never)]
-    fn by_python(&mut self, object: &Bound<'py, PyAny>, encode: &Py<PyAny>) -> Outcome {
+    fn by_python(&mut self, object: &Bound<'py, PyAny>, encode: &Py<PyAny>) -> PackResult {
         let parts = encode.bind(self.py).call1((object,))?;
         let (code, body): (i8, Bound<'py, PyAny>) = parts.extract()?;
         if let Ok(bytes) = body.cast_exact::<PyBytes>() {
@@ -381,7 +391,7 @@ impl<'a, 'py> Walk<'a, 'py> {
     // --- tensors ------------------------------------------------------------------------------
 
     #[inline(never)]
-    fn array(&mut self, object: &Bound<'py, PyAny>, encode: &Py<PyAny>) -> Outcome {
+    fn array(&mut self, object: &Bound<'py, PyAny>, encode: &Py<PyAny>) -> PackResult {
         if let Some(rows) = &mut self.rows {
             let number = match rows.number_of(object) {
                 Some(number) => Some(number),
@@ -412,19 +422,19 @@ impl<'a, 'py> Walk<'a, 'py> {
     fn tensor(
         &mut self,
         object: &Bound<'py, PyAny>,
-        exchange: Option<Exchange>,
+        api: Option<DlpackApi>,
         encode: &Py<PyAny>,
-    ) -> Outcome {
+    ) -> PackResult {
         if let Some(rows) = &mut self.rows {
             let number = match rows.number_of(object) {
                 Some(number) => Some(number),
-                None => rows.add_tensor(self.tools, exchange, object)?,
+                None => rows.add_tensor(self.tools, api, object)?,
             };
             if let Some(number) = number {
                 return self.reference(number);
             }
-        } else if let Some(exchange) = exchange
-            && let Some(tensor) = exchange.describe(object)?
+        } else if let Some(api) = api
+            && let Some(tensor) = api.describe(object)?
             && tensor.is_contiguous()
         {
             let shape = tensor.shape.iter().map(|&size| size as u64);
@@ -442,7 +452,7 @@ impl<'a, 'py> Walk<'a, 'py> {
         self.by_python(object, encode)
     }
 
-    fn reference(&mut self, number: u32) -> Outcome {
+    fn reference(&mut self, number: u32) -> PackResult {
         let mut body = Vec::with_capacity(5);
         write_uint(&mut body, u64::from(number));
         Ok(write_ext(&mut self.out, code::TENSOR_REF, &body)?)
@@ -457,7 +467,7 @@ impl<'a, 'py> Walk<'a, 'py> {
         dtype: DType,
         address: usize,
         shape: impl ExactSizeIterator<Item = u64>,
-    ) -> Outcome {
+    ) -> PackResult {
         let ext = begin_ext(&mut self.out, code);
         write_array(&mut self.out, 3)?;
         write_str(&mut self.out, name.as_bytes())?;

@@ -6,9 +6,9 @@
 mod decode;
 mod dlpack;
 mod encode;
-mod failure;
-mod keys;
+mod key_cache;
 mod numpy;
+mod pack_error;
 mod rows;
 mod types;
 mod views;
@@ -23,9 +23,9 @@ use sglang_omni_payload::{DType, Plan, copy_head, decode_head};
 use crate::buffer::BufferView;
 use crate::payload::PayloadPlan;
 use decode::{Decoder, as_value_error};
-use dlpack::Exchange;
+use dlpack::DlpackApi;
 use encode::Walk;
-use keys::KeyStore;
+use key_cache::SharedKeyCache;
 use rows::Rows;
 use types::Classes;
 use views::Views;
@@ -69,18 +69,18 @@ struct Tools {
     numpy_dtypes: Py<PyDict>,
     new_object: Py<PyAny>,
     new_tuple: Py<PyAny>,
-    torch: OnceLock<Option<Exchange>>,
-    keys: KeyStore,
+    torch: OnceLock<Option<DlpackApi>>,
+    keys: SharedKeyCache,
 }
 
 impl Tools {
-    /// torch's exchange table, where it has one; imports torch.
-    fn torch(&self, py: Python<'_>) -> PyResult<Option<Exchange>> {
+    /// torch's DLPack table, if it has one; imports torch.
+    fn torch(&self, py: Python<'_>) -> PyResult<Option<DlpackApi>> {
         if let Some(known) = self.torch.get() {
             return Ok(*known);
         }
-        let exchange = Exchange::of(&self.load_torch.bind(py).call0()?)?;
-        Ok(*self.torch.get_or_init(|| exchange))
+        let api = DlpackApi::of(&self.load_torch.bind(py).call0()?)?;
+        Ok(*self.torch.get_or_init(|| api))
     }
 
     fn numpy_dtype<'py>(&self, py: Python<'py>, dtype: DType) -> PyResult<Bound<'py, PyAny>> {
@@ -133,7 +133,7 @@ impl Codec {
                 new_object: new("object")?,
                 new_tuple: new("tuple")?,
                 torch: OnceLock::new(),
-                keys: KeyStore::new(),
+                keys: SharedKeyCache::new(),
             },
         })
     }
@@ -143,14 +143,14 @@ impl Codec {
         let mut walk = Walk::new(py, &self.tools, None);
         match walk.value(object) {
             Ok(()) => Ok(PyBytes::new(py, &walk.out)),
-            Err(failure) => Err(failure.into_err(py)),
+            Err(error) => Err(error.into_err(py)),
         }
     }
 
     fn plan(&self, object: &Bound<'_, PyAny>) -> PyResult<PayloadPlan> {
         let py = object.py();
         let mut walk = Walk::new(py, &self.tools, Some(Rows::default()));
-        walk.value(object).map_err(|failure| failure.into_err(py))?;
+        walk.value(object).map_err(|error| error.into_err(py))?;
         let mut rows = walk.rows.unwrap_or_default();
         rows.close_gaps(py, &self.tools)?;
         let mut plan = Plan::new(&walk.out, &rows.sources)

@@ -7,7 +7,7 @@ use pyo3::types::{PyByteArray, PyTuple};
 use sglang_omni_payload::{DType, Framework, Layout, Source, is_whole, layouts};
 
 use super::Tools;
-use super::dlpack::Exchange;
+use super::dlpack::DlpackApi;
 use super::numpy::Array;
 use super::types::AddressHash;
 
@@ -47,11 +47,11 @@ impl Rows {
     pub fn add_tensor(
         &mut self,
         tools: &Tools,
-        exchange: Option<Exchange>,
+        api: Option<DlpackApi>,
         object: &Bound<'_, PyAny>,
     ) -> PyResult<Option<u32>> {
-        if let Some(exchange) = exchange
-            && let Some(tensor) = exchange.describe(object)?
+        if let Some(api) = api
+            && let Some(tensor) = api.describe(object)?
         {
             let item = tensor.dtype.itemsize as i64;
             let source = Source {

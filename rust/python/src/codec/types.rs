@@ -10,7 +10,7 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use sglang_omni_payload::msgpack::{write_array, write_str};
 
 /// How instances of a class are written.
-pub enum Kind {
+pub enum ClassKind {
     /// By the name or, where `attribute` is `_value_`, by the value of a member.
     Enum {
         head: Vec<u8>,
@@ -59,7 +59,7 @@ impl Field {
     }
 }
 
-impl Kind {
+impl ClassKind {
     /// From what `describe` of `proto/codec.py` returns: the kind's name and its parts.
     fn from_description(described: &Bound<'_, PyTuple>) -> PyResult<Self> {
         let kind: String = described.get_item(0)?.extract()?;
@@ -120,7 +120,7 @@ fn interned(name: &Bound<'_, PyAny>) -> PyResult<Py<PyString>> {
 }
 
 /// A class that messages may name, as `find` of `proto/codec.py` describes it.
-pub struct Found {
+pub struct FoundClass {
     pub class: Py<PyType>,
     /// Of an enum: the members by name.
     pub members: Option<Py<PyDict>>,
@@ -141,14 +141,14 @@ type FoundParts<'py> = (
 );
 
 /// By the class's address; the class is kept, so that the address stays its own.
-type Written = HashMap<usize, (Py<PyType>, Arc<Kind>), AddressHash>;
+type Written = HashMap<usize, (Py<PyType>, Arc<ClassKind>), AddressHash>;
 
 /// Classes met so far, in both directions.
 pub struct Classes {
     describe: Py<PyAny>,
     find: Py<PyAny>,
     written: Mutex<Written>,
-    read: Mutex<HashMap<Vec<u8>, Arc<Found>>>,
+    read: Mutex<HashMap<Vec<u8>, Arc<FoundClass>>>,
 }
 
 impl Classes {
@@ -163,7 +163,7 @@ impl Classes {
 
     /// Raises what `describe` raises for a class that cannot be encoded.
     #[inline]
-    pub fn kind_of(&self, object: &Bound<'_, PyAny>) -> PyResult<Arc<Kind>> {
+    pub fn kind_of(&self, object: &Bound<'_, PyAny>) -> PyResult<Arc<ClassKind>> {
         let address = object.get_type_ptr() as usize;
         if let Some((_, kind)) = lock(&self.written).get(&address) {
             return Ok(Arc::clone(kind));
@@ -172,16 +172,16 @@ impl Classes {
     }
 
     #[cold]
-    fn meet(&self, class: &Bound<'_, PyType>) -> PyResult<Arc<Kind>> {
+    fn meet(&self, class: &Bound<'_, PyType>) -> PyResult<Arc<ClassKind>> {
         let described = self.describe.bind(class.py()).call1((class,))?;
-        let kind = Arc::new(Kind::from_description(described.cast::<PyTuple>()?)?);
+        let kind = Arc::new(ClassKind::from_description(described.cast::<PyTuple>()?)?);
         let entry = (class.clone().unbind(), Arc::clone(&kind));
         let _replaced = lock(&self.written).insert(class.as_ptr() as usize, entry);
         Ok(kind)
     }
 
     /// The class of that name, which must be registered here unless `trusted`.
-    pub fn named(&self, py: Python<'_>, name: &[u8], trusted: bool) -> PyResult<Arc<Found>> {
+    pub fn named(&self, py: Python<'_>, name: &[u8], trusted: bool) -> PyResult<Arc<FoundClass>> {
         if let Some(found) = lock(&self.read).get(name) {
             return Ok(Arc::clone(found));
         }
@@ -190,7 +190,7 @@ impl Classes {
             .bind(py)
             .call1((String::from_utf8_lossy(name), trusted))?;
         let (class, members, is_flag, names, arity): FoundParts<'_> = found.extract()?;
-        let found = Arc::new(Found {
+        let found = Arc::new(FoundClass {
             class: class.unbind(),
             members: members.map(Bound::unbind),
             is_flag,

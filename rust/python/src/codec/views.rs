@@ -81,15 +81,14 @@ impl<'a, 'py> Views<'a, 'py> {
         } else {
             tensor.strides.iter().map(|stride| stride / item).collect()
         };
-        if let Some(exchange) = tools.torch(py)?
+        if let Some(api) = tools.torch(py)?
             && !tensor.shape.contains(&0)
         {
             let address = self.held.as_ptr() as usize + tensor.offset;
             let strides = strides.iter().copied();
             // SAFETY: `decode` checked that the tensor lies inside the buffer, which is held.
-            let view = unsafe {
-                exchange.view(py, self.held, tensor.dtype, address, &tensor.shape, strides)?
-            };
+            let view =
+                unsafe { api.view(py, self.held, tensor.dtype, address, &tensor.shape, strides)? };
             if let Some(view) = view {
                 return Ok(view);
             }
@@ -180,14 +179,14 @@ pub fn in_place<'py>(
     if data.is_empty() {
         return Ok(None);
     }
-    let Some(exchange) = tools.torch(py)? else {
+    let Some(api) = tools.torch(py)? else {
         return Ok(None);
     };
     let held = Arc::new(BufferView::new(PyByteArray::new(py, data).as_any())?);
     let address = held.as_ptr() as usize;
     let strides = dense_strides(&shape).into_iter();
     // SAFETY: the bytes are as many as a contiguous tensor of that shape has.
-    unsafe { exchange.view(py, &held, dtype, address, &shape, strides) }
+    unsafe { api.view(py, &held, dtype, address, &shape, strides) }
 }
 
 /// `[name, shape, data]`, where it is that.

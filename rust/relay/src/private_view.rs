@@ -10,7 +10,7 @@ use rustix::param::page_size;
 
 use crate::lock;
 use crate::mapping::Mapping;
-use crate::written::{PAGE, Written};
+use crate::write_tracker::{PAGE, WriteTracker};
 
 pub struct PrivateView {
     pub mapping: Arc<Mapping>,
@@ -19,7 +19,7 @@ pub struct PrivateView {
     /// What of it payloads take, by their starts. Another reader here of the same bytes needs pages of its own.
     taken: Mutex<BTreeSet<usize>>,
     /// Without, all of it may have been.
-    written: Option<Written>,
+    written: Option<WriteTracker>,
 }
 
 impl PrivateView {
@@ -29,7 +29,7 @@ impl PrivateView {
             return None;
         }
         let (mapping, _) = Mapping::private(file, 0, len).ok()?;
-        let written = Written::new(&mapping).ok();
+        let written = WriteTracker::new(&mapping).ok();
         Some(Self {
             mapping: Arc::new(mapping),
             entered: AtomicU64::new(0),

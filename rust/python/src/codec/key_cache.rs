@@ -11,7 +11,7 @@ const SLOTS: usize = 1024;
 const LONGEST: usize = 40;
 
 /// Strings by their UTF-8, each in the one slot its hash gives it.
-pub struct Keys(Box<[Option<Slot>]>);
+pub struct KeyCache(Box<[Option<Slot>]>);
 
 struct Slot {
     utf8: [u8; LONGEST],
@@ -19,7 +19,7 @@ struct Slot {
     text: Py<PyString>,
 }
 
-impl Keys {
+impl KeyCache {
     fn new() -> Self {
         Self(std::iter::repeat_with(|| None).take(SLOTS).collect())
     }
@@ -70,25 +70,25 @@ fn hash(utf8: &[u8]) -> usize {
 }
 
 /// Lends the keys to one reader at a time.
-pub struct KeyStore(Mutex<Option<Keys>>);
+pub struct SharedKeyCache(Mutex<Option<KeyCache>>);
 
-impl KeyStore {
+impl SharedKeyCache {
     pub fn new() -> Self {
-        Self(Mutex::new(Some(Keys::new())))
+        Self(Mutex::new(Some(KeyCache::new())))
     }
 
     /// `None` while another reader has them, in another thread or further up the stack.
-    pub fn take(&self) -> Option<Keys> {
+    pub fn take(&self) -> Option<KeyCache> {
         self.lock().take()
     }
 
-    pub fn give_back(&self, keys: Option<Keys>) {
+    pub fn give_back(&self, keys: Option<KeyCache>) {
         if keys.is_some() {
             *self.lock() = keys;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Keys>> {
+    fn lock(&self) -> MutexGuard<'_, Option<KeyCache>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,6 +1,6 @@
 //! Why an object cannot be packed, and where in it.
 //!
-//! A failure collects the way to its cause while it passes back up through the containers, so that
+//! An error collects the way to its cause while it passes back up through the containers, so that
 //! the way costs nothing as long as nothing fails.
 
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyType};
 use sglang_omni_payload::msgpack::TooLong;
 
-pub struct Failure(Box<Inner>);
+pub struct PackError(Box<Inner>);
 
 struct Inner {
     cause: Cause,
@@ -35,23 +35,23 @@ pub enum Step {
     Field(Py<PyString>),
 }
 
-pub type Outcome = Result<(), Failure>;
+pub type PackResult = Result<(), PackError>;
 
-impl From<PyErr> for Failure {
+impl From<PyErr> for PackError {
     #[cold]
     fn from(error: PyErr) -> Self {
         Self::of(Cause::Raised(error))
     }
 }
 
-impl From<TooLong> for Failure {
+impl From<TooLong> for PackError {
     #[cold]
     fn from(error: TooLong) -> Self {
         PyValueError::new_err(error.to_string()).into()
     }
 }
 
-impl Failure {
+impl PackError {
     fn of(cause: Cause) -> Self {
         Self(Box::new(Inner {
             cause,

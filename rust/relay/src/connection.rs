@@ -14,7 +14,7 @@ use rustix::net::{
     SocketFlags, SocketType, connect, recvmsg, send, socket_with,
 };
 
-use crate::credentials::Peer;
+use crate::credentials::PeerProcess;
 use crate::forks::Own;
 use crate::lock;
 use crate::server::ANSWER_LEN;
@@ -25,18 +25,18 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Where a sender's queue of connections is full, it is looked at this often.
 const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(10);
 
-pub struct Line {
+pub struct Connection {
     /// Open as long as anything of the sender's is used: its end says that nothing is held any more.
     pub stream: Own<UnixStream>,
-    pub peer: Peer,
+    pub peer: PeerProcess,
     /// One question at a time.
     asking: Mutex<()>,
 }
 
 /// The reader's number with the sender, and the files that came along.
-pub type Answer = (u32, Vec<OwnedFd>);
+pub type SegmentAnswer = (u32, Vec<OwnedFd>);
 
-impl Line {
+impl Connection {
     pub fn connect(name: &str) -> Result<Self> {
         let deadline = Instant::now() + PATIENCE;
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
@@ -57,14 +57,14 @@ impl Line {
             }
         }
         Ok(Self {
-            peer: Peer::of(&*stream)?,
+            peer: PeerProcess::of(&*stream)?,
             stream,
             asking: Mutex::new(()),
         })
     }
 
     /// Asks for a segment. Signals do not end the wait, and what came too late can be asked for again.
-    pub fn ask(&self, segment: u64) -> Result<Answer> {
+    pub fn ask(&self, segment: u64) -> Result<SegmentAnswer> {
         let _one_at_a_time = lock(&self.asking);
         let deadline = Instant::now() + PATIENCE;
         let question = segment.to_le_bytes();
@@ -91,7 +91,7 @@ impl Line {
     }
 
     /// The next answer, and the segment it is for.
-    fn hear(&self) -> rustix::io::Result<(u64, Result<Answer>)> {
+    fn hear(&self) -> rustix::io::Result<(u64, Result<SegmentAnswer>)> {
         let mut answer = [0; ANSWER_LEN];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -82,13 +82,13 @@ const WRITTEN: u64 = 1 << 1;
 const MARK: u64 = 0b11;
 const PAGEMAP_SCAN: Opcode = opcode::read_write::<Scan>(b'f', 16);
 
-pub struct Written {
+pub struct WriteTracker {
     pagemap: File,
     /// Kept for the marks, where there are any.
     marks: Option<OwnedFd>,
 }
 
-impl Written {
+impl WriteTracker {
     pub fn new(mapping: &Mapping) -> Result<Self> {
         Ok(Self {
             pagemap: File::open("/proc/self/pagemap")?,
@@ -211,7 +211,7 @@ mod tests {
     const LEN: usize = 64 * PAGE;
 
     /// Whether those pages had to be undone.
-    fn undone(written: &Written, view: &Mapping, pages: Range<usize>) -> bool {
+    fn undone(written: &WriteTracker, view: &Mapping, pages: Range<usize>) -> bool {
         let start = view.start() as usize;
         let addresses = start + pages.start * PAGE..start + pages.end * PAGE;
         let undone = written.any_private(&addresses).unwrap();
@@ -230,7 +230,7 @@ mod tests {
         let file = mapping::create(LEN).unwrap();
         let sender = Mapping::new(&file).unwrap();
         let (view, _) = Mapping::private(&file, 0, LEN).unwrap();
-        let mut written = Written::new(&view).unwrap();
+        let mut written = WriteTracker::new(&view).unwrap();
         if !with_marks {
             written.marks = None;
         }

@@ -20,7 +20,7 @@ pub const TICKETS: usize = 64 * TICKET_WORDS;
 const EDGES: usize = 32;
 
 #[repr(C, align(64))]
-pub struct Control {
+pub struct ArenaHeader {
     /// Who waits for any ticket to be taken or returned.
     waiting: Waiters,
     /// Who waits for returns on one edge: readers of the others need not signal.
@@ -37,16 +37,16 @@ pub struct Control {
     pub tickets: [Ticket; TICKETS],
 }
 
-impl Control {
+impl ArenaHeader {
     /// Bytes of the header in the file; data starts here.
-    pub const LEN: usize = size_of::<Control>().next_multiple_of(1 << 16);
+    pub const LEN: usize = size_of::<ArenaHeader>().next_multiple_of(1 << 16);
 
     /// The header of a mapped arena.
     pub fn of(mapping: &Mapping) -> &Self {
         assert!(mapping.len() >= Self::LEN, "checked when it was mapped");
         // SAFETY: the mapping is page-aligned, long enough and outlives the reference, and everything
-        // in a Control is atomic and valid for every bit pattern.
-        unsafe { &*mapping.start().cast::<Control>() }
+        // in the header is atomic and valid for every bit pattern.
+        unsafe { &*mapping.start().cast::<ArenaHeader>() }
     }
 
     /// The waiters for any edge, or for that of a number.
