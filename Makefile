@@ -208,5 +208,5 @@ $(VENV)/.editable: pyproject.toml $(VENV)/.installed
 
 # `install` replaces the file instead of writing into it: processes that have it mapped go on unharmed.
 $(CORE): $(RUST_SOURCES) $(VENV)/.editable
-	cargo build --release --locked --quiet --package sglang-omni-python --features pyo3/extension-module
+	cargo build --release --locked --quiet --package sglang-omni-python --features extension-module
 	install -m 755 target/release/lib_core.so $@

@@ -1,5 +1,8 @@
 //! Memory of Python objects, by the buffer protocol.
 
+#[cfg(test)]
+mod tests;
+
 use std::ffi::c_int;
 
 use pyo3::exceptions::PyValueError;

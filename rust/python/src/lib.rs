@@ -7,8 +7,14 @@ mod buffer;
 mod codec;
 mod json_size;
 mod payload;
+#[cfg(test)]
+mod payload_tests;
 mod relay;
+#[cfg(test)]
+mod relay_tests;
 mod router;
+#[cfg(test)]
+mod test_support;
 
 // The codec borrows from dicts and lists what the lock alone keeps there: an interpreter without one turns it on.
 #[pymodule(gil_used = true)]

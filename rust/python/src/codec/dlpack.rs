@@ -3,6 +3,9 @@
 //! The structs are those of DLPack 1.x (`dlpack.h`). What the table cannot say, or a torch without
 //! one, goes the longer way through `proto/tensors.py`.
 
+#[cfg(test)]
+mod tests;
+
 use std::ffi::c_void;
 use std::sync::Arc;
 
@@ -13,6 +16,9 @@ use pyo3::{ffi, intern};
 use sglang_omni_payload::{DTYPES, DType};
 
 use crate::buffer::BufferView;
+
+#[cfg(test)]
+pub use tests::FakeTensor;
 
 const MAJOR: u32 = 1;
 const CPU: i32 = 1;

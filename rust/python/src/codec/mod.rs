@@ -10,6 +10,8 @@ mod key_cache;
 mod numpy;
 mod pack_error;
 mod rows;
+#[cfg(test)]
+mod tests;
 mod types;
 mod views;
 
@@ -29,6 +31,9 @@ use key_cache::SharedKeyCache;
 use rows::Rows;
 use types::Classes;
 use views::Views;
+
+#[cfg(test)]
+pub use {dlpack::FakeTensor, numpy::FakeArray};
 
 /// Extension codes: part of the wire format, never reused for something else.
 mod code {

@@ -1,10 +1,16 @@
 //! numpy arrays read through `__array_struct__`.
 
+#[cfg(test)]
+mod tests;
+
 use std::ffi::{c_char, c_int, c_void};
 
 use pyo3::prelude::*;
 use pyo3::{ffi, intern};
 use sglang_omni_payload::{DTYPES, DType};
+
+#[cfg(test)]
+pub use tests::FakeArray;
 
 const C_CONTIGUOUS: c_int = 0x1;
 const NOT_SWAPPED: c_int = 0x200;
