@@ -13,13 +13,17 @@ static SCOPE: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 
 /// Runs Python code; what it raises fails the test.
 pub fn run(code: &CStr) {
-    Python::attach(|py| {
-        let scope = scope(py).copy().expect("a dict");
-        if let Err(error) = py.run(code, Some(&scope), None) {
-            let at = error.traceback(py).and_then(|at| at.format().ok());
-            panic!("{}{error}", at.unwrap_or_default());
-        }
-    });
+    Python::attach(|py| drop(run_in(py, code)));
+}
+
+/// The same, and returns the names that the code defined.
+pub fn run_in<'py>(py: Python<'py>, code: &CStr) -> Bound<'py, PyDict> {
+    let scope = scope(py).copy().expect("a dict");
+    if let Err(error) = py.run(code, Some(&scope), None) {
+        let at = error.traceback(py).and_then(|at| at.format().ok());
+        panic!("{}{error}", at.unwrap_or_default());
+    }
+    scope
 }
 
 /// Names that every piece of code begins with.

@@ -1,3 +1,6 @@
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::types::{PyByteArray, PyBytes};
 
@@ -88,5 +91,60 @@ fn a_view_may_be_the_last_to_have_the_object() {
         // SAFETY: the view alone has the object.
         assert!(unsafe { view.as_slice() }.iter().all(|&byte| byte == 7));
         std::thread::spawn(move || drop(view));
+    });
+}
+
+/// Bytes that know with what they were released.
+#[pyclass(frozen)]
+struct Watched;
+
+/// How often they were released, and how often of these without the interpreter's lock.
+static RELEASED: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+
+unsafe extern "C" {
+    /// Not part of the stable interface, which the crate keeps to elsewhere.
+    fn PyGILState_Check() -> c_int;
+}
+
+#[pymethods]
+impl Watched {
+    /// # Safety
+    /// Called by the interpreter with a valid `view`.
+    unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) {
+        let bytes = b"watched".as_ptr().cast_mut().cast();
+        // SAFETY: bytes that stay and are not written to.
+        unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), bytes, 7, 1, flags) };
+    }
+
+    /// # Safety
+    /// Called by the interpreter.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        RELEASED[0].fetch_add(1, SeqCst);
+        // SAFETY: asks only.
+        if unsafe { PyGILState_Check() } == 0 {
+            RELEASED[1].fetch_add(1, SeqCst);
+        }
+    }
+}
+
+#[test]
+fn the_bytes_are_released_with_the_lock() {
+    Python::attach(|py| {
+        let watched = Bound::new(py, Watched).unwrap();
+        let view = || BufferView::new(watched.as_any()).unwrap();
+        drop(view());
+        py.detach({
+            let view = view();
+            || drop(view)
+        });
+        let view = view();
+        // As torch frees memory that a call of pyo3's let go of.
+        // SAFETY: this thread has the lock and takes it back.
+        unsafe {
+            let state = ffi::PyEval_SaveThread();
+            drop(view);
+            ffi::PyEval_RestoreThread(state);
+        }
+        assert_eq!(RELEASED.each_ref().map(|count| count.load(SeqCst)), [3, 0]);
     });
 }

@@ -271,3 +271,27 @@ for thread in threads:
 assert sorted(done) == [0, 1, 2, 3]
 "#);
 }
+
+#[test]
+fn a_copy_stands_for_its_tensor_alone() {
+    run(cr#"
+class Making:
+    """Makes a tensor of a GPU's memory each time that it is asked for one."""
+    def __getattr__(self, name):
+        number = int(name.removeprefix("tensor_"))
+        return Tensor(bytes([number] * 8), "uint8", [8], [1], device=2)
+names = tuple(f"tensor_{number}" for number in range(50))
+def copied(tensor):
+    copy = Tensor(tensor.to_bytes(), "uint8", [8], [1])
+    return copy, 1, copy.address, [8], [1], False
+tools = codec(
+    describe=lambda cls: ("dataclass", "Making", names) if cls is Making else describe(cls),
+    find=lambda name, trusted: (Stranger, None, False, names, None),
+    describe_tensor=copied,
+)
+came = tools.unpack_payload(bytearray(tools.plan(Making()).to_bytes()))
+assert [getattr(came, name).to_bytes()[0] for name in names] == list(range(50))
+text = raised(TypeError, codec(describe_tensor=lambda tensor: (tensor, 99, 0, [], [], False)).plan, Making().tensor_1)
+assert "unknown dtype" in text, text
+"#);
+}
