@@ -160,6 +160,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "starts a process")]
     fn a_copy_needs_no_threads() {
         let name = "copy::tests::alone_without_room_for_threads";
         let run = std::process::Command::new("sh")
@@ -178,6 +179,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes an hour")]
     fn a_large_copy_arrives_whole() {
         let len = SPLIT + 12_345;
         let source: Vec<u8> = (0..len).map(|i| (i ^ (i >> 11)) as u8).collect();

@@ -58,6 +58,7 @@ fn memory(len: usize) -> Vec<u8> {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes minutes to fill its memory")]
 fn columns_come_without_the_rest_of_their_rows() {
     let memory = memory(4_000_000);
     let column = |first| view(&memory, 4, first, &[(1000, 1000)]);

@@ -24,6 +24,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes an hour")]
     fn no_mixture_of_two_payloads_passes_for_either() {
         let (old, new) = (payload(0), payload(1));
         let whole = [checksum(&old), checksum(&new)];
@@ -38,6 +39,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes an hour")]
     fn every_byte_counts() {
         let mut bytes = payload(0);
         let whole = checksum(&bytes);

@@ -10,7 +10,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod arena;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(any(miri, feature = "loom"))))]
 mod arena_tests;
 mod bitmap;
 mod checksum;

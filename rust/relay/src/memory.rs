@@ -246,7 +246,7 @@ impl Drop for Room {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(any(miri, feature = "loom"))))]
 mod tests {
     use std::time::{Duration, Instant};
 

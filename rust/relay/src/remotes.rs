@@ -167,7 +167,7 @@ fn watch(wake: &OwnedFd) -> rustix::io::Result<()> {
 }
 
 /// Whether an arena is mapped here.
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(any(miri, feature = "loom"))))]
 pub fn is_mapped(name: &str) -> bool {
     find(name).is_some()
 }

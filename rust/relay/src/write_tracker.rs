@@ -203,7 +203,7 @@ fn marks(mapping: &Mapping) -> Result<OwnedFd> {
     Ok(marks)
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(any(miri, feature = "loom"))))]
 mod tests {
     use super::*;
     use crate::mapping;
