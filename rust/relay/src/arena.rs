@@ -1,4 +1,4 @@
-//! The sending side: memory, tickets under way, credits of each edge.
+//! The sender's side of the relay: an arena of shared memory, its outstanding tickets and the credit of each edge.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,16 +19,16 @@ use crate::records::{Credit, Records, TicketRecord};
 use crate::server::{self, Segments, Server};
 use crate::ticket::TicketState;
 
-/// Edges whose full quota has address space and tickets of its own; more edges share it. The space is
-/// doubled for what slots have on top of their payloads. It costs no memory.
+/// So many edges have address space and tickets for their full quota; more edges share these. The space is doubled,
+/// because slots are larger than their payloads. Address space costs no memory.
 const EDGES: u64 = 8;
-/// The edge that pays for what several targets are to get, until each has its ticket.
+/// The edge whose credit a payload for several targets takes until each target has its ticket.
 const FAN_OUT: &str = "(fan-out)";
 
-/// Where a payload lies: what its reader must know, next to the arena's name.
+/// Where a payload lies. With the arena's name, this is all that its reader must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// 0 for the arena, otherwise memory of the payload's own.
+    /// 0 for the arena, otherwise the number of a segment that holds only this payload.
     pub segment: u64,
     pub offset: u64,
     pub len: u64,
@@ -36,16 +36,16 @@ pub struct Place {
     pub generation: u32,
 }
 
-/// What a reader is to hear of a payload.
+/// What the sender tells the reader of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announcement {
     pub place: Place,
-    /// Whether the reader may keep views. Otherwise its edge has too much under way: it should copy.
+    /// Whether the reader may keep views. If not, its edge has too much outstanding and it should copy.
     pub lend: bool,
 }
 
-/// A reserved ticket, and the room to write its payload into before it is published. Dropped unpublished,
-/// it takes back itself and nothing else.
+/// A reserved ticket, and the room into which its payload is written before the ticket is published. If it is dropped
+/// unpublished, it takes back its own ticket and no other.
 pub struct Grant<'a> {
     pub room: Arc<Room>,
     announcement: Announcement,
@@ -54,8 +54,7 @@ pub struct Grant<'a> {
 }
 
 impl Grant<'_> {
-    /// What was written is there for the reader from now on, unless its key was revoked meanwhile: then the place
-    /// is stale.
+    /// Makes the payload readable. If its key was revoked meanwhile, the place is stale.
     pub fn publish(mut self) -> Announcement {
         let Place {
             ticket, generation, ..
@@ -78,13 +77,13 @@ impl Drop for Grant<'_> {
     }
 }
 
-/// Room for a payload that several readers get, each with a ticket of its own ([`Arena::issue`]).
+/// Room for a payload with several readers, each of which gets a ticket of its own from [`Arena::issue`].
 pub struct FanoutRoom {
     pub room: Arc<Room>,
     _credit: Credit,
 }
 
-/// No room for a payload now, and who has it.
+/// An edge has no credit for a payload now: how much it holds, and the payloads that hold it.
 #[derive(Debug)]
 pub struct Full {
     pub edge: String,
@@ -93,12 +92,12 @@ pub struct Full {
     pub waiting_for: Vec<OutstandingPayload>,
 }
 
-/// A payload under way.
+/// A payload that its reader has not returned.
 #[derive(Clone, Debug)]
 pub struct OutstandingPayload {
     pub key: String,
     pub bytes: u64,
-    /// Process that has views of it; `None` where it was not read yet, 0 for one of another pid namespace.
+    /// The process that has views of it: `None` if it is unread, 0 for a process of another pid namespace.
     pub holder: Option<i32>,
 }
 
@@ -129,7 +128,7 @@ impl fmt::Display for Full {
 
 impl std::error::Error for Full {}
 
-/// Why there is no room.
+/// Why no room was allocated.
 #[derive(Debug)]
 pub enum AllocateError {
     Full(Full),
@@ -140,13 +139,13 @@ struct ArenaState {
     memory: Arc<Memory>,
     records: Records,
     bytes: Ledger,
-    /// A ticket is a credit too, or small payloads for a stalled target would use them up.
+    /// Tickets are credits too; otherwise small payloads for a stalled target would use all of them up.
     tickets: Ledger,
     peers: Mutex<HashMap<u32, i32>>,
     event: Arc<OwnedFd>,
 }
 
-/// Memory that this process writes payloads into and others of the same user read them from.
+/// Memory into which this process writes payloads, for other processes of the same user to read.
 pub struct Arena {
     owner: Process,
     name: String,
@@ -155,7 +154,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// An arena in which each edge may have `limit` bytes under way.
+    /// Makes an arena in which each edge may have `limit` bytes outstanding, and at least 1 MiB.
     pub fn new(limit: u64) -> std::io::Result<Self> {
         let limit = limit.max(1 << 20);
         let capacity = limit.saturating_mul(2 * EDGES).min(1 << 40);
@@ -199,23 +198,23 @@ impl Arena {
         })
     }
 
-    /// The memory, as its owner has it mapped.
+    /// The memory as its owner has mapped it.
     pub fn mapping(&self) -> Arc<Mapping> {
         self.state.memory.mapping()
     }
 
-    /// What a reader passes to [`crate::open`].
+    /// The name that a reader passes to [`crate::open`].
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Readable when a ticket changed while someone waits ([`Arena::wait_begin`]).
+    /// An eventfd, readable when a ticket changed during a wait ([`Arena::wait_begin`]).
     pub fn event(&self) -> BorrowedFd<'_> {
         self.state.event.as_fd()
     }
 
-    /// Room for a payload of `len` bytes on an edge, to be written and then published. It stays taken until its
-    /// reader drops its lease, `revoke` takes it back, or it was not read within `keep`.
+    /// Reserves room for a payload of `len` bytes on an edge, to be written and then published. The room stays reserved
+    /// until its reader drops its lease, `revoke` takes it back, or `keep` has passed and it is still unread.
     pub fn allocate(
         &self,
         edge: &str,
@@ -228,10 +227,10 @@ impl Arena {
         self.state.reserve(edge, key, Arc::new(room), credit, keep)
     }
 
-    /// Room for a payload of `len` bytes which several edges are to get: written once, then
-    /// [`Arena::issue`]d to each when that has credit.
+    /// Reserves room for a payload of `len` bytes that goes to several edges: it is written once, then
+    /// [issued](Arena::issue) to each edge when that edge has credit.
     ///
-    /// What waits for slow edges is bounded like an edge of its own.
+    /// All rooms that wait for slow edges share the limit of one edge.
     pub fn hold(&self, len: u64) -> Result<FanoutRoom, AllocateError> {
         let (credit, _) = self.state.credit(FAN_OUT, len)?;
         let room = self.state.memory.room(len).map_err(AllocateError::Io)?;
@@ -241,7 +240,7 @@ impl Arena {
         })
     }
 
-    /// One edge's ticket to what is held, which is complete.
+    /// Publishes a ticket for one edge to a room whose payload is completely written.
     pub fn issue(
         &self,
         held: &FanoutRoom,
@@ -255,12 +254,12 @@ impl Arena {
             .map(Grant::publish)
     }
 
-    /// Where a payload stands. `Free` once it is collected, revoked or expired.
+    /// The state of a payload's ticket: `Free` once it is collected, revoked or expired.
     pub fn state(&self, place: &Place) -> TicketState {
         self.state.header().tickets[place.ticket as usize].state(place.generation)
     }
 
-    /// Takes back every payload under `key` that nobody has read. What is being read stays until it is let go.
+    /// Takes back every unread payload under `key` and returns how many these are. Payloads that are being read stay.
     pub fn revoke(&self, key: &str) -> usize {
         let records = &self.state.records;
         let revoked = records.sweep(self.state.header(), |under_way| under_way.key == key);
@@ -270,7 +269,7 @@ impl Arena {
         revoked
     }
 
-    /// Takes back one unread payload.
+    /// Takes back one payload if it is unread, and returns whether it was.
     pub fn revoke_place(&self, place: &Place) -> bool {
         let Some(ticket) = Some(place.ticket).filter(|&ticket| (ticket as usize) < TICKETS) else {
             return false;
@@ -283,8 +282,8 @@ impl Arena {
         revoked
     }
 
-    /// From now on readers signal [`Arena::event`] when they make room on an edge or, without an edge,
-    /// whenever they take or return something.
+    /// From now on readers signal [`Arena::event`] when they make room on `edge`. Without an edge they signal whenever
+    /// they take or return a payload.
     pub fn wait_begin(&self, edge: Option<&str>) {
         if let Some(name) = edge {
             self.state.bytes.edge(name).note_wait();
@@ -292,9 +291,9 @@ impl Arena {
         self.waiters(edge).join();
     }
 
-    /// Ends what [`Arena::wait_begin`] began, with the same argument.
+    /// Ends a wait that [`Arena::wait_begin`] began with the same argument.
     pub fn wait_end(&self, edge: Option<&str>) {
-        // What a forked child leaves is its parent's waiting.
+        // A forked child that ends its copy of a wait must not end its parent's.
         if self.owner == Process::this() {
             self.waiters(edge).leave();
         }
@@ -305,18 +304,18 @@ impl Arena {
         self.state.header().waiters(number)
     }
 
-    /// `(edge, bytes under way, how many have waited for room)` of every edge, after collecting what came back.
+    /// `(edge, outstanding bytes, number of waits for room)` of every edge, after collecting returned payloads.
     pub fn edges(&self) -> Vec<(String, u64, u64)> {
         self.state.collect_all();
         self.state.bytes.snapshot()
     }
 
-    /// Bytes copied into the arena so far, counted once for all readers of a payload.
+    /// Bytes copied into the arena so far; a payload counts once, however many readers it has.
     pub fn written(&self) -> u64 {
         self.state.memory.written()
     }
 
-    /// Tickets under way, after collecting what came back.
+    /// Number of outstanding tickets, after collecting the returned ones.
     pub fn outstanding(&self) -> usize {
         self.state.collect_all();
         self.state.records.len()
@@ -332,7 +331,7 @@ impl ArenaState {
         let _ = rustix::io::write(&*self.event, &1u64.to_ne_bytes());
     }
 
-    /// Frees what readers returned and what nobody read in time.
+    /// Frees returned payloads and unread ones that have expired.
     fn collect_all(&self) {
         let now = Instant::now();
         self.records
@@ -345,7 +344,7 @@ impl ArenaState {
         if let Some(credit) = self.try_credit(edge, len) {
             return Ok(credit);
         }
-        // Expired payloads and those of readers that died are looked for only when room is short.
+        // A search for expired payloads and those of dead readers is made only if room is short.
         self.collect_all();
         self.discount_lent(edge);
         self.try_credit(edge, len).ok_or_else(|| self.full(edge))
@@ -363,13 +362,13 @@ impl ArenaState {
             taken: len,
             tickets: tickets.clone(),
         };
-        // What has its edge to itself is lent, however large.
+        // A payload that is alone on its edge is lent, however large it is.
         let lend = held <= self.bytes.limit() / 2 || held == len;
         Some((credit, lend && count <= self.tickets.limit() / 2))
     }
 
-    /// A payload that its reader keeps views of counts for no more than may be kept for ever, so that
-    /// a larger one does not stop its edge.
+    /// Lets a payload of which its reader keeps views count for at most half the limit, so that a larger one does not
+    /// stop its edge.
     fn discount_lent(&self, edge: &str) {
         self.records.each(self.header(), |under_way, holder| {
             if under_way.lend && holder.is_some() && under_way.edge == edge {

@@ -1,11 +1,11 @@
-//! Shared-memory arena, tickets, leases, credit ledger, reclaim. No Python.
+//! Carries payloads between processes of one host in shared memory.
 //!
-//! A sender owns an [`Arena`]: one anonymous memory file that peers of the same user fetch over an
-//! abstract Unix socket and map once. A payload lies in an extent of it; a *ticket* in the file's
-//! header is one reader's right to that extent. The reader turns its ticket into a [`Lease`] and
-//! gives it back by dropping that; the sender collects what came back when it needs room.
+//! A sender owns an [`Arena`]: an anonymous memory file that processes of the same user fetch over an abstract Unix
+//! socket and map once. A payload lies in an extent of the file; a *ticket* in the file's header is one reader's right
+//! to that extent. The reader turns its ticket into a [`Lease`] and returns the ticket by dropping the lease; the
+//! sender collects returned tickets when it needs room.
 //!
-//! Nothing here has a name in a file system, so nothing is left behind when processes are killed.
+//! Nothing has a name in a file system, so nothing is left behind when processes are killed.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -50,7 +50,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Says on the standard error stream what is wrong with a thread that has no caller to say it to.
+/// Writes to standard error what is wrong in a thread that has no caller to tell.
 fn report(what: &str, error: rustix::io::Errno) {
     eprintln!("sglang-omni relay: {what}: {error}; trying again");
 }

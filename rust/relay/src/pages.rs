@@ -1,9 +1,9 @@
-//! Pages provided before they are needed: a page that a copy finds missing costs more than the copy.
+//! Provides pages before they are needed: a page that a copy finds missing costs more than the copy.
 //!
-//! An arena starts with [`FIRST`] bytes present and keeps as much again ahead of what was used, up to
-//! [`MOST`]: a process that sends small payloads holds a few MiB, and growth is paid for elsewhere.
-//! Huge pages are asked for; the kernel gives them where shared memory may have some
-//! (`/sys/kernel/mm/transparent_hugepage/shmem_enabled`: `advise`, `within_size`).
+//! An arena starts with [`FIRST`] bytes present. It keeps as many bytes ahead of use as are used, up to [`MOST`]: a
+//! process that sends small payloads holds a few MiB, and a thread of its own pays for growth. Huge pages are asked
+//! for; the kernel gives them if shared memory may have some (`/sys/kernel/mm/transparent_hugepage/shmem_enabled`:
+//! `advise`, `within_size`).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -14,13 +14,13 @@ use crate::header::ArenaHeader;
 use crate::mapping::Mapping;
 use crate::process::Process;
 
-/// Bytes present ahead of use at first, and at most.
+/// Bytes present ahead of use: at least, and at most.
 const FIRST: u64 = 4 << 20;
 const MOST: u64 = 64 << 20;
-/// Bytes provided in one go: a fraction of a millisecond, so that who waits for the end waits no longer.
+/// Bytes provided in one call: it takes a fraction of a millisecond, and the thread's end waits for no more.
 const STEP: u64 = 1 << 20;
 
-/// Keeps the low end of an arena's memory present, ahead of what is in use. One thread an arena.
+/// Keeps the low end of an arena's memory present, ahead of use, in one thread per arena.
 pub struct Pages {
     owner: Process,
     prefault: Arc<PrefaultGoal>,
@@ -55,7 +55,7 @@ impl Pages {
         })
     }
 
-    /// Everything below `touched` is or was in use.
+    /// Notes that everything below `touched` is or was in use.
     pub fn touched(&self, touched: u64) {
         let ahead = touched.clamp(FIRST, MOST);
         let goal = (touched + ahead).min(self.prefault.capacity);
@@ -82,7 +82,7 @@ impl PrefaultGoal {
                 .mapping
                 .populate(ArenaHeader::LEN + present as usize, len as usize)
             {
-                return; // Out of memory, or a kernel that cannot: pages come as they are written.
+                return; // Out of memory, or an old kernel: writes provide the pages.
             }
             header.present.store(present + len, Release);
         }

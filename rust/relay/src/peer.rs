@@ -1,4 +1,4 @@
-//! The reading side: an arena of another process, mapped once, and leases on its extents.
+//! The reader's side of the relay: the arena of another process, mapped once, and leases on its payloads.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -20,9 +20,9 @@ use crate::{remotes, server};
 /// Why a place cannot be read.
 #[derive(Debug)]
 pub enum OpenError {
-    /// The sender is gone, or will not talk to us.
+    /// The sender is gone or does not answer.
     Unreachable(std::io::Error),
-    /// Read before, revoked, or expired.
+    /// The payload was read before, revoked, or has expired.
     Stale,
     /// The place is not inside the sender's memory.
     Malformed,
@@ -46,25 +46,26 @@ impl fmt::Display for OpenError {
 
 impl std::error::Error for OpenError {}
 
-/// For debugging: whoever writes to a received payload, which others may be reading, crashes there.
+/// For debugging: a write to a received payload, which other processes may be reading, crashes.
 static READ_ONLY: LazyLock<bool> =
     LazyLock::new(|| std::env::var_os("SGLANG_OMNI_RELAY_READ_ONLY").is_some_and(|on| on == "1"));
 
-/// Readers of one payload in this process that keep a view each from payload to payload; more map it anew.
+/// So many readers of one payload in this process have a private view that is kept for later payloads; further readers
+/// map the payload anew.
 const PRIVATE_VIEWS: usize = 4;
 
-/// A sender's arena as seen from here.
+/// A sender's arena as mapped in this process.
 pub struct Remote {
     owner: Process,
     number: u32,
     mapping: Arc<Mapping>,
-    /// What `mapping` maps.
+    /// The file that `mapping` maps.
     file: OwnedFd,
     event: OwnedFd,
     pub connection: Connection,
-    /// Bytes at the start of the data whose pages are in this process's table, or are about to be.
+    /// Bytes at the start of the data whose pages are in this process's page table, or are about to be.
     entered: AtomicU64,
-    /// One for each reader here of the same payload; there once it came, unless it cannot be.
+    /// One view for each reader in this process of the same payload, made on first use; `None` if it cannot be made.
     private: [OnceLock<Option<PrivateView>>; PRIVATE_VIEWS],
 }
 
@@ -99,35 +100,35 @@ impl Remote {
     }
 }
 
-/// The right to read one payload. Dropping it, in whatever thread, gives the extent back.
+/// The right to read one payload. Dropping it, in any thread, returns the ticket.
 pub struct Lease {
     remote: Arc<Remote>,
-    /// The mapping the payload is in: the arena's, or one of its own.
+    /// The mapping that contains the payload: the arena's, a private view of it, or one of its own.
     mapping: Arc<Mapping>,
     start: usize,
     len: usize,
-    /// The remote's view that `mapping` is of, in which these bytes are taken.
+    /// The number of the remote's private view whose mapping this is, and in which these bytes are taken.
     private_view: Option<usize>,
     ticket: usize,
     generation: u32,
 }
 
-/// Who sees what the reader of a payload writes to it.
+/// Which processes see a reader's writes to a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The memory is the payload's, and this its only reader.
+    /// This is the payload's only reader: writes go to the shared memory.
     Sole,
-    /// Others read the same memory: a page that is written to becomes this lease's own.
+    /// Others read the same memory: a page that is written to becomes private to this lease.
     CopyOnWrite,
 }
 
-/// Takes the ticket of a place a sender announced. May wait for the sender, for a few seconds.
+/// Takes the ticket of a place that a sender announced. May wait for the sender, for a few seconds.
 pub fn open(name: &str, place: &Place, access: Access) -> Result<Lease, OpenError> {
     let remote = remotes::get(name).map_err(OpenError::Unreachable)?;
     remote.open(place, access)
 }
 
-/// As `open`, without waiting. `None` where the sender has to be asked for memory first.
+/// Takes the ticket without waiting. `None` if the sender must be asked for memory first; call [`open`] then.
 pub fn try_open(name: &str, place: &Place, access: Access) -> Result<Option<Lease>, OpenError> {
     match remotes::find(name) {
         Some(remote) if place.segment == server::ARENA => remote.open(place, access).map(Some),
@@ -147,13 +148,13 @@ impl Remote {
         let (ticket, generation) = (place.ticket as usize, place.generation);
         let segment = match place.segment {
             server::ARENA => None,
-            // Before the ticket is taken, which is spent then whatever happens.
+            // Asked for before the ticket is taken: a taken ticket is spent even if this fails.
             number => Some(self.segment(number, ticket, generation)?),
         };
         if !self.header().tickets[ticket].take(generation, self.number) {
             return Err(OpenError::Stale);
         }
-        // From here on the ticket is ours to give back, whatever happens.
+        // From here on the lease returns the ticket, even if an error follows.
         let mut lease = Lease {
             mapping: self.mapping.clone(),
             remote: self,
@@ -206,7 +207,7 @@ impl Remote {
         Ok(lease)
     }
 
-    /// Memory of a payload's own, from the sender.
+    /// Asks the sender for the segment of one payload, and maps it.
     fn segment(
         &self,
         number: u64,
@@ -218,7 +219,7 @@ impl Remote {
             return Err(OpenError::Stale);
         }
         let asked = self.connection.ask(number);
-        // A segment goes with its payload.
+        // The sender drops a segment with its payload.
         let (_, files) = asked.map_err(|error| match is_ready() {
             true => OpenError::Unreachable(error),
             false => OpenError::Stale,
@@ -234,7 +235,7 @@ fn unreachable(error: Errno) -> OpenError {
 }
 
 impl Remote {
-    /// Enters the pages that the sender has provided since the last time, all of which it will use.
+    /// Enters the pages that the sender has provided since the last call; it will use all of them.
     pub fn enter_pages(&self) {
         let present = self.header().present.load(Acquire);
         let enter = |mapping: &Mapping, entered: &AtomicU64| {
@@ -256,14 +257,14 @@ impl Remote {
         self.private[number].get_or_init(make).as_ref()
     }
 
-    /// Tells the sender, which waits for that, that a ticket changed.
+    /// Tells the waiting sender that a ticket changed.
     fn signal(&self) {
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }
 
 impl Lease {
-    /// The sender's arena as mapped here; `None` for a payload in memory of its own.
+    /// The sender's arena as mapped here. `None` for a payload in a segment or a private mapping.
     pub fn arena(&self) -> Option<Arc<Mapping>> {
         self.is_in_arena().then(|| self.mapping.clone())
     }
@@ -277,7 +278,7 @@ impl Lease {
         unsafe { self.mapping.start().add(self.start) }
     }
 
-    #[allow(clippy::len_without_is_empty)] // a payload has a header, it is never empty
+    #[allow(clippy::len_without_is_empty)] // a payload has a header and is never empty
     pub fn len(&self) -> usize {
         self.len
     }
@@ -285,7 +286,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // A copy in a forked child: it is the parent that has the views.
+        // In a forked child this is a copy; the parent has the views.
         if self.remote.owner != Process::this() {
             return;
         }

@@ -1,4 +1,4 @@
-//! What the sender knows of each ticket under way.
+//! The sender's records of its outstanding tickets.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -10,7 +10,7 @@ use crate::lock;
 use crate::memory::Room;
 use crate::ticket::TicketState;
 
-/// One target's right to one room.
+/// An outstanding ticket: one target's right to one room.
 pub struct TicketRecord {
     pub key: String,
     pub edge: String,
@@ -18,12 +18,12 @@ pub struct TicketRecord {
     pub expires: Instant,
     /// Whether the reader was told that it may keep views.
     pub lend: bool,
-    /// Given back by being dropped, as the room is.
+    /// Given back when the record is dropped, as the room is.
     pub credit: Credit,
     pub _room: Arc<Room>,
 }
 
-/// Bytes and a ticket taken from an edge, given back when dropped.
+/// Bytes and a ticket that were taken from an edge's credit; given back when dropped.
 pub struct Credit {
     pub bytes: Arc<Edge>,
     pub taken: u64,
@@ -31,7 +31,7 @@ pub struct Credit {
 }
 
 impl Credit {
-    /// Gives back what is over `most` bytes.
+    /// Gives back all but `most` bytes.
     pub fn reduce(&mut self, most: u64) {
         self.bytes.give_back(self.taken.saturating_sub(most));
         self.taken = self.taken.min(most);
@@ -45,9 +45,8 @@ impl Drop for Credit {
     }
 }
 
-/// Tickets by number. A ticket that is not free belongs to whoever moved its word to `Free`, once. Its
-/// record has a lock of its own, which nobody else asks for but a revoke or an error's text that looks
-/// at all of them.
+/// Records by ticket number. The one call that moves a ticket's word to `Free` frees its record. Each record has a lock
+/// of its own, which is contended only by calls that look at all records: `sweep` and `each`.
 pub struct Records {
     free: Bitmap<TICKET_WORDS>,
     records: Box<[Mutex<Option<TicketRecord>>]>,
@@ -61,7 +60,7 @@ impl Records {
         }
     }
 
-    /// Reserves a ticket: its number and generation. Gives `under_way` back where all are in use.
+    /// Reserves a ticket and returns its number and generation. Returns `under_way` if all tickets are in use.
     pub fn reserve(
         &self,
         header: &ArenaHeader,
@@ -73,11 +72,11 @@ impl Records {
         header.assign(number as usize, under_way.credit.bytes.number());
         let mut record = lock(&self.records[number as usize]);
         *record = Some(under_way);
-        // Inside the lock, so that who looks at record and ticket sees those of one payload.
+        // Under the lock, so that a thread that looks at record and ticket sees those of one payload.
         Ok((number, header.tickets[number as usize].reserve()))
     }
 
-    /// Frees a ticket that was reserved and is not to be published, unless it was taken back.
+    /// Frees a reserved ticket that will not be published. Returns false if it was taken back before.
     pub fn withdraw(&self, header: &ArenaHeader, number: u32, generation: u32) -> bool {
         let withdrawn = header.tickets[number as usize].withdraw(generation);
         if withdrawn {
@@ -86,7 +85,7 @@ impl Records {
         withdrawn
     }
 
-    /// Frees an unread ticket of that generation, alone. False where it is another's, or was read.
+    /// Frees one unread ticket of that generation. Returns false if it has another generation or was read.
     pub fn revoke(&self, header: &ArenaHeader, number: u32, generation: u32) -> bool {
         let ticket = &header.tickets[number as usize];
         let record = lock(&self.records[number as usize]);
@@ -99,7 +98,7 @@ impl Records {
         revoked
     }
 
-    /// Frees what readers returned since the last time.
+    /// Frees the tickets that readers returned since the last call.
     pub fn collect(&self, header: &ArenaHeader) {
         header.returned.drain(|number| {
             if header.tickets[number as usize].collect() {
@@ -108,7 +107,7 @@ impl Records {
         });
     }
 
-    /// Frees every returned ticket and every unread one that `given_up` picks. Returns how many of these.
+    /// Frees every returned ticket, and every unread one for which `given_up` is true. Returns how many unread ones.
     pub fn sweep(&self, header: &ArenaHeader, given_up: impl Fn(&TicketRecord) -> bool) -> usize {
         let mut revoked = 0;
         self.free.each_missing(|number| {
@@ -124,7 +123,7 @@ impl Records {
         revoked
     }
 
-    /// Returns what a dead reader holds.
+    /// Returns the tickets that a dead reader holds, and frees them.
     pub fn reclaim(&self, header: &ArenaHeader, holder: u32) {
         self.free.each_missing(|number| {
             header.tickets[number as usize].reclaim(holder);
@@ -132,7 +131,7 @@ impl Records {
         self.sweep(header, |_| false);
     }
 
-    /// What is under way, with the number of the reader that has it.
+    /// Calls `see` for every outstanding ticket, with the number of the reader that holds it.
     pub fn each(&self, header: &ArenaHeader, mut see: impl FnMut(&mut TicketRecord, Option<u32>)) {
         self.free.each_missing(|number| {
             if let Some(under_way) = &mut *lock(&self.records[number as usize]) {
@@ -145,10 +144,10 @@ impl Records {
         TICKETS - self.free.len()
     }
 
-    /// To be called by whoever moved the ticket to `Free`.
+    /// Drops the record of a ticket that the caller has moved to `Free`.
     fn free(&self, number: u32) {
         let done = lock(&self.records[number as usize]).take();
-        drop(done); // Its room and credit are there before its ticket is.
+        drop(done); // Its room and credit are free before its ticket is.
         self.free.put(number);
     }
 }

@@ -5,11 +5,11 @@ use std::fmt;
 /// Why bytes are not one msgpack value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// A value, or the elements a container promised, are not there.
+    /// A value, or an element that a container promised, is missing.
     Truncated,
-    /// Bytes are left behind the value.
+    /// So many bytes follow the value.
     Trailing(usize),
-    /// 0xc1, the one byte no value starts with.
+    /// 0xc1, the one byte that no value starts with.
     Reserved,
 }
 
@@ -37,16 +37,16 @@ pub enum Token<'a> {
     Str(&'a [u8]),
     Bin(&'a [u8]),
     Array(usize),
-    /// Pairs, so that twice as many tokens follow.
+    /// Number of pairs: twice as many tokens follow.
     Map(usize),
     Ext(i8, &'a [u8]),
 }
 
 /// Reads one value.
 ///
-/// A container is refused unless there is a byte for every element that it and the containers around
-/// it still owe, so that whoever makes room for the promised elements makes room for no more of them
-/// than there are bytes, however deeply hostile containers nest.
+/// A container is refused unless there is a byte for every element that it and the containers around it still owe. A
+/// caller that allocates for the promised elements thus allocates for no more elements than there are bytes, however
+/// deeply hostile containers nest.
 #[derive(Debug)]
 pub struct TokenReader<'a> {
     pub(super) rest: &'a [u8],
@@ -62,7 +62,7 @@ impl<'a> TokenReader<'a> {
         }
     }
 
-    /// Ok where exactly one value has been read.
+    /// Ok if exactly one value has been read.
     pub fn finish(&self) -> Result<(), Malformed> {
         match (self.owed, self.rest.len()) {
             (0, 0) => Ok(()),
@@ -189,7 +189,7 @@ impl<'a> TokenReader<'a> {
     fn ext(&mut self, len: usize) -> Result<Token<'a>, Malformed> {
         let [code] = self.take()?;
         let body = self.bytes(len)?;
-        // The body may be a message with promises of its own, for which only its bytes count.
+        // The body may be a message of its own; its promises count against its own bytes only.
         self.owe(0)?;
         Ok(Token::Ext(code as i8, body))
     }

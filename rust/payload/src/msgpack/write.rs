@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What is written has more bytes or elements than msgpack's 32 bits can count.
+/// A value has more bytes or elements than msgpack's 32 bits can count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong(pub usize);
 
@@ -102,7 +102,7 @@ pub fn write_map(out: &mut Vec<u8>, len: usize) -> Result<(), TooLong> {
     Ok(())
 }
 
-/// An extension whose body is known.
+/// Writes an extension whose body is known.
 pub fn write_ext(out: &mut Vec<u8>, code: i8, body: &[u8]) -> Result<(), TooLong> {
     match body.len() {
         1 => out.push(0xd4),
@@ -119,12 +119,12 @@ pub fn write_ext(out: &mut Vec<u8>, code: i8, body: &[u8]) -> Result<(), TooLong
     Ok(())
 }
 
-/// Where an extension's body starts whose length is not known yet.
+/// An extension whose length is not known yet: the start of its body.
 #[derive(Debug)]
 #[must_use = "the extension has no length until end_ext"]
 pub struct OpenExt(usize);
 
-/// Starts an extension; what is written until `end_ext` is its body.
+/// Starts an extension. Everything written until `end_ext` is its body.
 #[inline]
 pub fn begin_ext(out: &mut Vec<u8>, code: i8) -> OpenExt {
     out.extend_from_slice(&[0xc9, 0, 0, 0, 0, code as u8]);
