@@ -13,15 +13,24 @@
 //!
 //! The skeleton refers to a tensor by the number of its row. Tensors that share memory share a buffer.
 
+// Unsafe code is only in the modules that say so.
+#![deny(unsafe_code)]
+
+#[expect(unsafe_code)]
 mod copy;
+#[expect(unsafe_code)]
 mod decode;
 mod dtype;
+#[expect(unsafe_code)]
 mod encode;
+#[expect(unsafe_code)]
 mod layout;
 #[cfg(test)]
+#[expect(unsafe_code)]
 mod layout_tests;
 pub mod msgpack;
 #[cfg(test)]
+#[expect(unsafe_code)]
 mod tests;
 
 pub use copy::copy;

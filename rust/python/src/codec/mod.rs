@@ -1,18 +1,23 @@
-//! Python objects as msgpack with typed extensions, and the tensors in them as a payload.
+//! Turns Python objects into msgpack with typed extensions and back, and tensors in them into a payload.
 //!
-//! `proto/codec.py` says what a class is and does by itself what is rare; it hands its part over as
-//! the callables of `Codec`.
+//! `proto/codec.py` describes classes and handles rare types; `Codec` receives these parts as callables.
 
+#[expect(unsafe_code)]
 mod decode;
+#[expect(unsafe_code)]
 mod dlpack;
+#[expect(unsafe_code)]
 mod encode;
 mod key_cache;
+#[expect(unsafe_code)]
 mod numpy;
 mod pack_error;
+#[expect(unsafe_code)]
 mod rows;
 #[cfg(test)]
 mod tests;
 mod types;
+#[expect(unsafe_code)]
 mod views;
 
 use std::sync::{Arc, OnceLock};
@@ -35,7 +40,7 @@ use views::Views;
 #[cfg(test)]
 pub use {dlpack::FakeTensor, numpy::FakeArray};
 
-/// Extension codes: part of the wire format, never reused for something else.
+/// Extension codes. They are part of the wire format: a code never changes its meaning.
 mod code {
     pub const TUPLE: i8 = 1;
     pub const SET: i8 = 2;
@@ -55,19 +60,20 @@ mod code {
     pub const TENSOR_REF: i8 = 16;
 }
 
-/// What Python does for the codec.
+/// The callables and objects that `proto/codec.py` passes to the codec.
 struct Tools {
     classes: Classes,
     /// An extension's code and body -> the object.
     revive: Py<PyAny>,
     /// () -> torch.Tensor.
     load_torch: Py<PyAny>,
-    /// A tensor -> (stand-in, dtype code, address, shape, strides, whether a GPU's memory) or None.
+    /// A tensor -> (stand-in, dtype code, address, shape, strides in elements, whether it is in a GPU's memory) or
+    /// None.
     describe_tensor: Py<PyAny>,
-    /// Buffer, dtype's name, offset, shape, strides -> a tensor.
+    /// Buffer, dtype's name, offset in bytes, shape, strides in elements -> a tensor.
     view_tensor: Py<PyAny>,
-    /// Tensors in a GPU's memory with a place and strides in elements each, bytes -> memory there with all of
-    /// them, and its address.
+    /// Tensors of a GPU's memory, each with an offset and strides in elements, and a size in bytes -> new memory of
+    /// that size with all of them, and its address.
     gather: Py<PyAny>,
     ndarray: Py<PyAny>,
     /// By the dtype's code.
@@ -79,7 +85,7 @@ struct Tools {
 }
 
 impl Tools {
-    /// torch's DLPack table, if it has one; imports torch.
+    /// torch's DLPack table, if it has one. Imports torch.
     fn torch(&self, py: Python<'_>) -> PyResult<Option<DlpackApi>> {
         if let Some(known) = self.torch.get() {
             return Ok(*known);
@@ -105,7 +111,7 @@ struct Codec {
 impl Codec {
     #[new]
     #[pyo3(signature = (*, describe, find, revive, load_torch, describe_tensor, view_tensor, gather, ndarray, numpy_dtypes))]
-    #[allow(clippy::too_many_arguments)] // by name, once
+    #[allow(clippy::too_many_arguments)] // passed by name, in one place
     fn new(
         py: Python<'_>,
         describe: Py<PyAny>,
@@ -166,15 +172,17 @@ impl Codec {
         Ok(PayloadPlan::new(plan, rows.owners))
     }
 
+    #[expect(unsafe_code)]
     #[pyo3(signature = (data, *, trusted = false))]
     fn unpack<'py>(&self, data: &Bound<'py, PyAny>, trusted: bool) -> PyResult<Bound<'py, PyAny>> {
         let py = data.py();
         let view = BufferView::new(data).map_err(|error| as_value_error(py, error))?;
-        // SAFETY: a message is its receiver's alone and is not written to.
+        // SAFETY: a message belongs to its receiver alone and is not written to.
         let message = unsafe { view.as_slice() };
         Decoder::new(py, &self.tools, trusted, None).message(message)
     }
 
+    #[expect(unsafe_code)]
     #[pyo3(signature = (payload, *, trusted = false))]
     fn unpack_payload<'py>(
         &self,
@@ -184,8 +192,8 @@ impl Codec {
         let py = payload.py();
         let view = BufferView::new(payload).map_err(|error| as_value_error(py, error))?;
         let view = Arc::new(view);
-        // A copy, because a sender that breaks the contract may write to it while it is read.
-        // SAFETY: the view has as many bytes.
+        // The head is copied, because a sender that breaks the contract may write to it while it is read.
+        // SAFETY: the view has that many bytes.
         let head = unsafe { copy_head(view.as_ptr(), view.len()) };
         let decoded = decode_head(&head, view.len())
             .map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -193,7 +201,7 @@ impl Codec {
         Decoder::new(py, &self.tools, trusted, Some(views)).message(&head[decoded.skeleton])
     }
 
-    /// A name stands for another class now.
+    /// Forgets which class each name stands for, because one of them has changed.
     fn forget_names(&self) {
         self.tools.classes.forget_names();
     }

@@ -1,4 +1,4 @@
-//! Tensors and arrays as views of bytes that were received.
+//! Makes tensors and arrays that view received bytes.
 
 use std::sync::Arc;
 
@@ -138,7 +138,7 @@ fn is_contiguous(tensor: &TensorView) -> bool {
             })
 }
 
-/// In elements.
+/// The strides of a contiguous tensor, in elements.
 fn dense_strides(shape: &[u64]) -> Vec<i64> {
     let mut strides = vec![1i64; shape.len()];
     for dim in (1..shape.len()).rev() {
@@ -147,7 +147,7 @@ fn dense_strides(shape: &[u64]) -> Vec<i64> {
     strides
 }
 
-/// The array or tensor in an extension's body; `None` where it takes Python to make it, or to refuse it.
+/// The array or tensor in an extension's body. `None` if Python must make or refuse it.
 pub fn in_place<'py>(
     py: Python<'py>,
     tools: &Tools,
@@ -189,7 +189,7 @@ pub fn in_place<'py>(
     unsafe { api.view(py, &held, dtype, address, &shape, strides) }
 }
 
-/// `[name, shape, data]`, where it is that.
+/// The name, shape and data of a body. `None` if it has another form.
 fn parts(body: &[u8]) -> Option<(&[u8], Vec<u64>, &[u8])> {
     let mut reader = TokenReader::new(body);
     let Token::Array(3) = reader.next_token().ok()? else {

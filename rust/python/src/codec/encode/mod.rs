@@ -1,33 +1,32 @@
-//! The walk over an object that writes it as msgpack and notes the tensors in it.
+//! Walks over an object, writes it as msgpack and notes the tensors in it.
 
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+mod tensors;
+
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use pyo3::{ffi, intern};
-use sglang_omni_payload::DType;
 use sglang_omni_payload::msgpack::{
     begin_ext, end_ext, write_array, write_bin, write_bool, write_ext, write_float, write_int,
     write_map, write_nil, write_str, write_uint,
 };
 
-use super::dlpack::DlpackApi;
-use super::numpy::{self, Array};
 use super::pack_error::{PackError, PackResult, Step};
 use super::rows::Rows;
 use super::types::{ClassKind, Field};
 use super::{Tools, code};
 use crate::buffer::BufferView;
 
-/// Containers within containers. Each takes some hundred bytes of stack at either end.
+/// The deepest nesting of containers. Each takes some hundred bytes of stack, in the sender and in the receiver.
 pub const MAX_DEPTH: usize = 500;
 
 pub struct Walk<'a, 'py> {
     py: Python<'py>,
     tools: &'a Tools,
     pub out: Vec<u8>,
-    /// Addresses of the containers around what is being written.
+    /// Addresses of the containers around the current value.
     above: Vec<usize>,
-    /// Where tensors go that the object refers to by number; without, they are packed in place.
+    /// Collects the tensors, to which the message then refers by number. Without it they are written into the message.
     pub rows: Option<Rows>,
 }
 
@@ -46,7 +45,7 @@ impl<'a, 'py> Walk<'a, 'py> {
         self.write(object).map_err(|error| error.by(object))
     }
 
-    /// Every type by exact match: a subclass would come back as something else.
+    /// Types must match exactly: a subclass would come back as its base class.
     fn write(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let class = object.get_type_ptr();
         if class == &raw mut ffi::PyUnicode_Type {
@@ -90,7 +89,7 @@ impl<'a, 'py> Walk<'a, 'py> {
 
     fn text(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let mut len = 0;
-        // SAFETY: it is a str, which keeps its UTF-8 as long as it lives.
+        // SAFETY: it is a str, which keeps its UTF-8 form as long as it lives.
         let utf8 = unsafe { ffi::PyUnicode_AsUTF8AndSize(object.as_ptr(), &raw mut len) };
         if utf8.is_null() {
             drop(PyErr::take(self.py));
@@ -193,8 +192,8 @@ impl<'a, 'py> Walk<'a, 'py> {
         let mut position = 0;
         let (mut key, mut value) = (std::ptr::null_mut(), std::ptr::null_mut());
         loop {
-            // SAFETY: it is a dict, and this checks its place anew each time. What it lends is owned
-            // before anything else runs.
+            // SAFETY: it is a dict, and PyDict_Next checks its position each time. The borrowed objects are owned
+            // before any other code runs.
             let (key, value) = unsafe {
                 let next = ffi::PyDict_Next(
                     object.as_ptr(),
@@ -237,7 +236,7 @@ impl<'a, 'py> Walk<'a, 'py> {
             if len() != started {
                 return Err(PackError::changed());
             }
-            // SAFETY: it is a list of that length, and what it lends is owned at once.
+            // SAFETY: it is a list of that length, and the borrowed item is owned at once.
             let item = unsafe {
                 Bound::from_borrowed_ptr(self.py, ffi::PyList_GetItem(object.as_ptr(), index))
             };
@@ -325,7 +324,7 @@ impl<'a, 'py> Walk<'a, 'py> {
         let ext = begin_ext(&mut self.out, code::DATACLASS);
         self.out.extend_from_slice(head);
         let counted = self.out.len();
-        // As long as it is with all fields there, for the count to be filled in below.
+        // The head is written for all fields; if some are absent, their count is filled in below.
         write_map(&mut self.out, fields.len())?;
         let mut there = 0;
         for field in fields {
@@ -375,7 +374,7 @@ impl<'a, 'py> Walk<'a, 'py> {
         Ok(())
     }
 
-    /// `encode` returns an extension's code and its body: bytes as they are, or an object to pack.
+    /// Packs what `encode` returns: an extension's code, and its body as bytes or as an object to pack.
     #[inline(never)]
     fn by_python(&mut self, object: &Bound<'py, PyAny>, encode: &Py<PyAny>) -> PackResult {
         let parts = encode.bind(self.py).call1((object,))?;
@@ -385,107 +384,6 @@ impl<'a, 'py> Walk<'a, 'py> {
         }
         let ext = begin_ext(&mut self.out, code);
         self.value(&body)?;
-        Ok(end_ext(&mut self.out, ext)?)
-    }
-
-    // --- tensors ------------------------------------------------------------------------------
-
-    #[inline(never)]
-    fn array(&mut self, object: &Bound<'py, PyAny>, encode: &Py<PyAny>) -> PackResult {
-        if let Some(rows) = &mut self.rows {
-            let number = match rows.number_of(object) {
-                Some(number) => Some(number),
-                None => rows.add_array(object)?,
-            };
-            if let Some(number) = number {
-                return self.reference(number);
-            }
-        } else if let Some(array) = Array::of(object)?
-            && array.is_contiguous()
-            && let Some(name) = numpy::name(array.dtype)
-        {
-            // SAFETY: a contiguous array's memory, which stays while the array does.
-            return unsafe {
-                self.in_place(
-                    code::ARRAY,
-                    name,
-                    array.dtype,
-                    array.address(),
-                    array.shape(),
-                )
-            };
-        }
-        self.by_python(object, encode)
-    }
-
-    #[inline(never)]
-    fn tensor(
-        &mut self,
-        object: &Bound<'py, PyAny>,
-        api: Option<DlpackApi>,
-        encode: &Py<PyAny>,
-    ) -> PackResult {
-        if let Some(rows) = &mut self.rows {
-            let number = match rows.number_of(object) {
-                Some(number) => Some(number),
-                None => rows.add_tensor(self.tools, api, object)?,
-            };
-            if let Some(number) = number {
-                return self.reference(number);
-            }
-        } else if let Some(api) = api
-            && let Some(tensor) = api.describe(object)?
-            && tensor.is_contiguous()
-        {
-            let shape = tensor.shape.iter().map(|&size| size as u64);
-            // SAFETY: a contiguous tensor's memory, which stays while the tensor does.
-            return unsafe {
-                self.in_place(
-                    code::TENSOR,
-                    tensor.dtype.name,
-                    tensor.dtype,
-                    tensor.address,
-                    shape,
-                )
-            };
-        }
-        self.by_python(object, encode)
-    }
-
-    fn reference(&mut self, number: u32) -> PackResult {
-        let mut body = Vec::with_capacity(5);
-        write_uint(&mut body, u64::from(number));
-        Ok(write_ext(&mut self.out, code::TENSOR_REF, &body)?)
-    }
-
-    /// # Safety
-    /// At `address` is a contiguous tensor of that dtype and shape.
-    unsafe fn in_place(
-        &mut self,
-        code: i8,
-        name: &str,
-        dtype: DType,
-        address: usize,
-        shape: impl ExactSizeIterator<Item = u64>,
-    ) -> PackResult {
-        let ext = begin_ext(&mut self.out, code);
-        write_array(&mut self.out, 3)?;
-        write_str(&mut self.out, name.as_bytes())?;
-        write_array(&mut self.out, shape.len())?;
-        let mut nbytes = dtype.itemsize;
-        for size in shape {
-            nbytes = nbytes
-                .checked_mul(size)
-                .ok_or_else(|| PyRuntimeError::new_err("its sizes are impossible"))?;
-            write_uint(&mut self.out, size);
-        }
-        let bytes = if nbytes == 0 {
-            &[]
-        } else {
-            // SAFETY: the caller's promise.
-            unsafe { std::slice::from_raw_parts(address as *const u8, nbytes as usize) }
-        };
-        write_bin(&mut self.out, bytes)?;
         Ok(end_ext(&mut self.out, ext)?)
     }
 }
