@@ -1,5 +1,7 @@
-//! A sender's arena mapped so that what a reader writes stays its own. Kept from payload to payload, because to map
-//! each anew is to find each of its pages by a fault; so what was written is undone when a payload is let go of.
+//! A private mapping of a sender's arena, in which a reader's writes are seen by no other process.
+//!
+//! It is kept for later payloads, because a new mapping would fault on each page. So a reader's writes are undone when
+//! it returns its payload.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -10,26 +12,27 @@ use rustix::param::page_size;
 
 use crate::lock;
 use crate::mapping::Mapping;
-use crate::written::{PAGE, Written};
+use crate::write_tracker::{PAGE, WriteTracker};
 
 pub struct PrivateView {
     pub mapping: Arc<Mapping>,
-    /// As of the arena itself: bytes whose pages are in this process's table.
+    /// Bytes at the start of the data whose pages are in this process's page table.
     pub entered: AtomicU64,
-    /// What of it payloads take, by their starts. Another reader here of the same bytes needs pages of its own.
+    /// The starts of the payloads that have a reader in this view. A second reader of the same bytes needs another
+    /// view.
     taken: Mutex<BTreeSet<usize>>,
-    /// Without, all of it may have been.
-    written: Option<Written>,
+    /// Finds written pages. Without it, all pages count as written.
+    written: Option<WriteTracker>,
 }
 
 impl PrivateView {
-    /// `None` where it cannot be mapped, or a page would have bytes of more than one payload.
+    /// Maps the arena's file of `len` bytes. `None` if that fails, or a page could have bytes of more than one payload.
     pub fn new(file: &OwnedFd, len: usize) -> Option<Self> {
         if page_size() != PAGE {
             return None;
         }
         let (mapping, _) = Mapping::private(file, 0, len).ok()?;
-        let written = Written::new(&mapping).ok();
+        let written = WriteTracker::new(&mapping).ok();
         Some(Self {
             mapping: Arc::new(mapping),
             entered: AtomicU64::new(0),
@@ -38,12 +41,12 @@ impl PrivateView {
         })
     }
 
-    /// False where the payload that begins there has a reader here already.
+    /// Takes the payload that begins at `start`. Returns false if it has a reader in this view already.
     pub fn take(&self, start: usize) -> bool {
         lock(&self.taken).insert(start)
     }
 
-    /// Undoes what was written there, before anybody else has the memory.
+    /// Undoes the writes to a payload. Must precede the return of its ticket, after which the memory is reused.
     pub fn give_back(&self, start: usize, len: usize) {
         let (from, to) = (start & !(PAGE - 1), (start + len).next_multiple_of(PAGE));
         match &self.written {

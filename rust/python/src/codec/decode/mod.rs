@@ -1,26 +1,25 @@
-//! msgpack with typed extensions into Python objects.
+//! Turns msgpack with typed extensions into Python objects.
 //!
-//! Total: whatever the bytes are, the result is a value or an error, the stack grows with at most
-//! `MAX_NESTED` containers, and memory with the bytes.
+//! Any bytes give a value or an error. The stack holds at most `MAX_NESTED` containers, and memory grows with the
+//! bytes.
 
-use std::sync::Arc;
+mod classes;
 
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyComplex, PyDict, PyFloat, PyInt, PySet, PyString};
 use pyo3::{ffi, intern};
-use sglang_omni_payload::msgpack::{Malformed, Reader, Token};
+use sglang_omni_payload::msgpack::{Malformed, Token, TokenReader};
 
 use super::encode::MAX_DEPTH;
-use super::keys::Keys;
-use super::types::{Field, Found};
+use super::key_cache::KeyCache;
 use super::views::{self, Views};
 use super::{Tools, code};
 
-/// What cannot hold anything but is written as an extension, and its parts, nest a little deeper.
+/// A value that is no container but is written as an extension, and its parts, nest a little deeper.
 const MAX_NESTED: usize = MAX_DEPTH + 4;
 
-// Boxed, because every container on the way in has room for one on the stack.
+// Boxed, because the frame of every container around the current value has room for one.
 type Fault = Box<PyErr>;
 type Read<'py> = Result<Bound<'py, PyAny>, Fault>;
 
@@ -29,25 +28,19 @@ pub struct Decoder<'a, 'py> {
     tools: &'a Tools,
     /// Whether classes may be imported by name.
     trusted: bool,
-    /// Tensors that came beside the message.
+    /// The tensors that came beside the message.
     views: Option<Views<'a, 'py>>,
-    keys: Option<Keys>,
+    keys: Option<KeyCache>,
     depth: usize,
-    /// What has been read of the lists and tuples around the next value.
+    /// The items that were read of the lists and tuples around the next value.
     items: Vec<Bound<'py, PyAny>>,
 }
 
-// Out of line, so that they take no room in the frames of what may nest.
+// These are out of line, so that they take no room in the frames of nested containers.
 #[cold]
 #[inline(never)]
 fn refuse<T>(reason: impl Into<String>) -> Result<T, Fault> {
     Err(Box::new(PyValueError::new_err(reason.into())))
-}
-
-#[cold]
-#[inline(never)]
-fn refuse_class<T>(found: &Found, what: &str) -> Result<T, Fault> {
-    refuse(format!("{} is {what}", found.class))
 }
 
 #[cold]
@@ -64,7 +57,7 @@ fn malformed(reason: Malformed) -> Fault {
     )))
 }
 
-/// Whatever malformed bytes provoke is reported as one kind of error.
+/// Turns any exception that malformed bytes cause into a ValueError.
 pub fn as_value_error(py: Python<'_>, error: PyErr) -> PyErr {
     if error.is_instance_of::<PyValueError>(py) || !error.is_instance_of::<PyException>(py) {
         return error;
@@ -99,7 +92,7 @@ fn text<'py>(py: Python<'py>, utf8: &[u8]) -> Result<Bound<'py, PyString>, Fault
     }
 }
 
-/// As the literals are that a key will be looked up by.
+/// An interned str, as are the literals with which Python code looks keys up.
 fn interned<'py>(py: Python<'py>, utf8: &[u8]) -> Result<Bound<'py, PyString>, Fault> {
     let mut text = text(py, utf8)?.into_ptr();
     // SAFETY: a str just made; the reference to it is exchanged for one to its interned equal.
@@ -127,7 +120,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
         }
     }
 
-    /// The one value that `message` is.
+    /// The value that `message` consists of. Raises a ValueError for malformed bytes.
     pub fn message(&mut self, message: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         self.keys = self.tools.keys.take();
         let value = self.alone(message);
@@ -135,15 +128,15 @@ impl<'a, 'py> Decoder<'a, 'py> {
         value.map_err(|fault| as_value_error(self.py, *fault))
     }
 
-    /// The one value that `body` is.
+    /// The value that `body` consists of.
     fn alone(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let value = self.value(&mut reader)?;
         finish(&reader)?;
         Ok(value)
     }
 
-    fn value(&mut self, reader: &mut Reader<'_>) -> Read<'py> {
+    fn value(&mut self, reader: &mut TokenReader<'_>) -> Read<'py> {
         match reader.next_token().map_err(malformed)? {
             Token::Str(utf8) => Ok(text(self.py, utf8)?.into_any()),
             Token::Int(value) => Ok(PyInt::new(self.py, value).into_any()),
@@ -170,13 +163,13 @@ impl<'a, 'py> Decoder<'a, 'py> {
     }
 
     #[inline(never)]
-    fn list(&mut self, reader: &mut Reader<'_>, len: usize) -> Read<'py> {
+    fn list(&mut self, reader: &mut TokenReader<'_>, len: usize) -> Read<'py> {
         self.deeper()?;
         let start = self.collect(reader, len)?;
         // SAFETY: a new reference or null with an error.
         let list = unsafe { owned(self.py, ffi::PyList_New(len as isize))? };
         for (index, item) in self.items.drain(start..).enumerate() {
-            // SAFETY: a list of that length, which no other code has seen yet, and the item's reference passes on.
+            // SAFETY: a list of that length, which no other code has seen yet; it takes over the item's reference.
             unsafe { ffi::PyList_SetItem(list.as_ptr(), index as isize, item.into_ptr()) };
         }
         self.depth -= 1;
@@ -185,9 +178,9 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     /// Reads `len` values to the end of `items`; returns where they begin.
     ///
-    /// A list or tuple is made when all that goes into it is there: what makes the items may be Python code, and
-    /// other threads run meanwhile, who find every container there is (`gc.get_objects`).
-    fn collect(&mut self, reader: &mut Reader<'_>, len: usize) -> Result<usize, Fault> {
+    /// A list or tuple is made only after all of its items: Python code may run to make an item, other threads run
+    /// meanwhile, and they can find every container that exists (`gc.get_objects`).
+    fn collect(&mut self, reader: &mut TokenReader<'_>, len: usize) -> Result<usize, Fault> {
         let start = self.items.len();
         for _ in 0..len {
             let item = self.value(reader)?;
@@ -197,7 +190,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
     }
 
     #[inline(never)]
-    fn dict(&mut self, reader: &mut Reader<'_>, len: usize) -> Read<'py> {
+    fn dict(&mut self, reader: &mut TokenReader<'_>, len: usize) -> Read<'py> {
         self.deeper()?;
         let dict = PyDict::new(self.py);
         for _ in 0..len {
@@ -230,7 +223,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
         Ok(text.into_any())
     }
 
-    fn tuple_of(&mut self, reader: &mut Reader<'_>, len: usize) -> Read<'py> {
+    fn tuple_of(&mut self, reader: &mut TokenReader<'_>, len: usize) -> Read<'py> {
         let start = self.collect(reader, len)?;
         // SAFETY: a new reference or null with an error.
         let tuple = unsafe { owned(self.py, ffi::PyTuple_New(len as isize))? };
@@ -243,7 +236,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     // --- extensions ---------------------------------------------------------------------------
 
-    // Only chooses: its frame is on the stack once for every level.
+    // Only dispatches: its frame is on the stack once for every level.
     #[inline(never)]
     fn ext(&mut self, code: i8, body: &[u8]) -> Read<'py> {
         self.deeper()?;
@@ -268,7 +261,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     #[inline(never)]
     fn tuple(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let len = array(&mut reader)?;
         let tuple = self.tuple_of(&mut reader, len)?;
         finish(&reader)?;
@@ -277,7 +270,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     #[inline(never)]
     fn set(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let set = PySet::empty(self.py)?;
         for _ in 0..array(&mut reader)? {
             set.add(self.value(&mut reader)?)?;
@@ -309,7 +302,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     #[inline(never)]
     fn complex(&self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let (2, Ok(Token::Float(real)), Ok(Token::Float(imaginary))) = (
             array(&mut reader)?,
             reader.next_token(),
@@ -323,7 +316,7 @@ impl<'a, 'py> Decoder<'a, 'py> {
 
     #[inline(never)]
     fn reference(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
+        let mut reader = TokenReader::new(body);
         let number = reader.next_token().map_err(malformed)?;
         finish(&reader)?;
         match (&mut self.views, number) {
@@ -353,123 +346,15 @@ impl<'a, 'py> Decoder<'a, 'py> {
         let wire = PyBytes::new(self.py, body);
         Ok(self.tools.revive.bind(self.py).call1((code, wire))?)
     }
-
-    // --- classes ------------------------------------------------------------------------------
-
-    #[inline(never)]
-    fn class(&self, reader: &mut Reader<'_>) -> Result<Arc<Found>, Fault> {
-        match reader.next_token().map_err(malformed)? {
-            Token::Str(name) => Ok(self.tools.classes.named(self.py, name, self.trusted)?),
-            other => refuse(format!("a type's name must be a str, got {other:?}")),
-        }
-    }
-
-    #[inline(never)]
-    fn dataclass(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
-        let len = array(&mut reader)?;
-        let found = self.class(&mut reader)?;
-        let (2, Some(fields), Token::Map(len)) =
-            (len, &found.fields, reader.next_token().map_err(malformed)?)
-        else {
-            return refuse_class(&found, "no dataclass of such fields");
-        };
-        // The fields are set as they were: __init__ and __post_init__ ran at the sender.
-        // SAFETY: a callable, its argument and the end of the list.
-        let object = unsafe {
-            let object = ffi::PyObject_CallFunctionObjArgs(
-                self.tools.new_object.as_ptr(),
-                found.class.as_ptr(),
-                std::ptr::null_mut::<ffi::PyObject>(),
-            );
-            owned(self.py, object)?
-        };
-        for index in 0..len {
-            let field = field(
-                &found,
-                fields,
-                index,
-                reader.next_token().map_err(malformed)?,
-            )?;
-            let value = self.value(&mut reader)?;
-            // SAFETY: three live objects. As object.__setattr__, whatever the class defines.
-            let set = unsafe {
-                ffi::PyObject_GenericSetAttr(object.as_ptr(), field.name.as_ptr(), value.as_ptr())
-            };
-            if set != 0 {
-                return Err(raised(self.py));
-            }
-        }
-        finish(&reader)?;
-        Ok(object)
-    }
-
-    #[inline(never)]
-    fn member(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
-        let len = array(&mut reader)?;
-        let found = self.class(&mut reader)?;
-        let (2, Some(members)) = (len, &found.members) else {
-            return refuse_class(&found, "no enum");
-        };
-        let member = self.value(&mut reader)?;
-        finish(&reader)?;
-        if found.is_flag {
-            return Ok(found.class.bind(self.py).call1((member,))?);
-        }
-        match members.bind(self.py).get_item(&member)? {
-            Some(member) => Ok(member),
-            None => refuse(format!("{} has no member {member:?}", found.class)),
-        }
-    }
-
-    #[inline(never)]
-    fn namedtuple(&mut self, body: &[u8]) -> Read<'py> {
-        let mut reader = Reader::new(body);
-        let len = array(&mut reader)?;
-        let found = self.class(&mut reader)?;
-        if len == 0 || found.arity != Some(len - 1) {
-            return refuse_class(&found, "no namedtuple of so many fields");
-        }
-        let values = self.tuple_of(&mut reader, len - 1)?;
-        finish(&reader)?;
-        self.named(&found, &values)
-    }
-
-    #[inline(never)]
-    fn named(&self, found: &Found, values: &Bound<'py, PyAny>) -> Read<'py> {
-        let class = found.class.bind(self.py);
-        Ok(self.tools.new_tuple.bind(self.py).call1((class, values))?)
-    }
 }
 
-/// The field that a name stands for. They come in the order of the class, if need be with gaps.
-#[inline]
-fn field<'a>(
-    found: &Found,
-    fields: &'a [Field],
-    index: usize,
-    name: Token<'_>,
-) -> Result<&'a Field, Fault> {
-    let Token::Str(name) = name else {
-        return refuse_class(found, "no class with fields of such names");
-    };
-    match fields.get(index) {
-        Some(field) if field.utf8() == name => Ok(field),
-        _ => match fields.iter().find(|field| field.utf8() == name) {
-            Some(field) => Ok(field),
-            None => refuse_class(found, &format!("no class with a field {name:?}")),
-        },
-    }
-}
-
-fn array(reader: &mut Reader<'_>) -> Result<usize, Fault> {
+fn array(reader: &mut TokenReader<'_>) -> Result<usize, Fault> {
     match reader.next_token().map_err(malformed)? {
         Token::Array(len) => Ok(len),
         _ => refuse("malformed message: an extension of another make"),
     }
 }
 
-fn finish(reader: &Reader<'_>) -> Result<(), Fault> {
+fn finish(reader: &TokenReader<'_>) -> Result<(), Fault> {
     reader.finish().map_err(malformed)
 }

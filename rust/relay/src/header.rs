@@ -1,4 +1,4 @@
-//! The header of an arena's memory: tickets, and whether the sender wants to hear of returns.
+//! The header of an arena's memory: its tickets, and whether the sender waits for returns.
 
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -12,44 +12,44 @@ use crate::bitmap::Bitmap;
 use crate::mapping::Mapping;
 use crate::ticket::Ticket;
 
-/// Tickets are numbered by the bits of this many words.
+/// Words of a bitmap with a bit for each ticket.
 pub const TICKET_WORDS: usize = 64;
-/// Tickets one arena can have under way at once.
+/// Tickets that one arena can have outstanding at once.
 pub const TICKETS: usize = 64 * TICKET_WORDS;
-/// Edges that are told apart by who waits for them; of more, some share.
+/// Edges whose waits are told apart; of more edges, some share a counter.
 const EDGES: usize = 32;
 
 #[repr(C, align(64))]
-pub struct Control {
-    /// Who waits for any ticket to be taken or returned.
+pub struct ArenaHeader {
+    /// Waits for any ticket to be taken or returned.
     waiting: Waiters,
-    /// Who waits for returns on one edge: readers of the others need not signal.
+    /// Waits for returns on one edge: readers of other edges need not signal.
     waiting_for: [Waiters; EDGES],
-    /// The edge of each ticket, written before it is issued.
+    /// The edge of each ticket, written before the ticket is reserved.
     edges: [AtomicU8; TICKETS],
-    /// What a payload that its reader keeps views of counts for at most.
+    /// The most bytes for which a payload counts while its reader keeps views of it.
     pub kept: AtomicU64,
-    /// Bytes at the start of the data whose pages are there.
+    /// Bytes at the start of the data whose pages are present.
     pub present: AtomicU64,
-    /// Tickets that came back and that the sender has not collected yet. A reader that dies between
-    /// returning a ticket and noting it here is found when the sender looks at them all.
+    /// Returned tickets that the sender has not collected yet. If a reader dies between returning a ticket and noting
+    /// it here, the sender finds the ticket when it looks at all of them.
     pub returned: Bitmap<TICKET_WORDS>,
     pub tickets: [Ticket; TICKETS],
 }
 
-impl Control {
+impl ArenaHeader {
     /// Bytes of the header in the file; data starts here.
-    pub const LEN: usize = size_of::<Control>().next_multiple_of(1 << 16);
+    pub const LEN: usize = size_of::<ArenaHeader>().next_multiple_of(1 << 16);
 
     /// The header of a mapped arena.
     pub fn of(mapping: &Mapping) -> &Self {
         assert!(mapping.len() >= Self::LEN, "checked when it was mapped");
         // SAFETY: the mapping is page-aligned, long enough and outlives the reference, and everything
-        // in a Control is atomic and valid for every bit pattern.
-        unsafe { &*mapping.start().cast::<Control>() }
+        // in the header is atomic and valid for every bit pattern.
+        unsafe { &*mapping.start().cast::<ArenaHeader>() }
     }
 
-    /// The waiters for any edge, or for that of a number.
+    /// The waits for any ticket, or for those of the edge with that number.
     pub fn waiters(&self, edge: Option<usize>) -> &Waiters {
         match edge {
             Some(number) => &self.waiting_for[number % EDGES],
@@ -57,14 +57,14 @@ impl Control {
         }
     }
 
-    /// Sender: a free ticket is for the edge of that number.
+    /// Sender: notes the edge of a free ticket.
     pub fn assign(&self, ticket: usize, edge: usize) {
         self.edges[ticket].store((edge % EDGES) as u8, Relaxed);
     }
 
-    /// Reader, after it took a ticket to that many bytes: whether the sender must be told.
+    /// Reader, after it took a ticket to so many bytes: returns whether it must signal the sender.
     pub fn taken(&self, ticket: usize, bytes: u64) -> bool {
-        // Who waits for room on the edge gets some where the payload counts for less from now on.
+        // A larger payload counts for less from now on, which makes room on its edge.
         if bytes > self.kept.load(Relaxed) {
             let edge = usize::from(self.edges[ticket].load(Relaxed));
             return Waiters::any(&[self.waiters(None), self.waiters(Some(edge))]);
@@ -72,9 +72,9 @@ impl Control {
         Waiters::any(&[self.waiters(None)])
     }
 
-    /// Reader: returns a ticket, and tells whether the sender must be told.
+    /// Reader: returns a ticket, and whether it must signal the sender.
     pub fn give_back(&self, ticket: usize, generation: u32, holder: u32) -> bool {
-        // Once returned, the ticket may be issued for another edge.
+        // Once returned, the ticket may be reserved for another edge.
         let edge = usize::from(self.edges[ticket].load(Relaxed));
         if !self.tickets[ticket].give_back(generation, holder) {
             return false;
@@ -84,18 +84,18 @@ impl Control {
     }
 }
 
-/// How many of the sender's threads wait for a ticket to change. Readers signal only then: either the
-/// reader that changed a ticket sees the waiter, or the waiter, looking after it joined, the change.
+/// How many of the sender's threads wait for a ticket to change. Readers signal only if any do: either the reader that
+/// changed a ticket sees the waiter, or the waiter, which looks at the tickets after it joined, sees the change.
 #[repr(transparent)]
 pub struct Waiters(AtomicU32);
 
 impl Waiters {
     #[cfg(all(test, feature = "loom"))]
-    pub fn nobody() -> Self {
+    pub fn none() -> Self {
         Self(AtomicU32::new(0))
     }
 
-    /// Sender: look at the tickets only after this.
+    /// Sender: joins. It must look at the tickets only after this.
     pub fn join(&self) {
         self.0.fetch_add(1, SeqCst);
         fence(SeqCst);
@@ -105,7 +105,7 @@ impl Waiters {
         self.0.fetch_sub(1, SeqCst);
     }
 
-    /// Reader, after it changed a ticket: whether one of these must be told.
+    /// Reader, after it changed a ticket: whether any of these waits.
     pub fn any(of: &[&Self]) -> bool {
         fence(SeqCst);
         of.iter().any(|waiters| waiters.0.load(SeqCst) > 0)

@@ -1,7 +1,7 @@
-//! Why an object cannot be packed, and where in it.
+//! The error that says why an object cannot be packed, and at which place in it.
 //!
-//! A failure collects the way to its cause while it passes back up through the containers, so that
-//! the way costs nothing as long as nothing fails.
+//! The error collects the path to its cause while it passes up through the containers, so that the path costs nothing
+//! unless something fails.
 
 use std::fmt::Write;
 
@@ -10,16 +10,16 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyType};
 use sglang_omni_payload::msgpack::TooLong;
 
-pub struct Failure(Box<Inner>);
+pub struct PackError(Box<Inner>);
 
 struct Inner {
     cause: Cause,
-    /// From the cause upwards.
+    /// The path, from the cause upwards.
     steps: Vec<Step>,
 }
 
 enum Cause {
-    /// Not yet known to whom it happened.
+    /// An exception whose object is not known yet.
     Raised(PyErr),
     Unencodable(PyErr, Py<PyType>),
     Cyclic(Py<PyType>),
@@ -35,23 +35,23 @@ pub enum Step {
     Field(Py<PyString>),
 }
 
-pub type Outcome = Result<(), Failure>;
+pub type PackResult = Result<(), PackError>;
 
-impl From<PyErr> for Failure {
+impl From<PyErr> for PackError {
     #[cold]
     fn from(error: PyErr) -> Self {
         Self::of(Cause::Raised(error))
     }
 }
 
-impl From<TooLong> for Failure {
+impl From<TooLong> for PackError {
     #[cold]
     fn from(error: TooLong) -> Self {
         PyValueError::new_err(error.to_string()).into()
     }
 }
 
-impl Failure {
+impl PackError {
     fn of(cause: Cause) -> Self {
         Self(Box::new(Inner {
             cause,
@@ -69,18 +69,18 @@ impl Failure {
         Self::of(Cause::TooDeep)
     }
 
-    /// A container that something else changes while it is packed.
+    /// A container changed while it was packed.
     #[cold]
     pub fn changed() -> Self {
         PyValueError::new_err("it changed while it was packed").into()
     }
 
-    /// Says that `object` is what failed, unless something inside it is already said to be.
+    /// Notes that packing `object` failed, unless the error already names something inside it.
     #[cold]
     pub fn by(mut self, object: &Bound<'_, PyAny>) -> Self {
         if let Cause::Raised(error) = &self.0.cause {
             let py = object.py();
-            // What a property of the user's raises otherwise is the user's to see as it is.
+            // Other exceptions come from a property of the user's class and are raised as they are.
             if error.is_instance_of::<PyTypeError>(py)
                 || error.is_instance_of::<PyValueError>(py)
                 || error.is_instance_of::<PyOverflowError>(py)

@@ -1,9 +1,9 @@
-//! Which pages of a private mapping were written to since they last showed the file.
+//! Finds the pages of a private mapping that were written to since they last showed the file.
 //!
-//! `/proc/self/pagemap` knows, but looks at the page behind every entry of the page table: 30 ns a page, half of
-//! what it takes to read the page. From Linux 6.7 on the kernel can mark the entries instead, and takes the mark off
-//! at the first write (an asynchronous write-protecting userfaultfd; no fault comes to us): 1 ns a page. A page
-//! without a mark may have been written to, and is then looked up. Some sandboxes refuse userfaultfd.
+//! `/proc/self/pagemap` tells, but looks at the page behind every entry of the page table: 30 ns a page, half of the
+//! time that reading the page takes. From Linux 6.7 on the kernel can mark the entries and clear a mark at the first
+//! write (an asynchronous write-protecting userfaultfd, which delivers no faults): 1 ns a page. A page without a mark
+//! may have been written to and is looked up. Some sandboxes refuse userfaultfd.
 
 use std::fs::File;
 use std::io::{Error, Result};
@@ -16,9 +16,9 @@ use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
 use crate::mapping::Mapping;
 
-/// What the calls below count in.
+/// The page size that the calls below count in.
 pub const PAGE: usize = 4096;
-/// A page's entry in the pagemap: whether it is there, swapped (or absent with a mark), the file's, marked.
+/// Bits of a page's entry in the pagemap: present; swapped, or absent with a mark; the file's; marked.
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
 const OF_FILE: u64 = 1 << 61;
@@ -45,7 +45,7 @@ const WRITE_PROTECT_SHMEM: u64 = 1 << 12;
 const WRITE_PROTECT_ABSENT: u64 = 1 << 13;
 const WRITE_PROTECT_ASYNC: u64 = 1 << 15;
 const MODE_WRITE_PROTECT: u64 = 1 << 1;
-/// Allowed to all: faults of the kernel's own are not ours to handle. Asynchronous ones are nobody's.
+/// A userfaultfd that handles only user-mode faults needs no privileges. Asynchronous protection delivers none.
 const USER_MODE_ONLY: u32 = 1;
 const UFFDIO_API: Opcode = opcode::read_write::<Api>(0xaa, 0x3f);
 const UFFDIO_REGISTER: Opcode = opcode::read_write::<Register>(0xaa, 0);
@@ -78,17 +78,17 @@ struct Scan {
 
 /// The category of pages without a mark.
 const WRITTEN: u64 = 1 << 1;
-/// Puts a mark on those found; nowhere but in memory registered for it.
+/// Marks the pages that were found; works only in registered memory.
 const MARK: u64 = 0b11;
 const PAGEMAP_SCAN: Opcode = opcode::read_write::<Scan>(b'f', 16);
 
-pub struct Written {
+pub struct WriteTracker {
     pagemap: File,
-    /// Kept for the marks, where there are any.
+    /// Keeps the marks; `None` if the kernel cannot mark pages.
     marks: Option<OwnedFd>,
 }
 
-impl Written {
+impl WriteTracker {
     pub fn new(mapping: &Mapping) -> Result<Self> {
         Ok(Self {
             pagemap: File::open("/proc/self/pagemap")?,
@@ -96,7 +96,7 @@ impl Written {
         })
     }
 
-    /// Undoes what was written to those bytes of the mapping, whole pages. Nobody writes to them meanwhile.
+    /// Undoes the writes to whole pages of the mapping, to which no thread may write meanwhile.
     pub fn undo(&self, mapping: &Mapping, bytes: Range<usize>) {
         let start = mapping.start() as usize;
         let pages = start + bytes.start..start + bytes.end;
@@ -108,12 +108,12 @@ impl Written {
             mapping.undo_writes(bytes.start, bytes.len());
         }
         if self.marks.is_some() {
-            // At once rather than page by page. And a write to a page that is absent but marked copies it, still
-            // marked, before it writes.
+            // One call instead of a fault for each page. Also, a write to a marked page that is absent copies the page,
+            // mark and all, before it writes.
             let is_there = mapping.enter(bytes.start, bytes.len());
-            // Marks cost a fault for each page if the next reader writes as well.
+            // If this reader wrote, the next one may too, and each marked page would cost it a fault.
             if is_there && !any_private {
-                // Where it fails they are looked up again.
+                // If it fails, the pages are looked up again next time.
                 let _ = self.scan(Scan {
                     flags: MARK,
                     ..Scan::of(&pages)
@@ -134,12 +134,13 @@ impl Written {
     }
 
     fn scan(&self, mut scan: Scan) -> Result<()> {
-        // SAFETY: the opcode takes such a structure, which names a live region or none, and changes no memory's content.
+        // SAFETY: the opcode takes such a structure, which names a live region or none, and changes no memory's
+        // content.
         let done = unsafe { ioctl(&self.pagemap, Updater::<PAGEMAP_SCAN, Scan>::new(&mut scan)) };
         done.map_err(Error::from)
     }
 
-    /// Whether any of those pages is not the file's any more.
+    /// Whether any of those pages no longer shows the file.
     fn any_private(&self, pages: &Range<usize>) -> Result<bool> {
         let mut at = 8 * (pages.start / PAGE) as u64;
         let mut left = 8 * (pages.len() / PAGE);
@@ -175,10 +176,10 @@ impl Scan {
     }
 }
 
-/// Has the kernel take marks off pages of this mapping that are written to, for as long as the file is open.
+/// Has the kernel clear the marks of pages of this mapping that are written to, as long as the returned file is open.
 fn marks(mapping: &Mapping) -> Result<OwnedFd> {
     let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY);
-    // SAFETY: what is registered below has no fault held up and no content changed.
+    // SAFETY: the registration below holds up no fault and changes no memory's content.
     let marks = unsafe { userfaultfd(flags)? };
     let mut api = Api {
         api: API,
@@ -193,7 +194,7 @@ fn marks(mapping: &Mapping) -> Result<OwnedFd> {
         mode: MODE_WRITE_PROTECT,
         ioctls: 0,
     };
-    // SAFETY: as above, and the range is the mapping's own.
+    // SAFETY: as above, and the range belongs to the mapping.
     unsafe {
         ioctl(
             &marks,
@@ -203,15 +204,15 @@ fn marks(mapping: &Mapping) -> Result<OwnedFd> {
     Ok(marks)
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(any(miri, feature = "loom"))))]
 mod tests {
     use super::*;
     use crate::mapping;
 
     const LEN: usize = 64 * PAGE;
 
-    /// Whether those pages had to be undone.
-    fn undone(written: &Written, view: &Mapping, pages: Range<usize>) -> bool {
+    /// Undoes the pages; returns whether any had been written to.
+    fn undone(written: &WriteTracker, view: &Mapping, pages: Range<usize>) -> bool {
         let start = view.start() as usize;
         let addresses = start + pages.start * PAGE..start + pages.end * PAGE;
         let undone = written.any_private(&addresses).unwrap();
@@ -230,15 +231,15 @@ mod tests {
         let file = mapping::create(LEN).unwrap();
         let sender = Mapping::new(&file).unwrap();
         let (view, _) = Mapping::private(&file, 0, LEN).unwrap();
-        let mut written = Written::new(&view).unwrap();
+        let mut written = WriteTracker::new(&view).unwrap();
         if !with_marks {
             written.marks = None;
         }
-        // SAFETY: bytes of the view, which nobody has references to.
+        // SAFETY: bytes of the view, to which there are no references.
         let value = |page| unsafe { at(&view, page).read_volatile() };
         // SAFETY: as above.
         let write = |page| unsafe { at(&view, page).write_volatile(1) };
-        // Twice: with marks and before there are any. Of a page that was there and of one that was not.
+        // Twice: before there are marks, and with them. Page 3 was present and page 20 was not.
         for _ in 0..2 {
             assert_eq!(value(3), 0);
             assert!(!undone(&written, &view, 0..32));
@@ -250,7 +251,7 @@ mod tests {
             write(20);
             assert!(undone(&written, &view, 0..32));
         }
-        // A write of the kernel's.
+        // The kernel writes.
         for page in [3, 21] {
             let (from, to) = rustix::pipe::pipe().unwrap();
             rustix::io::write(&to, &[5]).unwrap();
@@ -259,7 +260,7 @@ mod tests {
             assert_eq!(rustix::io::read(&from, &mut *byte).unwrap(), 1);
             assert!(undone(&written, &view, 0..32));
         }
-        // Memory that goes and comes back, and what its owner writes.
+        // Pages that are dropped and come back, and a write of the owner.
         assert!(view.enter(0, LEN));
         // SAFETY: as above, of the sender's mapping.
         unsafe { at(&sender, 3).write_volatile(7) };
@@ -276,12 +277,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_found_by_marks() {
+    fn writes_are_found_by_marks() {
         check(true);
     }
 
     #[test]
-    fn what_was_written_is_found_where_there_are_no_marks() {
+    fn writes_are_found_without_marks() {
         check(false);
     }
 }

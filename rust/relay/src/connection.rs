@@ -1,4 +1,4 @@
-//! A reader's connection to a sender, by which it asks for memory. Nothing here waits for longer than [`PATIENCE`].
+//! A reader's connection to a sender, over which it asks for memory. No call waits for longer than [`PATIENCE`].
 
 use std::io::{Error, ErrorKind, IoSliceMut, Result};
 use std::mem::MaybeUninit;
@@ -14,29 +14,29 @@ use rustix::net::{
     SocketFlags, SocketType, connect, recvmsg, send, socket_with,
 };
 
-use crate::credentials::Peer;
+use crate::credentials::PeerProcess;
 use crate::forks::Own;
 use crate::lock;
 use crate::server::ANSWER_LEN;
 use crate::ticket::MAX_HOLDER;
 
-/// A sender has a thread for answers alone. One that takes longer is stopped, or far too busy to live.
+/// A sender answers in a thread of its own; one that takes longer is stopped or hopelessly overloaded.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Where a sender's queue of connections is full, it is looked at this often.
+/// Time between two attempts to connect while a sender's queue of connections is full.
 const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(10);
 
-pub struct Line {
-    /// Open as long as anything of the sender's is used: its end says that nothing is held any more.
+pub struct Connection {
+    /// Open as long as any memory of the sender is used: its end tells the sender that nothing is held any more.
     pub stream: Own<UnixStream>,
-    pub peer: Peer,
-    /// One question at a time.
+    pub peer: PeerProcess,
+    /// Held while a question is asked: one at a time.
     asking: Mutex<()>,
 }
 
-/// The reader's number with the sender, and the files that came along.
-pub type Answer = (u32, Vec<OwnedFd>);
+/// The number that the sender gave this reader, and the files that came with the answer.
+pub type SegmentAnswer = (u32, Vec<OwnedFd>);
 
-impl Line {
+impl Connection {
     pub fn connect(name: &str) -> Result<Self> {
         let deadline = Instant::now() + PATIENCE;
         let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
@@ -57,21 +57,21 @@ impl Line {
             }
         }
         Ok(Self {
-            peer: Peer::of(&*stream)?,
+            peer: PeerProcess::of(&*stream)?,
             stream,
             asking: Mutex::new(()),
         })
     }
 
-    /// Asks for a segment. Signals do not end the wait, and what came too late can be asked for again.
-    pub fn ask(&self, segment: u64) -> Result<Answer> {
+    /// Asks for a segment. Signals do not end the wait, and a segment that came too late can be asked for again.
+    pub fn ask(&self, segment: u64) -> Result<SegmentAnswer> {
         let _one_at_a_time = lock(&self.asking);
         let deadline = Instant::now() + PATIENCE;
         let question = segment.to_le_bytes();
         loop {
             match send(&*self.stream, &question, SendFlags::NOSIGNAL) {
                 Ok(sent) if sent == question.len() => break,
-                // So short a message goes as a whole.
+                // Messages this short are sent whole.
                 Ok(_) => return Err(Error::other("it takes half a question")),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
@@ -80,7 +80,7 @@ impl Line {
         }
         loop {
             match self.hear() {
-                // An answer that came too late for an earlier question is passed over.
+                // A late answer to an earlier question is skipped.
                 Ok((answered, _)) if answered != segment => {}
                 Ok((_, answer)) => return answer,
                 Err(Errno::INTR) => {}
@@ -91,7 +91,7 @@ impl Line {
     }
 
     /// The next answer, and the segment it is for.
-    fn hear(&self) -> rustix::io::Result<(u64, Result<Answer>)> {
+    fn hear(&self) -> rustix::io::Result<(u64, Result<SegmentAnswer>)> {
         let mut answer = [0; ANSWER_LEN];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -140,7 +140,7 @@ impl Line {
         let timeout = Timespec::try_from(left).expect("a few seconds");
         match poll(&mut fds, Some(&timeout)) {
             Ok(0) => Err(silent()),
-            // What is there to be read is read first; its last words may be the answer.
+            // Received data is read first: the last message may be the answer.
             Ok(_) if !fds[0].revents().is_empty() => Ok(()),
             Ok(_) => Err(Error::other("its process has ended")),
             Err(Errno::INTR) => Ok(()),

@@ -1,33 +1,32 @@
-//! The walk over an object that writes it as msgpack and notes the tensors in it.
+//! Walks over an object, writes it as msgpack and notes the tensors in it.
 
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+mod tensors;
+
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 use pyo3::{ffi, intern};
-use sglang_omni_payload::DType;
 use sglang_omni_payload::msgpack::{
     begin_ext, end_ext, write_array, write_bin, write_bool, write_ext, write_float, write_int,
     write_map, write_nil, write_str, write_uint,
 };
 
-use super::dlpack::Exchange;
-use super::failure::{Failure, Outcome, Step};
-use super::numpy::{self, Array};
+use super::pack_error::{PackError, PackResult, Step};
 use super::rows::Rows;
-use super::types::{Field, Kind};
+use super::types::{ClassKind, Field};
 use super::{Tools, code};
 use crate::buffer::BufferView;
 
-/// Containers within containers. Each takes some hundred bytes of stack at either end.
+/// The deepest nesting of containers. Each takes some hundred bytes of stack, in the sender and in the receiver.
 pub const MAX_DEPTH: usize = 500;
 
 pub struct Walk<'a, 'py> {
     py: Python<'py>,
     tools: &'a Tools,
     pub out: Vec<u8>,
-    /// Addresses of the containers around what is being written.
+    /// Addresses of the containers around the current value.
     above: Vec<usize>,
-    /// Where tensors go that the object refers to by number; without, they are packed in place.
+    /// Collects the tensors, to which the message then refers by number. Without it they are written into the message.
     pub rows: Option<Rows>,
 }
 
@@ -42,12 +41,12 @@ impl<'a, 'py> Walk<'a, 'py> {
         }
     }
 
-    pub fn value(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
-        self.write(object).map_err(|failure| failure.by(object))
+    pub fn value(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
+        self.write(object).map_err(|error| error.by(object))
     }
 
-    /// Every type by exact match: a subclass would come back as something else.
-    fn write(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    /// Types must match exactly: a subclass would come back as its base class.
+    fn write(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let class = object.get_type_ptr();
         if class == &raw mut ffi::PyUnicode_Type {
             self.text(object)
@@ -88,9 +87,9 @@ impl<'a, 'py> Walk<'a, 'py> {
         }
     }
 
-    fn text(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn text(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let mut len = 0;
-        // SAFETY: it is a str, which keeps its UTF-8 as long as it lives.
+        // SAFETY: it is a str, which keeps its UTF-8 form as long as it lives.
         let utf8 = unsafe { ffi::PyUnicode_AsUTF8AndSize(object.as_ptr(), &raw mut len) };
         if utf8.is_null() {
             drop(PyErr::take(self.py));
@@ -103,7 +102,7 @@ impl<'a, 'py> Walk<'a, 'py> {
 
     #[cold]
     #[inline(never)]
-    fn surrogates(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn surrogates(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         // SAFETY: a str and two C strings.
         let bytes = unsafe {
             let encoded = ffi::PyUnicode_AsEncodedString(
@@ -117,7 +116,7 @@ impl<'a, 'py> Walk<'a, 'py> {
         Ok(write_str(&mut self.out, bytes.as_bytes())?)
     }
 
-    fn int(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn int(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let mut overflow = 0;
         // SAFETY: it is an int.
         let value =
@@ -130,7 +129,7 @@ impl<'a, 'py> Walk<'a, 'py> {
     }
 
     #[inline(never)]
-    fn large_int(&mut self, object: &Bound<'py, PyAny>, positive: bool) -> Outcome {
+    fn large_int(&mut self, object: &Bound<'py, PyAny>, positive: bool) -> PackResult {
         if positive && let Ok(value) = object.extract::<u64>() {
             write_uint(&mut self.out, value);
             return Ok(());
@@ -150,7 +149,7 @@ impl<'a, 'py> Walk<'a, 'py> {
     }
 
     #[inline(never)]
-    fn complex(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn complex(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let ext = begin_ext(&mut self.out, code::COMPLEX);
         write_array(&mut self.out, 2)?;
         // SAFETY: it is a complex.
@@ -162,7 +161,7 @@ impl<'a, 'py> Walk<'a, 'py> {
     }
 
     #[inline(never)]
-    fn bytes(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn bytes(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let view = BufferView::new(object)
             .map_err(|error| PyValueError::new_err(format!("its bytes cannot be read: {error}")))?;
         // SAFETY: copied at once, with the interpreter's lock.
@@ -172,20 +171,20 @@ impl<'a, 'py> Walk<'a, 'py> {
     // --- containers ---------------------------------------------------------------------------
 
     #[inline]
-    fn enter(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn enter(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let address = object.as_ptr() as usize;
         if self.above.contains(&address) {
-            return Err(Failure::cyclic(object));
+            return Err(PackError::cyclic(object));
         }
         if self.above.len() >= MAX_DEPTH {
-            return Err(Failure::too_deep());
+            return Err(PackError::too_deep());
         }
         self.above.push(address);
         Ok(())
     }
 
     #[inline(never)]
-    fn dict(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn dict(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         self.enter(object)?;
         // SAFETY: it is a dict.
         let mut left = unsafe { ffi::PyDict_Size(object.as_ptr()) };
@@ -193,8 +192,8 @@ impl<'a, 'py> Walk<'a, 'py> {
         let mut position = 0;
         let (mut key, mut value) = (std::ptr::null_mut(), std::ptr::null_mut());
         loop {
-            // SAFETY: it is a dict, and this checks its place anew each time. What it lends is owned
-            // before anything else runs.
+            // SAFETY: it is a dict, and PyDict_Next checks its position each time. The borrowed objects are owned
+            // before any other code runs.
             let (key, value) = unsafe {
                 let next = ffi::PyDict_Next(
                     object.as_ptr(),
@@ -212,22 +211,22 @@ impl<'a, 'py> Walk<'a, 'py> {
             };
             left -= 1;
             if left < 0 {
-                return Err(Failure::changed());
+                return Err(PackError::changed());
             }
             self.value(&key)
-                .map_err(|failure| failure.at(Step::Key(key.clone().unbind())))?;
+                .map_err(|error| error.at(Step::Key(key.clone().unbind())))?;
             self.value(&value)
-                .map_err(|failure| failure.at(Step::Value(key.unbind())))?;
+                .map_err(|error| error.at(Step::Value(key.unbind())))?;
         }
         if left != 0 {
-            return Err(Failure::changed());
+            return Err(PackError::changed());
         }
         self.above.pop();
         Ok(())
     }
 
     #[inline(never)]
-    fn list(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn list(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         self.enter(object)?;
         // SAFETY: it is a list.
         let len = || unsafe { ffi::PyList_Size(object.as_ptr()) };
@@ -235,24 +234,24 @@ impl<'a, 'py> Walk<'a, 'py> {
         write_array(&mut self.out, started as usize)?;
         for index in 0..started {
             if len() != started {
-                return Err(Failure::changed());
+                return Err(PackError::changed());
             }
-            // SAFETY: it is a list of that length, and what it lends is owned at once.
+            // SAFETY: it is a list of that length, and the borrowed item is owned at once.
             let item = unsafe {
                 Bound::from_borrowed_ptr(self.py, ffi::PyList_GetItem(object.as_ptr(), index))
             };
             self.value(&item)
-                .map_err(|failure| failure.at(Step::Index(index as usize)))?;
+                .map_err(|error| error.at(Step::Index(index as usize)))?;
         }
         if len() != started {
-            return Err(Failure::changed());
+            return Err(PackError::changed());
         }
         self.above.pop();
         Ok(())
     }
 
     #[inline(never)]
-    fn tuple(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn tuple(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         self.enter(object)?;
         // SAFETY: it is a tuple.
         let tuple = unsafe { object.cast_unchecked::<PyTuple>() };
@@ -260,7 +259,7 @@ impl<'a, 'py> Walk<'a, 'py> {
         write_array(&mut self.out, tuple.len())?;
         for (index, item) in tuple.iter_borrowed().enumerate() {
             self.value(&item)
-                .map_err(|failure| failure.at(Step::Index(index)))?;
+                .map_err(|error| error.at(Step::Index(index)))?;
         }
         end_ext(&mut self.out, ext)?;
         self.above.pop();
@@ -268,19 +267,19 @@ impl<'a, 'py> Walk<'a, 'py> {
     }
 
     #[inline(never)]
-    fn set(&mut self, object: &Bound<'py, PyAny>, code: i8) -> Outcome {
+    fn set(&mut self, object: &Bound<'py, PyAny>, code: i8) -> PackResult {
         self.enter(object)?;
         let ext = begin_ext(&mut self.out, code);
         let mut left = object.len()?;
         write_array(&mut self.out, left)?;
         for item in object.try_iter()? {
             let item = item?;
-            left = left.checked_sub(1).ok_or_else(Failure::changed)?;
+            left = left.checked_sub(1).ok_or_else(PackError::changed)?;
             self.value(&item)
-                .map_err(|failure| failure.at(Step::Member(item.unbind())))?;
+                .map_err(|error| error.at(Step::Member(item.unbind())))?;
         }
         if left != 0 {
-            return Err(Failure::changed());
+            return Err(PackError::changed());
         }
         end_ext(&mut self.out, ext)?;
         self.above.pop();
@@ -290,37 +289,42 @@ impl<'a, 'py> Walk<'a, 'py> {
     // --- classes ------------------------------------------------------------------------------
 
     #[inline(never)]
-    fn other(&mut self, object: &Bound<'py, PyAny>) -> Outcome {
+    fn other(&mut self, object: &Bound<'py, PyAny>) -> PackResult {
         let kind = self.tools.classes.kind_of(object)?;
         match &*kind {
-            Kind::Dataclass { head, fields } => self.dataclass(object, head, fields),
-            Kind::Enum { head, attribute } => {
+            ClassKind::Dataclass { head, fields } => self.dataclass(object, head, fields),
+            ClassKind::Enum { head, attribute } => {
                 let ext = begin_ext(&mut self.out, code::ENUM);
                 self.out.extend_from_slice(head);
                 self.value(&object.getattr(attribute)?)?;
                 Ok(end_ext(&mut self.out, ext)?)
             }
-            Kind::Namedtuple { name, fields } => self.namedtuple(object, name, fields),
-            Kind::Tensor { plain, encode } => {
-                let exchange = if *plain {
+            ClassKind::Namedtuple { name, fields } => self.namedtuple(object, name, fields),
+            ClassKind::Tensor { plain, encode } => {
+                let api = if *plain {
                     self.tools.torch(self.py)?
                 } else {
                     None
                 };
-                self.tensor(object, exchange, encode)
+                self.tensor(object, api, encode)
             }
-            Kind::Array { encode } => self.array(object, encode),
-            Kind::Other { encode } => self.by_python(object, encode),
+            ClassKind::Array { encode } => self.array(object, encode),
+            ClassKind::Other { encode } => self.by_python(object, encode),
         }
     }
 
     #[inline(never)]
-    fn dataclass(&mut self, object: &Bound<'py, PyAny>, head: &[u8], fields: &[Field]) -> Outcome {
+    fn dataclass(
+        &mut self,
+        object: &Bound<'py, PyAny>,
+        head: &[u8],
+        fields: &[Field],
+    ) -> PackResult {
         self.enter(object)?;
         let ext = begin_ext(&mut self.out, code::DATACLASS);
         self.out.extend_from_slice(head);
         let counted = self.out.len();
-        // As long as it is with all fields there, for the count to be filled in below.
+        // The head is written for all fields; if some are absent, their count is filled in below.
         write_map(&mut self.out, fields.len())?;
         let mut there = 0;
         for field in fields {
@@ -328,7 +332,7 @@ impl<'a, 'py> Walk<'a, 'py> {
                 there += 1;
                 self.out.extend_from_slice(&field.key);
                 self.value(&value)
-                    .map_err(|failure| failure.at(Step::Field(field.name.clone_ref(self.py))))?;
+                    .map_err(|error| error.at(Step::Field(field.name.clone_ref(self.py))))?;
             }
         }
         if there != fields.len() {
@@ -346,7 +350,12 @@ impl<'a, 'py> Walk<'a, 'py> {
     }
 
     #[inline(never)]
-    fn namedtuple(&mut self, object: &Bound<'py, PyAny>, name: &[u8], fields: &[Field]) -> Outcome {
+    fn namedtuple(
+        &mut self,
+        object: &Bound<'py, PyAny>,
+        name: &[u8],
+        fields: &[Field],
+    ) -> PackResult {
         self.enter(object)?;
         // SAFETY: a namedtuple's class is a subclass of tuple.
         let tuple = unsafe { object.cast_unchecked::<PyTuple>() };
@@ -354,8 +363,8 @@ impl<'a, 'py> Walk<'a, 'py> {
         write_array(&mut self.out, 1 + tuple.len())?;
         self.out.extend_from_slice(name);
         for (index, item) in tuple.iter_borrowed().enumerate() {
-            self.value(&item).map_err(|failure| {
-                failure.at(fields.get(index).map_or(Step::Index(index), |field| {
+            self.value(&item).map_err(|error| {
+                error.at(fields.get(index).map_or(Step::Index(index), |field| {
                     Step::Field(field.name.clone_ref(self.py))
                 }))
             })?;
@@ -365,9 +374,9 @@ impl<'a, 'py> Walk<'a, 'py> {
         Ok(())
     }
 
-    /// `encode` returns an extension's code and its body: bytes as they are, or an object to pack.
+    /// Packs what `encode` returns: an extension's code, and its body as bytes or as an object to pack.
     #[inline(never)]
-    fn by_python(&mut self, object: &Bound<'py, PyAny>, encode: &Py<PyAny>) -> Outcome {
+    fn by_python(&mut self, object: &Bound<'py, PyAny>, encode: &Py<PyAny>) -> PackResult {
         let parts = encode.bind(self.py).call1((object,))?;
         let (code, body): (i8, Bound<'py, PyAny>) = parts.extract()?;
         if let Ok(bytes) = body.cast_exact::<PyBytes>() {
@@ -375,107 +384,6 @@ impl<'a, 'py> Walk<'a, 'py> {
         }
         let ext = begin_ext(&mut self.out, code);
         self.value(&body)?;
-        Ok(end_ext(&mut self.out, ext)?)
-    }
-
-    // --- tensors ------------------------------------------------------------------------------
-
-    #[inline(never)]
-    fn array(&mut self, object: &Bound<'py, PyAny>, encode: &Py<PyAny>) -> Outcome {
-        if let Some(rows) = &mut self.rows {
-            let number = match rows.number_of(object) {
-                Some(number) => Some(number),
-                None => rows.add_array(object)?,
-            };
-            if let Some(number) = number {
-                return self.reference(number);
-            }
-        } else if let Some(array) = Array::of(object)?
-            && array.is_contiguous()
-            && let Some(name) = numpy::name(array.dtype)
-        {
-            // SAFETY: a contiguous array's memory, which stays while the array does.
-            return unsafe {
-                self.in_place(
-                    code::ARRAY,
-                    name,
-                    array.dtype,
-                    array.address(),
-                    array.shape(),
-                )
-            };
-        }
-        self.by_python(object, encode)
-    }
-
-    #[inline(never)]
-    fn tensor(
-        &mut self,
-        object: &Bound<'py, PyAny>,
-        exchange: Option<Exchange>,
-        encode: &Py<PyAny>,
-    ) -> Outcome {
-        if let Some(rows) = &mut self.rows {
-            let number = match rows.number_of(object) {
-                Some(number) => Some(number),
-                None => rows.add_tensor(self.tools, exchange, object)?,
-            };
-            if let Some(number) = number {
-                return self.reference(number);
-            }
-        } else if let Some(exchange) = exchange
-            && let Some(tensor) = exchange.describe(object)?
-            && tensor.is_contiguous()
-        {
-            let shape = tensor.shape.iter().map(|&size| size as u64);
-            // SAFETY: a contiguous tensor's memory, which stays while the tensor does.
-            return unsafe {
-                self.in_place(
-                    code::TENSOR,
-                    tensor.dtype.name,
-                    tensor.dtype,
-                    tensor.address,
-                    shape,
-                )
-            };
-        }
-        self.by_python(object, encode)
-    }
-
-    fn reference(&mut self, number: u32) -> Outcome {
-        let mut body = Vec::with_capacity(5);
-        write_uint(&mut body, u64::from(number));
-        Ok(write_ext(&mut self.out, code::TENSOR_REF, &body)?)
-    }
-
-    /// # Safety
-    /// At `address` is a contiguous tensor of that dtype and shape.
-    unsafe fn in_place(
-        &mut self,
-        code: i8,
-        name: &str,
-        dtype: DType,
-        address: usize,
-        shape: impl ExactSizeIterator<Item = u64>,
-    ) -> Outcome {
-        let ext = begin_ext(&mut self.out, code);
-        write_array(&mut self.out, 3)?;
-        write_str(&mut self.out, name.as_bytes())?;
-        write_array(&mut self.out, shape.len())?;
-        let mut nbytes = dtype.itemsize;
-        for size in shape {
-            nbytes = nbytes
-                .checked_mul(size)
-                .ok_or_else(|| PyRuntimeError::new_err("its sizes are impossible"))?;
-            write_uint(&mut self.out, size);
-        }
-        let bytes = if nbytes == 0 {
-            &[]
-        } else {
-            // SAFETY: the caller's promise.
-            unsafe { std::slice::from_raw_parts(address as *const u8, nbytes as usize) }
-        };
-        write_bin(&mut self.out, bytes)?;
         Ok(end_ext(&mut self.out, ext)?)
     }
 }

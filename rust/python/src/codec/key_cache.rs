@@ -1,17 +1,17 @@
-//! The strings that come as keys again and again, kept as Python objects.
+//! A cache of the str objects that messages use as keys again and again.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-/// A power of two; more keys than a pipeline's messages and payloads have between them.
+/// A power of two, more than the different keys of a pipeline's messages and payloads.
 const SLOTS: usize = 1024;
-/// Longer keys are rare, and somebody's data rather than somebody's names.
+/// Longer keys are rare, and are data rather than names.
 const LONGEST: usize = 40;
 
-/// Strings by their UTF-8, each in the one slot its hash gives it.
-pub struct Keys(Box<[Option<Slot>]>);
+/// Strings by their UTF-8, each in the one slot that its hash gives.
+pub struct KeyCache(Box<[Option<Slot>]>);
 
 struct Slot {
     utf8: [u8; LONGEST],
@@ -19,12 +19,12 @@ struct Slot {
     text: Py<PyString>,
 }
 
-impl Keys {
+impl KeyCache {
     fn new() -> Self {
         Self(std::iter::repeat_with(|| None).take(SLOTS).collect())
     }
 
-    /// The str that `utf8` is; `make` makes one not met lately.
+    /// The str of `utf8`, which `make` makes if it is not in the cache.
     #[inline]
     pub fn get<'py, E>(
         &mut self,
@@ -69,26 +69,26 @@ fn hash(utf8: &[u8]) -> usize {
     mix(sum, u64::from_le_bytes(last)) as usize
 }
 
-/// Lends the keys to one reader at a time.
-pub struct KeyStore(Mutex<Option<Keys>>);
+/// A cache that one decoder uses at a time.
+pub struct SharedKeyCache(Mutex<Option<KeyCache>>);
 
-impl KeyStore {
+impl SharedKeyCache {
     pub fn new() -> Self {
-        Self(Mutex::new(Some(Keys::new())))
+        Self(Mutex::new(Some(KeyCache::new())))
     }
 
-    /// `None` while another reader has them, in another thread or further up the stack.
-    pub fn take(&self) -> Option<Keys> {
+    /// Takes the cache. `None` while another decoder has it, in another thread or further up the stack.
+    pub fn take(&self) -> Option<KeyCache> {
         self.lock().take()
     }
 
-    pub fn give_back(&self, keys: Option<Keys>) {
+    pub fn give_back(&self, keys: Option<KeyCache>) {
         if keys.is_some() {
             *self.lock() = keys;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Keys>> {
+    fn lock(&self) -> MutexGuard<'_, Option<KeyCache>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
