@@ -5,10 +5,9 @@
 //! 1. [`front`]: a connection is accepted, a request read off it and let in, by key, origin and number.
 //! 2. [`admin`]: paths that the router answers itself end here.
 //! 3. [`request`]: all others go to a worker and back, again elsewhere while nothing was answered.
-//! 4. [`key`]: what of its body matters for where it goes.
-//! 5. [`policy`]: which worker that is.
-//! 6. [`fleet`]: the workers, and what is known of each.
-//! 7. [`telemetry`]: what is known of the request once it is over.
+//! 4. `sglang_omni_policy`: what of its body matters for where it goes, and which worker that is.
+//! 5. [`fleet`]: the workers, and what is known of each.
+//! 6. [`telemetry`]: what is known of the request once it is over.
 //!
 //! All of that happens on one thread, a [`runtime::lane::Lane`] with its own listener and connections; what
 //! the lanes share is in [`runtime::lane::Shared`]. [`front::server::Router`] starts them, and beside them
@@ -19,18 +18,11 @@ mod admin;
 mod config;
 mod fleet;
 mod front;
-mod key;
-mod policy;
 mod request;
 mod runtime;
 mod telemetry;
 
 pub use config::{Config, ConfigError};
-pub use fleet::worker::{Authorization, LoadGuard, Worker};
-pub use fleet::worker_url::WorkerUrl;
 pub use front::server::{Router, StartError};
-pub use policy::{
-    CacheAware, Candidates, Decision, Policy, PolicyKind, Receipt, RequestKey, Tuning, Usage,
-    build as build_policy,
-};
+pub use sglang_omni_policy::PolicyKind;
 pub use telemetry::log::{Level, LogFormat};

@@ -81,7 +81,7 @@ mod tests {
 
     use super::*;
     use crate::fleet::standing::Health;
-    use crate::policy::testing::fleet;
+    use crate::fleet::worker::testing::fleet;
 
     const BREAKER: Breaker = Breaker {
         threshold: Some(3),

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::fleet::standing::Health;
     use crate::fleet::worker::LoadGuard;
-    use crate::policy::testing::fleet;
+    use crate::fleet::worker::testing::fleet;
 
     const PATIENCE: Patience = Patience {
         hung: 40,

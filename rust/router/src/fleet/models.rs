@@ -10,12 +10,12 @@ use std::time::Duration;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue, USER_AGENT};
 use hyper::http::request::Parts;
 use serde_json::Value;
+use sglang_omni_policy::key::scan::scan;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::fleet::fan_out::{Answer, Question, ask};
 use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
-use crate::key::scan::scan;
 use crate::request::upstream::Pool;
 use crate::runtime::clock::{self, TICK};
 use crate::runtime::lane::{Lane, Shared};

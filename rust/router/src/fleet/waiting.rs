@@ -168,7 +168,7 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::policy::testing::fleet;
+    use crate::fleet::worker::testing::fleet;
 
     #[test]
     fn a_request_whose_time_is_over_is_told_so_and_leaves_nothing_behind() {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use sglang_omni_policy::{Candidate, url_hash};
 use tokio::sync::Notify;
 use tokio_rustls::rustls::pki_types::ServerName;
 
@@ -23,6 +24,7 @@ pub struct Worker {
     slot: Slot,
     /// `http://host:port` or `https://host:port`, as shown to users.
     pub url: String,
+    url_hash: u64,
     pub url_header: HeaderValue,
     pub authority: HeaderValue,
     pub address: Address,
@@ -61,6 +63,7 @@ impl Worker {
         Worker {
             id: NEXT_ID.fetch_add(1, Relaxed),
             slot: Slot::take(),
+            url_hash: url_hash(url.as_str()),
             url: url.as_str().to_owned(),
             address: Address::new(&url.host, url.port),
             authorization,
@@ -142,6 +145,15 @@ impl Worker {
         };
         let base = model.iter().rposition(|&byte| byte == b':');
         Some(has(model) || base.is_some_and(|end| has(&model[..end])))
+    }
+
+    /// What policies know of it.
+    pub fn candidate(&self) -> Candidate {
+        Candidate {
+            slot: self.slot(),
+            load: self.load(),
+            url_hash: self.url_hash,
+        }
     }
 
     /// Requests in flight.
@@ -231,6 +243,18 @@ impl Fleet {
         let was_there = rest.len() < workers.len();
         self.workers.store(Arc::new(rest));
         was_there
+    }
+}
+
+#[cfg(test)]
+pub mod testing {
+    use super::*;
+
+    pub fn fleet(count: usize) -> Vec<Arc<Worker>> {
+        (1..=count)
+            .map(|port| format!("http://w:{port}").parse().unwrap())
+            .map(|url| Arc::new(Worker::new(url, Authorization::OfFleet)))
+            .collect()
     }
 }
 

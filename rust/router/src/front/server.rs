@@ -20,7 +20,6 @@ use crate::fleet::{breaker, health};
 use crate::front::gate::Gate;
 use crate::front::tls::{self, Tls};
 use crate::front::{connection, listen, request_id};
-use crate::policy;
 use crate::runtime::lane::{Shared, Stopping};
 use crate::runtime::memory;
 use crate::runtime::spin::Spin;
@@ -111,7 +110,7 @@ impl Router {
         let (stopping, stopped) = watch::channel(Stopping::No);
         let (reload, reloaded) = watch::channel(());
         let shared = Arc::new(Shared {
-            policy: policy::build(&config),
+            policy: sglang_omni_policy::build(&config.policy_settings()),
             fleet: Fleet::new(workers),
             models: Models::default(),
             gate,

@@ -7,10 +7,10 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use sglang_omni_policy::Receipt;
 
 use crate::fleet::worker::LoadGuard;
 use crate::front::client::{Client, Phase};
-use crate::policy::Receipt;
 use crate::request::exchange::{End, Exchange};
 use crate::request::pieces::Pieces;
 use crate::request::upstream::{Begun, Upstream};
@@ -167,7 +167,7 @@ impl Drop for ResponseBody {
                 && let Some(usage) = upstream.tail.usage()
             {
                 let policy = &self.lane.shared.policy;
-                policy.answered(self.load.worker(), receipt, usage);
+                policy.answered(receipt, usage);
             }
             self.lane.pool.put_back(upstream);
         }

@@ -1,15 +1,13 @@
 //! One request's way to a worker and back.
 //!
 //! [`proxy`] forwards it ([`upgrade`] if it changes protocols), without the headers that stop here
-//! ([`forwarding`]). [`choice`] says which worker gets it, which has a
-//! [`claim`] on its prompt until it answers, and [`retry`] whether another one does when that
+//! ([`forwarding`]). [`choice`] says which worker gets it, and [`retry`] whether another one does when that
 //! fails. [`upstream`] keeps the connections to workers. An [`upload`] flows there and a [`body`] back, whose
 //! end tells [`usage`]. [`route`] names the kind of request, and [`exchange`] is what is known of it in the
 //! end.
 
 pub mod body;
 pub mod choice;
-pub mod claim;
 pub mod exchange;
 pub mod forwarding;
 pub mod pieces;

@@ -7,8 +7,7 @@
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
-
-use crate::policy::Usage;
+use sglang_omni_policy::Usage;
 
 /// Bytes that hold the usage of every server known, and the fields some of them write behind it.
 const KEPT: usize = 1024;

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use sglang_omni_policy::{Candidate, Policy};
 use tokio::sync::watch;
 
 use crate::config::Config;
@@ -17,7 +18,6 @@ use crate::front::client::Clients;
 use crate::front::gate::Gate;
 use crate::front::request_id::RequestIds;
 use crate::front::tls::Tls;
-use crate::policy::Policy;
 use crate::request::retry::Budget;
 use crate::request::upstream::Pool;
 use crate::runtime::spin::Spin;
@@ -50,7 +50,7 @@ impl Shared {
         let (worker, is_new) = self.fleet.add(url, authorization);
         if is_new {
             // What was known of an earlier one in its place.
-            self.policy.forget(&worker);
+            self.policy.forget(worker.slot());
         }
         (worker, is_new)
     }
@@ -59,8 +59,15 @@ impl Shared {
     pub fn remove(&self, worker: &Worker) {
         if self.fleet.remove(worker) {
             worker.set_draining(true);
-            self.policy.maintain(&self.fleet.read());
+            self.maintain_policy();
         }
+    }
+
+    /// Has the policy forget what it need not remember.
+    pub fn maintain_policy(&self) {
+        let fleet = self.fleet.read();
+        let slots: Vec<u32> = fleet.iter().map(|worker| worker.slot()).collect();
+        self.policy.maintain(&slots);
     }
 }
 
@@ -96,7 +103,9 @@ pub struct Lane {
 #[derive(Default)]
 pub struct Scratch {
     pub key: Vec<u8>,
+    /// The workers that may take a request: positions in the fleet, and what the policy is told of each.
     pub eligible: Vec<usize>,
+    pub candidates: Vec<Candidate>,
 }
 
 impl Lane {

@@ -36,7 +36,7 @@ pub async fn tidy_policy(shared: Arc<Shared>) {
     let mut tick = interval_at(first, every);
     loop {
         tick.tick().await;
-        shared.policy.maintain(&shared.fleet.read());
+        shared.maintain_policy();
     }
 }
 
