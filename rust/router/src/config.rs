@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde::de::{Deserializer, Error};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde::{Deserialize, Serialize};
 use sglang_omni_policy::{PolicyKind, Settings};
 
 use crate::fleet::discovery;
@@ -15,68 +16,83 @@ use crate::fleet::worker_url::WorkerUrl;
 use crate::telemetry::log::{Level, LogFormat};
 
 /// Everything the router can be told. `Default` is what the command line defaults to. As JSON, every field
-/// may be left out, and durations are seconds.
-#[derive(Clone, Debug, Deserialize)]
+/// may be left out, and durations are seconds. What a field's comment says, `--help` says.
+#[derive(Clone, Debug, Deserialize, Serialize, Args)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
+    /// The address to listen on.
     pub host: String,
-    /// 0 takes a free port; `Router::addr` says which.
+    /// The port to listen on; 0 takes a free one.
     pub port: u16,
-    /// `http://host:port` or `https://host:port` of each replica. May be empty: `POST /workers` adds more.
+    /// `http://host:port` or `https://host:port` of each worker; `POST /workers` adds more.
     pub worker_urls: Vec<String>,
-    /// A PEM file with the authorities that https workers' certificates are signed by; the system's without.
+    /// A PEM file with the authorities that sign https workers' certificates; without it, the system's.
     pub worker_ca_file: Option<PathBuf>,
     /// A file that lists workers; it is watched.
     pub workers_file: Option<PathBuf>,
     /// `name:port`; each address of the name is a worker.
     pub worker_dns: Vec<String>,
-    /// How often these names are resolved.
-    #[serde(deserialize_with = "seconds")]
+    /// Seconds between two look-ups of these names.
+    #[serde(with = "seconds")]
+    #[arg(value_parser = seconds::parse)]
     pub dns_interval: Duration,
-    #[serde(deserialize_with = "named")]
+    /// How a worker is chosen.
+    #[serde(with = "policy_name")]
+    #[arg(value_parser = PossibleValuesParser::new(PolicyKind::NAMES).try_map(|name| name.parse::<PolicyKind>()))]
     pub policy: PolicyKind,
-    /// A prompt of which no worker knows more than this share, 0 to 1, is cold: `cache_aware` keeps such away
-    /// from workers with large trees.
+    /// `cache_aware`: a prompt of which no worker knows more than this share, 0 to 1, is cold, and avoids
+    /// workers with large trees.
     pub cache_threshold: f64,
-    /// Load weighs twice as much with `cache_aware` where the longest queue exceeds the shortest by more than
-    /// this many requests and by more than `balance_rel_threshold` times.
+    /// `cache_aware`: load weighs twice as much if the longest queue exceeds the shortest by more than this
+    /// many requests and by more than `--balance-rel-threshold` times.
     pub balance_abs_threshold: usize,
+    /// `cache_aware`: the factor of that condition.
     pub balance_rel_threshold: f64,
-    /// How often the prefix tree is trimmed.
-    #[serde(deserialize_with = "seconds", alias = "eviction_interval_secs")]
+    /// `cache_aware`: seconds between two trims of the prefix tree.
+    #[serde(with = "seconds", alias = "eviction_interval_secs")]
+    #[arg(value_parser = seconds::parse, visible_alias = "eviction-interval-secs")]
     pub eviction_interval: Duration,
-    /// Bytes of memory that the prefix tree takes for each worker, and a quarter as much for prompts that
-    /// are on their way to it.
+    /// `cache_aware`: bytes of memory that the prefix tree takes for each worker, and a quarter as much for
+    /// prompts that are on their way to it.
     pub max_tree_size: usize,
-    /// 0 takes one thread for each core this process may use.
+    /// Threads that serve; 0 takes one for each core this process may use.
     pub threads: usize,
     /// Larger request bodies are refused with 413.
     #[serde(alias = "max_payload_size")]
+    #[arg(visible_alias = "max-payload-size")]
     pub max_body_bytes: u64,
-    /// Bytes of request bodies that the router holds at most, in equal parts for its threads: what was read of
-    /// bodies that no worker has begun to answer. More is refused with 503.
+    /// Bytes that the router holds at most of bodies that no worker has begun to answer, in equal parts for
+    /// its threads; more is refused with 503.
     pub max_held_bytes: usize,
-    /// A request head that is not complete after this long is refused with 408.
-    #[serde(deserialize_with = "seconds")]
+    /// A request head that is not complete after this many seconds is refused with 408.
+    #[serde(with = "seconds")]
+    #[arg(value_parser = seconds::parse)]
     pub header_timeout: Duration,
-    /// A client that sends less than 1 KiB a second of a body for this long gets 408; one that takes nothing of
-    /// its answer for as long is given up.
-    #[serde(deserialize_with = "seconds")]
+    /// A client that sends less than 1 KiB a second of a body for this many seconds gets 408; one that takes
+    /// nothing of its answer for as long is given up.
+    #[serde(with = "seconds")]
+    #[arg(value_parser = seconds::parse)]
     pub stall_timeout: Duration,
-    /// An answer of which nothing more came for this long, or an upgraded connection on which nothing goes either
-    /// way, is broken off; 0 waits for ever.
-    #[serde(deserialize_with = "seconds")]
+    /// An answer of which nothing more came for this many seconds, or an upgraded connection on which nothing
+    /// goes either way, is broken off; 0 waits for ever.
+    #[serde(with = "seconds")]
+    #[arg(value_parser = seconds::parse)]
     pub stream_idle_timeout: Duration,
-    /// A connection without a request for this long is closed.
-    #[serde(deserialize_with = "seconds")]
+    /// A connection without a request for this many seconds is closed.
+    #[serde(with = "seconds")]
+    #[arg(value_parser = seconds::parse)]
     pub keep_alive_timeout: Duration,
-    /// How long requests in flight may take to finish once a drain was asked for.
-    #[serde(deserialize_with = "seconds", alias = "shutdown_grace_period_secs")]
+    /// Seconds that requests in flight may take to finish once a drain was asked for.
+    #[serde(with = "seconds", alias = "shutdown_grace_period_secs")]
+    #[arg(value_parser = seconds::parse, visible_alias = "shutdown-grace-period-secs")]
     pub drain_timeout: Duration,
-    #[serde(deserialize_with = "seconds", alias = "health_check_interval_secs")]
+    /// Seconds between two health checks of a worker.
+    #[serde(with = "seconds", alias = "health_check_interval_secs")]
+    #[arg(value_parser = seconds::parse, visible_alias = "health-check-interval-secs")]
     pub probe_interval: Duration,
-    /// A probe that is not answered after this long has failed.
-    #[serde(deserialize_with = "seconds", alias = "health_check_timeout_secs")]
+    /// A health check that is not answered after this many seconds has failed.
+    #[serde(with = "seconds", alias = "health_check_timeout_secs")]
+    #[arg(value_parser = seconds::parse, visible_alias = "health-check-timeout-secs")]
     pub probe_timeout: Duration,
     /// How often a request that a worker may have seen goes to another one.
     pub retry_max_retries: u32,
@@ -84,15 +100,20 @@ pub struct Config {
     pub disable_retries: bool,
     /// Failures in a row, while other workers do well, that put a worker behind them.
     pub cb_failure_threshold: u32,
-    /// How long a failing or hung worker waits for the request that tries whether it is well.
-    #[serde(deserialize_with = "seconds", alias = "cb_timeout_duration_secs")]
+    /// Seconds until a failing or hung worker gets the request that tries whether it is well.
+    #[serde(with = "seconds", alias = "cb_timeout_duration_secs")]
+    #[arg(value_parser = seconds::parse, visible_alias = "cb-timeout-duration-secs")]
     pub cb_timeout: Duration,
+    /// No worker is put behind the others for its failures.
     pub disable_circuit_breaker: bool,
-    /// Silence after which requests waiting for a worker's first byte go elsewhere, if it is found hung.
-    #[serde(deserialize_with = "seconds")]
+    /// Seconds of silence after which requests waiting for a worker's first byte go elsewhere, if it is found
+    /// hung.
+    #[serde(with = "seconds")]
+    #[arg(value_parser = seconds::parse)]
     pub hung_timeout: Duration,
-    /// A request without a first byte after this long is answered with 504.
-    #[serde(deserialize_with = "seconds", alias = "request_timeout_secs")]
+    /// A request without a first byte after this many seconds is answered with 504.
+    #[serde(with = "seconds", alias = "request_timeout_secs")]
+    #[arg(value_parser = seconds::parse, visible_alias = "request-timeout-secs")]
     pub request_timeout: Duration,
     /// Keys of which a client must show one; without any, every client is let in.
     pub api_key: Vec<String>,
@@ -100,36 +121,44 @@ pub struct Config {
     pub api_key_file: Option<PathBuf>,
     /// The key that workers are shown instead of the client's; without one they see the client's.
     pub worker_api_key: Option<String>,
+    /// A file with that key.
     pub worker_api_key_file: Option<PathBuf>,
     /// The key that administers the router: whatever changes the fleet or tells of it. Without one, that is
     /// left to clients on this machine.
     pub admin_api_key: Option<String>,
+    /// A file with that key.
     pub admin_api_key_file: Option<PathBuf>,
-    /// Names by which the router may be administered, beside addresses, `localhost` and `host`; `*` for any.
+    /// Names by which the router may be administered, beside addresses, `localhost` and `--host`; `*` for any.
     pub allowed_hosts: Vec<String>,
-    /// Whether answers and metrics name workers by their URLs, instead of their ids.
+    /// Answers and metrics name workers by their URLs, instead of their ids.
     pub expose_worker_urls: bool,
-    /// PEM files with the certificate, its chain behind it, and the key for TLS; both or neither.
+    /// A PEM file with the certificate for TLS, its chain behind it.
     pub tls_cert_path: Option<PathBuf>,
+    /// A PEM file with the certificate's key.
     pub tls_key_path: Option<PathBuf>,
     /// Origins of pages that browsers let read the answers; `*` for any.
     pub cors_allowed_origins: Vec<String>,
-    /// A second port, for `/metrics` alone; 0 takes a free one.
-    pub prometheus_port: Option<u16>,
+    /// A second port, for `/metrics` alone; 0 takes a free one, -1 none.
+    #[arg(value_parser = limit::<u16>, allow_negative_numbers = true)]
+    pub prometheus_port: std::option::Option<u16>,
+    /// The address of that port.
     pub prometheus_host: String,
-    /// Requests that may be at workers at once; None does not limit them.
-    pub max_concurrent_requests: Option<usize>,
-    /// Requests beyond `max_concurrent_requests` that may wait; more are refused with 429.
+    /// Requests that may be at workers at once; -1 does not limit them.
+    #[arg(value_parser = limit::<usize>, allow_negative_numbers = true)]
+    pub max_concurrent_requests: std::option::Option<usize>,
+    /// Requests beyond `--max-concurrent-requests` that may wait; more are refused with 429.
     pub queue_size: usize,
-    /// A request that has waited this long is refused with 429.
-    #[serde(deserialize_with = "seconds", alias = "queue_timeout_secs")]
+    /// A request that has waited this many seconds is refused with 429.
+    #[serde(with = "seconds", alias = "queue_timeout_secs")]
+    #[arg(value_parser = seconds::parse, visible_alias = "queue-timeout-secs")]
     pub queue_timeout: Duration,
     /// Headers in which a client may name its request, the first one first; `x-request-id` is the last.
     pub request_id_headers: Vec<String>,
     /// Lines below it are not logged.
     pub log_level: Level,
+    /// How log lines are written.
     pub log_format: LogFormat,
-    /// Whether every request is logged when it ends.
+    /// Every request is logged when it ends.
     pub access_log: bool,
 }
 
@@ -203,14 +232,52 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-    let value = f64::deserialize(deserializer)?;
-    Duration::try_from_secs_f64(value)
-        .map_err(|_| D::Error::custom(format!("{value} is not a number of seconds, 0 or more")))
+/// Durations as numbers of seconds.
+mod seconds {
+    use std::time::Duration;
+
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::Serializer;
+
+    fn from(value: f64) -> Result<Duration, String> {
+        Duration::try_from_secs_f64(value)
+            .map_err(|_| format!("{value} is not a number of seconds, 0 or more"))
+    }
+
+    pub fn parse(text: &str) -> Result<Duration, String> {
+        from(text.parse().unwrap_or(f64::NAN))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        from(f64::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+
+    pub fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_f64(value.as_secs_f64())
+    }
 }
 
-fn named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PolicyKind, D::Error> {
-    PolicyKind::from_str(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+mod policy_name {
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::Serializer;
+    use sglang_omni_policy::PolicyKind;
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PolicyKind, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        name.parse().map_err(D::Error::custom)
+    }
+
+    pub fn serialize<S: Serializer>(kind: &PolicyKind, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(kind.name())
+    }
+}
+
+/// A number, or -1 for none.
+fn limit<T: FromStr>(text: &str) -> Result<Option<T>, T::Err> {
+    match text {
+        "-1" => Ok(None),
+        number => number.parse().map(Some),
+    }
 }
 
 impl Config {
