@@ -36,7 +36,6 @@ use crate::request::upstream::SWEEP_INTERVAL;
 use crate::request::{forwarding, proxy, upgrade};
 use crate::runtime::clock::{self, Look, TICK};
 use crate::runtime::lane::{Lane, Open, Shared, Stopping};
-use crate::runtime::spin::Spin;
 use crate::runtime::stream::Stream;
 use crate::telemetry::log::Level;
 
@@ -52,9 +51,8 @@ const METHODS: HeaderValue =
 const LAST_REQUESTS: Duration = Duration::from_secs(1);
 
 /// One lane from its start to its end.
-pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spin: Arc<Spin>) {
-    tokio::task::spawn_local(spin.clone().idle());
-    let lane = Lane::new(shared.clone(), index, spin);
+pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener) {
+    let lane = Lane::new(shared.clone(), index);
     let listener =
         TcpListener::from_std(listener).expect("the listener is a non-blocking TCP socket");
     let mut stopping = shared.stopping.clone();
@@ -146,7 +144,6 @@ async fn connection(lane: Rc<Lane>, _open: Open, stream: TcpStream, peer: Socket
     let mut http = pin!(http.serve_connection(io, service).with_upgrades());
     let mut is_leaving = false;
     poll_fn(|cx| {
-        lane.spin.turn();
         client.is_driven_by(cx.waker());
         // A client that is late with a body is told so by what reads the body.
         if client.is_late() && !matches!(client.phase(), Phase::Body | Phase::Answer) {

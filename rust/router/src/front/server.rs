@@ -23,7 +23,6 @@ use crate::front::{connection, listen, request_id};
 use crate::policy;
 use crate::runtime::lane::{Shared, Stopping};
 use crate::runtime::memory;
-use crate::runtime::spin::Spin;
 use crate::runtime::supervise::{keep_running, run_or};
 use crate::telemetry::log::{Log, Writer};
 use crate::telemetry::metrics::Metrics;
@@ -141,18 +140,13 @@ impl Router {
         };
         for (index, listener) in listeners.into_iter().enumerate() {
             let shared = shared.clone();
-            let spin = Spin::new(shared.clone(), index);
-            let mut runtime = Builder::new_current_thread();
-            let before_park = spin.clone();
-            runtime.on_thread_park(move || before_park.before_park());
-            router.spawn(format!("router-{index}"), runtime, move |runtime| {
-                runtime.block_on(connection::serve(shared, index, listener, spin))
+            router.spawn(format!("router-{index}"), move |runtime| {
+                runtime.block_on(connection::serve(shared, index, listener))
             })?;
         }
-        let runtime = Builder::new_current_thread();
         let failed = router.stopping.clone();
         // Everything that goes on beside the requests.
-        router.spawn("router-watch".to_owned(), runtime, move |runtime| {
+        router.spawn("router-watch".to_owned(), move |runtime| {
             runtime.block_on(async {
                 let mut stopping = shared.stopping.clone();
                 keep(&shared, "health checks", health::watch);
@@ -180,7 +174,6 @@ impl Router {
     fn spawn(
         &mut self,
         name: String,
-        mut runtime: Builder,
         body: impl FnOnce(&LocalRuntime) + Send + 'static,
     ) -> Result<(), StartError> {
         let failed = self.stopping.clone();
@@ -200,7 +193,7 @@ impl Router {
                 }
             }
             let _ended = Ended(running, failed);
-            let runtime = runtime
+            let runtime = Builder::new_current_thread()
                 .enable_all()
                 .build_local(LocalOptions::default())
                 .expect("a runtime needs only an epoll instance");

@@ -20,7 +20,6 @@ use crate::front::tls::Tls;
 use crate::policy::Policy;
 use crate::request::retry::Budget;
 use crate::request::upstream::Pool;
-use crate::runtime::spin::Spin;
 use crate::telemetry::log::Log;
 use crate::telemetry::metrics::{LaneMetrics, Metrics};
 
@@ -82,7 +81,6 @@ pub struct Lane {
     pub scratch: RefCell<Scratch>,
     pub retries: Budget,
     pub request_ids: RefCell<RequestIds>,
-    pub spin: Arc<Spin>,
     pub waiting: Waiting,
     pub clients: Rc<Clients>,
     /// Bytes of request bodies that are held, and how many may be.
@@ -100,7 +98,7 @@ pub struct Scratch {
 }
 
 impl Lane {
-    pub fn new(shared: Arc<Shared>, index: usize, spin: Arc<Spin>) -> Rc<Lane> {
+    pub fn new(shared: Arc<Shared>, index: usize) -> Rc<Lane> {
         Rc::new(Lane {
             pool: Pool::new(&shared),
             held: Cell::new(0),
@@ -110,7 +108,6 @@ impl Lane {
             scratch: RefCell::default(),
             retries: Budget::default(),
             request_ids: RefCell::default(),
-            spin,
             waiting: Waiting::default(),
             clients: Rc::default(),
             open: Cell::new(0),
