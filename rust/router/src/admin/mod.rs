@@ -1,8 +1,9 @@
 //! The router's own endpoints. Every other path belongs to the workers.
 
-pub mod access;
 mod every_worker;
 mod models;
+pub mod prometheus;
+pub mod scrape;
 mod workers;
 
 use std::rc::Rc;
@@ -18,10 +19,9 @@ use tokio::time::timeout;
 
 use crate::fleet::chain;
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reason, Reply};
-use crate::request::exchange::Exchange;
-use crate::runtime::lane::{Lane, Stopping};
-use crate::telemetry::prometheus;
+use crate::proxy::exchange::Exchange;
+use crate::proxy::lane::{Lane, Stopping};
+use crate::proxy::reply::{self, Reason, Reply};
 
 const BODY_LIMIT: usize = 64 << 10;
 

@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{Refusal, not_allowed, percent_decode, read_body};
-use crate::config::ConfigError;
+use crate::app::config::ConfigError;
 use crate::fleet::standing::Health;
 use crate::fleet::worker::{Authorization, Worker};
-use crate::fleet::worker_url::WorkerUrl;
 use crate::front::auth::bearer;
-use crate::front::reply::{self, Reason, Reply};
-use crate::runtime::lane::Lane;
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{self, Reason, Reply};
+use crate::upstream::worker_url::WorkerUrl;
 
 /// How often a drain that is waited for looks at the worker's load.
 const IDLE_CHECK: Duration = Duration::from_millis(50);

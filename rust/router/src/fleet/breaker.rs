@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::base::clock::{self, TICK, Tick};
+use crate::base::log::Log;
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::runtime::clock::{self, TICK, Tick};
-use crate::runtime::lane::Shared;
-use crate::telemetry::log::Log;
+use crate::proxy::lane::Shared;
 
 /// Ticks in which what is remembered of long waits is halved.
 const FADE_EVERY: u64 = 240;

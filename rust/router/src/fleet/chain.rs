@@ -14,7 +14,7 @@ use hyper::{HeaderMap, Response, StatusCode};
 
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::{Fleet, Worker};
-use crate::runtime::lane::Shared;
+use crate::proxy::lane::Shared;
 
 /// Lists routers by their names, apart by commas.
 pub const ROUTERS: HeaderName = HeaderName::from_static("x-sglang-omni-routers");

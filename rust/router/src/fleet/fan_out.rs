@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::base::request_id::REQUEST_ID;
 use crate::fleet::worker::Worker;
 use crate::front::auth::OWNER;
-use crate::front::request_id::REQUEST_ID;
-use crate::request::upload::RequestBody;
-use crate::request::upstream::{Pool, Upstream};
+use crate::proxy::upload::RequestBody;
+use crate::upstream::connection::{Pool, Upstream};
 
 /// Too rare for a connection to be worth keeping.
 const CLOSE: HeaderValue = HeaderValue::from_static("close");

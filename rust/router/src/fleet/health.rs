@@ -8,18 +8,18 @@ use hyper::header::{AUTHORIZATION, HOST, HeaderMap};
 use hyper::{Request, Response};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::fleet::address;
+use crate::base::clock;
+use crate::base::log::Log;
+use crate::base::supervise::keep_running;
 use crate::fleet::chain::{self, Leads};
 use crate::fleet::standing::Behind;
-use crate::fleet::trust::Trust;
 use crate::fleet::worker::Worker;
-use crate::request::proxy::is_exhaustion;
-use crate::request::upload::RequestBody;
-use crate::request::upstream::{CONNECT_TIMEOUT, Upstream};
-use crate::runtime::clock;
-use crate::runtime::lane::Shared;
-use crate::runtime::supervise::keep_running;
-use crate::telemetry::log::Log;
+use crate::proxy::http::is_exhaustion;
+use crate::proxy::lane::Shared;
+use crate::proxy::upload::RequestBody;
+use crate::upstream::address;
+use crate::upstream::connection::{CONNECT_TIMEOUT, Upstream};
+use crate::upstream::trust::Trust;
 
 /// A busy replica may answer late; only this many late answers in a row say that it hangs.
 const SLOW_PROBES: u32 = 2;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::config::Config;
+use crate::app::config::Config;
+use crate::base::clock::{self, Tick};
+use crate::base::log::Log;
+use crate::base::route::Route;
 use crate::fleet::first_bytes::{Kind, asks_for_stream};
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::request::route::Route;
-use crate::runtime::clock::{self, Tick};
-use crate::telemetry::log::Log;
 
 /// A worker is hung that takes this many times as long as the others.
 const TIMES_AS_LONG: Tick = 4;

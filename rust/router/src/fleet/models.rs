@@ -12,13 +12,13 @@ use hyper::http::request::Parts;
 use serde_json::Value;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use crate::base::clock::{self, TICK};
 use crate::fleet::fan_out::{Answer, Question, ask};
 use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
 use crate::key::scan::scan;
-use crate::request::upstream::Pool;
-use crate::runtime::clock::{self, TICK};
-use crate::runtime::lane::{Lane, Shared};
+use crate::proxy::lane::{Lane, Shared};
+use crate::upstream::connection::Pool;
 
 /// How often workers that came up are looked for, and how long a list counts as fresh.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);

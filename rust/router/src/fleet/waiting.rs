@@ -11,12 +11,12 @@ use bytes::Bytes;
 use hyper::Response;
 use hyper::header::CONTENT_TYPE;
 
+use crate::base::clock::{self, Look, Tick};
+use crate::base::log::Log;
+use crate::base::route::Route;
 use crate::fleet::first_bytes::Kind;
 use crate::fleet::hung::{Patience, Wait};
 use crate::fleet::worker::Worker;
-use crate::request::route::Route;
-use crate::runtime::clock::{self, Look, Tick};
-use crate::telemetry::log::Log;
 
 /// Why a wait ended without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +167,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::Config;
+    use crate::app::config::Config;
     use crate::policy::testing::fleet;
 
     #[test]

@@ -8,12 +8,12 @@ use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use tokio::sync::Notify;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::fleet::address::Address;
+use crate::base::histogram::Histogram;
 use crate::fleet::first_bytes::FirstBytes;
 use crate::fleet::slots::Slot;
 use crate::fleet::standing::{Health, Standing};
-use crate::fleet::worker_url::WorkerUrl;
-use crate::telemetry::histogram::Histogram;
+use crate::upstream::address::Address;
+use crate::upstream::worker_url::WorkerUrl;
 
 /// One replica. Counters are relaxed atomics: each is right by itself, no two are a snapshot.
 pub struct Worker {

@@ -8,7 +8,7 @@ use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use ring::hmac;
 use subtle::ConstantTimeEq;
 
-use crate::config::{Config, ConfigError};
+use crate::app::config::{Config, ConfigError};
 
 /// Names the client that a request is of, to workers: one opaque word for each client key.
 pub const OWNER: HeaderName = HeaderName::from_static("x-sglang-omni-owner");

@@ -22,22 +22,24 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::admin;
+use crate::base::client::{Client, Limits, Phase};
+use crate::base::clock::{self, Look, TICK};
+use crate::base::log::Level;
+use crate::base::stream::Stream;
 use crate::fleet::hung::Patience;
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::front::client::{Client, Limits, Phase};
 use crate::front::client_io::ClientIo;
 use crate::front::listen::BACKLOG;
-use crate::front::reply::Reason;
-use crate::front::{cors, gate, reply};
-use crate::request::body::ReplyBody;
-use crate::request::exchange::Exchange;
-use crate::request::upstream::SWEEP_INTERVAL;
-use crate::request::{forwarding, proxy, upgrade};
-use crate::runtime::clock::{self, Look, TICK};
-use crate::runtime::lane::{Lane, Open, Shared, Stopping};
-use crate::runtime::stream::Stream;
-use crate::telemetry::log::Level;
+use crate::front::{cors, gate};
+use crate::proxy;
+use crate::proxy::body::ReplyBody;
+use crate::proxy::exchange::Exchange;
+use crate::proxy::lane::{Lane, Open, Shared, Stopping};
+use crate::proxy::reply;
+use crate::proxy::reply::Reason;
+use crate::upstream::connection::SWEEP_INTERVAL;
+use crate::upstream::forwarding;
 
 /// Bytes of headers in one request; more is refused with 431.
 const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -269,7 +271,7 @@ async fn route(
     }
     // With a body it is a request first; its offer to upgrade may be ignored.
     if forwarding::wants_upgrade(request.headers()) && request.body().is_end_stream() {
-        return upgrade::forward(lane, exchange, request).await;
+        return proxy::upgrade::forward(lane, exchange, request).await;
     }
-    proxy::forward(lane, exchange, request).await
+    proxy::http::forward(lane, exchange, request).await
 }

@@ -12,10 +12,10 @@ use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{self, ServerConfig};
 
-use crate::config::{Config, ConfigError};
-use crate::runtime::lane::Shared;
-use crate::runtime::stream::Stream;
-use crate::telemetry::log::Level;
+use crate::app::config::{Config, ConfigError};
+use crate::base::log::Level;
+use crate::base::stream::Stream;
+use crate::proxy::lane::Shared;
 
 /// The router's certificate and key, as they are in their files now or were when these could last be read.
 pub struct Tls {

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use self::tree::{ClaimId, Stamp};
-use crate::config::{Config, ConfigError};
+use crate::app::config::{Config, ConfigError};
 use crate::fleet::worker::Worker;
 
 /// What a policy may know of a request.

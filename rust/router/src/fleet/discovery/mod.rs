@@ -16,9 +16,9 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use self::dns::Name;
 use self::file::WorkersFile;
 use self::roster::Roster;
-use crate::config::{Config, ConfigError};
-use crate::runtime::lane::Shared;
-use crate::runtime::supervise::keep_running;
+use crate::app::config::{Config, ConfigError};
+use crate::base::supervise::keep_running;
+use crate::proxy::lane::Shared;
 
 /// How often the file is looked at. A change counts once it looks the same twice.
 const FILE_INTERVAL: Duration = Duration::from_millis(500);

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use crate::fleet::worker::{Authorization, Worker};
-use crate::runtime::lane::Shared;
+use crate::proxy::lane::Shared;
 
 /// The workers that are in the fleet because they are listed somewhere. Others it never touches.
 pub struct Roster {

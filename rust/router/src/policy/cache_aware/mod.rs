@@ -15,7 +15,7 @@ use self::balance::Balance;
 use self::metrics::Counters;
 use self::suspects::Suspects;
 use super::{Candidates, Decision, Policy, Receipt, RequestKey, Usage};
-use crate::config::Config;
+use crate::app::config::Config;
 use crate::fleet::worker::Worker;
 use crate::policy::tree::{Limits, Path, PrefixTree, Stamp};
 

@@ -21,15 +21,15 @@ use crate::fleet::models;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::LoadGuard;
 use crate::front::gate;
-use crate::front::reply::{self, Reply};
-use crate::request::body::{Payload, ResponseBody};
-use crate::request::exchange::{End, Exchange};
-use crate::request::forwarding;
-use crate::request::proxy::{WORKER_HEADER, answer, exhausted, is_exhaustion, name_header};
-use crate::request::retry::Tries;
-use crate::request::upload::RequestBody;
-use crate::request::upstream::{Begun, connect, connect_limit};
-use crate::runtime::lane::{Lane, Open};
+use crate::proxy::body::{Payload, ResponseBody};
+use crate::proxy::exchange::{End, Exchange};
+use crate::proxy::http::{WORKER_HEADER, answer, exhausted, is_exhaustion, name_header};
+use crate::proxy::lane::{Lane, Open};
+use crate::proxy::reply::{self, Reply};
+use crate::proxy::retry::Tries;
+use crate::proxy::upload::RequestBody;
+use crate::upstream::connection::{Begun, connect, connect_limit};
+use crate::upstream::forwarding;
 
 const UPGRADE_TOKEN: HeaderValue = HeaderValue::from_static("upgrade");
 

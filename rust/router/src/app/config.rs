@@ -8,10 +8,10 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
+use crate::base::log::{Level, LogFormat};
 use crate::fleet::discovery;
-use crate::fleet::worker_url::WorkerUrl;
 use crate::policy::PolicyKind;
-use crate::telemetry::log::{Level, LogFormat};
+use crate::upstream::worker_url::WorkerUrl;
 
 /// Everything the router can be told. `Default` is what the command line defaults to. As JSON, every field
 /// may be left out, and durations are seconds.

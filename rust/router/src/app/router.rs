@@ -10,23 +10,24 @@ use std::time::Duration;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 use tokio::sync::watch;
 
-use crate::config::{Config, ConfigError};
+use crate::admin::scrape;
+use crate::app::config::{Config, ConfigError};
+use crate::base::log::{Log, Writer};
+use crate::base::memory;
+use crate::base::metrics::Metrics;
+use crate::base::request_id;
+use crate::base::supervise::{keep_running, run_or};
 use crate::fleet::discovery::Discovery;
 use crate::fleet::models::{self, Models};
-use crate::fleet::trust::{self, Trust};
 use crate::fleet::worker::Fleet;
-use crate::fleet::worker_url::WorkerUrl;
 use crate::fleet::{breaker, health};
 use crate::front::gate::Gate;
 use crate::front::tls::{self, Tls};
-use crate::front::{connection, listen, request_id};
+use crate::front::{connection, listen};
 use crate::policy;
-use crate::runtime::lane::{Shared, Stopping};
-use crate::runtime::memory;
-use crate::runtime::supervise::{keep_running, run_or};
-use crate::telemetry::log::{Log, Writer};
-use crate::telemetry::metrics::Metrics;
-use crate::telemetry::scrape;
+use crate::proxy::lane::{Shared, Stopping};
+use crate::upstream::trust::{self, Trust};
+use crate::upstream::worker_url::WorkerUrl;
 
 #[derive(Debug)]
 pub enum StartError {

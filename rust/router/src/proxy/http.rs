@@ -9,20 +9,20 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode, Version};
 
+use crate::base::route::Route;
 use crate::fleet::models;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::{LoadGuard, Worker};
 use crate::front::gate;
-use crate::front::reply::{self, Reason, Reply};
-use crate::request::body::{Payload, ResponseBody};
-use crate::request::choice::Failure;
-use crate::request::exchange::Exchange;
-use crate::request::forwarding;
-use crate::request::retry::Tries;
-use crate::request::route::Route;
-use crate::request::upload::{Fault, ReadError, RequestBody, Upload, discard};
-use crate::request::upstream::{Begun, Upstream};
-use crate::runtime::lane::Lane;
+use crate::proxy::body::{Payload, ResponseBody};
+use crate::proxy::choice::Failure;
+use crate::proxy::exchange::Exchange;
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{self, Reason, Reply};
+use crate::proxy::retry::Tries;
+use crate::proxy::upload::{Fault, ReadError, RequestBody, Upload, discard};
+use crate::upstream::connection::{Begun, Upstream};
+use crate::upstream::forwarding;
 
 /// Names the worker that served a request.
 pub const WORKER_HEADER: HeaderName = HeaderName::from_static("x-sglang-omni-worker");

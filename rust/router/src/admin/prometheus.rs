@@ -3,13 +3,13 @@
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::base::histogram::{BOUNDS_US, Snapshot};
+use crate::base::metrics::Metrics;
+use crate::base::route::Route;
 use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
-use crate::request::exchange::End;
-use crate::request::route::Route;
-use crate::runtime::lane::Shared;
-use crate::telemetry::histogram::{BOUNDS_US, Snapshot};
-use crate::telemetry::metrics::Metrics;
+use crate::proxy::exchange::End;
+use crate::proxy::lane::Shared;
 
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 

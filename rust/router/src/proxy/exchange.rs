@@ -12,15 +12,15 @@ use hyper::body::{Body, Incoming};
 use hyper::{Method, Request, StatusCode, Uri, Version};
 use serde_json::Value;
 
+use crate::base::client::Client;
+use crate::base::log::Level;
+use crate::base::metrics::LaneMetrics;
+use crate::base::request_id::{REQUEST_ID, RequestId};
+use crate::base::route::Route;
 use crate::fleet::worker::Worker;
-use crate::front::client::Client;
-use crate::front::reply::{Reply, Why};
-use crate::front::request_id::{REQUEST_ID, RequestId};
-use crate::request::body::Payload;
-use crate::request::route::Route;
-use crate::runtime::lane::Lane;
-use crate::telemetry::log::Level;
-use crate::telemetry::metrics::LaneMetrics;
+use crate::proxy::body::Payload;
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{Reply, Why};
 
 /// How an exchange ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
-use crate::config::Config;
-use crate::runtime::clock::{self, Look, Tick};
+use crate::app::config::Config;
+use crate::base::clock::{self, Look, Tick};
 
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,8 +16,8 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 
-use crate::runtime::lane::Shared;
-use crate::telemetry::prometheus;
+use crate::admin::prometheus;
+use crate::proxy::lane::Shared;
 
 /// A scrape takes milliseconds; whoever takes longer than this is not scraping.
 const PATIENCE: Duration = Duration::from_secs(10);

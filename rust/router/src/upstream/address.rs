@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::runtime::lane::Shared;
+use crate::proxy::lane::Shared;
 
 /// How old what is known of a name may be; while its worker is down it is looked up before each probe.
 const REFRESH: Duration = Duration::from_secs(10);

@@ -8,14 +8,14 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
+use crate::base::client::{Client, Phase};
+use crate::base::clock;
 use crate::fleet::worker::LoadGuard;
-use crate::front::client::{Client, Phase};
 use crate::policy::Receipt;
-use crate::request::exchange::{End, Exchange};
-use crate::request::pieces::Pieces;
-use crate::request::upstream::{Begun, Upstream};
-use crate::runtime::clock;
-use crate::runtime::lane::Lane;
+use crate::proxy::exchange::{End, Exchange};
+use crate::proxy::lane::Lane;
+use crate::proxy::pieces::Pieces;
+use crate::upstream::connection::{Begun, Upstream};
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 

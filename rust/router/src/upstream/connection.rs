@@ -19,15 +19,15 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 
+use crate::base::clock::{self, Tick};
+use crate::base::stream::Stream;
 use crate::fleet::standing::Behind;
-use crate::fleet::trust::Trust;
 use crate::fleet::worker::Worker;
 use crate::front::listen::KEEPALIVE;
-use crate::request::upload::RequestBody;
-use crate::request::usage::Tail;
-use crate::runtime::clock::{self, Tick};
-use crate::runtime::lane::Shared;
-use crate::runtime::stream::Stream;
+use crate::proxy::lane::Shared;
+use crate::proxy::upload::RequestBody;
+use crate::proxy::usage::Tail;
+use crate::upstream::trust::Trust;
 
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 

@@ -7,7 +7,7 @@ use hyper::Uri;
 use hyper::header::HeaderValue;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::config::ConfigError;
+use crate::app::config::ConfigError;
 
 /// `http://host:port` or `https://host:port`.
 #[derive(Clone, Debug)]

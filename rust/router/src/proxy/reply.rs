@@ -5,7 +5,7 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
 
-use crate::request::body::Payload;
+use crate::proxy::body::Payload;
 
 pub type Reply = Response<Payload>;
 

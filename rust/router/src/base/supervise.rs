@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::task::{JoinError, spawn_local};
 use tokio::time::sleep;
 
-use crate::telemetry::log::{Level, Log};
+use crate::base::log::{Level, Log};
 
 /// A task that fails at once does not fill the log.
 const PAUSE: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });

@@ -8,8 +8,8 @@ use hyper::{Method, Request};
 
 use crate::front::cross_site;
 use crate::front::gate::Refusal;
-use crate::front::reply::Reason;
-use crate::runtime::lane::Shared;
+use crate::proxy::lane::Shared;
+use crate::proxy::reply::Reason;
 
 /// What proxies add: a request with one of them is of a client that may be anywhere.
 const OF_PROXIES: [HeaderName; 3] = [

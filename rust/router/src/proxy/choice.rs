@@ -9,10 +9,10 @@ use hyper::http::request::Parts;
 use crate::fleet::models::{self, Serving};
 use crate::fleet::standing::{Behind, Standing};
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reason, Reply};
 use crate::key::scan::scan;
 use crate::policy::{Candidates, Decision, Receipt, RequestKey};
-use crate::runtime::lane::{Lane, Scratch};
+use crate::proxy::lane::{Lane, Scratch};
+use crate::proxy::reply::{self, Reason, Reply};
 
 const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
 

@@ -11,11 +11,11 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use crate::config::Config;
-use crate::front::client::{Client, Phase};
-use crate::request::body::BoxError;
-use crate::request::pieces::Pieces;
-use crate::runtime::lane::Lane;
+use crate::app::config::Config;
+use crate::base::client::{Client, Phase};
+use crate::proxy::body::BoxError;
+use crate::proxy::lane::Lane;
+use crate::proxy::pieces::Pieces;
 
 /// A request's body as far as it was read before forwarding, and the rest.
 pub struct Upload {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at};
 
-use crate::runtime::lane::Shared;
+use crate::proxy::lane::Shared;
 
 const EVERY: Duration = Duration::from_secs(15);
 

@@ -7,21 +7,21 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::sync::watch;
 
-use crate::config::Config;
+use crate::app::config::Config;
+use crate::base::client::Clients;
+use crate::base::log::Log;
+use crate::base::metrics::{LaneMetrics, Metrics};
+use crate::base::request_id::RequestIds;
 use crate::fleet::models::Models;
-use crate::fleet::trust::Trust;
 use crate::fleet::waiting::Waiting;
 use crate::fleet::worker::{Authorization, Fleet, Worker};
-use crate::fleet::worker_url::WorkerUrl;
-use crate::front::client::Clients;
 use crate::front::gate::Gate;
-use crate::front::request_id::RequestIds;
 use crate::front::tls::Tls;
 use crate::policy::Policy;
-use crate::request::retry::Budget;
-use crate::request::upstream::Pool;
-use crate::telemetry::log::Log;
-use crate::telemetry::metrics::{LaneMetrics, Metrics};
+use crate::proxy::retry::Budget;
+use crate::upstream::connection::Pool;
+use crate::upstream::trust::Trust;
+use crate::upstream::worker_url::WorkerUrl;
 
 /// What all threads share.
 pub struct Shared {

@@ -10,16 +10,16 @@ use hyper::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
 
+use crate::base::clock::{self, TICK, Tick};
 use crate::fleet::health::mark_down;
 use crate::fleet::models::Serving;
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reason, Reply};
 use crate::policy::Receipt;
-use crate::request::choice::{Failure, choose, no_worker};
-use crate::request::claim::Claim;
-use crate::runtime::clock::{self, TICK, Tick};
-use crate::runtime::lane::Lane;
+use crate::proxy::choice::{Failure, choose, no_worker};
+use crate::proxy::claim::Claim;
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{self, Reason, Reply};
 
 /// The longest that a worker's `Retry-After` keeps it behind the others.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(30);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::config::Config;
+use crate::app::config::Config;
 
 /// Shared by all lanes. Requests that wait get their turn in the order in which they came.
 pub struct InFlight {
