@@ -25,8 +25,9 @@ mod policy;
 mod proxy;
 mod upstream;
 
-pub use app::config::{Config, ConfigError};
+pub use app::config::Config;
 pub use app::router::{Router, StartError};
+pub use base::config_error::ConfigError;
 pub use base::log::{Level, LogFormat};
 pub use fleet::worker::{Authorization, LoadGuard, Worker};
 pub use policy::{

@@ -16,7 +16,8 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
 
-use crate::admin::prometheus;
+use crate::admin::metrics;
+use crate::base::prometheus;
 use crate::proxy::lane::Shared;
 
 /// A scrape takes milliseconds; whoever takes longer than this is not scraping.
@@ -51,7 +52,7 @@ pub async fn serve(shared: Arc<Shared>, listener: io::Result<StdListener>) {
 fn answer(shared: &Shared, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::default());
     if request.uri().path() == "/metrics" {
-        *response.body_mut() = prometheus::render(shared, shared.config.expose_worker_urls).into();
+        *response.body_mut() = metrics::render(shared, shared.config.expose_worker_urls).into();
         let content_type = HeaderValue::from_static(prometheus::CONTENT_TYPE);
         response.headers_mut().insert(CONTENT_TYPE, content_type);
     } else {

@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{Refusal, not_allowed, percent_decode, read_body};
-use crate::app::config::ConfigError;
+use crate::base::config_error::ConfigError;
+use crate::base::keys::bearer;
 use crate::fleet::standing::Health;
 use crate::fleet::worker::{Authorization, Worker};
-use crate::front::auth::bearer;
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Reply};
 use crate::upstream::worker_url::WorkerUrl;

@@ -1,13 +1,13 @@
 //! What a user may set, with its defaults and its limits.
 
 use std::collections::HashSet;
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
+use crate::base::config_error::ConfigError;
 use crate::base::log::{Level, LogFormat};
 use crate::fleet::discovery;
 use crate::policy::PolicyKind;
@@ -187,18 +187,6 @@ impl Default for Config {
         }
     }
 }
-
-/// What is wrong with a configuration, and what would be right.
-#[derive(Debug)]
-pub struct ConfigError(pub String);
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let value = f64::deserialize(deserializer)?;

@@ -1,6 +1,7 @@
 //! A router: what it consists of, its threads, and how they end.
 
 use std::fmt;
+use std::future::pending;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::{Arc, Condvar, Mutex};
@@ -9,13 +10,16 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 use tokio::sync::watch;
+use tokio::time::{Instant, interval_at};
 
 use crate::admin::scrape;
-use crate::app::config::{Config, ConfigError};
+use crate::app::config::Config;
+use crate::base::config_error::ConfigError;
 use crate::base::log::{Log, Writer};
 use crate::base::memory;
 use crate::base::metrics::Metrics;
 use crate::base::request_id;
+use crate::base::stopping::{Stopping, drain};
 use crate::base::supervise::{keep_running, run_or};
 use crate::fleet::discovery::Discovery;
 use crate::fleet::models::{self, Models};
@@ -25,7 +29,7 @@ use crate::front::gate::Gate;
 use crate::front::tls::{self, Tls};
 use crate::front::{connection, listen};
 use crate::policy;
-use crate::proxy::lane::{Shared, Stopping};
+use crate::proxy::lane::Shared;
 use crate::upstream::trust::{self, Trust};
 use crate::upstream::worker_url::WorkerUrl;
 
@@ -117,7 +121,7 @@ impl Router {
             gate,
             tls,
             trust: Arc::new(trust),
-            metrics: Metrics::new(lanes),
+            metrics: Arc::new(Metrics::new(lanes)),
             log: Arc::new(log),
             stopping: stopped,
             reload: reloaded,
@@ -151,12 +155,14 @@ impl Router {
             runtime.block_on(async {
                 let mut stopping = shared.stopping.clone();
                 keep(&shared, "health checks", health::watch);
-                keep(&shared, "the policy's upkeep", memory::tidy_policy);
+                keep(&shared, "the policy's upkeep", tidy_policy);
                 keep(&shared, "models", models::watch);
                 keep(&shared, "circuit breaker", breaker::watch);
                 keep(&shared, "certificate", tls::watch);
                 keep(&shared, "authorities", trust::watch);
-                keep(&shared, "memory", memory::give_back);
+                keep(&shared, "memory", |shared| {
+                    memory::give_back(shared.metrics.clone())
+                });
                 let task = discovery.watch(shared.clone());
                 run_or(shared.log.clone(), "discovery", task, move || {
                     drain(&failed)
@@ -268,11 +274,6 @@ impl Router {
     }
 }
 
-fn drain(stopping: &watch::Sender<Stopping>) {
-    stopping
-        .send_if_modified(|now| std::mem::replace(now, Stopping::Drain.max(*now)) == Stopping::No);
-}
-
 /// Keeps a task of the watching thread running.
 fn keep<F>(
     shared: &Arc<Shared>,
@@ -309,4 +310,17 @@ fn listen(
         port,
         error,
     })
+}
+
+/// Has the policy tidy up at every eviction interval, until the runtime ends.
+async fn tidy_policy(shared: Arc<Shared>) {
+    let every = shared.config.eviction_interval;
+    let Some(first) = Instant::now().checked_add(every) else {
+        return pending().await;
+    };
+    let mut tick = interval_at(first, every);
+    loop {
+        tick.tick().await;
+        shared.policy.maintain(&shared.fleet.read());
+    }
 }

@@ -1,13 +1,9 @@
 //! One client's connection as its lane sees it: where the exchange on it stands, and for how long already.
 
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
-use crate::app::config::Config;
 use crate::base::clock::{self, Look, Tick};
 
 /// What a connection waits for.
@@ -60,7 +56,7 @@ pub struct Client {
 }
 
 impl Client {
-    fn new() -> Arc<Client> {
+    pub fn new() -> Arc<Client> {
         Arc::new(Client {
             phase: AtomicU8::new(Phase::Head as u8),
             since: AtomicU32::new(clock::now()),
@@ -158,154 +154,33 @@ impl Client {
         self.is_late.load(Relaxed)
     }
 
+    /// Looks, once a tick, at how long it has waited; one that has waited for longer than `limit` is late.
+    pub fn look_over(&self, look: Look, limit: Option<Tick>) {
+        let since = look.excusing(self.since.load(Relaxed));
+        self.since.store(since, Relaxed);
+        let mut waited = look.now - since;
+        if self.phase() == Phase::Body {
+            waited = waited.saturating_add(self.body_waited.load(Relaxed));
+        }
+        // The tick in which the wait began may have been nearly over.
+        if limit.is_some_and(|limit| waited > limit) {
+            self.is_late.store(true, Relaxed);
+            self.wake();
+        }
+    }
+
+    #[cfg(test)]
+    pub fn since(&self) -> Tick {
+        self.since.load(Relaxed)
+    }
+
     pub fn is_driven_by(&self, waker: &Waker) {
         self.task.get_or_init(|| waker.clone());
     }
 
-    fn wake(&self) {
+    pub fn wake(&self) {
         if let Some(task) = self.task.get() {
             task.wake_by_ref();
         }
-    }
-}
-
-/// How long a client may take, in ticks.
-pub struct Limits {
-    head: Tick,
-    idle: Tick,
-    stall: Tick,
-    /// None where a worker may be silent for ever.
-    answer: Option<Tick>,
-}
-
-impl Limits {
-    pub fn new(config: &Config) -> Self {
-        Limits {
-            head: clock::ticks(config.header_timeout),
-            idle: clock::ticks(config.keep_alive_timeout),
-            stall: clock::ticks(config.stall_timeout),
-            answer: Some(clock::ticks(config.stream_idle_timeout)).filter(|&limit| limit > 0),
-        }
-    }
-
-    fn of(&self, phase: Phase) -> Option<Tick> {
-        match phase {
-            Phase::Idle => Some(self.idle),
-            Phase::Head => Some(self.head),
-            Phase::Body | Phase::Blocked => Some(self.stall),
-            Phase::Answer => self.answer,
-            Phase::Busy => None,
-        }
-    }
-}
-
-/// The open connections of a lane, so that none needs a timer of its own.
-#[derive(Default)]
-pub struct Clients {
-    open: RefCell<HashMap<u64, Arc<Client>>>,
-    entered: Cell<u64>,
-    are_leaving: Cell<bool>,
-    are_dismissed: Cell<bool>,
-}
-
-impl Clients {
-    pub fn enter(self: &Rc<Self>) -> Entry {
-        let number = self.entered.get();
-        self.entered.set(number + 1);
-        let client = Client::new();
-        self.open.borrow_mut().insert(number, client.clone());
-        Entry {
-            clients: self.clone(),
-            number,
-            client,
-        }
-    }
-
-    /// Wakes those who are late by now.
-    pub fn look_over(&self, look: Look, limits: &Limits) {
-        for client in self.open.borrow().values() {
-            let since = look.excusing(client.since.load(Relaxed));
-            client.since.store(since, Relaxed);
-            let mut waited = look.now - since;
-            if client.phase() == Phase::Body {
-                waited = waited.saturating_add(client.body_waited.load(Relaxed));
-            }
-            // The tick in which the wait began may have been nearly over.
-            if limits
-                .of(client.phase())
-                .is_some_and(|limit| waited > limit)
-            {
-                client.is_late.store(true, Relaxed);
-                client.wake();
-            }
-        }
-    }
-
-    /// Has every connection end after the next answer on it.
-    pub fn leave(&self) {
-        self.are_leaving.set(true);
-    }
-
-    pub fn are_leaving(&self) -> bool {
-        self.are_leaving.get()
-    }
-
-    /// Has every connection end after the answer that is on its way, and so the idle ones now.
-    pub fn dismiss(&self) {
-        if self.are_dismissed.replace(true) {
-            return;
-        }
-        for client in self.open.borrow().values() {
-            client.wake();
-        }
-    }
-
-    pub fn are_dismissed(&self) -> bool {
-        self.are_dismissed.get()
-    }
-}
-
-/// A connection's place among the lane's, for as long as it is open.
-pub struct Entry {
-    clients: Rc<Clients>,
-    number: u64,
-    pub client: Arc<Client>,
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        self.clients.open.borrow_mut().remove(&self.number);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_ticks_that_the_lane_has_seen_count_as_lateness() {
-        let limits = Limits {
-            head: 4,
-            idle: 40,
-            stall: 40,
-            answer: None,
-        };
-        let clients = Rc::new(Clients::default());
-        let entry = clients.enter();
-        let start = entry.client.since.load(Relaxed);
-        let mut look = Look::default();
-        let mut is_late_at = |now| {
-            look = look.next(now);
-            clients.look_over(look, &limits);
-            entry.client.is_late()
-        };
-        // The first look of a lane, whose clock may have stood still before.
-        assert!(!is_late_at(start));
-        // One tick of a hundred has been seen, then two, and again one of a hundred.
-        assert!(!is_late_at(start + 100));
-        assert!(!is_late_at(start + 101));
-        assert!(!is_late_at(start + 201));
-        assert!(!is_late_at(start + 202));
-        assert!(is_late_at(start + 203));
     }
 }

@@ -1,42 +1,28 @@
-//! Memory that is not needed any more is given back: what a rush of requests took, what the policy remembers.
+//! Gives memory back that a rush of requests took and that is not needed any more.
 
-use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, MissedTickBehavior, interval, interval_at};
+use tokio::time::{MissedTickBehavior, interval};
 
-use crate::proxy::lane::Shared;
+use crate::base::metrics::Metrics;
 
 const EVERY: Duration = Duration::from_secs(15);
 
-/// Looks for a moment without requests behind some, every now and then, until the runtime ends. The
-/// allocator keeps what lies between memory in use (the prefix tree's, as a rule), though never so much of
-/// it was needed again at once; returning it takes milliseconds, during which allocations wait.
-pub async fn give_back(shared: Arc<Shared>) {
+/// Looks now and then for a moment without requests that follows some, until the runtime ends. The
+/// allocator keeps what lies between memory in use (the prefix tree's, as a rule), though so much of it was
+/// never needed again at once; returning it takes milliseconds, during which allocations wait.
+pub async fn give_back(metrics: Arc<Metrics>) {
     let mut every = interval(EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut received = 0;
     loop {
         every.tick().await;
-        let now = shared.metrics.received_bytes();
-        if now != received && shared.metrics.in_flight() == 0 {
+        let now = metrics.received_bytes();
+        if now != received && metrics.in_flight() == 0 {
             received = now;
             trim();
         }
-    }
-}
-
-/// Has the policy tidy up at every eviction interval, until the runtime ends.
-pub async fn tidy_policy(shared: Arc<Shared>) {
-    let every = shared.config.eviction_interval;
-    let Some(first) = Instant::now().checked_add(every) else {
-        return pending().await;
-    };
-    let mut tick = interval_at(first, every);
-    loop {
-        tick.tick().await;
-        shared.policy.maintain(&shared.fleet.read());
     }
 }
 

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::base::end::End;
 use crate::base::histogram::{Histogram, Snapshot};
 use crate::base::route::Route;
-use crate::proxy::exchange::End;
 
 /// Statuses that metrics tell apart; others go by their class.
 const STATUSES: [u16; 24] = [

@@ -3,13 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 
 use bytes::BytesMut;
-use hyper::header::{HeaderName, HeaderValue};
-
-/// Carries the id to the worker, and back to the client.
-pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// OpenAI's name for an id that a client chooses; it counts if there is no other.
-pub const CLIENT_REQUEST_ID: HeaderName = HeaderName::from_static("x-client-request-id");
+use hyper::header::HeaderValue;
 
 /// A longer id from a client is not taken over.
 const MAX_LENGTH: usize = 128;

@@ -9,15 +9,13 @@
 
 use std::collections::BTreeSet;
 
-use hyper::header::{HeaderName, HeaderValue};
+use hyper::header::HeaderValue;
 use hyper::{HeaderMap, Response, StatusCode};
 
+use crate::base::headers::ROUTERS;
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::{Fleet, Worker};
 use crate::proxy::lane::Shared;
-
-/// Lists routers by their names, apart by commas.
-pub const ROUTERS: HeaderName = HeaderName::from_static("x-sglang-omni-routers");
 
 /// Where a worker leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,9 +16,8 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::base::request_id::REQUEST_ID;
+use crate::base::headers::{OWNER, REQUEST_ID};
 use crate::fleet::worker::Worker;
-use crate::front::auth::OWNER;
 use crate::proxy::upload::RequestBody;
 use crate::upstream::connection::{Pool, Upstream};
 

@@ -7,7 +7,8 @@ use hyper::header::{
 };
 use hyper::{HeaderMap, Method, Request, StatusCode};
 
-use crate::app::config::{Config, ConfigError};
+use crate::app::config::Config;
+use crate::base::config_error::ConfigError;
 use crate::proxy::reply::{self, Reply};
 
 /// Seconds for which a browser remembers what it was allowed; the longest that any takes.

@@ -5,10 +5,12 @@ use hyper::body::{Body, Incoming};
 use hyper::header::{AUTHORIZATION, Entry, HeaderName, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, Request};
 
-use crate::app::config::{Config, ConfigError};
-use crate::base::request_id::{CLIENT_REQUEST_ID, REQUEST_ID, RequestId, is_usable};
+use crate::app::config::Config;
+use crate::base::config_error::ConfigError;
+use crate::base::headers::{CLIENT_REQUEST_ID, OWNER, REQUEST_ID};
+use crate::base::request_id::{RequestId, is_usable};
 use crate::front::access;
-use crate::front::auth::{Keys, OWNER};
+use crate::front::auth::Keys;
 use crate::front::cors::Cors;
 use crate::front::cross_site;
 use crate::proxy::exchange::Exchange;

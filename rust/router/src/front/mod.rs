@@ -1,12 +1,13 @@
 //! The clients' side: from a port to a request that was let in.
 //!
 //! Each thread has a port that [`listen`] opened. A [`connection`] is accepted there, perhaps under [`tls`];
-//! [`client_io`] is what moves on it. Each request passes the [`gate`], which asks [`auth`], [`access`],
+//! [`clients`] holds those that are open, and [`client_io`] is what moves on one. Each request passes the [`gate`], which asks [`auth`], [`access`],
 //! [`cors`] and [`cross_site`], and goes on from `connection::route`.
 
 pub mod access;
 pub mod auth;
 pub mod client_io;
+pub mod clients;
 pub mod connection;
 pub mod cors;
 pub mod cross_site;

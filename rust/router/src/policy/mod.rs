@@ -17,7 +17,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use self::tree::{ClaimId, Stamp};
-use crate::app::config::{Config, ConfigError};
+use crate::app::config::Config;
+use crate::base::config_error::ConfigError;
 use crate::fleet::worker::Worker;
 
 /// What a policy may know of a request.

@@ -10,9 +10,10 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 
 use crate::base::client::{Client, Phase};
 use crate::base::clock;
+use crate::base::end::End;
 use crate::fleet::worker::LoadGuard;
 use crate::policy::Receipt;
-use crate::proxy::exchange::{End, Exchange};
+use crate::proxy::exchange::Exchange;
 use crate::proxy::lane::Lane;
 use crate::proxy::pieces::Pieces;
 use crate::upstream::connection::{Begun, Upstream};

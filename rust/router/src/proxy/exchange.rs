@@ -13,34 +13,16 @@ use hyper::{Method, Request, StatusCode, Uri, Version};
 use serde_json::Value;
 
 use crate::base::client::Client;
+use crate::base::end::End;
+use crate::base::headers::REQUEST_ID;
 use crate::base::log::Level;
 use crate::base::metrics::LaneMetrics;
-use crate::base::request_id::{REQUEST_ID, RequestId};
+use crate::base::request_id::RequestId;
 use crate::base::route::Route;
 use crate::fleet::worker::Worker;
 use crate::proxy::body::Payload;
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{Reply, Why};
-
-/// How an exchange ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    Complete = 0,
-    /// The client closed its connection first.
-    ClientLeft = 1,
-    /// The worker broke off in the middle of its answer.
-    WorkerCut = 2,
-    /// Nothing came any more, neither an answer's rest nor anything on an upgraded connection.
-    IdleTimeout = 3,
-}
-
-impl End {
-    pub const NAMES: [&str; 4] = ["complete", "client_left", "worker_cut", "idle_timeout"];
-
-    fn name(self) -> &'static str {
-        End::NAMES[self as usize]
-    }
-}
 
 /// The status in metrics and logs of a request whose client did not wait for one.
 const CLIENT_CLOSED_REQUEST: u16 = 499;

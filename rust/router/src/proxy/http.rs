@@ -5,10 +5,11 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode, Version};
 
+use crate::base::headers;
 use crate::base::route::Route;
 use crate::fleet::models;
 use crate::fleet::waiting::{Asked, GaveUp};
@@ -23,9 +24,6 @@ use crate::proxy::retry::Tries;
 use crate::proxy::upload::{Fault, ReadError, RequestBody, Upload, discard};
 use crate::upstream::connection::{Begun, Upstream};
 use crate::upstream::forwarding;
-
-/// Names the worker that served a request.
-pub const WORKER_HEADER: HeaderName = HeaderName::from_static("x-sglang-omni-worker");
 
 /// Bodies up to this many bytes are held until the worker answers, so that they can be sent again. Of a
 /// larger one only this much is held, to be searched for the routing key; the rest streams.
@@ -250,12 +248,12 @@ pub fn answer(
     parts.headers = forwarding::response_headers(parts.headers);
     parts
         .headers
-        .insert(WORKER_HEADER, name_header(worker, sees_urls));
+        .insert(headers::WORKER, name_header(worker, sees_urls));
     parts.version = Version::HTTP_11;
     Response::from_parts(parts, Payload::Upstream(body(begun)))
 }
 
-/// What a worker is called in `WORKER_HEADER`.
+/// What a worker is called in `headers::WORKER`.
 pub fn name_header(worker: &Worker, sees_urls: bool) -> HeaderValue {
     match sees_urls {
         true => worker.url_header.clone(),

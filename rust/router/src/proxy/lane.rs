@@ -8,13 +8,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use tokio::sync::watch;
 
 use crate::app::config::Config;
-use crate::base::client::Clients;
 use crate::base::log::Log;
 use crate::base::metrics::{LaneMetrics, Metrics};
 use crate::base::request_id::RequestIds;
+use crate::base::stopping::Stopping;
 use crate::fleet::models::Models;
 use crate::fleet::waiting::Waiting;
 use crate::fleet::worker::{Authorization, Fleet, Worker};
+use crate::front::clients::Clients;
 use crate::front::gate::Gate;
 use crate::front::tls::Tls;
 use crate::policy::Policy;
@@ -36,7 +37,7 @@ pub struct Shared {
     pub tls: Option<Tls>,
     /// What connections to https workers are secured with.
     pub trust: Arc<Trust>,
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
     pub log: Arc<Log>,
     pub stopping: watch::Receiver<Stopping>,
     /// Changes when what is listed elsewhere is to be read again.
@@ -61,15 +62,6 @@ impl Shared {
             self.policy.maintain(&self.fleet.read());
         }
     }
-}
-
-/// How far the router has been asked to stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stopping {
-    No,
-    /// Take no more connections, finish what is in flight.
-    Drain,
-    Now,
 }
 
 /// One thread's own part of the router.

@@ -17,13 +17,15 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::base::end::End;
+use crate::base::headers;
 use crate::fleet::models;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::LoadGuard;
 use crate::front::gate;
 use crate::proxy::body::{Payload, ResponseBody};
-use crate::proxy::exchange::{End, Exchange};
-use crate::proxy::http::{WORKER_HEADER, answer, exhausted, is_exhaustion, name_header};
+use crate::proxy::exchange::Exchange;
+use crate::proxy::http::{answer, exhausted, is_exhaustion, name_header};
 use crate::proxy::lane::{Lane, Open};
 use crate::proxy::reply::{self, Reply};
 use crate::proxy::retry::Tries;
@@ -112,7 +114,7 @@ pub async fn forward(
     parts.headers = with_upgrade(parts.headers);
     parts
         .headers
-        .insert(WORKER_HEADER, name_header(&worker, exchange.sees_urls));
+        .insert(headers::WORKER, name_header(&worker, exchange.sees_urls));
     Response::from_parts(parts, Payload::Local(None))
 }
 

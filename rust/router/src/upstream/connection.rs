@@ -20,10 +20,9 @@ use hyper_util::rt::TokioIo;
 use socket2::SockRef;
 
 use crate::base::clock::{self, Tick};
-use crate::base::stream::Stream;
+use crate::base::stream::{KEEPALIVE, Stream};
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::front::listen::KEEPALIVE;
 use crate::proxy::lane::Shared;
 use crate::proxy::upload::RequestBody;
 use crate::proxy::usage::Tail;

@@ -11,10 +11,11 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{self, CertificateError, ClientConfig, RootCertStore};
 
-use crate::app::config::{Config, ConfigError};
+use crate::app::config::Config;
+use crate::base::certificates::certificates;
+use crate::base::config_error::ConfigError;
 use crate::base::log::Level;
 use crate::base::stream::Stream;
-use crate::front::tls::certificates;
 use crate::proxy::lane::Shared;
 
 /// The authorities whose signature makes a worker's certificate a good one: those in a file, or else those

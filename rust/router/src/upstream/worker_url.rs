@@ -7,7 +7,7 @@ use hyper::Uri;
 use hyper::header::HeaderValue;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::app::config::ConfigError;
+use crate::base::config_error::ConfigError;
 
 /// `http://host:port` or `https://host:port`.
 #[derive(Clone, Debug)]

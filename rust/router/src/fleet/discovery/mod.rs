@@ -16,7 +16,8 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use self::dns::Name;
 use self::file::WorkersFile;
 use self::roster::Roster;
-use crate::app::config::{Config, ConfigError};
+use crate::app::config::Config;
+use crate::base::config_error::ConfigError;
 use crate::base::supervise::keep_running;
 use crate::proxy::lane::Shared;
 

@@ -2,7 +2,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::admin::prometheus::head;
+use crate::base::prometheus::head;
 use crate::fleet::worker::Worker;
 use crate::policy::Usage;
 use crate::policy::tree::PrefixTree;
