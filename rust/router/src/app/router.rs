@@ -94,7 +94,7 @@ impl Router {
         let workers = workers.map_err(StartError::Config)?;
         let gate = Gate::new(&config).map_err(StartError::Config)?;
         let tls = Tls::read(&config).map_err(StartError::Config)?;
-        let trust = Trust::read(&config).map_err(StartError::Config)?;
+        let trust = Trust::read(config.worker_ca_file.clone()).map_err(StartError::Config)?;
         listen::allow_descriptors();
         let lanes = match config.threads {
             0 => thread::available_parallelism().map_or(1, |count| count.get()),
@@ -116,7 +116,7 @@ impl Router {
         let (reload, reloaded) = watch::channel(());
         let shared = Arc::new(Shared {
             policy: policy::build(&config),
-            fleet: Fleet::new(workers),
+            fleet: Arc::new(Fleet::new(workers)),
             models: Models::default(),
             gate,
             tls,
@@ -159,7 +159,13 @@ impl Router {
                 keep(&shared, "models", models::watch);
                 keep(&shared, "circuit breaker", breaker::watch);
                 keep(&shared, "certificate", tls::watch);
-                keep(&shared, "authorities", trust::watch);
+                keep(&shared, "authorities", |shared| {
+                    trust::watch(
+                        shared.trust.clone(),
+                        shared.reload.clone(),
+                        shared.log.clone(),
+                    )
+                });
                 keep(&shared, "memory", |shared| {
                     memory::give_back(shared.metrics.clone())
                 });

@@ -12,13 +12,12 @@ use crate::base::clock;
 use crate::base::log::Log;
 use crate::base::supervise::keep_running;
 use crate::fleet::chain::{self, Leads};
+use crate::fleet::resolver;
 use crate::fleet::standing::Behind;
-use crate::fleet::worker::Worker;
-use crate::proxy::http::is_exhaustion;
+use crate::fleet::worker::{CONNECT_TIMEOUT, Worker};
 use crate::proxy::lane::Shared;
-use crate::proxy::upload::RequestBody;
-use crate::upstream::address;
-use crate::upstream::connection::{CONNECT_TIMEOUT, Upstream};
+use crate::upstream::connection::{Upstream, is_exhaustion};
+use crate::upstream::request_body::RequestBody;
 use crate::upstream::trust::Trust;
 
 /// A busy replica may answer late; only this many late answers in a row say that it hangs.
@@ -49,7 +48,11 @@ pub async fn watch(shared: Arc<Shared>) {
                 watched.push(worker.id);
                 let about = (shared.clone(), worker.clone());
                 keep_running(shared.log.clone(), "a worker's name", move || {
-                    address::follow(about.0.clone(), about.1.clone())
+                    resolver::follow(
+                        about.0.fleet.clone(),
+                        about.1.clone(),
+                        about.0.config.probe_interval,
+                    )
                 });
                 let about = (shared.clone(), worker.clone());
                 keep_running(shared.log.clone(), "a worker's health checks", move || {
@@ -132,7 +135,7 @@ async fn probe(
     trust: &Trust,
     headers: &HeaderMap,
 ) -> io::Result<Response<Incoming>> {
-    let mut upstream = Upstream::open(worker, trust, CONNECT_TIMEOUT).await?;
+    let mut upstream = Upstream::open(&worker.endpoint, trust, CONNECT_TIMEOUT).await?;
     let mut request = Request::get("/health")
         .header(HOST, worker.authority.clone())
         .header("connection", "close")

@@ -15,6 +15,7 @@ pub mod first_bytes;
 pub mod health;
 pub mod hung;
 pub mod models;
+pub mod resolver;
 pub mod slots;
 pub mod standing;
 pub mod waiting;

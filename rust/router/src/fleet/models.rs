@@ -18,7 +18,7 @@ use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
 use crate::key::scan::scan;
 use crate::proxy::lane::{Lane, Shared};
-use crate::upstream::connection::Pool;
+use crate::upstream::pool::Pool;
 
 /// How often workers that came up are looked for, and how long a list counts as fresh.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -55,7 +55,7 @@ impl Models {
 
 /// Keeps every worker's list until the runtime ends.
 pub async fn watch(shared: Arc<Shared>) {
-    let pool = Pool::new(&shared);
+    let pool = Pool::new(shared.trust.clone());
     let mut asked: HashMap<u32, Instant> = HashMap::new();
     let mut tick = interval(LOOK_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);

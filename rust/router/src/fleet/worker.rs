@@ -2,18 +2,23 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use tokio::sync::Notify;
-use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::base::histogram::Histogram;
 use crate::fleet::first_bytes::FirstBytes;
 use crate::fleet::slots::Slot;
-use crate::fleet::standing::{Health, Standing};
-use crate::upstream::address::Address;
+use crate::fleet::standing::{Behind, Health, Standing};
+use crate::upstream::endpoint::Endpoint;
 use crate::upstream::worker_url::WorkerUrl;
+
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// For a worker that is known not to answer: no request should wait long to hear that nothing has changed.
+const CONNECT_TIMEOUT_DOWN: Duration = Duration::from_millis(500);
 
 /// One replica. Counters are relaxed atomics: each is right by itself, no two are a snapshot.
 pub struct Worker {
@@ -25,11 +30,9 @@ pub struct Worker {
     pub url: String,
     pub url_header: HeaderValue,
     pub authority: HeaderValue,
-    pub address: Address,
+    pub endpoint: Endpoint,
     /// What it is shown for a key.
     pub authorization: Authorization,
-    /// The name that its certificate must be for; None without TLS.
-    pub certified_as: Option<ServerName<'static>>,
     pub standing: Standing,
     pub first_bytes: FirstBytes,
     draining: AtomicBool,
@@ -58,15 +61,15 @@ static NEXT_ID: AtomicU32 = AtomicU32::new(0);
 
 impl Worker {
     pub fn new(url: WorkerUrl, authorization: Authorization) -> Worker {
+        let id = NEXT_ID.fetch_add(1, Relaxed);
         Worker {
-            id: NEXT_ID.fetch_add(1, Relaxed),
+            id,
+            endpoint: Endpoint::new(id, &url),
             slot: Slot::take(),
             url: url.as_str().to_owned(),
-            address: Address::new(&url.host, url.port),
             authorization,
             url_header: url.header,
             authority: url.authority,
-            certified_as: url.certified_as,
             standing: Standing::default(),
             first_bytes: FirstBytes::default(),
             draining: AtomicBool::new(false),
@@ -142,6 +145,14 @@ impl Worker {
         };
         let base = model.iter().rposition(|&byte| byte == b':');
         Some(has(model) || base.is_some_and(|end| has(&model[..end])))
+    }
+
+    /// How long a request waits for a new connection to it.
+    pub fn connect_limit(&self) -> Duration {
+        match self.standing.is(Behind::Down) {
+            true => CONNECT_TIMEOUT_DOWN,
+            false => CONNECT_TIMEOUT,
+        }
     }
 
     /// Requests in flight.

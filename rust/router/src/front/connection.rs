@@ -40,8 +40,8 @@ use crate::proxy::exchange::Exchange;
 use crate::proxy::lane::{Lane, Open, Shared};
 use crate::proxy::reply;
 use crate::proxy::reply::Reason;
-use crate::upstream::connection::SWEEP_INTERVAL;
 use crate::upstream::forwarding;
+use crate::upstream::pool::SWEEP_INTERVAL;
 
 /// Bytes of headers in one request; more is refused with 431.
 const MAX_HEADER_BYTES: usize = 64 << 10;

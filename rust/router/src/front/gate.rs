@@ -17,8 +17,8 @@ use crate::proxy::exchange::Exchange;
 use crate::proxy::in_flight::{InFlight, Refused};
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Reply};
-use crate::proxy::upload::discard;
 use crate::upstream::forwarding;
+use crate::upstream::request_body::discard;
 
 /// Open to everyone: what probes and scrapers ask for, which have no key.
 const OPEN_PATHS: [&str; 4] = ["/health", "/liveness", "/readiness", "/metrics"];

@@ -16,9 +16,9 @@ use crate::policy::Receipt;
 use crate::proxy::exchange::Exchange;
 use crate::proxy::lane::Lane;
 use crate::proxy::pieces::Pieces;
+use crate::proxy::usage;
 use crate::upstream::connection::{Begun, Upstream};
-
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+use crate::upstream::request_body::BoxError;
 
 /// A worker's answer on its way to the client. It owns the connection it comes from: reading the body
 /// drives that connection in the same task, everything already received leaves in one write, and a client
@@ -165,7 +165,7 @@ impl Drop for ResponseBody {
             && let Some(upstream) = self.upstream.take()
         {
             if let Some(receipt) = self.receipt
-                && let Some(usage) = upstream.tail.usage()
+                && let Some(usage) = usage::read(upstream.tail.bytes())
             {
                 let policy = &self.lane.shared.policy;
                 policy.answered(self.load.worker(), receipt, usage);

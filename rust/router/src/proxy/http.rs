@@ -21,9 +21,10 @@ use crate::proxy::exchange::Exchange;
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Reply};
 use crate::proxy::retry::Tries;
-use crate::proxy::upload::{Fault, ReadError, RequestBody, Upload, discard};
-use crate::upstream::connection::{Begun, Upstream};
+use crate::proxy::upload::Upload;
+use crate::upstream::connection::{Begun, Upstream, is_exhaustion};
 use crate::upstream::forwarding;
+use crate::upstream::request_body::{Fault, ReadError, RequestBody, discard};
 
 /// Bodies up to this many bytes are held until the worker answers, so that they can be sent again. Of a
 /// larger one only this much is held, to be searched for the routing key; the rest streams.
@@ -145,10 +146,11 @@ async fn attempt(
     tries: &mut Tries<'_>,
     route: Route,
 ) -> Attempt {
+    let (endpoint, limit) = (&worker.endpoint, worker.connect_limit());
     // An idle connection may be closed by its worker at this very moment: nothing for what can be sent once.
     let connection = match upload.is_whole() {
-        true => lane.pool.get(worker).await,
-        false => lane.pool.open(worker).await,
+        true => lane.pool.get(endpoint, limit).await,
+        false => lane.pool.open(endpoint, limit).await,
     };
     let mut upstream = match connection {
         Ok(upstream) => upstream,
@@ -177,7 +179,7 @@ async fn attempt(
         // A worker may close an idle connection at the very moment it is used again; that says nothing
         // about the worker, which gets the request on a new one. It may also have read the request.
         if upstream.reused && (is_unsent || tries.may_resend(parts.method.is_safe())) {
-            upstream = match lane.pool.open(worker).await {
+            upstream = match lane.pool.open(endpoint, limit).await {
                 Ok(upstream) => {
                     if !is_unsent {
                         tries.resent();
@@ -198,14 +200,6 @@ async fn attempt(
             Attempt::Broken(failed.why)
         };
     }
-}
-
-/// Whether no connection could be made for want of descriptors, ports or memory here.
-pub fn is_exhaustion(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EMFILE | libc::ENFILE | libc::EADDRNOTAVAIL | libc::ENOBUFS | libc::ENOMEM)
-    )
 }
 
 pub fn exhausted(error: &io::Error) -> Reply {

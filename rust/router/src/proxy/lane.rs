@@ -20,7 +20,7 @@ use crate::front::gate::Gate;
 use crate::front::tls::Tls;
 use crate::policy::Policy;
 use crate::proxy::retry::Budget;
-use crate::upstream::connection::Pool;
+use crate::upstream::pool::Pool;
 use crate::upstream::trust::Trust;
 use crate::upstream::worker_url::WorkerUrl;
 
@@ -29,7 +29,7 @@ pub struct Shared {
     pub config: Config,
     /// This router among all.
     pub name: String,
-    pub fleet: Fleet,
+    pub fleet: Arc<Fleet>,
     pub models: Models,
     pub policy: Box<dyn Policy>,
     pub gate: Gate,
@@ -92,7 +92,7 @@ pub struct Scratch {
 impl Lane {
     pub fn new(shared: Arc<Shared>, index: usize) -> Rc<Lane> {
         Rc::new(Lane {
-            pool: Pool::new(&shared),
+            pool: Pool::new(shared.trust.clone()),
             held: Cell::new(0),
             held_limit: shared.config.max_held_bytes / shared.metrics.lanes(),
             shared,

@@ -25,13 +25,13 @@ use crate::fleet::worker::LoadGuard;
 use crate::front::gate;
 use crate::proxy::body::{Payload, ResponseBody};
 use crate::proxy::exchange::Exchange;
-use crate::proxy::http::{answer, exhausted, is_exhaustion, name_header};
+use crate::proxy::http::{answer, exhausted, name_header};
 use crate::proxy::lane::{Lane, Open};
 use crate::proxy::reply::{self, Reply};
 use crate::proxy::retry::Tries;
-use crate::proxy::upload::RequestBody;
-use crate::upstream::connection::{Begun, connect, connect_limit};
+use crate::upstream::connection::{Begun, connect, is_exhaustion};
 use crate::upstream::forwarding;
+use crate::upstream::request_body::RequestBody;
 
 const UPGRADE_TOKEN: HeaderValue = HeaderValue::from_static("upgrade");
 
@@ -59,18 +59,19 @@ pub async fn forward(
         };
         exchange.tries(&worker);
         let load = LoadGuard::new(worker.clone());
-        let mut sender = match connect(&worker, &lane.shared.trust, connect_limit(&worker)).await {
-            Ok((sender, connection, _)) => {
-                // It ends with the exchange, or hands its stream over.
-                tokio::task::spawn_local(connection.with_upgrades());
-                sender
-            }
-            Err(error) if is_exhaustion(&error) => return exhausted(&error),
-            Err(error) => {
-                tries.unsent(&worker, &error);
-                continue;
-            }
-        };
+        let mut sender =
+            match connect(&worker.endpoint, &lane.shared.trust, worker.connect_limit()).await {
+                Ok((sender, connection, _)) => {
+                    // It ends with the exchange, or hands its stream over.
+                    tokio::task::spawn_local(connection.with_upgrades());
+                    sender
+                }
+                Err(error) if is_exhaustion(&error) => return exhausted(&error),
+                Err(error) => {
+                    tries.unsent(&worker, &error);
+                    continue;
+                }
+            };
         let mut request = Request::from_parts(parts.clone(), RequestBody::empty());
         worker.authorize(request.headers_mut());
         let asked = Asked {

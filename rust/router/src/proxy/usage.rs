@@ -10,9 +10,6 @@ use memchr::memmem::Finder;
 
 use crate::policy::Usage;
 
-/// Bytes that hold the usage of every server known, and the fields some of them write behind it.
-const KEPT: usize = 1024;
-
 /// Names of fields, prepared for the search: that takes longer than the search itself.
 struct Names {
     prompt: Finder<'static>,
@@ -30,57 +27,27 @@ static NAMES: LazyLock<Names> = LazyLock::new(|| Names {
     cache_creation: Finder::new("\"cache_creation_input_tokens\""),
 });
 
-/// The last bytes of an answer.
-pub struct Tail {
-    bytes: [u8; KEPT],
-    len: usize,
-}
-
-impl Default for Tail {
-    fn default() -> Self {
-        Tail {
-            bytes: [0; KEPT],
-            len: 0,
+/// What the end of an answer says of its prompt, if it says how much of that was cached.
+pub fn read(text: &[u8]) -> Option<Usage> {
+    let names = &*NAMES;
+    let (prompt_tokens, cached_tokens) = match last_number(text, &names.cached) {
+        Some(cached) => {
+            let openai = last_number(text, &names.prompt);
+            let prompt = openai.or_else(|| last_number(text, &names.input))?;
+            (prompt, cached)
         }
-    }
-}
-
-impl Tail {
-    pub fn clear(&mut self) {
-        self.len = 0;
-    }
-
-    pub fn push(&mut self, data: &[u8]) {
-        let data = &data[data.len().saturating_sub(KEPT)..];
-        let kept = self.len.min(KEPT - data.len());
-        self.bytes.copy_within(self.len - kept..self.len, 0);
-        self.bytes[kept..kept + data.len()].copy_from_slice(data);
-        self.len = kept + data.len();
-    }
-
-    /// What the answer says of its prompt, if it says how much of that was cached.
-    pub fn usage(&self) -> Option<Usage> {
-        let text = &self.bytes[..self.len];
-        let names = &*NAMES;
-        let (prompt_tokens, cached_tokens) = match last_number(text, &names.cached) {
-            Some(cached) => {
-                let openai = last_number(text, &names.prompt);
-                let prompt = openai.or_else(|| last_number(text, &names.input))?;
-                (prompt, cached)
-            }
-            // Anthropic counts what was cached apart.
-            None => {
-                let cached = last_number(text, &names.cache_read)?;
-                let added = last_number(text, &names.cache_creation).unwrap_or(0);
-                let new = last_number(text, &names.input)?;
-                (new.checked_add(cached)?.checked_add(added)?, cached)
-            }
-        };
-        (0 < prompt_tokens && cached_tokens <= prompt_tokens).then_some(Usage {
-            prompt_tokens,
-            cached_tokens,
-        })
-    }
+        // Anthropic counts what was cached apart.
+        None => {
+            let cached = last_number(text, &names.cache_read)?;
+            let added = last_number(text, &names.cache_creation).unwrap_or(0);
+            let new = last_number(text, &names.input)?;
+            (new.checked_add(cached)?.checked_add(added)?, cached)
+        }
+    };
+    (0 < prompt_tokens && cached_tokens <= prompt_tokens).then_some(Usage {
+        prompt_tokens,
+        cached_tokens,
+    })
 }
 
 /// The number that follows a name where that stands last.
@@ -102,12 +69,12 @@ fn last_number(text: &[u8], name: &Finder<'_>) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::upstream::tail::{KEPT, Tail};
 
     fn read(pieces: &[&[u8]]) -> Option<(u64, u64)> {
         let mut tail = Tail::default();
         pieces.iter().for_each(|piece| tail.push(piece));
-        let usage = tail.usage()?;
+        let usage = super::read(tail.bytes())?;
         Some((usage.prompt_tokens, usage.cached_tokens))
     }
 

@@ -4,20 +4,12 @@
 use std::future::pending;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
-
-use crate::fleet::standing::Behind;
-use crate::fleet::worker::Worker;
-use crate::proxy::lane::Shared;
-
-/// How old what is known of a name may be; while its worker is down it is looked up before each probe.
-const REFRESH: Duration = Duration::from_secs(10);
+use tokio::time::sleep;
 
 /// How long an address may take before the next one is tried beside it.
 const STAGGER: Duration = Duration::from_millis(250);
@@ -64,7 +56,11 @@ impl Address {
         }
     }
 
-    async fn look_up(&self) {
+    pub fn is_name(&self) -> bool {
+        self.is_name
+    }
+
+    pub async fn look_up(&self) {
         let found = lookup_host((self.host.as_str(), self.port)).await;
         self.learn(found.map(Iterator::collect));
     }
@@ -131,23 +127,6 @@ fn in_turns(addresses: &[SocketAddr]) -> Vec<SocketAddr> {
         mixed.extend(second.get(position));
     }
     mixed
-}
-
-/// Keeps up with where a worker's name leads, until the worker leaves the fleet.
-pub async fn follow(shared: Arc<Shared>, worker: Arc<Worker>) {
-    if !worker.address.is_name {
-        return;
-    }
-    while shared.fleet.has(&worker) {
-        worker.address.look_up().await;
-        let next = Instant::now() + REFRESH;
-        while Instant::now() < next && shared.fleet.has(&worker) {
-            sleep(shared.config.probe_interval.min(REFRESH)).await;
-            if worker.standing.is(Behind::Down) {
-                break;
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,14 +1,10 @@
-//! Connections to workers. Each lane keeps its own, and nothing polls one but the request that holds it.
+//! A connection to a worker. Nothing polls it but the request that holds it.
 
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::pin::{Pin, pin};
-use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -21,14 +17,10 @@ use socket2::SockRef;
 
 use crate::base::clock::{self, Tick};
 use crate::base::stream::{KEEPALIVE, Stream};
-use crate::fleet::standing::Behind;
-use crate::fleet::worker::Worker;
-use crate::proxy::lane::Shared;
-use crate::proxy::upload::RequestBody;
-use crate::proxy::usage::Tail;
+use crate::upstream::endpoint::Endpoint;
+use crate::upstream::request_body::RequestBody;
+use crate::upstream::tail::Tail;
 use crate::upstream::trust::Trust;
-
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Unlike a connection, which its system takes, a handshake takes the worker itself, which may be busy.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -36,15 +28,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A host that vanished without a word is given up by the system after this long.
 const GONE_AFTER: Duration = Duration::from_secs(60);
 
-/// For a worker that is known not to answer: no request should wait long to hear that nothing has changed.
-const CONNECT_TIMEOUT_DOWN: Duration = Duration::from_millis(500);
-
 /// An idle connection is used again for this long. Common servers close theirs after five seconds, and what is
 /// sent at that moment may be lost.
 const REUSED_FOR: Duration = Duration::from_secs(4);
-
-/// Idle connections are looked over once in this many seconds, and closed the second time.
-pub const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 
 type Connection = http1::Connection<TokioIo<Stream>, RequestBody>;
 pub type Sender = http1::SendRequest<RequestBody>;
@@ -56,37 +42,28 @@ pub struct Upstream {
     connection: Option<Connection>,
     /// The connection's socket, which is open as long as that is there.
     socket: RawFd,
-    worker: u32,
+    pub worker: u32,
     /// Whether it has carried a request before: then the worker may have closed it in the meantime.
     pub reused: bool,
-    idle_since: Tick,
-    idle_since_sweep: u32,
+    pub idle_since: Tick,
+    pub idle_since_sweep: u32,
     /// The end of the answer it is bringing, where that is read.
     pub tail: Tail,
 }
 
-/// How long a request waits for a connection.
-pub fn connect_limit(worker: &Worker) -> Duration {
-    if worker.standing.is(Behind::Down) {
-        CONNECT_TIMEOUT_DOWN
-    } else {
-        CONNECT_TIMEOUT
-    }
-}
-
 /// Opens a connection, which the caller drives; with it comes its socket.
 pub async fn connect(
-    worker: &Worker,
+    endpoint: &Endpoint,
     trust: &Trust,
     limit: Duration,
 ) -> io::Result<(Sender, Connection, RawFd)> {
-    let stream = within(limit, "connection", worker.address.connect()).await?;
+    let stream = within(limit, "connection", endpoint.address.connect()).await?;
     stream.set_nodelay(true)?;
     let socket = SockRef::from(&stream);
     socket.set_tcp_keepalive(&KEEPALIVE)?;
     socket.set_tcp_user_timeout(Some(GONE_AFTER))?;
     let socket = stream.as_raw_fd();
-    let stream = match worker.certified_as.clone() {
+    let stream = match endpoint.certified_as.clone() {
         None => Stream::Plain(stream),
         Some(name) => {
             // Boxed, that a request has no room for it where there is none.
@@ -118,16 +95,16 @@ async fn within<T>(
 
 impl Upstream {
     pub async fn open(
-        worker: &Worker,
+        endpoint: &Endpoint,
         trust: &Trust,
         limit: Duration,
     ) -> io::Result<Box<Upstream>> {
-        let (sender, connection, socket) = connect(worker, trust, limit).await?;
+        let (sender, connection, socket) = connect(endpoint, trust, limit).await?;
         Ok(Box::new(Upstream {
             sender,
             connection: Some(connection),
             socket,
-            worker: worker.id,
+            worker: endpoint.id,
             reused: false,
             idle_since: 0,
             idle_since_sweep: 0,
@@ -204,14 +181,14 @@ impl Upstream {
     }
 
     /// Whether another request can be sent on it right now.
-    fn is_ready(&mut self) -> bool {
+    pub fn is_ready(&mut self) -> bool {
         self.drive(&mut Context::from_waker(Waker::noop()));
         self.connection.is_some() && self.sender.is_ready()
     }
 
     /// Whether a kept connection is good for one more request. One that was idle for a while is looked at: the
     /// runtime may not have heard yet that its worker has closed it.
-    fn is_alive(&mut self) -> bool {
+    pub fn is_alive(&mut self) -> bool {
         if !self.is_ready() {
             return false;
         }
@@ -270,64 +247,10 @@ fn drive(connection: &mut Option<Connection>, cx: &mut Context<'_>) {
     }
 }
 
-/// Idle connections by worker, the most recently used one last.
-pub struct Pool {
-    #[allow(clippy::vec_box)] // They come boxed and leave boxed.
-    idle: RefCell<HashMap<u32, Vec<Box<Upstream>>>>,
-    sweeps: Cell<u32>,
-    trust: Arc<Trust>,
-}
-
-impl Pool {
-    pub fn new(shared: &Shared) -> Rc<Pool> {
-        Rc::new(Pool {
-            idle: RefCell::default(),
-            sweeps: Cell::new(0),
-            trust: shared.trust.clone(),
-        })
-    }
-
-    /// An idle connection to the worker, or a new one.
-    pub async fn get(&self, worker: &Worker) -> io::Result<Box<Upstream>> {
-        while let Some(mut upstream) = self.pop(worker.id) {
-            if upstream.is_alive() {
-                return Ok(upstream);
-            }
-        }
-        self.open(worker).await
-    }
-
-    /// A connection that nothing was sent on yet.
-    pub async fn open(&self, worker: &Worker) -> io::Result<Box<Upstream>> {
-        Upstream::open(worker, &self.trust, connect_limit(worker)).await
-    }
-
-    fn pop(&self, worker: u32) -> Option<Box<Upstream>> {
-        self.idle.borrow_mut().get_mut(&worker)?.pop()
-    }
-
-    /// Keeps a connection whose answer was read to its end; one that cannot be used again is closed.
-    pub fn put_back(&self, mut upstream: Box<Upstream>) {
-        if upstream.is_ready() {
-            upstream.reused = true;
-            upstream.idle_since = clock::now();
-            upstream.idle_since_sweep = self.sweeps.get();
-            self.idle
-                .borrow_mut()
-                .entry(upstream.worker)
-                .or_default()
-                .push(upstream);
-        }
-    }
-
-    /// Closes what workers have closed, what stayed unused between two sweeps, and what belongs to
-    /// workers that are gone.
-    pub fn sweep(&self, is_known: impl Fn(u32) -> bool) {
-        let last = self.sweeps.get();
-        self.sweeps.set(last.wrapping_add(1));
-        self.idle.borrow_mut().retain(|&worker, idle| {
-            idle.retain_mut(|upstream| upstream.idle_since_sweep == last && upstream.is_ready());
-            is_known(worker) && !idle.is_empty()
-        });
-    }
+/// Whether no connection could be made for want of descriptors, ports or memory here.
+pub fn is_exhaustion(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::EADDRNOTAVAIL | libc::ENOBUFS | libc::ENOMEM)
+    )
 }

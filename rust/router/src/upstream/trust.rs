@@ -6,17 +6,16 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{self, CertificateError, ClientConfig, RootCertStore};
 
-use crate::app::config::Config;
 use crate::base::certificates::certificates;
 use crate::base::config_error::ConfigError;
-use crate::base::log::Level;
+use crate::base::log::{Level, Log};
 use crate::base::stream::Stream;
-use crate::proxy::lane::Shared;
 
 /// The authorities whose signature makes a worker's certificate a good one: those in a file, or else those
 /// that the system trusts.
@@ -27,9 +26,9 @@ pub struct Trust {
 }
 
 impl Trust {
-    pub fn read(config: &Config) -> Result<Trust, ConfigError> {
+    pub fn read(ca_file: Option<PathBuf>) -> Result<Trust, ConfigError> {
         let trust = Trust {
-            ca_file: config.worker_ca_file.clone(),
+            ca_file,
             current: ArcSwapOption::empty(),
         };
         trust.reload()?;
@@ -60,13 +59,12 @@ impl Trust {
 }
 
 /// Reads the authorities again whenever a reload is asked for.
-pub async fn watch(shared: Arc<Shared>) {
-    let mut reload = shared.reload.clone();
+pub async fn watch(trust: Arc<Trust>, mut reload: watch::Receiver<()>, log: Arc<Log>) {
     while reload.changed().await.is_ok() {
-        if let Err(why) = shared.trust.reload() {
+        if let Err(why) = trust.reload() {
             let text =
                 "authorities of workers' certificates could not be read again, those before stay";
-            shared.log.event(Level::Error, text, &[("why", &why)]);
+            log.event(Level::Error, text, &[("why", &why)]);
         }
     }
 }
