@@ -103,7 +103,7 @@ fn health(lane: &Lane) -> Reply {
         status,
         &json!({"status": word, "workers": {"healthy": healthy, "total": total}}),
     );
-    let routers = chain::list(&lane.shared);
+    let routers = chain::list(&lane.shared.fleet, &lane.shared.name);
     reply.headers_mut().insert(ROUTERS, routers);
     reply
 }

@@ -255,7 +255,7 @@ impl Config {
         if self.max_concurrent_requests == Some(0) {
             return fail("max_concurrent_requests: 0 would refuse every request".to_owned());
         }
-        discovery::validate(self)?;
+        discovery::names(&self.worker_dns)?;
         for host in &self.allowed_hosts {
             if host != "*" && (host.is_empty() || host.contains(['/', ':', '*', ' '])) {
                 return fail(format!(

@@ -14,6 +14,7 @@ use tokio::time::{Instant, interval_at};
 
 use crate::admin::scrape;
 use crate::app::config::Config;
+use crate::base::clock;
 use crate::base::config_error::ConfigError;
 use crate::base::log::{Log, Writer};
 use crate::base::memory;
@@ -21,14 +22,15 @@ use crate::base::metrics::Metrics;
 use crate::base::request_id;
 use crate::base::stopping::{Stopping, drain};
 use crate::base::supervise::{keep_running, run_or};
-use crate::fleet::discovery::Discovery;
+use crate::fleet::breaker::{self, Breaker};
+use crate::fleet::discovery::{self, Discovery, Sources};
+use crate::fleet::health::{self, Probes};
 use crate::fleet::models::{self, Models};
-use crate::fleet::worker::Fleet;
-use crate::fleet::{breaker, health};
+use crate::fleet::worker::{Change, Fleet};
 use crate::front::gate::Gate;
 use crate::front::tls::{self, Tls};
 use crate::front::{connection, listen};
-use crate::policy;
+use crate::policy::{self, Policy};
 use crate::proxy::lane::Shared;
 use crate::upstream::trust::{self, Trust};
 use crate::upstream::worker_url::WorkerUrl;
@@ -114,21 +116,46 @@ impl Router {
             Log::start(config.log_level, config.log_format).map_err(StartError::Runtime)?;
         let (stopping, stopped) = watch::channel(Stopping::No);
         let (reload, reloaded) = watch::channel(());
+        let log = Arc::new(log);
+        let policy: Arc<dyn Policy> = Arc::from(policy::build(&config));
+        let told = policy.clone();
+        let fleet = Arc::new(Fleet::new(workers, move |change| match change {
+            // What was known of an earlier one in its place.
+            Change::Added(worker) => told.forget(worker),
+            Change::Removed(rest) => told.maintain(rest),
+        }));
+        let sources = Sources {
+            file: config.workers_file.clone(),
+            names: discovery::names(&config.worker_dns).map_err(StartError::Config)?,
+            dns_interval: config.dns_interval,
+        };
+        let discovery = Discovery::start(fleet.clone(), sources, reloaded.clone(), log.clone())
+            .map_err(StartError::Config)?;
+        let worker_key = gate.keys.worker.clone();
+        let probes = Arc::new(Probes {
+            interval: config.probe_interval,
+            timeout: config.probe_timeout,
+            key: worker_key.clone(),
+            router: request_id::unique(),
+        });
+        let breaker = Breaker {
+            threshold: (!config.disable_circuit_breaker).then_some(config.cb_failure_threshold),
+            recovery: clock::ticks(config.cb_timeout),
+        };
         let shared = Arc::new(Shared {
-            policy: policy::build(&config),
-            fleet: Arc::new(Fleet::new(workers)),
-            models: Models::default(),
+            policy,
+            models: Arc::new(Models::new(fleet.clone(), worker_key)),
+            fleet,
             gate,
             tls,
             trust: Arc::new(trust),
             metrics: Arc::new(Metrics::new(lanes)),
-            log: Arc::new(log),
+            log,
             stopping: stopped,
             reload: reloaded,
-            name: request_id::unique(),
+            name: probes.router.clone(),
             config,
         });
-        let discovery = Discovery::start(&shared).map_err(StartError::Config)?;
         let running = Arc::new(Running {
             count: Mutex::new(0),
             ended: Condvar::new(),
@@ -154,10 +181,21 @@ impl Router {
         router.spawn("router-watch".to_owned(), move |runtime| {
             runtime.block_on(async {
                 let mut stopping = shared.stopping.clone();
-                keep(&shared, "health checks", health::watch);
+                keep(&shared, "health checks", move |shared| {
+                    health::watch(
+                        shared.fleet.clone(),
+                        shared.trust.clone(),
+                        probes.clone(),
+                        shared.log.clone(),
+                    )
+                });
                 keep(&shared, "the policy's upkeep", tidy_policy);
-                keep(&shared, "models", models::watch);
-                keep(&shared, "circuit breaker", breaker::watch);
+                keep(&shared, "models", |shared| {
+                    models::watch(shared.models.clone(), shared.trust.clone())
+                });
+                keep(&shared, "circuit breaker", move |shared| {
+                    breaker::watch(shared.fleet.clone(), breaker, shared.log.clone())
+                });
                 keep(&shared, "certificate", tls::watch);
                 keep(&shared, "authorities", |shared| {
                     trust::watch(
@@ -169,7 +207,7 @@ impl Router {
                 keep(&shared, "memory", |shared| {
                     memory::give_back(shared.metrics.clone())
                 });
-                let task = discovery.watch(shared.clone());
+                let task = discovery.watch();
                 run_or(shared.log.clone(), "discovery", task, move || {
                     drain(&failed)
                 });

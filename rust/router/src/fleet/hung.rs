@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::app::config::Config;
 use crate::base::clock::{self, Tick};
 use crate::base::log::Log;
 use crate::base::route::Route;
@@ -38,13 +37,6 @@ pub struct Patience {
 }
 
 impl Patience {
-    pub fn new(config: &Config) -> Self {
-        Patience {
-            hung: clock::ticks(config.hung_timeout),
-            recovery: clock::ticks(config.cb_timeout),
-        }
-    }
-
     /// Whether a request had better be elsewhere, its worker being silent. A worker that is not known to
     /// be is found hung here.
     pub fn is_over(&self, wait: &mut Wait, fleet: &[Arc<Worker>], now: Tick, log: &Log) -> bool {
@@ -114,7 +106,7 @@ mod tests {
     use super::*;
     use crate::fleet::standing::Health;
     use crate::fleet::worker::LoadGuard;
-    use crate::policy::testing::fleet;
+    use crate::fleet::worker::testing::fleet;
 
     const PATIENCE: Patience = Patience {
         hung: 40,

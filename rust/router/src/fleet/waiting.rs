@@ -164,20 +164,18 @@ impl Drop for Place<'_> {
 mod tests {
     use std::future::pending;
     use std::task::Context;
-    use std::time::Duration;
 
     use super::*;
-    use crate::app::config::Config;
-    use crate::policy::testing::fleet;
+    use crate::fleet::worker::testing::fleet;
 
     #[test]
     fn a_request_whose_time_is_over_is_told_so_and_leaves_nothing_behind() {
         let fleet = fleet(1);
         let waiting = Waiting::default();
-        let patience = Patience::new(&Config {
-            hung_timeout: Duration::MAX,
-            ..Config::default()
-        });
+        let patience = Patience {
+            hung: Tick::MAX,
+            recovery: 8,
+        };
         let mut context = Context::from_waker(Waker::noop());
         let asked = Asked {
             route: Route::of("/"),

@@ -187,16 +187,30 @@ pub struct Fleet {
     changing: Mutex<()>,
     /// Told of every worker added; one listener.
     pub added: Notify,
+    on_change: Box<dyn Fn(Change<'_>) + Send + Sync>,
+}
+
+/// What has become of the fleet.
+pub enum Change<'a> {
+    /// A worker is new.
+    Added(&'a Worker),
+    /// One was taken out; these are left.
+    Removed(&'a [Arc<Worker>]),
 }
 
 impl Fleet {
-    pub fn new(urls: Vec<WorkerUrl>) -> Self {
+    /// `on_change` is told of every change after the start, on the thread that makes it.
+    pub fn new(
+        urls: Vec<WorkerUrl>,
+        on_change: impl Fn(Change<'_>) + Send + Sync + 'static,
+    ) -> Self {
         let of_fleet = |url| Arc::new(Worker::new(url, Authorization::OfFleet));
         let workers = urls.into_iter().map(of_fleet);
         Fleet {
             workers: ArcSwap::from_pointee(workers.collect()),
             changing: Mutex::new(()),
             added: Notify::new(),
+            on_change: Box::new(on_change),
         }
     }
 
@@ -217,7 +231,7 @@ impl Fleet {
 
     /// Adds a worker, or returns the one of that URL to service. The bool says whether it is new.
     pub fn add(&self, url: WorkerUrl, authorization: Authorization) -> (Arc<Worker>, bool) {
-        let _changing = self.changing.lock().unwrap();
+        let changing = self.changing.lock().unwrap();
         if let Some(known) = self.find(url.as_str()) {
             known.set_draining(false);
             return (known, false);
@@ -227,12 +241,14 @@ impl Fleet {
         workers.push(worker.clone());
         self.workers.store(Arc::new(workers));
         self.added.notify_one();
+        drop(changing);
+        (self.on_change)(Change::Added(&worker));
         (worker, true)
     }
 
-    /// Takes a worker out, if it is there. Requests it is serving keep it alive until they end.
+    /// Takes a worker out, if it is there; requests it is serving go on to their end.
     pub fn remove(&self, worker: &Worker) -> bool {
-        let _changing = self.changing.lock().unwrap();
+        let changing = self.changing.lock().unwrap();
         let workers = self.read();
         let rest: Vec<_> = workers
             .iter()
@@ -241,6 +257,11 @@ impl Fleet {
             .collect();
         let was_there = rest.len() < workers.len();
         self.workers.store(Arc::new(rest));
+        drop(changing);
+        if was_there {
+            worker.set_draining(true);
+            (self.on_change)(Change::Removed(&self.read()));
+        }
         was_there
     }
 }
@@ -255,7 +276,7 @@ mod tests {
 
     #[test]
     fn a_fleet_is_in_the_order_of_its_ids() {
-        let fleet = Fleet::new(vec![url("http://b:1")]);
+        let fleet = Fleet::new(vec![url("http://b:1")], |_| ());
         let (added, _) = fleet.add(url("http://a:1"), Authorization::OfFleet);
         assert_eq!(fleet.read()[1].url, "http://a:1");
         assert!(fleet.read().is_sorted_by_key(|worker| worker.id));
@@ -264,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_removed_worker_leaves_the_fleet_but_not_its_requests() {
-        let fleet = Fleet::new(vec![url("http://a:1")]);
+        let fleet = Fleet::new(vec![url("http://a:1")], |_| ());
         let removed = fleet.find("http://a:1").unwrap();
         let guard = LoadGuard::new(removed.clone());
         assert!(fleet.remove(&removed) && !fleet.remove(&removed));
@@ -279,7 +300,7 @@ mod tests {
 
     #[test]
     fn workers_that_come_and_go_leave_no_gaps_in_tables() {
-        let fleet = Fleet::new(Vec::new());
+        let fleet = Fleet::new(Vec::new(), |_| ());
         let mut slots = std::collections::HashSet::new();
         for index in 0..2000 {
             let (worker, _) = fleet.add(
@@ -291,5 +312,17 @@ mod tests {
         }
         // Other tests of this process have workers too.
         assert!(slots.len() < 200, "{}", slots.len());
+    }
+}
+
+#[cfg(test)]
+pub mod testing {
+    use super::*;
+
+    pub fn fleet(count: usize) -> Vec<Arc<Worker>> {
+        (1..=count)
+            .map(|port| format!("http://w:{port}").parse().unwrap())
+            .map(|url| Arc::new(Worker::new(url, Authorization::OfFleet)))
+            .collect()
     }
 }

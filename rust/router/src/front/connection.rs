@@ -62,7 +62,10 @@ pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener) {
     let mut stopping = shared.stopping.clone();
     let mut sweep = interval(SWEEP_INTERVAL);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let patience = Patience::new(&shared.config);
+    let patience = Patience {
+        hung: clock::ticks(shared.config.hung_timeout),
+        recovery: clock::ticks(shared.config.cb_timeout),
+    };
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let limits = Limits::new(&shared.config);

@@ -11,7 +11,6 @@ use hyper::{Request, Response, StatusCode, Version};
 
 use crate::base::headers;
 use crate::base::route::Route;
-use crate::fleet::models;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::{LoadGuard, Worker};
 use crate::front::gate;
@@ -82,7 +81,7 @@ pub async fn forward(
         Bytes::new()
     };
 
-    if let Some(model) = models::unknown(lane, &parts, &text).await {
+    if let Some(model) = shared.models.unknown(&lane.pool, &parts, &text).await {
         return reply::unknown_model(&model);
     }
     let mut tries = Tries::new(lane, exchange.sees_urls);

@@ -14,7 +14,7 @@ use crate::base::request_id::RequestIds;
 use crate::base::stopping::Stopping;
 use crate::fleet::models::Models;
 use crate::fleet::waiting::Waiting;
-use crate::fleet::worker::{Authorization, Fleet, Worker};
+use crate::fleet::worker::Fleet;
 use crate::front::clients::Clients;
 use crate::front::gate::Gate;
 use crate::front::tls::Tls;
@@ -22,7 +22,6 @@ use crate::policy::Policy;
 use crate::proxy::retry::Budget;
 use crate::upstream::pool::Pool;
 use crate::upstream::trust::Trust;
-use crate::upstream::worker_url::WorkerUrl;
 
 /// What all threads share.
 pub struct Shared {
@@ -30,8 +29,8 @@ pub struct Shared {
     /// This router among all.
     pub name: String,
     pub fleet: Arc<Fleet>,
-    pub models: Models,
-    pub policy: Box<dyn Policy>,
+    pub models: Arc<Models>,
+    pub policy: Arc<dyn Policy>,
     pub gate: Gate,
     /// What client connections are secured with, if they are.
     pub tls: Option<Tls>,
@@ -42,26 +41,6 @@ pub struct Shared {
     pub stopping: watch::Receiver<Stopping>,
     /// Changes when what is listed elsewhere is to be read again.
     pub reload: watch::Receiver<()>,
-}
-
-impl Shared {
-    /// Adds a worker to the fleet, or returns the one of that URL to service. The bool says whether it is new.
-    pub fn add(&self, url: WorkerUrl, authorization: Authorization) -> (Arc<Worker>, bool) {
-        let (worker, is_new) = self.fleet.add(url, authorization);
-        if is_new {
-            // What was known of an earlier one in its place.
-            self.policy.forget(&worker);
-        }
-        (worker, is_new)
-    }
-
-    /// Takes a worker out of the fleet; requests it is serving go on to their end.
-    pub fn remove(&self, worker: &Worker) {
-        if self.fleet.remove(worker) {
-            worker.set_draining(true);
-            self.policy.maintain(&self.fleet.read());
-        }
-    }
 }
 
 /// One thread's own part of the router.

@@ -19,7 +19,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::base::end::End;
 use crate::base::headers;
-use crate::fleet::models;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::LoadGuard;
 use crate::front::gate;
@@ -49,7 +48,7 @@ pub async fn forward(
     forwarding::note_hop(parts.version, &mut parts.headers);
 
     let nothing = Bytes::new();
-    if let Some(model) = models::unknown(lane, &parts, b"").await {
+    if let Some(model) = lane.shared.models.unknown(&lane.pool, &parts, b"").await {
         return reply::unknown_model(&model);
     }
     let mut tries = Tries::new(lane, exchange.sees_urls);
