@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use sglang_omni_router::{Config, build_policy};
+use sglang_omni_policy::{Settings, build};
 
 use crate::fleet::{Outcome, Setup, run};
 use crate::trace::{Request, Shape};
@@ -57,7 +57,7 @@ pub fn print(out: &mut impl Write) -> io::Result<()> {
                 };
                 let Outcome {
                     requests, hit_rate, ..
-                } = run(&setup, &trace, &*build_policy(&Config::default()));
+                } = run(&setup, &trace, &*build(&Settings::default()));
                 let lie: Vec<String> = requests.iter().map(usize::to_string).collect();
                 write!(out, " {} ({hit_rate:.2}) |", lie.join("/"))?;
             }

@@ -1,11 +1,11 @@
 //! What a decision of `cache_aware` costs, by the clock, as its tree grows.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use sglang_omni_router::{
-    Authorization, Candidates, Config, LoadGuard, Policy, RequestKey, Usage, Worker, build_policy,
+use sglang_omni_policy::{
+    Candidate, Metric, Policy, RequestKey, Settings, Usage, Value as Figure, build,
 };
 
 const SYSTEM_PROMPTS: usize = 64;
@@ -65,68 +65,75 @@ fn letters(rng: &mut fastrand::Rng, count: usize) -> Vec<u8> {
 }
 
 struct Site {
-    fleet: Vec<Arc<Worker>>,
-    all: Vec<usize>,
+    /// Requests in flight, by worker.
+    loads: Vec<AtomicUsize>,
     policy: Box<dyn Policy>,
+}
+
+/// What one thread has of its own.
+#[derive(Default)]
+struct Seat {
+    candidates: Vec<Candidate>,
+    /// The workers of what it has in flight.
+    flights: Vec<usize>,
 }
 
 impl Site {
     fn new(workers: usize) -> Site {
-        let worker = |index: usize| {
-            let url = format!("http://w:{}", index + 1).parse();
-            Arc::new(Worker::new(
-                url.expect("a valid URL"),
-                Authorization::OfFleet,
-            ))
-        };
         Site {
-            fleet: (0..workers).map(worker).collect(),
-            all: (0..workers).collect(),
-            policy: build_policy(&Config {
+            loads: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
+            policy: build(&Settings {
                 max_tree_size: 1 << 30,
-                ..Config::default()
+                ..Settings::default()
             }),
         }
     }
 
-    /// Decides on one prompt, and hears that all the worker knew of it was cached. Returns nanoseconds.
-    fn decide(&self, text: &[u8], flights: &mut Vec<LoadGuard>) -> u64 {
+    /// Decides on one prompt, and reports that all the worker knew of it was cached. Returns nanoseconds.
+    fn decide(&self, text: &[u8], seat: &mut Seat) -> u64 {
         let start = Instant::now();
         let request = RequestKey {
             text,
             model: b"m",
             ..RequestKey::default()
         };
-        let decision = self
-            .policy
-            .pick(Candidates::new(&self.fleet, &self.all), &request);
-        self.policy.kept(decision.receipt);
+        let Seat {
+            candidates,
+            flights,
+        } = seat;
+        candidates.clear();
+        candidates.extend(self.loads.iter().zip(0..).map(|(load, slot)| Candidate {
+            slot,
+            load: load.load(Relaxed),
+            url_hash: 0,
+        }));
+        let (worker, claim) = self.policy.choose(candidates, &request);
+        let receipt = claim.keep();
         let took = start.elapsed().as_nanos() as u64;
         let usage = Usage {
             prompt_tokens: 1000,
             cached_tokens: 1000,
         };
-        self.policy
-            .answered(decision.worker, decision.receipt, usage);
+        self.policy.answered(receipt, usage);
         // A few requests at every worker are in flight.
-        let flight = LoadGuard::new(decision.worker.clone());
-        if flights.len() < 4 * self.fleet.len() {
-            flights.push(flight);
+        self.loads[worker].fetch_add(1, Relaxed);
+        if flights.len() < 4 * self.loads.len() {
+            flights.push(worker);
         } else {
             let oldest = took as usize % flights.len();
-            flights[oldest] = flight;
+            let ended = std::mem::replace(&mut flights[oldest], worker);
+            self.loads[ended].fetch_sub(1, Relaxed);
         }
         took
     }
 
     fn nodes(&self) -> usize {
-        let mut metrics = String::new();
-        self.policy.write_metrics(&[], true, &mut metrics);
-        let line = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix("sglang_omni_router_tree_nodes "));
-        line.and_then(|count| count.parse().ok())
-            .expect("a gauge of nodes")
+        let nodes = |metric: &Metric| match metric.value {
+            Figure::Gauge(nodes) if metric.name == "tree_nodes" => Some(nodes as usize),
+            _ => None,
+        };
+        let metrics = self.policy.metrics();
+        metrics.iter().find_map(nodes).expect("a gauge of nodes")
     }
 }
 
@@ -135,12 +142,12 @@ impl Site {
 pub fn growth(workers: usize, bytes: usize, nodes: usize) -> Value {
     let site = Site::new(workers);
     let mut talk = Talk::new(1, bytes);
-    let mut flights = Vec::new();
+    let mut seat = Seat::default();
     let mut points = Vec::new();
     let mut next = 1000;
     let mut taken = Vec::new();
     loop {
-        taken.push(site.decide(talk.next(), &mut flights));
+        taken.push(site.decide(talk.next(), &mut seat));
         if taken.len() < 500 {
             continue;
         }
@@ -174,9 +181,9 @@ pub fn throughput(workers: usize, bytes: usize, threads: usize) -> f64 {
             .map(|mut talk| {
                 let site = &site;
                 scope.spawn(move || {
-                    let mut flights = Vec::new();
+                    let mut seat = Seat::default();
                     let nanoseconds: u64 = (0..DECISIONS)
-                        .map(|_| site.decide(talk.next(), &mut flights))
+                        .map(|_| site.decide(talk.next(), &mut seat))
                         .sum();
                     DECISIONS as f64 * 1e9 / nanoseconds as f64
                 })

@@ -3,11 +3,8 @@
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
-use std::sync::Arc;
 
-use sglang_omni_router::{
-    Authorization, Candidates, LoadGuard, Policy, Receipt, RequestKey, Usage, Worker,
-};
+use sglang_omni_policy::{Candidate, Claim, Policy, Receipt, RequestKey, Usage, url_hash};
 
 use crate::kv::KvCache;
 use crate::trace::{Request, Shape, TOKEN_BYTES};
@@ -111,7 +108,8 @@ impl Ord for Event {
 }
 
 struct Replica {
-    worker: Arc<Worker>,
+    /// What a policy knows of it; its slot is its index.
+    candidate: Candidate,
     kv: KvCache,
     speed: f64,
     waiting: VecDeque<usize>,
@@ -120,11 +118,12 @@ struct Replica {
 }
 
 /// What is in flight for a request.
-struct Flight {
+struct Flight<'a> {
     replica: usize,
     arrived: f64,
     prompt: Vec<u8>,
-    load: LoadGuard,
+    /// Until prefill has ended.
+    claim: Option<Claim<'a>>,
     receipt: Receipt,
     cached: usize,
 }
@@ -132,10 +131,12 @@ struct Flight {
 struct Run<'a> {
     setup: &'a Setup,
     trace: &'a [Request],
+    policy: &'a dyn Policy,
     replicas: Vec<Replica>,
-    fleet: Vec<Arc<Worker>>,
-    eligible: Vec<usize>,
-    flights: Vec<Option<Flight>>,
+    /// Whether the first worker is gone.
+    is_first_down: bool,
+    candidates: Vec<Candidate>,
+    flights: Vec<Option<Flight<'a>>>,
     events: BinaryHeap<Event>,
     planned: usize,
     next: usize,
@@ -148,10 +149,11 @@ struct Run<'a> {
 pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
     let replicas: Vec<Replica> = (0..setup.workers)
         .map(|index| Replica {
-            worker: Arc::new(Worker::new(
-                format!("http://w:{}", index + 1).parse().expect("a URL"),
-                Authorization::OfFleet,
-            )),
+            candidate: Candidate {
+                slot: index as u32,
+                load: 0,
+                url_hash: url_hash(&format!("http://w:{}", index + 1)),
+            },
             kv: KvCache::new(setup.kv_bytes / setup.workers),
             speed: setup.speeds[index % setup.speeds.len()],
             waiting: VecDeque::new(),
@@ -162,12 +164,10 @@ pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
     let mut run = Run {
         setup,
         trace,
-        fleet: replicas
-            .iter()
-            .map(|replica| replica.worker.clone())
-            .collect(),
-        eligible: (0..setup.workers).collect(),
+        policy,
         replicas,
+        is_first_down: false,
+        candidates: Vec::with_capacity(setup.workers),
         flights: trace.iter().map(|_| None).collect(),
         events: BinaryHeap::new(),
         planned: 0,
@@ -183,9 +183,9 @@ pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
     while let Some(Event { at, what, .. }) = run.events.pop() {
         now = at;
         match what {
-            What::Arrive(index) => run.arrive(now, index, policy),
-            What::Prefilled(index) => run.prefilled(now, index, policy),
-            What::Done(index) => run.done(now, index, policy),
+            What::Arrive(index) => run.arrive(now, index),
+            What::Prefilled(index) => run.prefilled(now, index),
+            What::Done(index) => run.done(now, index),
         }
     }
     run.first_token.sort_unstable_by(f64::total_cmp);
@@ -226,8 +226,8 @@ impl Run<'_> {
         }
     }
 
-    fn arrive(&mut self, now: f64, index: usize, policy: &dyn Policy) {
-        self.restart(index, policy);
+    fn arrive(&mut self, now: f64, index: usize) {
+        self.restart(index);
         let mut prompt = Vec::new();
         self.trace[index].system(&mut prompt);
         self.trace[index].user(&mut prompt);
@@ -238,21 +238,21 @@ impl Run<'_> {
             session: &session,
             ..RequestKey::default()
         };
-        let decision = policy.pick(Candidates::new(&self.fleet, &self.eligible), &request);
-        let (chosen, receipt) = (decision.worker.clone(), decision.receipt);
-        let replica = self
-            .fleet
-            .iter()
-            .position(|worker| worker.id == chosen.id)
-            .expect("a policy picks from the fleet");
+        let up = &self.replicas[usize::from(self.is_first_down)..];
+        self.candidates.clear();
+        self.candidates
+            .extend(up.iter().map(|replica| replica.candidate));
+        let (chosen, claim) = self.policy.choose(&self.candidates, &request);
+        let replica = self.candidates[chosen].slot as usize;
         self.flights[index] = Some(Flight {
             replica,
             arrived: now,
             prompt,
-            load: LoadGuard::new(chosen),
-            receipt,
+            claim: Some(claim),
+            receipt: Receipt::default(),
             cached: 0,
         });
+        self.replicas[replica].candidate.load += 1;
         self.replicas[replica].requests += 1;
         self.replicas[replica].waiting.push_back(index);
         self.prefill(now, replica);
@@ -283,9 +283,9 @@ impl Run<'_> {
     }
 
     /// The head of the answer leaves with its first token.
-    fn prefilled(&mut self, now: f64, index: usize, policy: &dyn Policy) {
-        let flight = self.flights[index].as_ref().expect("in flight");
-        policy.kept(flight.receipt);
+    fn prefilled(&mut self, now: f64, index: usize) {
+        let flight = self.flights[index].as_mut().expect("in flight");
+        flight.receipt = flight.claim.take().expect("not kept before").keep();
         let replica = flight.replica;
         self.first_token.push(now - flight.arrived);
         let place = &mut self.replicas[replica];
@@ -297,15 +297,15 @@ impl Run<'_> {
         self.prefill(now, replica);
     }
 
-    fn done(&mut self, now: f64, index: usize, policy: &dyn Policy) {
+    fn done(&mut self, now: f64, index: usize) {
         let flight = self.flights[index].take().expect("in flight");
-        drop(flight.load);
+        self.replicas[flight.replica].candidate.load -= 1;
         let usage = Usage {
             prompt_tokens: (flight.prompt.len() / TOKEN_BYTES) as u64,
             cached_tokens: (flight.cached / TOKEN_BYTES) as u64,
         };
-        if policy.reads_usage() {
-            policy.answered(&self.fleet[flight.replica], flight.receipt, usage);
+        if self.policy.reads_usage() {
+            self.policy.answered(flight.receipt, usage);
         }
         if self.setup.clients.is_some() {
             self.plan_next(now);
@@ -313,17 +313,18 @@ impl Run<'_> {
     }
 
     /// Takes the first worker out or back when the trace is there. What it has in flight it still finishes.
-    fn restart(&mut self, index: usize, policy: &dyn Policy) {
+    fn restart(&mut self, index: usize) {
         let Some(Restart { down }) = self.setup.restart else {
             return;
         };
         let at = |share: f64| (share * self.trace.len() as f64) as usize;
         if index == at(down.0) {
-            self.eligible.remove(0);
+            self.is_first_down = true;
         } else if index == at(down.1) {
-            self.eligible.insert(0, 0);
+            self.is_first_down = false;
             self.replicas[0].kv.clear();
-            policy.maintain(&self.fleet);
+            let slots: Vec<u32> = (0..self.setup.workers as u32).collect();
+            self.policy.maintain(&slots);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use sglang_omni_router::{CacheAware, Config, Policy, PolicyKind, Tuning, build_policy};
+use sglang_omni_policy::{CacheAware, Policy, PolicyKind, Settings, Tuning, build};
 
 use crate::baselines::{Classic, FirstWorker, PerfectAffinity};
 use crate::fleet::{Outcome, Restart, Setup, run};
@@ -15,17 +15,17 @@ const SEEDS: &[u64] = &[2, 3, 4];
 /// Seeds by which nothing was chosen.
 const HELD_OUT: &[u64] = &[101, 102, 103, 104, 105, 106];
 
-fn built_in(policy: PolicyKind) -> Box<dyn Policy> {
-    build_policy(&Config {
-        policy,
-        ..Config::default()
+fn built_in(kind: PolicyKind) -> Box<dyn Policy> {
+    build(&Settings {
+        kind,
+        ..Settings::default()
     })
 }
 
 fn tuned(change: fn(&mut Tuning)) -> Box<dyn Policy> {
     let mut tuning = Tuning::default();
     change(&mut tuning);
-    Box::new(CacheAware::tuned(&Config::default(), tuning))
+    Box::new(CacheAware::tuned(&Settings::default(), tuning))
 }
 
 pub const POLICIES: [(&str, Build); 8] = [

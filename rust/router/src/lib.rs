@@ -6,7 +6,7 @@
 //! - [`front`]: a connection is accepted, a request read off it and let in, by key, origin and number.
 //! - [`admin`]: the paths that the router answers itself.
 //! - [`proxy`]: every other request goes to a worker and back, to another one if nothing was answered.
-//! - [`policy`]: which worker that is; [`key`]: what of a request's body matters for it.
+//!   Which worker that is, `sglang_omni_policy` says.
 //! - [`fleet`]: the workers, and what is known of each.
 //! - [`upstream`]: connections to workers.
 //! - [`base`]: the clock, the log, the counters, and what else knows none of the above.
@@ -20,8 +20,6 @@ mod app;
 mod base;
 mod fleet;
 mod front;
-mod key;
-mod policy;
 mod proxy;
 mod upstream;
 
@@ -29,9 +27,4 @@ pub use app::config::Config;
 pub use app::router::{Router, StartError};
 pub use base::config_error::ConfigError;
 pub use base::log::{Level, LogFormat};
-pub use fleet::worker::{Authorization, LoadGuard, Worker};
-pub use policy::{
-    CacheAware, Candidates, Decision, Policy, PolicyKind, Receipt, RequestKey, Tuning, Usage,
-    build as build_policy,
-};
-pub use upstream::worker_url::WorkerUrl;
+pub use sglang_omni_policy::PolicyKind;

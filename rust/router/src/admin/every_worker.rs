@@ -78,7 +78,7 @@ pub async fn flush_cache(lane: &Rc<Lane>, target: &str, headers: &HeaderMap) -> 
     for answer in &answers {
         let worker = &answer.worker;
         if answer.ok().is_some() {
-            lane.shared.policy.forget(worker);
+            lane.shared.policy.forget(worker.slot());
             successful.push(&worker.url);
         } else {
             failed.push(json!({"worker": worker.url, "error": answer.failure()}));

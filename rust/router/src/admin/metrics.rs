@@ -3,6 +3,8 @@
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
+use sglang_omni_policy::{Metric, Value};
+
 use crate::base::end::End;
 use crate::base::histogram::Snapshot;
 use crate::base::metrics::Metrics;
@@ -96,10 +98,35 @@ pub fn render(shared: &Shared, sees_urls: bool) -> String {
         let _ = writeln!(out, "sglang_omni_router_{name} {value}");
     }
     workers(&mut out, shared, sees_urls);
-    shared
-        .policy
-        .write_metrics(&shared.fleet.read(), sees_urls, &mut out);
+    policy(&mut out, shared, sees_urls);
     out
+}
+
+fn policy(out: &mut String, shared: &Shared, sees_urls: bool) {
+    let fleet = shared.fleet.read();
+    for Metric { name, help, value } in shared.policy.metrics() {
+        match value {
+            Value::Counter(count) => {
+                head(out, name, "counter", help);
+                let _ = writeln!(out, "sglang_omni_router_{name} {count}");
+            }
+            Value::Gauge(value) => {
+                head(out, name, "gauge", help);
+                let _ = writeln!(out, "sglang_omni_router_{name} {value}");
+            }
+            Value::GaugeBySlot(values) => {
+                head(out, name, "gauge", help);
+                for worker in fleet.iter() {
+                    let value = values.get(worker.slot() as usize).copied().unwrap_or(0);
+                    let worker = escaped(&worker.name(sees_urls));
+                    let _ = writeln!(
+                        out,
+                        "sglang_omni_router_{name}{{worker=\"{worker}\"}} {value}"
+                    );
+                }
+            }
+        }
+    }
 }
 
 fn requests(out: &mut String, metrics: &Metrics) {

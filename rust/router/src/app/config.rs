@@ -2,15 +2,16 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
+use sglang_omni_policy::{PolicyKind, Settings};
 
 use crate::base::config_error::ConfigError;
 use crate::base::log::{Level, LogFormat};
 use crate::fleet::discovery;
-use crate::policy::PolicyKind;
 use crate::upstream::worker_url::WorkerUrl;
 
 /// Everything the router can be told. `Default` is what the command line defaults to. As JSON, every field
@@ -32,6 +33,7 @@ pub struct Config {
     /// How often these names are resolved.
     #[serde(deserialize_with = "seconds")]
     pub dns_interval: Duration,
+    #[serde(deserialize_with = "named")]
     pub policy: PolicyKind,
     /// A prompt of which no worker knows more than this share, 0 to 1, is cold: `cache_aware` keeps such away
     /// from workers with large trees.
@@ -133,6 +135,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
+        let policy = Settings::default();
         Config {
             host: "127.0.0.1".to_owned(),
             port: 30000,
@@ -141,12 +144,12 @@ impl Default for Config {
             workers_file: None,
             worker_dns: Vec::new(),
             dns_interval: Duration::from_secs(5),
-            policy: PolicyKind::CacheAware,
-            cache_threshold: 0.5,
-            balance_abs_threshold: 32,
-            balance_rel_threshold: 1.0001,
+            policy: policy.kind,
+            cache_threshold: policy.cache_threshold,
+            balance_abs_threshold: policy.balance_abs_threshold,
+            balance_rel_threshold: policy.balance_rel_threshold,
             eviction_interval: Duration::from_secs(60),
-            max_tree_size: 16 << 20,
+            max_tree_size: policy.max_tree_size,
             threads: 0,
             max_body_bytes: 256 << 20,
             max_held_bytes: 1 << 30,
@@ -194,6 +197,10 @@ fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Er
         .map_err(|_| D::Error::custom(format!("{value} is not a number of seconds, 0 or more")))
 }
 
+fn named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PolicyKind, D::Error> {
+    PolicyKind::from_str(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
 impl Config {
     /// Reads what was given as JSON; what was not has its default. An error names the field.
     pub fn from_json(text: &str) -> Result<Config, ConfigError> {
@@ -208,6 +215,17 @@ impl Config {
             0
         } else {
             self.retry_max_retries
+        }
+    }
+
+    /// What of it is the policies'.
+    pub fn policy_settings(&self) -> Settings {
+        Settings {
+            kind: self.policy,
+            cache_threshold: self.cache_threshold,
+            balance_abs_threshold: self.balance_abs_threshold,
+            balance_rel_threshold: self.balance_rel_threshold,
+            max_tree_size: self.max_tree_size,
         }
     }
 

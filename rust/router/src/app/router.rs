@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use sglang_omni_policy::Policy;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 use tokio::sync::watch;
 use tokio::time::{Instant, interval_at};
@@ -26,11 +27,10 @@ use crate::fleet::breaker::{self, Breaker};
 use crate::fleet::discovery::{self, Discovery, Sources};
 use crate::fleet::health::{self, Probes};
 use crate::fleet::models::{self, Models};
-use crate::fleet::worker::{Change, Fleet};
+use crate::fleet::worker::{Change, Fleet, Worker};
 use crate::front::gate::Gate;
 use crate::front::tls::{self, Tls};
 use crate::front::{connection, listen};
-use crate::policy::{self, Policy};
 use crate::proxy::lane::Shared;
 use crate::upstream::trust::{self, Trust};
 use crate::upstream::worker_url::WorkerUrl;
@@ -117,12 +117,13 @@ impl Router {
         let (stopping, stopped) = watch::channel(Stopping::No);
         let (reload, reloaded) = watch::channel(());
         let log = Arc::new(log);
-        let policy: Arc<dyn Policy> = Arc::from(policy::build(&config));
+        let policy: Arc<dyn Policy> =
+            Arc::from(sglang_omni_policy::build(&config.policy_settings()));
         let told = policy.clone();
         let fleet = Arc::new(Fleet::new(workers, move |change| match change {
             // What was known of an earlier one in its place.
-            Change::Added(worker) => told.forget(worker),
-            Change::Removed(rest) => told.maintain(rest),
+            Change::Added(worker) => told.forget(worker.slot()),
+            Change::Removed(rest) => told.maintain(&slots(rest)),
         }));
         let sources = Sources {
             file: config.workers_file.clone(),
@@ -365,6 +366,10 @@ async fn tidy_policy(shared: Arc<Shared>) {
     let mut tick = interval_at(first, every);
     loop {
         tick.tick().await;
-        shared.policy.maintain(&shared.fleet.read());
+        shared.policy.maintain(&slots(&shared.fleet.read()));
     }
+}
+
+fn slots(fleet: &[Arc<Worker>]) -> Vec<u32> {
+    fleet.iter().map(|worker| worker.slot()).collect()
 }

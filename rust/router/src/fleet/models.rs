@@ -10,13 +10,13 @@ use std::time::Duration;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue, USER_AGENT};
 use hyper::http::request::Parts;
 use serde_json::Value;
+use sglang_omni_policy::key::scan::scan;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::base::clock::{self, TICK};
 use crate::fleet::fan_out::{Answer, Question, ask};
 use crate::fleet::standing::Health;
 use crate::fleet::worker::{Fleet, Worker};
-use crate::key::scan::scan;
 use crate::upstream::pool::Pool;
 use crate::upstream::trust::Trust;
 

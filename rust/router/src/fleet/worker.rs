@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use sglang_omni_policy::{Candidate, url_hash};
 use tokio::sync::Notify;
 
 use crate::base::histogram::Histogram;
@@ -28,6 +29,7 @@ pub struct Worker {
     slot: Slot,
     /// `http://host:port` or `https://host:port`, as shown to users.
     pub url: String,
+    url_hash: u64,
     pub url_header: HeaderValue,
     pub authority: HeaderValue,
     pub endpoint: Endpoint,
@@ -66,6 +68,7 @@ impl Worker {
             id,
             endpoint: Endpoint::new(id, &url),
             slot: Slot::take(),
+            url_hash: url_hash(url.as_str()),
             url: url.as_str().to_owned(),
             authorization,
             url_header: url.header,
@@ -152,6 +155,15 @@ impl Worker {
         match self.standing.is(Behind::Down) {
             true => CONNECT_TIMEOUT_DOWN,
             false => CONNECT_TIMEOUT,
+        }
+    }
+
+    /// What policies know of it.
+    pub fn candidate(&self) -> Candidate {
+        Candidate {
+            slot: self.slot(),
+            load: self.load(),
+            url_hash: self.url_hash,
         }
     }
 
@@ -267,6 +279,18 @@ impl Fleet {
 }
 
 #[cfg(test)]
+pub mod testing {
+    use super::*;
+
+    pub fn fleet(count: usize) -> Vec<Arc<Worker>> {
+        (1..=count)
+            .map(|port| format!("http://w:{port}").parse().unwrap())
+            .map(|url| Arc::new(Worker::new(url, Authorization::OfFleet)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -312,17 +336,5 @@ mod tests {
         }
         // Other tests of this process have workers too.
         assert!(slots.len() < 200, "{}", slots.len());
-    }
-}
-
-#[cfg(test)]
-pub mod testing {
-    use super::*;
-
-    pub fn fleet(count: usize) -> Vec<Arc<Worker>> {
-        (1..=count)
-            .map(|port| format!("http://w:{port}").parse().unwrap())
-            .map(|url| Arc::new(Worker::new(url, Authorization::OfFleet)))
-            .collect()
     }
 }

@@ -7,12 +7,12 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use sglang_omni_policy::Receipt;
 
 use crate::base::client::{Client, Phase};
 use crate::base::clock;
 use crate::base::end::End;
 use crate::fleet::worker::LoadGuard;
-use crate::policy::Receipt;
 use crate::proxy::exchange::Exchange;
 use crate::proxy::lane::Lane;
 use crate::proxy::pieces::Pieces;
@@ -168,7 +168,7 @@ impl Drop for ResponseBody {
                 && let Some(usage) = usage::read(upstream.tail.bytes())
             {
                 let policy = &self.lane.shared.policy;
-                policy.answered(self.load.worker(), receipt, usage);
+                policy.answered(receipt, usage);
             }
             self.lane.pool.put_back(upstream);
         }

@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use hyper::header::HeaderName;
 use hyper::http::request::Parts;
+use sglang_omni_policy::key::scan::scan;
+use sglang_omni_policy::{Claim, RequestKey};
 
 use crate::fleet::models::{self, Serving};
 use crate::fleet::standing::{Behind, Standing};
 use crate::fleet::worker::Worker;
-use crate::key::scan::scan;
-use crate::policy::{Candidates, Decision, Receipt, RequestKey};
 use crate::proxy::lane::{Lane, Scratch};
 use crate::proxy::reply::{self, Reason, Reply};
 
@@ -18,17 +18,21 @@ const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
 
 /// A worker for the request, none of `tried`, among those that nothing is known against, or else among
 /// those that are least far behind. `model` becomes the one that was asked for, where that matters.
-pub fn choose(
-    lane: &Lane,
+pub fn choose<'a>(
+    lane: &'a Lane,
     parts: &Parts,
     body: &[u8],
     tried: &[u32],
     model: &mut Vec<u8>,
-) -> Option<(Arc<Worker>, Receipt)> {
+) -> Option<(Arc<Worker>, Claim<'a>)> {
     let shared = &lane.shared;
     let fleet = shared.fleet.read();
     let mut scratch = lane.scratch.borrow_mut();
-    let Scratch { key, eligible } = &mut *scratch;
+    let Scratch {
+        key,
+        eligible,
+        candidates,
+    } = &mut *scratch;
     key.clear();
     let by_model = shared.models.differ();
     let mut request = RequestKey::default();
@@ -52,9 +56,10 @@ pub fn choose(
     if !find_eligible(&fleet, tried, Serving::of(&fleet, model), eligible) {
         return None;
     }
-    let candidates = Candidates::new(&fleet, eligible);
-    let Decision { worker, receipt } = shared.policy.pick(candidates, &request);
-    Some((worker.clone(), receipt))
+    candidates.clear();
+    candidates.extend(eligible.iter().map(|&position| fleet[position].candidate()));
+    let (index, claim) = shared.policy.choose(candidates, &request);
+    Some((fleet[eligible[index]].clone(), claim))
 }
 
 /// Finds the positions of the workers of the best class there is.

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use sglang_omni_policy::{Candidate, Policy};
 use tokio::sync::watch;
 
 use crate::app::config::Config;
@@ -18,7 +19,6 @@ use crate::fleet::worker::Fleet;
 use crate::front::clients::Clients;
 use crate::front::gate::Gate;
 use crate::front::tls::Tls;
-use crate::policy::Policy;
 use crate::proxy::retry::Budget;
 use crate::upstream::pool::Pool;
 use crate::upstream::trust::Trust;
@@ -65,7 +65,9 @@ pub struct Lane {
 #[derive(Default)]
 pub struct Scratch {
     pub key: Vec<u8>,
+    /// The workers that may take a request: positions in the fleet, and what the policy is told of each.
     pub eligible: Vec<usize>,
+    pub candidates: Vec<Candidate>,
 }
 
 impl Lane {

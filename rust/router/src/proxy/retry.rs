@@ -9,15 +9,14 @@ use std::time::Duration;
 use hyper::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
+use sglang_omni_policy::{Claim, Receipt};
 
 use crate::base::clock::{self, TICK, Tick};
 use crate::fleet::health::mark_down;
 use crate::fleet::models::Serving;
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::policy::Receipt;
 use crate::proxy::choice::{Failure, choose, no_worker};
-use crate::proxy::claim::Claim;
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Reply};
 
@@ -129,8 +128,8 @@ impl<'a> Tries<'a> {
         }
         // Nothing came of the last attempt.
         self.claim = None;
-        let (worker, receipt) = choose(self.lane, parts, body, &self.tried, &mut self.model)?;
-        self.claim = Some(Claim::new(&*self.lane.shared.policy, receipt));
+        let (worker, claim) = choose(self.lane, parts, body, &self.tried, &mut self.model)?;
+        self.claim = Some(claim);
         if !self.tried.is_empty() {
             self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
         }
@@ -198,7 +197,8 @@ impl<'a> Tries<'a> {
         if !response.status().is_success() {
             return None;
         }
-        claim.keep().filter(|_| may_hold_usage(response.headers()))
+        let receipt = claim.keep();
+        may_hold_usage(response.headers()).then_some(receipt)
     }
 
     /// No connection could be made: nothing was sent, so another worker costs nothing.

@@ -7,8 +7,7 @@
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
-
-use crate::policy::Usage;
+use sglang_omni_policy::Usage;
 
 /// Names of fields, prepared for the search: that takes longer than the search itself.
 struct Names {

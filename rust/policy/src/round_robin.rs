@@ -1,25 +1,24 @@
+//! `round_robin`: one worker after the other, over all threads together.
+
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use super::{Candidates, Decision, Policy, RequestKey};
+use crate::{Candidates, Decision, Policy, RequestKey};
 
-/// One after the other, over all threads together.
 #[derive(Default)]
 pub struct RoundRobin {
     next: AtomicUsize,
 }
 
 impl Policy for RoundRobin {
-    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> Decision<'a> {
-        candidates
-            .get(self.next.fetch_add(1, Relaxed) % candidates.len())
-            .into()
+    fn pick(&self, candidates: Candidates<'_>, _request: &RequestKey<'_>) -> Decision {
+        (self.next.fetch_add(1, Relaxed) % candidates.len()).into()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{fleet, picks};
     use super::*;
+    use crate::testing::{fleet, picks};
 
     #[test]
     fn goes_round() {

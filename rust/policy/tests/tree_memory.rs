@@ -1,11 +1,8 @@
 //! `max_tree_size` bounds memory. Alone in its process, so that what the process holds is the tree's.
 
 use std::fs;
-use std::sync::Arc;
 
-use sglang_omni_router::{
-    Authorization, Candidates, Config, Policy, RequestKey, Worker, build_policy,
-};
+use sglang_omni_policy::{Candidate, Policy, RequestKey, Settings, Value, build};
 
 const LIMIT: usize = 4 << 20;
 
@@ -22,27 +19,26 @@ fn resident() -> usize {
     kib.parse::<usize>().unwrap() << 10
 }
 
-/// Bytes that the policy says its tree takes.
-fn counted(policy: &dyn Policy, fleet: &[Arc<Worker>]) -> usize {
-    let mut metrics = String::new();
-    policy.write_metrics(fleet, true, &mut metrics);
-    let value = |line: &str| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap();
-    metrics
-        .lines()
-        .filter(|line| line.starts_with("sglang_omni_router_tree_bytes{"))
-        .map(value)
-        .sum()
+/// Bytes that the policy says its tree takes for its one worker.
+fn counted(policy: &dyn Policy) -> usize {
+    let metrics = policy.metrics();
+    let metric = metrics.iter().find(|metric| metric.name == "tree_bytes");
+    match &metric.unwrap().value {
+        Value::GaugeBySlot(bytes) => bytes[0] as usize,
+        _ => panic!("one a worker"),
+    }
 }
 
 /// Has one worker take so many prompts, and returns what is counted and what the process took.
 fn take(count: usize, request: impl Fn(usize) -> (String, String)) -> (usize, usize) {
-    let fleet = [Arc::new(Worker::new(
-        "http://w:1".parse().unwrap(),
-        Authorization::OfFleet,
-    ))];
-    let policy = build_policy(&Config {
+    let fleet = [Candidate {
+        slot: 0,
+        load: 0,
+        url_hash: 0,
+    }];
+    let policy = build(&Settings {
         max_tree_size: LIMIT,
-        ..Config::default()
+        ..Settings::default()
     });
     let before = resident();
     for index in 0..count {
@@ -52,10 +48,9 @@ fn take(count: usize, request: impl Fn(usize) -> (String, String)) -> (usize, us
             model: model.as_bytes(),
             ..RequestKey::default()
         };
-        let decision = policy.pick(Candidates::new(&fleet, &[0]), &key);
-        policy.kept(decision.receipt);
+        policy.choose(&fleet, &key).1.keep();
     }
-    (counted(&*policy, &fleet), resident().saturating_sub(before))
+    (counted(&*policy), resident().saturating_sub(before))
 }
 
 #[test]

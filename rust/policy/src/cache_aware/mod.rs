@@ -7,17 +7,17 @@ mod suspects;
 mod tests;
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 
 pub use balance::Tuning;
 
 use self::balance::Balance;
 use self::metrics::Counters;
 use self::suspects::Suspects;
-use super::{Candidates, Decision, Policy, Receipt, RequestKey, Usage};
-use crate::app::config::Config;
-use crate::fleet::worker::Worker;
-use crate::policy::tree::{Limits, Path, PrefixTree, Stamp};
+use crate::tree::{Limits, Path, PrefixTree, Stamp};
+use crate::{
+    Candidate, Candidates, Decision, Metric, Policy, Receipt, RequestKey, Settings, Usage,
+};
 
 /// Of what `max_tree_size` allows, how much more is allowed for prompts that are on their way.
 const PENDING_PART: usize = 4;
@@ -60,18 +60,18 @@ struct State {
 }
 
 impl CacheAware {
-    pub fn new(config: &Config) -> Self {
-        CacheAware::tuned(config, Tuning::default())
+    pub fn new(settings: &Settings) -> Self {
+        CacheAware::tuned(settings, Tuning::default())
     }
 
-    pub fn tuned(config: &Config, tuning: Tuning) -> Self {
+    pub fn tuned(settings: &Settings, tuning: Tuning) -> Self {
         CacheAware {
-            cache_threshold: config.cache_threshold,
-            balance_abs_threshold: config.balance_abs_threshold,
-            balance_rel_threshold: config.balance_rel_threshold,
+            cache_threshold: settings.cache_threshold,
+            balance_abs_threshold: settings.balance_abs_threshold,
+            balance_rel_threshold: settings.balance_rel_threshold,
             limits: Limits {
-                kept: config.max_tree_size,
-                pending: config.max_tree_size / PENDING_PART,
+                kept: settings.max_tree_size,
+                pending: settings.max_tree_size / PENDING_PART,
             },
             tuning,
             state: Mutex::default(),
@@ -106,7 +106,7 @@ impl State {
         let slots = self.tree.slots().max(candidates.slots());
         self.known.resize(self.known.len().max(slots), 0);
         for worker in candidates.iter() {
-            self.known[worker.slot() as usize] = 0;
+            self.known[worker.slot as usize] = 0;
         }
         // Who owns a node owns those above it: only where there are more owners is one of them new.
         let mut owners = 0;
@@ -124,21 +124,21 @@ impl State {
         }
         let known = candidates
             .iter()
-            .map(|worker| self.known[worker.slot() as usize]);
+            .map(|worker| self.known[worker.slot as usize]);
         known.max().unwrap_or(0)
     }
 
     /// Adds to each candidate's cost what it would have to compute.
     fn add_missing(&mut self, candidates: Candidates<'_>, text: usize) {
         for (cost, worker) in self.costs.iter_mut().zip(candidates.iter()) {
-            *cost += (text - self.known[worker.slot() as usize]) as f32;
+            *cost += (text - self.known[worker.slot as usize]) as f32;
         }
     }
 
     /// Adds to each candidate's cost what its tree's size is worth to a cold prompt.
     fn add_tree_size(&mut self, candidates: Candidates<'_>, weight: f32) {
-        let bytes = |worker: &Worker| self.tree.text(worker.slot()) as f32;
-        let all: f32 = candidates.iter().map(|worker| bytes(worker)).sum();
+        let bytes = |worker: &Candidate| self.tree.text(worker.slot) as f32;
+        let all: f32 = candidates.iter().map(bytes).sum();
         let mean = (all / candidates.len() as f32).max(1.0);
         let per_byte = weight * self.balance.mean_text() / mean;
         for (cost, worker) in self.costs.iter_mut().zip(candidates.iter()) {
@@ -148,10 +148,10 @@ impl State {
 }
 
 impl Policy for CacheAware {
-    fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> Decision<'a> {
+    fn pick(&self, candidates: Candidates<'_>, request: &RequestKey<'_>) -> Decision {
         let RequestKey { text, model, .. } = *request;
         if text.is_empty() {
-            return candidates.best_by_key(Worker::load).into();
+            return candidates.least_loaded().into();
         }
         let mut state = self.state();
         let state = &mut *state;
@@ -169,23 +169,25 @@ impl Policy for CacheAware {
         if !is_warm {
             state.add_tree_size(candidates, self.tuning.tree);
         }
-        let worker = candidates.least(&state.costs);
+        let index = candidates.cheapest(&state.costs);
+        let worker = candidates.get(index);
 
-        let known = state.known[worker.slot() as usize];
+        let known = state.known[worker.slot as usize];
         self.counters
             .picked(text.len(), known, is_imbalanced, is_warm && known < most);
         state.balance.count(&self.tuning, candidates, worker);
         let seen = self.expected(state, worker, known, request);
         let claim = state
             .tree
-            .claim(model, text, &state.path, worker.slot(), self.limits);
+            .claim(model, text, &state.path, worker.slot, self.limits);
         let receipt = Receipt {
             claim: Some(claim),
+            slot: worker.slot,
             text: text.len() as u32,
             known: known as u32,
             seen,
         };
-        Decision { worker, receipt }
+        Decision { index, receipt }
     }
 
     fn kept(&self, receipt: Receipt) {
@@ -196,7 +198,7 @@ impl Policy for CacheAware {
         self.settle(receipt, false);
     }
 
-    fn answered(&self, worker: &Worker, receipt: Receipt, usage: Usage) {
+    fn answered(&self, receipt: Receipt, usage: Usage) {
         self.counters.answered(usage);
         let Some(seen) = receipt.seen.filter(|_| is_telling(receipt, usage)) else {
             return;
@@ -209,7 +211,7 @@ impl Policy for CacheAware {
             >= f64::from(receipt.known) * prompt_tokens as f64;
         let mut state = self.state();
         let State { tree, suspects, .. } = &mut *state;
-        let slot = worker.slot();
+        let slot = receipt.slot;
         let now = tree.now(slot);
         if is_cached {
             suspects.hit(slot, now, seen);
@@ -227,9 +229,9 @@ impl Policy for CacheAware {
         self.tuning.correction
     }
 
-    fn maintain(&self, fleet: &[Arc<Worker>]) {
+    fn maintain(&self, slots: &[u32]) {
         let mut state = self.state();
-        let is_there = |slot: u32| fleet.iter().any(|worker| worker.slot() == slot);
+        let is_there = |slot: u32| slots.contains(&slot);
         state.balance.retain(is_there);
         let known: Vec<u32> = state.tree.workers().collect();
         for slot in known {
@@ -238,15 +240,14 @@ impl Policy for CacheAware {
         }
     }
 
-    fn forget(&self, worker: &Worker) {
+    fn forget(&self, slot: u32) {
         let mut state = self.state();
-        state.tree.shrink(worker.slot(), 0);
-        state.suspects.forget(worker.slot());
+        state.tree.shrink(slot, 0);
+        state.suspects.forget(slot);
     }
 
-    fn write_metrics(&self, fleet: &[Arc<Worker>], sees_urls: bool, out: &mut String) {
-        let state = self.state();
-        self.counters.write(&state.tree, fleet, sees_urls, out);
+    fn metrics(&self) -> Vec<Metric> {
+        self.counters.with_tree(&self.state().tree)
     }
 }
 
@@ -270,7 +271,7 @@ impl CacheAware {
     fn expected(
         &self,
         state: &State,
-        worker: &Worker,
+        worker: &Candidate,
         known: usize,
         request: &RequestKey<'_>,
     ) -> Option<Stamp> {
@@ -278,8 +279,8 @@ impl CacheAware {
             return None;
         }
         let deepest = state.path.partition_point(|&(_, reached)| reached < known);
-        let used = state.tree.used(state.path[deepest].0, worker.slot())?;
-        let is_done = state.tree.now(worker.slot()).since(used) as usize > worker.load();
+        let used = state.tree.used(state.path[deepest].0, worker.slot)?;
+        let is_done = state.tree.now(worker.slot).since(used) as usize > worker.load;
         is_done.then_some(used)
     }
 }

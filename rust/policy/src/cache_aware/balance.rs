@@ -1,8 +1,7 @@
 //! How much busier a worker is than the others, in bytes of prompt text that it would be worth computing
 //! again elsewhere.
 
-use crate::fleet::worker::Worker;
-use crate::policy::Candidates;
+use crate::{Candidate, Candidates};
 
 /// How much the parts of a decision weigh. The defaults were chosen with `benches/router_sim`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,10 +69,10 @@ impl Balance {
         let (mut loads, mut recent) = (0, 0.0);
         penalties.clear();
         penalties.extend(candidates.iter().map(|worker| {
-            let load = worker.load();
+            let load = worker.load;
             (shortest, longest) = (shortest.min(load), longest.max(load));
             loads += load;
-            recent += self.recent[worker.slot() as usize];
+            recent += self.recent[worker.slot as usize];
             load as f32
         }));
         let count = candidates.len() as f32;
@@ -91,7 +90,7 @@ impl Balance {
         for (penalty, worker) in penalties.iter_mut().zip(candidates.iter()) {
             // Against the others, not against all: of two workers one is never more than twice the mean.
             let others = (loads as f32 - *penalty) / (count - 1.0).max(1.0) + tuning.recent;
-            let busy = *penalty + share * self.recent[worker.slot() as usize];
+            let busy = *penalty + share * self.recent[worker.slot as usize];
             *penalty = bytes * busy / others.max(LITTLE);
         }
         imbalanced
@@ -130,14 +129,14 @@ impl Balance {
     }
 
     /// Counts a request for a worker that was among the candidates.
-    pub fn count(&mut self, tuning: &Tuning, candidates: Candidates<'_>, worker: &Worker) {
+    pub fn count(&mut self, tuning: &Tuning, candidates: Candidates<'_>, worker: &Candidate) {
         const LARGE: f32 = 1e12;
         self.span = (tuning.memory * candidates.len() as f32).max(1.0);
         if self.unit == 0.0 {
             self.unit = 1.0;
         }
         self.unit *= 1.0 + 1.0 / self.span;
-        self.recent[worker.slot() as usize] += self.unit;
+        self.recent[worker.slot as usize] += self.unit;
         if self.unit > LARGE {
             self.recent.iter_mut().for_each(|count| *count /= LARGE);
             self.unit /= LARGE;
@@ -148,8 +147,7 @@ impl Balance {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::worker::LoadGuard;
-    use crate::policy::testing::fleet;
+    use crate::testing::fleet;
 
     fn penalties(balance: &mut Balance, candidates: Candidates<'_>) -> Vec<f32> {
         let mut penalties = Vec::new();
@@ -172,7 +170,7 @@ mod tests {
     #[test]
     fn the_scale_is_that_of_what_was_seen_so_far() {
         let fleet = fleet(4);
-        let all = Candidates::new(&fleet, &[0, 1, 2, 3]);
+        let all = Candidates::new(&fleet);
         let mut balance = Balance::default();
         penalties(&mut balance, all);
         assert_eq!(balance.mean_text(), 0.0);
@@ -193,24 +191,25 @@ mod tests {
 
     #[test]
     fn the_busier_and_the_more_often_asked_cost_more() {
-        let fleet = fleet(3);
-        let all = Candidates::new(&fleet, &[0, 1, 2]);
+        let mut fleet = fleet(3);
+        let all = Candidates::new(&fleet);
         let mut balance = Balance::default();
         assert_eq!(penalties(&mut balance, all), [0.0; 3]);
         ask(&mut balance, all, 0, 1000);
         let idle = penalties(&mut balance, all);
         assert!(idle[0] > idle[1] && idle[1] == idle[2]);
-        let _busy = [1, 1].map(|at: usize| LoadGuard::new(fleet[at].clone()));
-        let busy = penalties(&mut balance, all);
+        fleet[1].load = 2;
+        let busy = penalties(&mut balance, Candidates::new(&fleet));
         assert!(busy[1] > busy[2] && busy[2] == 0.0);
-        let _busier = [1, 1].map(|at: usize| LoadGuard::new(fleet[at].clone()));
-        assert!(penalties(&mut balance, all)[1] > 2.0 * busy[1]);
+        fleet[1].load = 4;
+        let busier = penalties(&mut balance, Candidates::new(&fleet));
+        assert!(busier[1] > 2.0 * busy[1]);
     }
 
     #[test]
     fn old_requests_fade_and_nothing_overflows() {
         let fleet = fleet(2);
-        let all = Candidates::new(&fleet, &[0, 1]);
+        let all = Candidates::new(&fleet);
         let mut balance = Balance::default();
         penalties(&mut balance, all);
         let tuning = Tuning {

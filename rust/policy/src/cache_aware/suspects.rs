@@ -1,6 +1,6 @@
 //! When to believe that a worker has forgotten what it was thought to have cached.
 
-use crate::policy::tree::Stamp;
+use crate::tree::Stamp;
 
 /// A worker that has lost something has most likely lost everything it saw before that, as caches forget
 /// the least recently used first. One miss alone may have other reasons; the second one counts, unless

@@ -1,11 +1,10 @@
 use super::*;
-use crate::fleet::worker::LoadGuard;
-use crate::policy::testing::{fleet, picks};
+use crate::testing::{fleet, picks};
 
-fn policy(change: impl FnOnce(&mut Config)) -> CacheAware {
-    let mut config = Config::default();
-    change(&mut config);
-    CacheAware::new(&config)
+fn policy(change: impl FnOnce(&mut Settings)) -> CacheAware {
+    let mut settings = Settings::default();
+    change(&mut settings);
+    CacheAware::new(&settings)
 }
 
 #[test]
@@ -32,11 +31,6 @@ fn cold_prompts_fill_the_fleet_evenly() {
     }
 }
 
-fn busy(worker: &Arc<Worker>, requests: usize) -> Vec<LoadGuard> {
-    let guard = |_| LoadGuard::new(worker.clone());
-    (0..requests).map(guard).collect()
-}
-
 #[test]
 fn only_a_cold_prompt_minds_how_large_a_tree_is() {
     let (seen, half_new) = ("x".repeat(1000), "x".repeat(50) + &"y".repeat(950));
@@ -49,17 +43,16 @@ fn only_a_cold_prompt_minds_how_large_a_tree_is() {
 
 #[test]
 fn a_prompt_leaves_a_busy_worker_and_is_known_at_both_from_then_on() {
-    let (policy, fleet) = (policy(|_| ()), fleet(2));
+    let (policy, mut fleet) = (policy(|_| ()), fleet(2));
     let prompt = ["a prompt that everybody sends"];
     let first = picks(&policy, &fleet, prompt)[0];
-    let load = busy(&fleet[first], 20);
+    fleet[first].load = 20;
     assert_eq!(picks(&policy, &fleet, prompt), [1 - first]);
-    drop(load);
     for (busier, idle) in [(0, 1), (1, 0)] {
-        let _load = busy(&fleet[busier], 3);
+        (fleet[busier].load, fleet[idle].load) = (3, 0);
         assert_eq!(picks(&policy, &fleet, prompt), [idle]);
     }
-    let [one, other] = [0, 1].map(|worker| bytes(&policy, &fleet[worker]));
+    let [one, other] = [0, 1].map(|worker| bytes(&policy, worker));
     assert!(one == other && one > prompt[0].len(), "{one} {other}");
 }
 
@@ -67,19 +60,19 @@ fn a_prompt_leaves_a_busy_worker_and_is_known_at_both_from_then_on() {
 fn load_counts_for_more_once_both_thresholds_are_passed() {
     for (abs, rel, stays) in [(1, 1.0, false), (16, 1.0, true), (1, 9.0, true)] {
         let change =
-            |c: &mut Config| (c.balance_abs_threshold, c.balance_rel_threshold) = (abs, rel);
-        let (policy, fleet) = (policy(change), fleet(2));
+            |c: &mut Settings| (c.balance_abs_threshold, c.balance_rel_threshold) = (abs, rel);
+        let (policy, mut fleet) = (policy(change), fleet(2));
         let first = picks(&policy, &fleet, ["known to one"])[0];
         picks(&policy, &fleet, ["new to other"]);
-        let _load = (busy(&fleet[first], 19), busy(&fleet[1 - first], 6));
+        (fleet[first].load, fleet[1 - first].load) = (19, 6);
         let again = picks(&policy, &fleet, ["known to one"])[0];
         assert_eq!(again == first, stays, "{abs} {rel}");
     }
 }
 
 /// What the tree takes for a worker.
-fn bytes(policy: &CacheAware, worker: &Worker) -> usize {
-    policy.state().tree.bytes(worker.slot())
+fn bytes(policy: &CacheAware, slot: u32) -> usize {
+    policy.state().tree.bytes(slot)
 }
 
 /// Ten prompts of a length to judge by.
@@ -89,19 +82,18 @@ fn long_texts() -> Vec<String> {
 }
 
 /// Has a worker answer a prompt, most of which it was thought to know, with this share of it cached.
-fn answer(policy: &CacheAware, fleet: &[Arc<Worker>], text: &str, cached: u64) {
-    let all: Vec<usize> = (0..fleet.len()).collect();
+fn answer(policy: &CacheAware, fleet: &[Candidate], text: &str, cached: u64) {
     let key = RequestKey {
         text: text.as_bytes(),
         ..RequestKey::default()
     };
-    let Decision { worker, receipt } = policy.pick(Candidates::new(fleet, &all), &key);
+    let receipt = policy.pick(Candidates::new(fleet), &key).receipt;
     let usage = Usage {
         prompt_tokens: 400,
         cached_tokens: 4 * cached,
     };
     policy.kept(receipt);
-    policy.answered(worker, receipt, usage);
+    policy.answered(receipt, usage);
 }
 
 #[test]
@@ -116,7 +108,7 @@ fn a_worker_that_lost_its_cache_is_forgotten_what_it_had() {
         // prompts themselves, which have just been computed.
         answer(&policy, &fleet, &texts[0], cached);
         answer(&policy, &fleet, &texts[9], cached);
-        let kept = bytes(&policy, &fleet[0]);
+        let kept = bytes(&policy, 0);
         // A text takes some two hundred bytes more than it has.
         assert_eq!(kept / (texts[0].len() + 240), left, "{kept}");
     }
@@ -124,20 +116,19 @@ fn a_worker_that_lost_its_cache_is_forgotten_what_it_had() {
 
 #[test]
 fn a_miss_says_nothing_while_the_text_may_still_be_on_its_way() {
-    let (policy, fleet) = (policy(|_| ()), fleet(1));
+    let (policy, mut fleet) = (policy(|_| ()), fleet(1));
     let texts = long_texts();
     picks(&policy, &fleet, texts.iter().map(String::as_str));
-    let _load = busy(&fleet[0], 20);
+    fleet[0].load = 20;
     for text in &texts {
         answer(&policy, &fleet, text, 0);
     }
-    assert!(bytes(&policy, &fleet[0]) > 10 * texts[0].len());
+    assert!(bytes(&policy, 0) > 10 * texts[0].len());
 }
 
 #[test]
 fn models_are_kept_apart() {
     let (policy, fleet) = (policy(|_| ()), fleet(2));
-    let all = [0, 1];
     let pick = |model: &[u8]| {
         let request = RequestKey {
             text: b"the same prompt",
@@ -145,10 +136,7 @@ fn models_are_kept_apart() {
             session: b"",
             ..RequestKey::default()
         };
-        policy
-            .pick(Candidates::new(&fleet, &all), &request)
-            .worker
-            .id
+        policy.pick(Candidates::new(&fleet), &request).index
     };
     assert_ne!(pick(b"one"), pick(b"two"));
     assert_eq!(pick(b"one"), pick(b"one"));
@@ -162,9 +150,9 @@ fn removed_workers_are_forgotten_and_trees_bounded() {
         .map(|index| format!("{index:02} {}", "y".repeat(30)))
         .collect();
     picks(&policy, &fleet, texts.iter().map(String::as_str));
-    let bytes = |worker: usize| bytes(&policy, &fleet[worker]);
+    let bytes = |slot| bytes(&policy, slot);
     assert!(bytes(0) <= limit && bytes(1) <= limit && bytes(0) > 0 && bytes(1) > 0);
-    policy.maintain(&fleet[..1]);
+    policy.maintain(&[0]);
     assert!(bytes(0) > 0 && bytes(1) == 0);
 }
 
@@ -181,28 +169,26 @@ fn a_panic_costs_what_was_learned_and_no_more() {
 }
 
 /// The workers that a burst of so many requests of one prefix gets, none of them answered.
-fn burst(policy: &CacheAware, fleet: &[Arc<Worker>], count: usize) -> Vec<usize> {
-    let all: Vec<usize> = (0..fleet.len()).collect();
-    let mut loads = Vec::new();
+fn burst(policy: &CacheAware, fleet: &mut [Candidate], count: usize) -> Vec<usize> {
     for index in 0..count {
         let text = format!("{} {index}", "shared ".repeat(500));
         let request = RequestKey {
             text: text.as_bytes(),
             ..RequestKey::default()
         };
-        let chosen = policy.pick(Candidates::new(fleet, &all), &request).worker;
-        loads.push(LoadGuard::new(chosen.clone()));
+        let chosen = policy.pick(Candidates::new(fleet), &request);
+        fleet[chosen.index].load += 1;
     }
-    fleet.iter().map(|worker| worker.load()).collect()
+    fleet.iter().map(|worker| worker.load).collect()
 }
 
 #[test]
 fn the_first_burst_is_spread_whatever_came_before_it() {
     let long = "y".repeat(100_000);
     for before in [vec![], vec!["hi"], vec![&long], vec!["hi"; 240]] {
-        let (policy, fleet) = (policy(|_| ()), fleet(4));
+        let (policy, mut fleet) = (policy(|_| ()), fleet(4));
         picks(&policy, &fleet, before.iter().copied());
-        let spread = burst(&policy, &fleet, 128);
+        let spread = burst(&policy, &mut fleet, 128);
         // Where all that was seen is short, a load is worth little until longer ones have come.
         let most = if before.len() < 2 { 44 } else { 64 };
         let is_spread = spread.iter().all(|&load| load <= most);
@@ -214,8 +200,7 @@ fn the_first_burst_is_spread_whatever_came_before_it() {
 fn what_nothing_came_of_leaves_nothing_behind() {
     let (policy, fleet) = (policy(|_| ()), fleet(2));
     picks(&policy, &fleet, ["known"]);
-    let before = fleet.iter().map(|worker| bytes(&policy, worker));
-    let before: Vec<usize> = before.collect();
+    let before = [0, 1].map(|slot| bytes(&policy, slot));
     let mean = policy.state().balance.mean_text();
     for index in 0..200 {
         let text = format!("{index} {}", "x".repeat(100_000));
@@ -223,14 +208,14 @@ fn what_nothing_came_of_leaves_nothing_behind() {
             text: text.as_bytes(),
             ..RequestKey::default()
         };
-        let decision = policy.pick(Candidates::new(&fleet, &[0, 1]), &request);
-        policy.withdrawn(decision.receipt);
+        let policy: &dyn Policy = &policy;
+        let (_, claim) = policy.choose(&fleet, &request);
+        drop(claim);
     }
-    let after: Vec<usize> = fleet.iter().map(|w| bytes(&policy, w)).collect();
-    assert_eq!(before, after);
+    assert_eq!(before, [0, 1].map(|slot| bytes(&policy, slot)));
     let state = policy.state();
     assert_eq!(state.balance.mean_text(), mean);
-    assert!(fleet.iter().all(|w| state.tree.pending(w.slot()) == 0));
+    assert_eq!([0, 1].map(|slot| state.tree.pending(slot)), [0, 0]);
 }
 
 #[test]
@@ -244,15 +229,15 @@ fn prompts_too_short_to_judge_by_correct_nothing() {
                 text: text.as_bytes(),
                 ..RequestKey::default()
             };
-            let decision = policy.pick(Candidates::new(&fleet, &[0]), &request);
+            let decision = policy.pick(Candidates::new(&fleet), &request);
             policy.kept(decision.receipt);
             let usage = Usage {
                 prompt_tokens: tokens,
                 cached_tokens: 0,
             };
-            policy.answered(decision.worker, decision.receipt, usage);
+            policy.answered(decision.receipt, usage);
             picks(&policy, &fleet, [format!("other {index}").as_str()]);
         }
-        assert!(bytes(&policy, &fleet[0]) > 10 * texts[0].len());
+        assert!(bytes(&policy, 0) > 10 * texts[0].len());
     }
 }
