@@ -14,9 +14,9 @@ use super::workers::describe;
 use crate::fleet::fan_out::{Answer, Question, ask};
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reason, Reply};
-use crate::request::choice::{Failure, no_worker};
-use crate::runtime::lane::Lane;
+use crate::proxy::choice::{Failure, no_worker};
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{self, Reason, Reply};
 
 /// All but routers that would ask this one in turn.
 fn everyone(lane: &Lane) -> Vec<Arc<Worker>> {

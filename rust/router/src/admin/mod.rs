@@ -1,8 +1,9 @@
 //! The router's own endpoints. Every other path belongs to the workers.
 
-pub mod access;
 mod every_worker;
+pub mod metrics;
 mod models;
+pub mod scrape;
 mod workers;
 
 use std::rc::Rc;
@@ -16,12 +17,14 @@ use hyper::{Method, Request, StatusCode};
 use serde_json::json;
 use tokio::time::timeout;
 
+use crate::base::headers::ROUTERS;
+use crate::base::prometheus;
+use crate::base::stopping::Stopping;
 use crate::fleet::chain;
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reason, Reply};
-use crate::request::exchange::Exchange;
-use crate::runtime::lane::{Lane, Stopping};
-use crate::telemetry::prometheus;
+use crate::proxy::exchange::Exchange;
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{self, Reason, Reply};
 
 const BODY_LIMIT: usize = 64 << 10;
 
@@ -47,7 +50,7 @@ pub async fn answer(
         "/metrics" if is_read => Ok(reply::text(
             StatusCode::OK,
             prometheus::CONTENT_TYPE,
-            prometheus::render(&lane.shared, sees_urls),
+            metrics::render(&lane.shared, sees_urls),
         )),
         "/v1/models" if is_read => Ok(models::list(lane, headers, sees_urls).await),
         "/get_loads" if is_read => Ok(every_worker::loads(lane, headers, sees_urls).await),
@@ -100,8 +103,8 @@ fn health(lane: &Lane) -> Reply {
         status,
         &json!({"status": word, "workers": {"healthy": healthy, "total": total}}),
     );
-    let routers = chain::list(&lane.shared);
-    reply.headers_mut().insert(chain::ROUTERS, routers);
+    let routers = chain::list(&lane.shared.fleet, &lane.shared.name);
+    reply.headers_mut().insert(ROUTERS, routers);
     reply
 }
 

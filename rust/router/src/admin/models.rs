@@ -11,9 +11,9 @@ use crate::fleet::fan_out::{Answer, Question, ask};
 use crate::fleet::models::listed;
 use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reason, Reply};
-use crate::request::choice::{Failure, no_worker};
-use crate::runtime::lane::Lane;
+use crate::proxy::choice::{Failure, no_worker};
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{self, Reason, Reply};
 
 pub async fn list(lane: &Rc<Lane>, headers: &HeaderMap, sees_urls: bool) -> Reply {
     match merged(lane, headers, sees_urls).await {

@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::{Refusal, not_allowed, percent_decode, read_body};
-use crate::config::ConfigError;
+use crate::base::config_error::ConfigError;
+use crate::base::keys::bearer;
 use crate::fleet::standing::Health;
 use crate::fleet::worker::{Authorization, Worker};
-use crate::fleet::worker_url::WorkerUrl;
-use crate::front::auth::bearer;
-use crate::front::reply::{self, Reason, Reply};
-use crate::runtime::lane::Lane;
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{self, Reason, Reply};
+use crate::upstream::worker_url::WorkerUrl;
 
 /// How often a drain that is waited for looks at the worker's load.
 const IDLE_CHECK: Duration = Duration::from_millis(50);
@@ -232,7 +232,7 @@ fn add(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
         None if shared.gate.keys.worker.is_some() => Authorization::Nothing,
         None => Authorization::OfFleet,
     };
-    let (worker, is_new) = shared.add(url, authorization);
+    let (worker, is_new) = shared.fleet.add(url, authorization);
     let (status, event) = match is_new {
         true => (StatusCode::CREATED, "worker was added"),
         false => (StatusCode::OK, "worker serves again"),
@@ -244,7 +244,7 @@ fn add(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
 /// Takes a worker out of the list at once; requests it is serving go on to their end.
 fn remove(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
     let worker = given.known(lane)?;
-    lane.shared.remove(&worker);
+    lane.shared.fleet.remove(&worker);
     let log = &lane.shared.log;
     log.info("worker was removed", &[("worker", &worker.url)]);
     Ok(reply::json(StatusCode::OK, &describe(&worker)))

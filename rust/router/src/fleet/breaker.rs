@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::base::clock::{self, TICK, Tick};
+use crate::base::log::Log;
 use crate::fleet::standing::Behind;
-use crate::fleet::worker::Worker;
-use crate::runtime::clock::{self, TICK, Tick};
-use crate::runtime::lane::Shared;
-use crate::telemetry::log::Log;
+use crate::fleet::worker::{Fleet, Worker};
 
 /// Ticks in which what is remembered of long waits is halved.
 const FADE_EVERY: u64 = 240;
@@ -46,18 +45,13 @@ impl Breaker {
 }
 
 /// Keeps the clock going and has the breaker look over the fleet, once a tick, until the runtime ends.
-pub async fn watch(shared: Arc<Shared>) {
-    let config = &shared.config;
-    let breaker = Breaker {
-        threshold: (!config.disable_circuit_breaker).then_some(config.cb_failure_threshold),
-        recovery: clock::ticks(config.cb_timeout),
-    };
+pub async fn watch(fleet: Arc<Fleet>, breaker: Breaker, log: Arc<Log>) {
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for count in 0_u64.. {
         tick.tick().await;
-        let fleet = shared.fleet.read();
-        breaker.sweep(&fleet, clock::advance(), &shared.log);
+        let fleet = fleet.read();
+        breaker.sweep(&fleet, clock::advance(), &log);
         if count.is_multiple_of(FADE_EVERY) {
             fleet.iter().for_each(|worker| worker.first_bytes.fade());
         }

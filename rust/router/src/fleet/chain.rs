@@ -9,15 +9,13 @@
 
 use std::collections::BTreeSet;
 
-use hyper::header::{HeaderName, HeaderValue};
+use hyper::header::HeaderValue;
 use hyper::{HeaderMap, Response, StatusCode};
 
+use crate::base::headers::ROUTERS;
+use crate::base::log::Log;
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::{Fleet, Worker};
-use crate::runtime::lane::Shared;
-
-/// Lists routers by their names, apart by commas.
-pub const ROUTERS: HeaderName = HeaderName::from_static("x-sglang-omni-routers");
 
 /// Where a worker leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,18 +28,16 @@ pub enum Leads {
     Here,
 }
 
-/// What this router answers to a health check.
-pub fn list(shared: &Shared) -> HeaderValue {
-    let fleet = shared.fleet.read();
+/// What the router of this name answers to a health check.
+pub fn list(fleet: &Fleet, name: &str) -> HeaderValue {
+    let fleet = fleet.read();
     let behind: Vec<_> = fleet.iter().map(|worker| worker.routers.load()).collect();
     let behind: BTreeSet<&str> = behind
         .iter()
         .flat_map(|names| names.iter())
         .map(String::as_str)
         .collect();
-    let names: Vec<&str> = std::iter::once(shared.name.as_str())
-        .chain(behind)
-        .collect();
+    let names: Vec<&str> = std::iter::once(name).chain(behind).collect();
     HeaderValue::from_str(&names.join(", ")).expect("the names came in headers")
 }
 
@@ -51,16 +47,16 @@ pub fn is_closed(fleet: &Fleet) -> bool {
     !fleet.is_empty() && fleet.iter().all(|worker| worker.standing.is(Behind::Loop))
 }
 
-/// Takes note of a worker's answer to a health check.
-pub fn learn<B>(shared: &Shared, worker: &Worker, answer: &Response<B>) -> Leads {
+/// Takes note of what a worker answers to a health check of the router of this name.
+pub fn learn<B>(name: &str, worker: &Worker, answer: &Response<B>, log: &Log) -> Leads {
     let names = read(answer.headers());
-    let leads = match names.iter().position(|name| *name == shared.name) {
+    let leads = match names.iter().position(|each| each == name) {
         Some(0) => return Leads::Here,
         Some(_) => Leads::Back,
         None if answer.status() == StatusCode::LOOP_DETECTED && !names.is_empty() => Leads::Back,
         None => Leads::On,
     };
-    let (log, url) = (&shared.log, &worker.url);
+    let url = &worker.url;
     if leads == Leads::Back {
         forget(worker);
         if worker.standing.put_behind(Behind::Loop) {

@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::base::headers::{OWNER, REQUEST_ID};
 use crate::fleet::worker::Worker;
-use crate::front::auth::OWNER;
-use crate::front::request_id::REQUEST_ID;
-use crate::request::upload::RequestBody;
-use crate::request::upstream::{Pool, Upstream};
+use crate::upstream::connection::Upstream;
+use crate::upstream::pool::Pool;
+use crate::upstream::request_body::RequestBody;
 
 /// Too rare for a connection to be worth keeping.
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
@@ -180,12 +180,19 @@ async fn exchange(
 ) -> Result<(StatusCode, Bytes), String> {
     let mut kept = None;
     if question.is_frequent {
-        kept = Some(pool.get(worker).await.map_err(|error| error.to_string())?);
+        kept = Some(
+            pool.get(&worker.endpoint, worker.connect_limit())
+                .await
+                .map_err(|error| error.to_string())?,
+        );
     }
     loop {
         let mut upstream = match kept.take() {
             Some(upstream) => upstream,
-            None => pool.open(worker).await.map_err(|error| error.to_string())?,
+            None => pool
+                .open(&worker.endpoint, worker.connect_limit())
+                .await
+                .map_err(|error| error.to_string())?,
         };
         let response = match upstream.send(question.request(worker)).await {
             Ok(response) => response,

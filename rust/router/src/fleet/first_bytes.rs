@@ -3,8 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::request::route::Route;
-use crate::runtime::clock::Tick;
+use crate::base::clock::Tick;
+use crate::base::route::Route;
 
 const SIZES: usize = 4;
 const KINDS: usize = Route::COUNT * 2 * SIZES;

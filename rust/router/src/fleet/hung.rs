@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::config::Config;
+use crate::base::clock::{self, Tick};
+use crate::base::log::Log;
+use crate::base::route::Route;
 use crate::fleet::first_bytes::{Kind, asks_for_stream};
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::request::route::Route;
-use crate::runtime::clock::{self, Tick};
-use crate::telemetry::log::Log;
 
 /// A worker is hung that takes this many times as long as the others.
 const TIMES_AS_LONG: Tick = 4;
@@ -38,13 +37,6 @@ pub struct Patience {
 }
 
 impl Patience {
-    pub fn new(config: &Config) -> Self {
-        Patience {
-            hung: clock::ticks(config.hung_timeout),
-            recovery: clock::ticks(config.cb_timeout),
-        }
-    }
-
     /// Whether a request had better be elsewhere, its worker being silent. A worker that is not known to
     /// be is found hung here.
     pub fn is_over(&self, wait: &mut Wait, fleet: &[Arc<Worker>], now: Tick, log: &Log) -> bool {

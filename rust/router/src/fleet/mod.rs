@@ -1,13 +1,12 @@
 //! The workers: who they are, and what is known of each.
 //!
-//! A [`worker`] is at a [`worker_url`], with a place of its own in tables ([`slots`]). It has an [`address`], perhaps a certificate under [`trust`], and serves [`models`];
+//! A [`worker`] has a place of its own in tables ([`slots`]) and serves [`models`];
 //! [`discovery`] finds more of them. Its [`standing`]
 //! among the others is moved by its probes ([`health`]), by its failures ([`breaker`]) and by requests that
 //! are [`waiting`] for longer than those like them took ([`first_bytes`]), which shows that it is [`hung`].
 //! One that is a router and leads back to this one is found in a [`chain`]. [`fan_out`] asks all workers at
 //! once.
 
-pub mod address;
 pub mod breaker;
 pub mod chain;
 pub mod discovery;
@@ -16,9 +15,8 @@ pub mod first_bytes;
 pub mod health;
 pub mod hung;
 pub mod models;
+pub mod resolver;
 pub mod slots;
 pub mod standing;
-pub mod trust;
 pub mod waiting;
 pub mod worker;
-pub mod worker_url;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use hyper::StatusCode;
 
-use crate::runtime::clock::Tick;
+use crate::base::clock::Tick;
 
 /// What `/workers` says of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

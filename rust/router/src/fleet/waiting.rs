@@ -11,12 +11,12 @@ use bytes::Bytes;
 use hyper::Response;
 use hyper::header::CONTENT_TYPE;
 
+use crate::base::clock::{self, Look, Tick};
+use crate::base::log::Log;
+use crate::base::route::Route;
 use crate::fleet::first_bytes::Kind;
 use crate::fleet::hung::{Patience, Wait};
 use crate::fleet::worker::Worker;
-use crate::request::route::Route;
-use crate::runtime::clock::{self, Look, Tick};
-use crate::telemetry::log::Log;
 
 /// Why a wait ended without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,20 +164,18 @@ impl Drop for Place<'_> {
 mod tests {
     use std::future::pending;
     use std::task::Context;
-    use std::time::Duration;
 
     use super::*;
-    use crate::config::Config;
     use crate::fleet::worker::testing::fleet;
 
     #[test]
     fn a_request_whose_time_is_over_is_told_so_and_leaves_nothing_behind() {
         let fleet = fleet(1);
         let waiting = Waiting::default();
-        let patience = Patience::new(&Config {
-            hung_timeout: Duration::MAX,
-            ..Config::default()
-        });
+        let patience = Patience {
+            hung: Tick::MAX,
+            recovery: 8,
+        };
         let mut context = Context::from_waker(Waker::noop());
         let asked = Asked {
             route: Route::of("/"),

@@ -10,9 +10,9 @@ use std::time::{Duration, SystemTime};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::front::client::{Client, Phase};
-use crate::front::reply::{Reason, error_body};
-use crate::runtime::stream::Stream;
+use crate::base::client::{Client, Phase};
+use crate::base::stream::Stream;
+use crate::proxy::reply::{Reason, error_body};
 
 pub struct ClientIo {
     stream: Stream,

@@ -22,23 +22,26 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::admin;
+use crate::base::client::{Client, Phase};
+use crate::base::clock::{self, Look, TICK};
+use crate::base::log::Level;
+use crate::base::stopping::Stopping;
+use crate::base::stream::Stream;
 use crate::fleet::hung::Patience;
 use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::front::client::{Client, Limits, Phase};
 use crate::front::client_io::ClientIo;
+use crate::front::clients::Limits;
 use crate::front::listen::BACKLOG;
-use crate::front::reply::Reason;
-use crate::front::{cors, gate, reply};
-use crate::request::body::ReplyBody;
-use crate::request::exchange::Exchange;
-use crate::request::upstream::SWEEP_INTERVAL;
-use crate::request::{forwarding, proxy, upgrade};
-use crate::runtime::clock::{self, Look, TICK};
-use crate::runtime::lane::{Lane, Open, Shared, Stopping};
-use crate::runtime::spin::Spin;
-use crate::runtime::stream::Stream;
-use crate::telemetry::log::Level;
+use crate::front::{cors, gate};
+use crate::proxy;
+use crate::proxy::body::ReplyBody;
+use crate::proxy::exchange::Exchange;
+use crate::proxy::lane::{Lane, Open, Shared};
+use crate::proxy::reply;
+use crate::proxy::reply::Reason;
+use crate::upstream::forwarding;
+use crate::upstream::pool::SWEEP_INTERVAL;
 
 /// Bytes of headers in one request; more is refused with 431.
 const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -52,15 +55,17 @@ const METHODS: HeaderValue =
 const LAST_REQUESTS: Duration = Duration::from_secs(1);
 
 /// One lane from its start to its end.
-pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spin: Arc<Spin>) {
-    tokio::task::spawn_local(spin.clone().idle());
-    let lane = Lane::new(shared.clone(), index, spin);
+pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener) {
+    let lane = Lane::new(shared.clone(), index);
     let listener =
         TcpListener::from_std(listener).expect("the listener is a non-blocking TCP socket");
     let mut stopping = shared.stopping.clone();
     let mut sweep = interval(SWEEP_INTERVAL);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let patience = Patience::new(&shared.config);
+    let patience = Patience {
+        hung: clock::ticks(shared.config.hung_timeout),
+        recovery: clock::ticks(shared.config.cb_timeout),
+    };
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let limits = Limits::new(&shared.config);
@@ -146,7 +151,6 @@ async fn connection(lane: Rc<Lane>, _open: Open, stream: TcpStream, peer: Socket
     let mut http = pin!(http.serve_connection(io, service).with_upgrades());
     let mut is_leaving = false;
     poll_fn(|cx| {
-        lane.spin.turn();
         client.is_driven_by(cx.waker());
         // A client that is late with a body is told so by what reads the body.
         if client.is_late() && !matches!(client.phase(), Phase::Body | Phase::Answer) {
@@ -272,7 +276,7 @@ async fn route(
     }
     // With a body it is a request first; its offer to upgrade may be ignored.
     if forwarding::wants_upgrade(request.headers()) && request.body().is_end_stream() {
-        return upgrade::forward(lane, exchange, request).await;
+        return proxy::upgrade::forward(lane, exchange, request).await;
     }
-    proxy::forward(lane, exchange, request).await
+    proxy::http::forward(lane, exchange, request).await
 }

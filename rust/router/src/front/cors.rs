@@ -7,8 +7,9 @@ use hyper::header::{
 };
 use hyper::{HeaderMap, Method, Request, StatusCode};
 
-use crate::config::{Config, ConfigError};
-use crate::front::reply::{self, Reply};
+use crate::app::config::Config;
+use crate::base::config_error::ConfigError;
+use crate::proxy::reply::{self, Reply};
 
 /// Seconds for which a browser remembers what it was allowed; the longest that any takes.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("86400");

@@ -8,7 +8,7 @@ use hyper::HeaderMap;
 use hyper::header::{HOST, HeaderName, HeaderValue, ORIGIN};
 use hyper::http::uri::Authority;
 
-use crate::config::Config;
+use crate::app::config::Config;
 use crate::front::cors::Cors;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");

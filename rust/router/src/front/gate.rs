@@ -5,18 +5,20 @@ use hyper::body::{Body, Incoming};
 use hyper::header::{AUTHORIZATION, Entry, HeaderName, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{Method, Request};
 
-use crate::admin::access;
-use crate::config::{Config, ConfigError};
-use crate::front::auth::{Keys, OWNER};
+use crate::app::config::Config;
+use crate::base::config_error::ConfigError;
+use crate::base::headers::{CLIENT_REQUEST_ID, OWNER, REQUEST_ID};
+use crate::base::request_id::{RequestId, is_usable};
+use crate::front::access;
+use crate::front::auth::Keys;
 use crate::front::cors::Cors;
 use crate::front::cross_site;
-use crate::front::in_flight::{InFlight, Refused};
-use crate::front::reply::{self, Reason, Reply};
-use crate::front::request_id::{CLIENT_REQUEST_ID, REQUEST_ID, RequestId, is_usable};
-use crate::request::exchange::Exchange;
-use crate::request::forwarding;
-use crate::request::upload::discard;
-use crate::runtime::lane::Lane;
+use crate::proxy::exchange::Exchange;
+use crate::proxy::in_flight::{InFlight, Refused};
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{self, Reason, Reply};
+use crate::upstream::forwarding;
+use crate::upstream::request_body::discard;
 
 /// Open to everyone: what probes and scrapers ask for, which have no key.
 const OPEN_PATHS: [&str; 4] = ["/health", "/liveness", "/readiness", "/metrics"];

@@ -8,14 +8,16 @@ use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::{self, ServerConfig};
 
-use crate::config::{Config, ConfigError};
-use crate::runtime::lane::Shared;
-use crate::runtime::stream::Stream;
-use crate::telemetry::log::Level;
+use crate::app::config::Config;
+use crate::base::certificates::{certificates, unreadable};
+use crate::base::config_error::ConfigError;
+use crate::base::log::Level;
+use crate::base::stream::Stream;
+use crate::proxy::lane::Shared;
 
 /// The router's certificate and key, as they are in their files now or were when these could last be read.
 pub struct Tls {
@@ -105,30 +107,4 @@ fn server_config(cert_path: &Path, key_path: &Path) -> Result<Arc<ServerConfig>,
         })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
-}
-
-/// The certificates in a file that a field of the configuration names; at least one.
-pub fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
-    let certs: Vec<_> = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect)
-        .map_err(|error| unreadable(field, path, &error))?;
-    if certs.is_empty() {
-        return Err(unreadable(field, path, &pem::Error::NoItemsFound));
-    }
-    Ok(certs)
-}
-
-fn unreadable(field: &str, path: &Path, error: &pem::Error) -> ConfigError {
-    let path = path.display();
-    ConfigError(match error {
-        pem::Error::Io(error) => format!("{field}: cannot read {path}: {error}"),
-        pem::Error::NoItemsFound => format!(
-            "{field}: {path} holds no {}; it must be a PEM file",
-            match field {
-                "tls_key_path" => "private key",
-                _ => "certificate",
-            }
-        ),
-        error => format!("{field}: {path} is not a PEM file: {error}"),
-    })
 }

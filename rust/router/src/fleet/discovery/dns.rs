@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use dns_lookup::{AddrInfoHints, LookupErrorKind, SockType, getaddrinfo};
 use tokio::task::spawn_blocking;
 
-use crate::config::ConfigError;
+use crate::base::config_error::ConfigError;
 
 #[derive(Debug)]
 pub struct Name {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::fleet::worker_url::WorkerUrl;
+use crate::upstream::worker_url::WorkerUrl;
 
 /// What tells one version of a file from another.
 type Stamp = Option<(u64, u64, i64, i64)>;

@@ -1,0 +1,402 @@
+//! Which worker a request goes to next, and whether it goes anywhere else at all.
+
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use hyper::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
+use hyper::http::request::Parts;
+use hyper::{Response, StatusCode};
+use sglang_omni_policy::{Claim, Receipt};
+
+use crate::base::clock::{self, TICK, Tick};
+use crate::fleet::health::mark_down;
+use crate::fleet::models::Serving;
+use crate::fleet::standing::Behind;
+use crate::fleet::worker::Worker;
+use crate::proxy::choice::{Failure, choose, no_worker};
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{self, Reason, Reply};
+
+/// The longest that a worker's `Retry-After` keeps it behind the others.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(30);
+
+/// Bounds retries to a share of the requests there are, so that a fleet that fails as a whole is not asked
+/// several times for each of them. Each lane has its own.
+pub struct Budget {
+    tokens: Cell<f32>,
+}
+
+impl Budget {
+    /// Retries each request adds to the budget.
+    const SHARE: f32 = 0.2;
+    /// Retries a lane may make in a second without any requests to speak of.
+    const FLOOR: f32 = 10.0;
+    /// What is saved at most: a worker that dies takes its requests in flight with it all at once.
+    const RESERVE: f32 = 256.0;
+
+    pub fn deposit(&self) {
+        self.add(Budget::SHARE);
+    }
+
+    /// Called once a tick.
+    pub fn refill(&self) {
+        self.add(Budget::FLOOR * TICK.as_secs_f32());
+    }
+
+    fn add(&self, tokens: f32) {
+        self.tokens
+            .set((self.tokens.get() + tokens).min(Budget::RESERVE));
+    }
+
+    fn has_one(&self) -> bool {
+        self.tokens.get() >= 1.0
+    }
+
+    fn withdraw(&self) -> bool {
+        let has_one = self.has_one();
+        if has_one {
+            self.add(-1.0);
+        }
+        has_one
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Budget {
+            tokens: Cell::new(Budget::RESERVE),
+        }
+    }
+}
+
+/// Connections that may end with a request on them before an answer. The first one has most likely nothing
+/// to do with it; after the second, the request may be what ends workers, and no other one is to try it.
+const MOST_LOST: u32 = 2;
+
+/// One request's attempts.
+pub struct Tries<'a> {
+    lane: &'a Lane,
+    tried: Vec<u32>,
+    /// What was asked for, where workers serve different models.
+    model: Vec<u8>,
+    /// Attempts that may follow one that reached a worker.
+    left: u32,
+    /// What the last failed attempt came to; `was_sent` says whether any of them reached a worker.
+    failure: Failure,
+    was_sent: bool,
+    was_moved: bool,
+    is_over: bool,
+    /// Whether the client is told where workers are.
+    sees_urls: bool,
+    /// Workers whose connections ended with the request on them, before an answer.
+    lost: u32,
+    /// The prompt, on its way to the worker that was chosen.
+    claim: Option<Claim<'a>>,
+    /// Whether the worker was down already when it was chosen.
+    was_down: bool,
+    /// When the client is told that it took too long.
+    pub deadline: Tick,
+}
+
+impl<'a> Tries<'a> {
+    pub fn new(lane: &'a Lane, sees_urls: bool) -> Self {
+        lane.retries.deposit();
+        Tries {
+            lane,
+            tried: Vec::new(),
+            model: Vec::new(),
+            left: lane.shared.config.retries(),
+            failure: Failure::default(),
+            sees_urls,
+            was_sent: false,
+            was_moved: false,
+            is_over: false,
+            lost: 0,
+            claim: None,
+            was_down: false,
+            deadline: clock::now().saturating_add(clock::ticks(lane.shared.config.request_timeout)),
+        }
+    }
+
+    /// The worker to ask now, if there is one that was not asked yet.
+    pub fn choose(&mut self, parts: &Parts, body: &[u8]) -> Option<Arc<Worker>> {
+        if self.is_over {
+            return None;
+        }
+        // Nothing came of the last attempt.
+        self.claim = None;
+        let (worker, claim) = choose(self.lane, parts, body, &self.tried, &mut self.model)?;
+        self.claim = Some(claim);
+        if !self.tried.is_empty() {
+            self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
+        }
+        self.was_down = worker.standing.is(Behind::Down);
+        worker.standing.chosen(|| next_trial(self.lane, &worker));
+        Some(worker)
+    }
+
+    /// Takes note of an answer's status. True if another worker should be asked instead of passing it on;
+    /// the caller knows whether the request can be sent again.
+    pub fn again_after<B>(
+        &mut self,
+        worker: &Worker,
+        response: &Response<B>,
+        is_whole: bool,
+    ) -> bool {
+        let status = response.status();
+        let busy = match status {
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
+                retry_after(response.headers())
+            }
+            _ => None,
+        };
+        // Asking for time is not failing.
+        let counts_as = match busy {
+            Some(_) => StatusCode::TOO_MANY_REQUESTS,
+            None => status,
+        };
+        if worker.standing.answered(counts_as) {
+            let log = &self.lane.shared.log;
+            log.info("worker answers again", &[("worker", &worker.url)]);
+        }
+        if let Some(time) = busy {
+            let until = clock::now().saturating_add(clock::ticks(time));
+            if worker.standing.set_busy(until) {
+                let (status, seconds) = (status.as_u16(), time.as_secs());
+                self.lane.shared.log.info(
+                    "worker is busy",
+                    &[
+                        ("worker", &worker.url),
+                        ("status", &status),
+                        ("retry_after_s", &seconds),
+                    ],
+                );
+            }
+        }
+        worker.requests.fetch_add(1, Relaxed);
+        if !matches!(
+            status,
+            StatusCode::BAD_GATEWAY
+                | StatusCode::SERVICE_UNAVAILABLE
+                | StatusCode::TOO_MANY_REQUESTS
+        ) {
+            return false;
+        }
+        worker.failures.fetch_add(1, Relaxed);
+        self.tried.push(worker.id);
+        is_whole && self.has_better(worker) && self.may_retry()
+    }
+
+    /// The client gets this answer: the policy learns from the prompt if it is a good one. Returns the receipt
+    /// where the answer may say what the worker had cached.
+    pub fn settle<B>(&mut self, response: &Response<B>) -> Option<Receipt> {
+        let claim = self.claim.take()?;
+        if !response.status().is_success() {
+            return None;
+        }
+        let receipt = claim.keep();
+        may_hold_usage(response.headers()).then_some(receipt)
+    }
+
+    /// No connection could be made: nothing was sent, so another worker costs nothing.
+    pub fn unsent(&mut self, worker: &Worker, error: &io::Error) {
+        self.failed(worker, &error.to_string());
+        // All that are left are down, then. Waiting for one after another would add up.
+        self.is_over = self.was_down && error.kind() == io::ErrorKind::TimedOut;
+        mark_down(&self.lane.shared.log, worker, &error.to_string());
+    }
+
+    /// The connection ended before an answer. True if another worker may be asked.
+    pub fn broken(&mut self, worker: &Worker, error: &str) -> bool {
+        self.failed(worker, error);
+        worker.standing.fail();
+        self.was_sent = true;
+        self.lost += 1;
+        self.lost < MOST_LOST && self.may_retry()
+    }
+
+    /// Whether what went out on a kept connection that then ended may be sent to the worker again. The worker may
+    /// have read it: that makes it a retry, unless the request is one that changes nothing.
+    pub fn may_resend(&mut self, is_safe: bool) -> bool {
+        is_safe || (self.lost + 1 < MOST_LOST && self.may_retry())
+    }
+
+    /// It is sent to the same worker again, after a connection that ended with it. A worker that is killed may
+    /// end two of them: the kept one, and then one that was waiting to be accepted. It is lost once.
+    pub fn resent(&self) {
+        self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
+    }
+
+    /// Whether a request that got no answer from a silent worker may be sent to another one. Where only
+    /// the requests tell that it hangs, that is done once: if it was the request's own length that made
+    /// them seem so, it will be as long elsewhere.
+    pub fn may_move(&self, worker: &Worker) -> bool {
+        self.left > 0
+            && (!self.was_moved || worker.standing.is(Behind::Down))
+            && self.lane.retries.has_one()
+            && self.has_better(worker)
+    }
+
+    /// The request is taken from a silent worker; `may_move` has allowed it.
+    pub fn moved(&mut self, worker: &Worker) {
+        self.failed(worker, "it hangs");
+        self.was_sent = true;
+        self.was_moved = true;
+        self.may_retry();
+    }
+
+    /// The time is over; says so to the client.
+    pub fn expired(&mut self, worker: &Worker) -> Reply {
+        self.failed(worker, "no answer in time");
+        worker.standing.fail();
+        let limit = self.lane.shared.config.request_timeout.as_secs_f64();
+        let message = format!(
+            "worker {} has not begun to answer in {limit} s (request_timeout)",
+            worker.name(self.sees_urls)
+        );
+        reply::error(Reason::WorkerTimeout, &message)
+    }
+
+    fn failed(&mut self, worker: &Worker, error: &str) {
+        worker.failures.fetch_add(1, Relaxed);
+        self.failure = Failure::of(worker, error, self.sees_urls);
+        self.tried.push(worker.id);
+    }
+
+    fn may_retry(&mut self) -> bool {
+        let metrics = &self.lane.shared.metrics;
+        if self.left == 0 {
+            return false;
+        }
+        if !self.lane.retries.withdraw() {
+            metrics.retries_refused.fetch_add(1, Relaxed);
+            return false;
+        }
+        self.left -= 1;
+        true
+    }
+
+    /// Whether a worker that nothing is known against was not asked yet.
+    fn has_better(&self, worker: &Worker) -> bool {
+        let fleet = self.lane.shared.fleet.read();
+        let serving = Serving::of(&fleet, &self.model);
+        fleet.iter().any(|other| {
+            other.id != worker.id
+                && serving.includes(other)
+                && !other.is_draining()
+                && other.standing.class() == 0
+                && !self.tried.contains(&other.id)
+        })
+    }
+
+    /// What the client gets where no worker answered.
+    pub fn give_up(&self) -> Reply {
+        if self.was_sent {
+            self.lane.shared.metrics.unserved.fetch_add(1, Relaxed);
+            let last = &self.failure;
+            let reason = match self.lost >= MOST_LOST {
+                true => Reason::WorkersLost,
+                false => Reason::WorkerFailed,
+            };
+            let say = |last: &str| match reason {
+                Reason::WorkersLost => format!(
+                    "the connections to {} workers ended with this request on them; the last one was {last}. It is \
+                     sent to no more of them: look at their logs before it is sent again",
+                    self.lost
+                ),
+                _ => format!("no answer from a worker; the last one was {last}"),
+            };
+            return reply::error_logged(reason, &say(&last.shown), say(&last.logged));
+        }
+        no_worker(self.lane, &self.failure, self.sees_urls)
+    }
+}
+
+/// When a worker that just got its trial may get another, if nothing comes of this one.
+fn next_trial(lane: &Lane, worker: &Worker) -> Tick {
+    let config = &lane.shared.config;
+    let patience = match worker.standing.is(Behind::Hung) {
+        true => config.hung_timeout,
+        false => Duration::ZERO,
+    };
+    clock::now().saturating_add(clock::ticks(config.cb_timeout + patience))
+}
+
+/// Whether an answer is of a kind that says what it used: JSON, or events that are.
+fn may_hold_usage(headers: &HeaderMap) -> bool {
+    let Some(content_type) = headers.get(CONTENT_TYPE) else {
+        return false;
+    };
+    let kinds: [&[u8]; 2] = [b"application/json", b"text/event-stream"];
+    kinds.iter().any(|kind| {
+        let start = content_type.as_bytes().get(..kind.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(kind))
+    })
+}
+
+/// `Retry-After` in its form of seconds; a date counts as the shortest time.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let seconds = value.parse().unwrap_or(1);
+    Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_allows_a_share_of_the_requests() {
+        let budget = Budget::default();
+        let spend = || {
+            std::iter::repeat_with(|| budget.withdraw())
+                .take_while(|&had| had)
+                .count()
+        };
+        assert_eq!(spend(), 256);
+        for _ in 0..100 {
+            budget.deposit();
+        }
+        assert!((19..=21).contains(&spend()));
+        for _ in 0..8 {
+            budget.refill();
+        }
+        assert_eq!(spend(), 20);
+        for _ in 0..10_000 {
+            budget.deposit();
+        }
+        assert_eq!(spend(), 256);
+    }
+
+    #[test]
+    fn usage_is_looked_for_in_json_and_events() {
+        for (content_type, may) in [
+            ("application/json", true),
+            ("Application/JSON; charset=utf-8", true),
+            ("text/event-stream", true),
+            ("text/plain", false),
+            ("audio/wav", false),
+        ] {
+            let value = content_type.parse().unwrap();
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, value)]);
+            assert_eq!(may_hold_usage(&headers), may, "{content_type}");
+        }
+        assert!(!may_hold_usage(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn retry_after_is_bounded() {
+        let after = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(RETRY_AFTER, value.parse().unwrap());
+            retry_after(&headers).map(|time| time.as_secs())
+        };
+        assert_eq!(after("7"), Some(7));
+        assert_eq!(after("86400"), Some(30));
+        assert_eq!(after("Wed, 21 Oct 2015 07:28:00 GMT"), Some(1));
+        assert_eq!(retry_after(&HeaderMap::new()), None);
+    }
+}
