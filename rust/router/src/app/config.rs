@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
@@ -10,6 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::{Deserialize, Serialize};
 use sglang_omni_policy::{PolicyKind, Settings};
 
+use crate::app::values::{limit, policy_name, seconds};
 use crate::base::config_error::ConfigError;
 use crate::base::log::{Level, LogFormat};
 use crate::fleet::discovery;
@@ -217,54 +217,6 @@ impl Default for Config {
             log_format: LogFormat::Text,
             access_log: false,
         }
-    }
-}
-
-/// Durations as numbers of seconds.
-mod seconds {
-    use std::time::Duration;
-
-    use serde::de::{Deserialize, Deserializer, Error};
-    use serde::ser::Serializer;
-
-    fn from(value: f64) -> Result<Duration, String> {
-        Duration::try_from_secs_f64(value)
-            .map_err(|_| format!("{value} is not a number of seconds, 0 or more"))
-    }
-
-    pub fn parse(text: &str) -> Result<Duration, String> {
-        from(text.parse().unwrap_or(f64::NAN))
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        from(f64::deserialize(deserializer)?).map_err(D::Error::custom)
-    }
-
-    pub fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_f64(value.as_secs_f64())
-    }
-}
-
-mod policy_name {
-    use serde::de::{Deserialize, Deserializer, Error};
-    use serde::ser::Serializer;
-    use sglang_omni_policy::PolicyKind;
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PolicyKind, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        name.parse().map_err(D::Error::custom)
-    }
-
-    pub fn serialize<S: Serializer>(kind: &PolicyKind, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(kind.name())
-    }
-}
-
-/// A number, or -1 for none.
-fn limit<T: FromStr>(text: &str) -> Result<Option<T>, T::Err> {
-    match text {
-        "-1" => Ok(None),
-        number => number.parse().map(Some),
     }
 }
 
