@@ -12,13 +12,13 @@ use crate::base::prometheus::{escaped, head, histogram};
 use crate::base::route::Route;
 use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
-use crate::proxy::lane::Shared;
+use crate::proxy::lane::Proxy;
 
 /// `sees_urls`: whether workers are named by their URLs, instead of their ids.
-pub fn render(shared: &Shared, sees_urls: bool) -> String {
+pub fn render(proxy: &Proxy, sees_urls: bool) -> String {
     let mut out = String::with_capacity(16 << 10);
-    requests(&mut out, &shared.metrics);
-    let metrics = &shared.metrics;
+    requests(&mut out, &proxy.metrics);
+    let metrics = &proxy.metrics;
     let plain: [(&str, &str, &str, u64); 12] = [
         (
             "requests_in_flight",
@@ -30,7 +30,7 @@ pub fn render(shared: &Shared, sees_urls: bool) -> String {
             "requests_waiting",
             "gauge",
             "Requests that wait because --max-concurrent-requests are in flight.",
-            shared.gate.in_flight.waiting() as u64,
+            proxy.in_flight.waiting() as u64,
         ),
         (
             "received_bytes_total",
@@ -84,27 +84,27 @@ pub fn render(shared: &Shared, sees_urls: bool) -> String {
             "log_lines_dropped_total",
             "counter",
             "Log lines lost because nobody read them fast enough.",
-            shared.log.dropped(),
+            proxy.log.dropped(),
         ),
         (
             "workers",
             "gauge",
             "Workers in the list.",
-            shared.fleet.read().len() as u64,
+            proxy.fleet.read().len() as u64,
         ),
     ];
     for (name, kind, help, value) in plain {
         head(&mut out, name, kind, help);
         let _ = writeln!(out, "sglang_omni_router_{name} {value}");
     }
-    workers(&mut out, shared, sees_urls);
-    policy(&mut out, shared, sees_urls);
+    workers(&mut out, proxy, sees_urls);
+    policy(&mut out, proxy, sees_urls);
     out
 }
 
-fn policy(out: &mut String, shared: &Shared, sees_urls: bool) {
-    let fleet = shared.fleet.read();
-    for Metric { name, help, value } in shared.policy.metrics() {
+fn policy(out: &mut String, proxy: &Proxy, sees_urls: bool) {
+    let fleet = proxy.fleet.read();
+    for Metric { name, help, value } in proxy.policy.metrics() {
         match value {
             Value::Counter(count) => {
                 head(out, name, "counter", help);
@@ -179,8 +179,8 @@ fn requests(out: &mut String, metrics: &Metrics) {
     }
 }
 
-fn workers(out: &mut String, shared: &Shared, sees_urls: bool) {
-    let fleet = shared.fleet.read();
+fn workers(out: &mut String, proxy: &Proxy, sees_urls: bool) {
+    let fleet = proxy.fleet.read();
     type Read = fn(&Worker) -> u64;
     let values: [(&str, &str, &str, Read); 5] = [
         (

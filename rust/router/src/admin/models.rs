@@ -70,7 +70,7 @@ async fn merged(
     headers: &HeaderMap,
     sees_urls: bool,
 ) -> Result<Vec<Value>, NoList> {
-    let workers = asked(&lane.shared.fleet.read());
+    let workers = asked(&lane.proxy.fleet.read());
     let question = Question::get("/v1/models").asked_by(headers).frequent();
     let mut last = Failure::default();
     let mut models: Vec<Value> = Vec::new();

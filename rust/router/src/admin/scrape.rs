@@ -18,13 +18,13 @@ use tokio::time::{sleep, timeout};
 
 use crate::admin::metrics;
 use crate::base::prometheus;
-use crate::proxy::lane::Shared;
+use crate::proxy::lane::Proxy;
 
 /// A scrape takes milliseconds; whoever takes longer than this is not scraping.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Serves until the runtime ends.
-pub async fn serve(shared: Arc<Shared>, listener: io::Result<StdListener>) {
+/// Serves until the runtime ends. `sees_urls`: whether workers are named by their URLs.
+pub async fn serve(proxy: Arc<Proxy>, sees_urls: bool, listener: io::Result<StdListener>) {
     let listener = listener.and_then(TcpListener::from_std);
     let listener = listener.expect("the listener is a non-blocking TCP socket");
     loop {
@@ -36,9 +36,9 @@ pub async fn serve(shared: Arc<Shared>, listener: io::Result<StdListener>) {
         if stream.set_nodelay(true).is_err() {
             continue; // Already closed by the client.
         }
-        let shared = shared.clone();
+        let proxy = proxy.clone();
         let answer = service_fn(move |request| {
-            let reply = answer(&shared, &request);
+            let reply = answer(&proxy, sees_urls, &request);
             async { Ok::<_, Infallible>(reply) }
         });
         let connection = http1::Builder::new()
@@ -49,10 +49,10 @@ pub async fn serve(shared: Arc<Shared>, listener: io::Result<StdListener>) {
     }
 }
 
-fn answer(shared: &Shared, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+fn answer(proxy: &Proxy, sees_urls: bool, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::default());
     if request.uri().path() == "/metrics" {
-        *response.body_mut() = metrics::render(shared, shared.config.expose_worker_urls).into();
+        *response.body_mut() = metrics::render(proxy, sees_urls).into();
         let content_type = HeaderValue::from_static(prometheus::CONTENT_TYPE);
         response.headers_mut().insert(CONTENT_TYPE, content_type);
     } else {

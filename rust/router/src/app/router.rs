@@ -1,7 +1,6 @@
 //! A router: what it consists of, its threads, and how they end.
 
 use std::fmt;
-use std::future::pending;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::{Arc, Condvar, Mutex};
@@ -11,29 +10,21 @@ use std::time::Duration;
 use sglang_omni_policy::Policy;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 use tokio::sync::watch;
-use tokio::time::{Instant, interval_at};
 
-use crate::admin::scrape;
 use crate::app::config::Config;
-use crate::base::clock;
+use crate::app::settings;
+use crate::app::watchers::{Watchers, slots};
 use crate::base::config_error::ConfigError;
 use crate::base::log::{Log, Writer};
-use crate::base::memory;
 use crate::base::metrics::Metrics;
-use crate::base::request_id;
 use crate::base::stopping::{Stopping, drain};
-use crate::base::supervise::{keep_running, run_or};
-use crate::fleet::breaker::{self, Breaker};
-use crate::fleet::discovery::{self, Discovery, Sources};
-use crate::fleet::health::{self, Probes};
-use crate::fleet::models::{self, Models};
-use crate::fleet::worker::{Change, Fleet, Worker};
-use crate::front::gate::Gate;
-use crate::front::tls::{self, Tls};
-use crate::front::{connection, listen};
-use crate::proxy::lane::Shared;
-use crate::upstream::trust::{self, Trust};
-use crate::upstream::worker_url::WorkerUrl;
+use crate::fleet::discovery::Discovery;
+use crate::fleet::models::Models;
+use crate::fleet::worker::{Change, Fleet};
+use crate::front::connection::{self, Front};
+use crate::front::listen;
+use crate::proxy::in_flight::InFlight;
+use crate::proxy::lane::{Lane, Proxy};
 
 #[derive(Debug)]
 pub enum StartError {
@@ -68,12 +59,19 @@ impl fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
+impl From<ConfigError> for StartError {
+    fn from(error: ConfigError) -> StartError {
+        StartError::Config(error)
+    }
+}
+
 /// A running router. Dropping it stops it at once.
 pub struct Router {
     addr: SocketAddr,
     /// Where `/metrics` is alone.
     metrics_addr: Option<SocketAddr>,
-    shared: Arc<Shared>,
+    front: Arc<Front>,
+    proxy: Arc<Proxy>,
     stopping: watch::Sender<Stopping>,
     reload: watch::Sender<()>,
     threads: Vec<JoinHandle<()>>,
@@ -90,13 +88,8 @@ struct Running {
 impl Router {
     /// Binds the port and starts serving.
     pub fn start(config: Config) -> Result<Router, StartError> {
-        config.validate().map_err(StartError::Config)?;
-        let workers: Result<Vec<WorkerUrl>, ConfigError> =
-            config.worker_urls.iter().map(|url| url.parse()).collect();
-        let workers = workers.map_err(StartError::Config)?;
-        let gate = Gate::new(&config).map_err(StartError::Config)?;
-        let tls = Tls::read(&config).map_err(StartError::Config)?;
-        let trust = Trust::read(config.worker_ca_file.clone()).map_err(StartError::Config)?;
+        config.validate()?;
+        let parts = settings::read(&config)?;
         listen::allow_descriptors();
         let lanes = match config.threads {
             0 => thread::available_parallelism().map_or(1, |count| count.get()),
@@ -114,48 +107,42 @@ impl Router {
         let metrics_addr = scraped.first().map(local).transpose()?;
         let (log, writer) =
             Log::start(config.log_level, config.log_format).map_err(StartError::Runtime)?;
+        let log = Arc::new(log);
         let (stopping, stopped) = watch::channel(Stopping::No);
         let (reload, reloaded) = watch::channel(());
-        let log = Arc::new(log);
         let policy: Arc<dyn Policy> =
             Arc::from(sglang_omni_policy::build(&config.policy_settings()));
         let told = policy.clone();
-        let fleet = Arc::new(Fleet::new(workers, move |change| match change {
+        let fleet = Arc::new(Fleet::new(parts.workers, move |change| match change {
             // What was known of an earlier one in its place.
             Change::Added(worker) => told.forget(worker.slot()),
             Change::Removed(rest) => told.maintain(&slots(rest)),
         }));
-        let sources = Sources {
-            file: config.workers_file.clone(),
-            names: discovery::names(&config.worker_dns).map_err(StartError::Config)?,
-            dns_interval: config.dns_interval,
-        };
-        let discovery = Discovery::start(fleet.clone(), sources, reloaded.clone(), log.clone())
-            .map_err(StartError::Config)?;
-        let worker_key = gate.keys.worker.clone();
-        let probes = Arc::new(Probes {
-            interval: config.probe_interval,
-            timeout: config.probe_timeout,
-            key: worker_key.clone(),
-            router: request_id::unique(),
-        });
-        let breaker = Breaker {
-            threshold: (!config.disable_circuit_breaker).then_some(config.cb_failure_threshold),
-            recovery: clock::ticks(config.cb_timeout),
-        };
-        let shared = Arc::new(Shared {
-            policy,
-            models: Arc::new(Models::new(fleet.clone(), worker_key)),
+        let discovery =
+            Discovery::start(fleet.clone(), parts.sources, reloaded.clone(), log.clone())?;
+        let probes = settings::probes(&config, &parts.gate.keys);
+        let proxy = Arc::new(Proxy {
+            settings: settings::proxy(&config),
+            models: Arc::new(Models::new(fleet.clone(), probes.key.clone())),
             fleet,
-            gate,
-            tls,
-            trust: Arc::new(trust),
+            policy,
+            trust: Arc::new(parts.trust),
+            in_flight: InFlight::new(
+                config.max_concurrent_requests,
+                config.queue_size,
+                config.queue_timeout,
+            ),
             metrics: Arc::new(Metrics::new(lanes)),
             log,
+        });
+        let front = Arc::new(Front {
+            admin: settings::admin(&config, &probes, stopped.clone()),
+            gate: parts.gate,
+            tls: parts.tls.map(Arc::new),
+            limits: settings::limits(&config),
+            handshake_timeout: config.header_timeout,
+            drain_timeout: config.drain_timeout,
             stopping: stopped,
-            reload: reloaded,
-            name: probes.router.clone(),
-            config,
         });
         let running = Arc::new(Running {
             count: Mutex::new(0),
@@ -164,7 +151,8 @@ impl Router {
         let mut router = Router {
             addr,
             metrics_addr,
-            shared: shared.clone(),
+            front,
+            proxy,
             stopping,
             reload,
             threads: Vec::new(),
@@ -172,51 +160,27 @@ impl Router {
             running,
         };
         for (index, listener) in listeners.into_iter().enumerate() {
-            let shared = shared.clone();
+            let (front, proxy) = (router.front.clone(), router.proxy.clone());
             router.spawn(format!("router-{index}"), move |runtime| {
-                runtime.block_on(connection::serve(shared, index, listener))
+                runtime.block_on(connection::serve(front, Lane::new(proxy, index), listener))
             })?;
         }
+        let watchers = Watchers {
+            proxy: router.proxy.clone(),
+            tls: router.front.tls.clone(),
+            reload: reloaded,
+            probes: Arc::new(probes),
+            breaker: settings::breaker(&config),
+            eviction_interval: config.eviction_interval,
+            discovery,
+            scraped,
+            scrapers_see_urls: config.expose_worker_urls,
+        };
         let failed = router.stopping.clone();
-        // Everything that goes on beside the requests.
+        let mut stopping = router.front.stopping.clone();
         router.spawn("router-watch".to_owned(), move |runtime| {
             runtime.block_on(async {
-                let mut stopping = shared.stopping.clone();
-                keep(&shared, "health checks", move |shared| {
-                    health::watch(
-                        shared.fleet.clone(),
-                        shared.trust.clone(),
-                        probes.clone(),
-                        shared.log.clone(),
-                    )
-                });
-                keep(&shared, "the policy's upkeep", tidy_policy);
-                keep(&shared, "models", |shared| {
-                    models::watch(shared.models.clone(), shared.trust.clone())
-                });
-                keep(&shared, "circuit breaker", move |shared| {
-                    breaker::watch(shared.fleet.clone(), breaker, shared.log.clone())
-                });
-                keep(&shared, "certificate", tls::watch);
-                keep(&shared, "authorities", |shared| {
-                    trust::watch(
-                        shared.trust.clone(),
-                        shared.reload.clone(),
-                        shared.log.clone(),
-                    )
-                });
-                keep(&shared, "memory", |shared| {
-                    memory::give_back(shared.metrics.clone())
-                });
-                let task = discovery.watch();
-                run_or(shared.log.clone(), "discovery", task, move || {
-                    drain(&failed)
-                });
-                for listener in scraped {
-                    keep(&shared, "metrics port", move |shared| {
-                        scrape::serve(shared, listener.try_clone())
-                    });
-                }
+                watchers.start(move || drain(&failed));
                 let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
             });
         })?;
@@ -264,7 +228,7 @@ impl Router {
 
     /// Its address as a client writes it.
     pub fn url(&self) -> String {
-        let scheme = if self.shared.tls.is_some() {
+        let scheme = if self.front.tls.is_some() {
             "https"
         } else {
             "http"
@@ -274,12 +238,12 @@ impl Router {
 
     /// Logs where it listens, for whoever waits for that.
     pub fn announce(&self) {
-        let log = &self.shared.log;
+        let log = &self.proxy.log;
         log.info(format!("listening on {}", self.url()), &[]);
         if let Some(addr) = self.metrics_addr {
             log.info(format!("metrics are at http://{addr}/metrics"), &[]);
         }
-        if self.shared.fleet.read().is_empty() {
+        if self.proxy.fleet.read().is_empty() {
             log.warn("there are no workers yet, POST /workers adds them", &[]);
         }
     }
@@ -296,8 +260,8 @@ impl Router {
 
     /// Takes no more connections and ends when what is in flight is done, or after `drain_timeout`.
     pub fn drain(&self) {
-        let in_flight = self.shared.metrics.in_flight();
-        let log = &self.shared.log;
+        let in_flight = self.proxy.metrics.in_flight();
+        let log = &self.proxy.log;
         log.info("shutting down", &[("in_flight", &in_flight)]);
         drain(&self.stopping);
     }
@@ -319,18 +283,6 @@ impl Router {
     }
 }
 
-/// Keeps a task of the watching thread running.
-fn keep<F>(
-    shared: &Arc<Shared>,
-    name: &'static str,
-    mut task: impl FnMut(Arc<Shared>) -> F + 'static,
-) where
-    F: Future<Output = ()> + 'static,
-{
-    let (log, shared) = (shared.log.clone(), shared.clone());
-    keep_running(log, name, move || task(shared.clone()));
-}
-
 impl Drop for Router {
     fn drop(&mut self) {
         self.stop();
@@ -339,7 +291,7 @@ impl Drop for Router {
             let _ = thread.join();
         }
         if let Some(writer) = self.writer.take() {
-            writer.finish(&self.shared.log);
+            writer.finish(&self.proxy.log);
         }
     }
 }
@@ -355,21 +307,4 @@ fn listen(
         port,
         error,
     })
-}
-
-/// Has the policy tidy up at every eviction interval, until the runtime ends.
-async fn tidy_policy(shared: Arc<Shared>) {
-    let every = shared.config.eviction_interval;
-    let Some(first) = Instant::now().checked_add(every) else {
-        return pending().await;
-    };
-    let mut tick = interval_at(first, every);
-    loop {
-        tick.tick().await;
-        shared.policy.maintain(&slots(&shared.fleet.read()));
-    }
-}
-
-fn slots(fleet: &[Arc<Worker>]) -> Vec<u32> {
-    fleet.iter().map(|worker| worker.slot()).collect()
 }

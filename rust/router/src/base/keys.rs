@@ -7,6 +7,22 @@ use hyper::header::HeaderValue;
 
 use crate::base::config_error::ConfigError;
 
+/// The keys that a field and its file give, any number of them.
+pub fn keys(
+    field: &str,
+    given: &[String],
+    file: Option<&Path>,
+) -> Result<Vec<String>, ConfigError> {
+    let mut keys = given.to_vec();
+    if let Some(path) = file {
+        keys.extend(lines(&format!("{field}_file"), path)?);
+    }
+    for key in &keys {
+        bearer(field, key)?;
+    }
+    Ok(keys)
+}
+
 /// The one key that a field or its file gives, and how it is shown.
 pub fn one_key(
     field: &str,
@@ -22,7 +38,7 @@ pub fn one_key(
         (None, Some(path)) => match &lines(&in_file, path)?[..] {
             [key] => Ok(Some((key.clone(), bearer(&in_file, key)?))),
             keys => Err(ConfigError(format!(
-                "{in_file}: {} holds {} keys; it is to be one",
+                "{in_file}: {} holds {} keys; it must hold one",
                 path.display(),
                 keys.len()
             ))),
@@ -47,7 +63,7 @@ pub fn bearer(field: &str, key: &str) -> Result<HeaderValue, ConfigError> {
 }
 
 /// The keys in a file, one a line.
-pub fn lines(field: &str, path: &Path) -> Result<Vec<String>, ConfigError> {
+fn lines(field: &str, path: &Path) -> Result<Vec<String>, ConfigError> {
     let text = fs::read_to_string(path).map_err(|error| {
         ConfigError(format!("{field}: cannot read {}: {error}", path.display()))
     })?;
@@ -63,4 +79,27 @@ pub fn lines(field: &str, path: &Path) -> Result<Vec<String>, ConfigError> {
         )));
     }
     Ok(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wrong_keys_are_errors_that_do_not_show_them() {
+        let text = keys("api_key", &["two words".to_owned()], None);
+        let text = text.unwrap_err().to_string();
+        assert!(
+            text.contains("api_key") && !text.contains("two words"),
+            "{text}"
+        );
+        let one = |given| one_key("worker_api_key", given, Some(Path::new("/none")));
+        let text = one(None).unwrap_err().to_string();
+        assert!(
+            text.contains("worker_api_key_file: cannot read /none"),
+            "{text}"
+        );
+        let text = one(Some("a")).unwrap_err().to_string();
+        assert!(text.contains("give one of them"), "{text}");
+    }
 }

@@ -7,9 +7,8 @@ use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, VIA};
 use hyper::{Method, Request};
 
 use crate::front::cross_site;
-use crate::front::gate::Refusal;
-use crate::proxy::lane::Shared;
-use crate::proxy::reply::Reason;
+use crate::front::gate::Gate;
+use crate::proxy::reply::{Reason, Refusal};
 
 /// What proxies add: a request with one of them is of a client that may be anywhere.
 const OF_PROXIES: [HeaderName; 3] = [
@@ -34,13 +33,9 @@ pub fn is_administrative(path: &str) -> bool {
 
 /// Lets in who shows the admin key, or, if there is none, who asks from this machine; no web page of another
 /// origin, and none under a name that is not the router's, may change anything, whatever key it knows.
-pub fn allow(
-    shared: &Shared,
-    peer: SocketAddr,
-    request: &Request<Incoming>,
-) -> Result<(), Refusal> {
+pub fn allow(gate: &Gate, peer: SocketAddr, request: &Request<Incoming>) -> Result<(), Refusal> {
     let headers = request.headers();
-    let keys = &shared.gate.keys;
+    let keys = &gate.keys;
     let has_key = keys.is_admin(headers);
     if keys.has_admin() && !has_key {
         return Err(match keys.owner(headers) {
@@ -72,7 +67,7 @@ pub fn allow(
              --cors-allowed-origins",
         ));
     }
-    if !cross_site::names_this_router(headers, &shared.config) {
+    if !cross_site::names_this_router(headers, &gate.own_names) {
         return Err(Refusal::new(
             Reason::UnknownHost,
             "the Host header does not name this router: administer it by its address, or name it in \

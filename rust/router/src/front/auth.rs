@@ -5,14 +5,9 @@ use hyper::header::{AUTHORIZATION, HeaderValue};
 use ring::hmac;
 use subtle::ConstantTimeEq;
 
-use crate::app::config::Config;
-use crate::base::config_error::ConfigError;
-use crate::base::keys::{bearer, lines, one_key};
-
 /// What an owner's word is made with if workers have no key: they see the client's own then.
 const OWNER_LABEL: &[u8] = b"sglang-omni-owner";
 
-/// Keys as the configuration gave them, read once at the start.
 pub struct Keys {
     /// Any of them opens; without one every client is let in.
     clients: Vec<ClientKey>,
@@ -28,24 +23,13 @@ struct ClientKey {
 }
 
 impl Keys {
-    pub fn read(config: &Config) -> Result<Keys, ConfigError> {
-        let mut clients = config.api_key.clone();
-        if let Some(path) = &config.api_key_file {
-            clients.extend(lines("api_key_file", path)?);
-        }
-        for key in &clients {
-            bearer("api_key", key)?;
-        }
-        let worker = one_key(
-            "worker_api_key",
-            config.worker_api_key.as_deref(),
-            config.worker_api_key_file.as_deref(),
-        )?;
-        let admin = one_key(
-            "admin_api_key",
-            config.admin_api_key.as_deref(),
-            config.admin_api_key_file.as_deref(),
-        )?;
+    /// Takes the clients' keys, the administrator's, and the one that workers are shown, with the header that
+    /// shows it.
+    pub fn new(
+        clients: Vec<String>,
+        admin: Option<String>,
+        worker: Option<(String, HeaderValue)>,
+    ) -> Keys {
         let secret = worker
             .as_ref()
             .map_or(OWNER_LABEL, |(key, _)| key.as_bytes());
@@ -54,11 +38,11 @@ impl Keys {
             owner: owner(&secret, &key),
             key,
         });
-        Ok(Keys {
+        Keys {
             clients: clients.collect(),
-            admin: admin.map(|(key, _)| key),
+            admin,
             worker: worker.map(|(_, value)| value),
-        })
+        }
     }
 
     /// Whether a client has to show a key.
@@ -115,12 +99,8 @@ mod tests {
     use super::*;
 
     fn keys(clients: &[&str]) -> Keys {
-        let api_key = clients.iter().map(|&key| key.to_owned()).collect();
-        let config = Config {
-            api_key,
-            ..Config::default()
-        };
-        Keys::read(&config).unwrap()
+        let clients = clients.iter().map(|&key| key.to_owned()).collect();
+        Keys::new(clients, None, None)
     }
 
     fn admits(keys: &Keys, value: &str) -> bool {
@@ -141,12 +121,8 @@ mod tests {
     #[test]
     fn owners_are_told_apart_by_words_that_the_workers_key_makes() {
         let of = |worker: Option<&str>, client: &str| {
-            let config = Config {
-                api_key: vec!["a".to_owned(), "b".to_owned()],
-                worker_api_key: worker.map(str::to_owned),
-                ..Config::default()
-            };
-            let keys = Keys::read(&config).unwrap();
+            let worker = worker.map(|key| (key.to_owned(), HeaderValue::from_static("Bearer w")));
+            let keys = Keys::new(vec!["a".to_owned(), "b".to_owned()], None, worker);
             keys.owner(&shown(&format!("Bearer {client}"))).cloned()
         };
         let words = [of(None, "a"), of(None, "b"), of(Some("w"), "a")];
@@ -158,12 +134,7 @@ mod tests {
 
     #[test]
     fn the_admin_key_is_no_clients() {
-        let keys = Keys::read(&Config {
-            api_key: vec!["client".to_owned()],
-            admin_api_key: Some("admin".to_owned()),
-            ..Config::default()
-        });
-        let keys = keys.unwrap();
+        let keys = Keys::new(vec!["client".to_owned()], Some("admin".to_owned()), None);
         let (admin, client) = (shown("Bearer admin"), shown("Bearer client"));
         assert!(keys.is_admin(&admin) && !keys.is_admin(&client));
         assert!(keys.owner(&admin).is_none() && keys.owner(&client).is_some());
@@ -187,29 +158,5 @@ mod tests {
         ] {
             assert!(!admits(&keys, value), "{value}");
         }
-    }
-
-    #[test]
-    fn wrong_keys_are_errors_that_do_not_show_them() {
-        let read = |change: &dyn Fn(&mut Config)| {
-            let mut config = Config::default();
-            change(&mut config);
-            Keys::read(&config).err().unwrap().to_string()
-        };
-        let text = read(&|c| c.api_key = vec!["two words".to_owned()]);
-        assert!(
-            text.contains("api_key") && !text.contains("two words"),
-            "{text}"
-        );
-        let text = read(&|c| c.worker_api_key_file = Some("/none".into()));
-        assert!(
-            text.contains("worker_api_key_file: cannot read /none"),
-            "{text}"
-        );
-        let text = read(&|c| {
-            c.worker_api_key = Some("a".to_owned());
-            c.worker_api_key_file = Some("/none".into());
-        });
-        assert!(text.contains("give one of them"), "{text}");
     }
 }

@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::app::config::Config;
 use crate::base::client::{Client, Phase};
 use crate::base::clock::{self, Look, Tick};
 
@@ -19,12 +19,13 @@ pub struct Limits {
 }
 
 impl Limits {
-    pub fn new(config: &Config) -> Self {
+    /// A limit of zero for `answer` is none.
+    pub fn new(head: Duration, idle: Duration, stall: Duration, answer: Duration) -> Self {
         Limits {
-            head: clock::ticks(config.header_timeout),
-            idle: clock::ticks(config.keep_alive_timeout),
-            stall: clock::ticks(config.stall_timeout),
-            answer: Some(clock::ticks(config.stream_idle_timeout)).filter(|&limit| limit > 0),
+            head: clock::ticks(head),
+            idle: clock::ticks(idle),
+            stall: clock::ticks(stall),
+            answer: Some(clock::ticks(answer)).filter(|&limit| limit > 0),
         }
     }
 

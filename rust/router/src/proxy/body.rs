@@ -67,7 +67,7 @@ impl ResponseBody {
     /// Has the policy told of the answer's usage at its end, if it wants to know.
     pub fn reading_usage(mut self, receipt: Option<Receipt>) -> Self {
         if let Some(upstream) = &mut self.upstream
-            && self.lane.shared.policy.reads_usage()
+            && self.lane.proxy.policy.reads_usage()
         {
             upstream.tail.clear();
             self.receipt = receipt;
@@ -167,7 +167,7 @@ impl Drop for ResponseBody {
             if let Some(receipt) = self.receipt
                 && let Some(usage) = usage::read(upstream.tail.bytes())
             {
-                let policy = &self.lane.shared.policy;
+                let policy = &self.lane.proxy.policy;
                 policy.answered(receipt, usage);
             }
             self.lane.pool.put_back(upstream);

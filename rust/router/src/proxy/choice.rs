@@ -25,8 +25,8 @@ pub fn choose<'a>(
     tried: &[u32],
     model: &mut Vec<u8>,
 ) -> Option<(Arc<Worker>, Claim<'a>)> {
-    let shared = &lane.shared;
-    let fleet = shared.fleet.read();
+    let proxy = &lane.proxy;
+    let fleet = proxy.fleet.read();
     let mut scratch = lane.scratch.borrow_mut();
     let Scratch {
         key,
@@ -34,9 +34,9 @@ pub fn choose<'a>(
         candidates,
     } = &mut *scratch;
     key.clear();
-    let by_model = shared.models.differ();
+    let by_model = proxy.models.differ();
     let mut request = RequestKey::default();
-    if by_model || shared.policy.reads_request() {
+    if by_model || proxy.policy.reads_request() {
         let found = scan(body, key);
         let session = parts
             .headers
@@ -58,7 +58,7 @@ pub fn choose<'a>(
     }
     candidates.clear();
     candidates.extend(eligible.iter().map(|&position| fleet[position].candidate()));
-    let (index, claim) = shared.policy.choose(candidates, &request);
+    let (index, claim) = proxy.policy.choose(candidates, &request);
     Some((fleet[eligible[index]].clone(), claim))
 }
 
@@ -110,8 +110,8 @@ impl Failure {
 
 /// The answer to a request that no worker could take.
 pub fn no_worker(lane: &Lane, failure: &Failure, sees_urls: bool) -> Reply {
-    lane.shared.metrics.unserved.fetch_add(1, Relaxed);
-    let fleet = lane.shared.fleet.read();
+    lane.proxy.metrics.unserved.fetch_add(1, Relaxed);
+    let fleet = lane.proxy.fleet.read();
     if !failure.shown.is_empty() {
         let say = |last: &str| {
             format!("no worker could serve the request; the last one tried was {last}")

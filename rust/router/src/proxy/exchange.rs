@@ -76,7 +76,7 @@ impl Exchange {
         id: RequestId,
         request: &Request<Incoming>,
     ) -> Self {
-        let is_logged = lane.shared.config.access_log;
+        let is_logged = lane.proxy.settings.access_log;
         Exchange {
             lane: lane.clone(),
             peer,
@@ -178,7 +178,7 @@ impl Exchange {
         if self.end == End::WorkerCut {
             self.log_failure("the worker broke off its answer");
         } else if self.end == End::IdleTimeout {
-            let limit = self.lane.shared.config.stream_idle_timeout.as_secs_f64();
+            let limit = self.lane.proxy.settings.stream_idle_timeout.as_secs_f64();
             self.log_failure(&format!(
                 "nothing more came in {limit} s (stream_idle_timeout)"
             ));
@@ -196,7 +196,7 @@ impl Exchange {
             fields.push(("worker", &worker.url));
         }
         fields.push(("why", &why));
-        self.lane.shared.log.warn("request failed", &fields);
+        self.lane.proxy.log.warn("request failed", &fields);
     }
 
     fn log(&self, method: &Method, uri: &Uri, first_byte: Option<Duration>, took: Duration) {
@@ -226,7 +226,7 @@ impl Exchange {
             ]
         };
         self.lane
-            .shared
+            .proxy
             .log
             .put(Level::Info, "request", Box::new(fields));
     }
@@ -241,7 +241,7 @@ impl Drop for Exchange {
             self.lane.metrics().in_flight.fetch_sub(1, Relaxed);
         }
         if self.has_place {
-            self.lane.shared.gate.in_flight.leave();
+            self.lane.proxy.in_flight.leave();
         }
         self.record(self.lane.metrics());
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HOST, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode, Version};
 
@@ -13,7 +13,6 @@ use crate::base::headers;
 use crate::base::route::Route;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::{LoadGuard, Worker};
-use crate::front::gate;
 use crate::proxy::body::{Payload, ResponseBody};
 use crate::proxy::choice::Failure;
 use crate::proxy::exchange::Exchange;
@@ -45,9 +44,8 @@ pub async fn forward(
     exchange: &mut Exchange,
     request: Request<Incoming>,
 ) -> Reply {
-    let shared = &lane.shared;
     let (mut parts, incoming) = request.into_parts();
-    let limit = shared.config.max_body_bytes;
+    let limit = lane.proxy.settings.max_body_bytes;
     if incoming.size_hint().lower() > limit {
         tokio::task::spawn_local(discard(incoming));
         return too_large(limit);
@@ -68,8 +66,9 @@ pub async fn forward(
         }
     };
     // Not before: clients that are slow to send keep no others out.
-    if let Err(refusal) = gate::enter(lane, exchange).await {
-        return refusal.into_reply();
+    match lane.proxy.in_flight.enter().await {
+        Ok(has_place) => exchange.enters(has_place),
+        Err(refusal) => return refusal.into_reply(),
     }
     exchange.received = exchange.received.max(upload.read.len() as u64);
     parts.headers = forwarding::request_headers(std::mem::take(&mut parts.headers));
@@ -81,7 +80,7 @@ pub async fn forward(
         Bytes::new()
     };
 
-    if let Some(model) = shared.models.unknown(&lane.pool, &parts, &text).await {
+    if let Some(model) = lane.proxy.models.unknown(&lane.pool, &parts, &text).await {
         return reply::unknown_model(&model);
     }
     let mut tries = Tries::new(lane, exchange.sees_urls);
@@ -273,7 +272,7 @@ fn held_window(lane: &Lane, incoming: &Incoming, is_json: bool) -> usize {
         .size_hint()
         .upper()
         .is_some_and(|length| length <= HELD_BODY as u64);
-    let is_limited = lane.shared.gate.in_flight.is_limited();
+    let is_limited = lane.proxy.in_flight.is_limited();
     if is_json || is_short || is_limited {
         HELD_BODY
     } else {
@@ -283,19 +282,13 @@ fn held_window(lane: &Lane, incoming: &Incoming, is_json: bool) -> usize {
 
 /// 408 for a client that sent no more of its body.
 fn stalled() -> Reply {
-    let mut reply = reply::error(
-        Reason::RequestTimeout,
-        "the rest of the request body did not arrive in time",
-    );
-    reply
-        .headers_mut()
-        .insert(CONNECTION, HeaderValue::from_static("close"));
-    reply
+    let message = "the rest of the request body did not arrive in time";
+    reply::last_error(Reason::RequestTimeout, message)
 }
 
 /// 503 while the router holds as much of bodies as it may.
 fn full(lane: &Lane) -> Reply {
-    let limit = lane.shared.config.max_held_bytes;
+    let limit = lane.proxy.settings.max_held_bytes;
     let message = format!(
         "the router holds {limit} bytes of request bodies, which is the limit (max_held_bytes)"
     );

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::app::config::Config;
+use crate::proxy::reply::{Reason, Refusal};
 
 /// Shared by all lanes. Requests that wait get their turn in the order in which they came.
 pub struct InFlight {
@@ -18,18 +18,15 @@ pub struct InFlight {
     queue_timeout: Duration,
 }
 
-/// Why a request got no place, in words.
-pub struct Refused(pub String);
-
 impl InFlight {
-    pub fn new(config: &Config) -> Self {
-        let limit = config.max_concurrent_requests.unwrap_or(0);
+    /// `limit` is None where the number of requests is not limited.
+    pub fn new(limit: Option<usize>, queue_size: usize, queue_timeout: Duration) -> Self {
         InFlight {
-            places: config.max_concurrent_requests.map(Semaphore::new),
-            limit,
+            places: limit.map(Semaphore::new),
+            limit: limit.unwrap_or(0),
             waiting: AtomicUsize::new(0),
-            queue_size: config.queue_size,
-            queue_timeout: config.queue_timeout,
+            queue_size,
+            queue_timeout,
         }
     }
 
@@ -38,7 +35,7 @@ impl InFlight {
     }
 
     /// Refuses at once what would be refused a place now.
-    pub fn has_room(&self) -> Result<(), Refused> {
+    pub fn has_room(&self) -> Result<(), Refusal> {
         let is_full = self
             .places
             .as_ref()
@@ -49,16 +46,16 @@ impl InFlight {
         }
     }
 
-    fn full(&self) -> Refused {
+    fn full(&self) -> Refusal {
         let what = match self.queue_size {
             0 => "which is the limit".to_owned(),
             size => format!("which is the limit, and {size} more are waiting"),
         };
-        Refused(format!("{} requests are in flight, {what}", self.limit))
+        refusal(format!("{} requests are in flight, {what}", self.limit))
     }
 
     /// Takes a place; whether there was one to take, which is to be given back.
-    pub async fn enter(&self) -> Result<bool, Refused> {
+    pub async fn enter(&self) -> Result<bool, Refusal> {
         let Some(places) = &self.places else {
             return Ok(false);
         };
@@ -76,7 +73,7 @@ impl InFlight {
             }
             Err(_) => {
                 let (limit, waited) = (self.limit, self.queue_timeout.as_secs_f64());
-                Err(Refused(format!(
+                Err(refusal(format!(
                     "{limit} requests are in flight, and none ended within {waited} s"
                 )))
             }
@@ -94,6 +91,10 @@ impl InFlight {
     pub fn waiting(&self) -> usize {
         self.waiting.load(Relaxed)
     }
+}
+
+fn refusal(message: String) -> Refusal {
+    Refusal::new(Reason::RateLimitExceeded, message)
 }
 
 /// A place in the queue, for as long as it lives.

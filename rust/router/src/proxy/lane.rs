@@ -1,59 +1,72 @@
-//! A lane is one thread's own part of the router; what all of them share is [`Shared`].
+//! A lane: one thread's own part of the router, with connections to workers, retries and waiting requests of its
+//! own. What all lanes share of the proxy is in [`Proxy`].
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use sglang_omni_policy::{Candidate, Policy};
-use tokio::sync::watch;
 
-use crate::app::config::Config;
+use crate::base::clock::{self, Look};
 use crate::base::log::Log;
 use crate::base::metrics::{LaneMetrics, Metrics};
-use crate::base::request_id::RequestIds;
-use crate::base::stopping::Stopping;
+use crate::fleet::hung::Patience;
 use crate::fleet::models::Models;
+use crate::fleet::standing::Behind;
 use crate::fleet::waiting::Waiting;
-use crate::fleet::worker::Fleet;
-use crate::front::clients::Clients;
-use crate::front::gate::Gate;
-use crate::front::tls::Tls;
+use crate::fleet::worker::{Fleet, Worker};
+use crate::proxy::in_flight::InFlight;
 use crate::proxy::retry::Budget;
 use crate::upstream::pool::Pool;
 use crate::upstream::trust::Trust;
 
-/// What all threads share.
-pub struct Shared {
-    pub config: Config,
-    /// This router among all.
-    pub name: String,
+/// What the configuration says of requests on their way to workers and back.
+pub struct Settings {
+    /// Larger request bodies are refused.
+    pub max_body_bytes: u64,
+    /// Bytes of request bodies that all lanes together may hold.
+    pub max_held_bytes: usize,
+    /// How long a client may send next to nothing of a body.
+    pub stall_timeout: Duration,
+    /// How long an answer, or an upgraded connection, may be silent; zero is for ever.
+    pub stream_idle_timeout: Duration,
+    /// How long a request may wait for its answer to begin.
+    pub request_timeout: Duration,
+    /// How often a request that a worker may have seen goes to another one.
+    pub retries: u32,
+    /// How long a failing or hung worker waits for its next trial.
+    pub recovery: Duration,
+    /// Silence after which a worker may be found hung.
+    pub hung_timeout: Duration,
+    /// Whether every request is logged when it ends.
+    pub access_log: bool,
+}
+
+/// The part of the router that forwards requests, as all lanes share it.
+pub struct Proxy {
+    pub settings: Settings,
     pub fleet: Arc<Fleet>,
     pub models: Arc<Models>,
     pub policy: Arc<dyn Policy>,
-    pub gate: Gate,
-    /// What client connections are secured with, if they are.
-    pub tls: Option<Tls>,
     /// What connections to https workers are secured with.
     pub trust: Arc<Trust>,
+    pub in_flight: InFlight,
     pub metrics: Arc<Metrics>,
     pub log: Arc<Log>,
-    pub stopping: watch::Receiver<Stopping>,
-    /// Changes when what is listed elsewhere is to be read again.
-    pub reload: watch::Receiver<()>,
 }
 
 /// One thread's own part of the router.
 pub struct Lane {
-    pub shared: Arc<Shared>,
+    pub proxy: Arc<Proxy>,
     /// Its number among the lanes.
     index: usize,
     pub pool: Rc<Pool>,
     pub scratch: RefCell<Scratch>,
     pub retries: Budget,
-    pub request_ids: RefCell<RequestIds>,
     pub waiting: Waiting,
-    pub clients: Rc<Clients>,
+    patience: Patience,
     /// Bytes of request bodies that are held, and how many may be.
     pub held: Cell<usize>,
     pub held_limit: usize,
@@ -71,25 +84,47 @@ pub struct Scratch {
 }
 
 impl Lane {
-    pub fn new(shared: Arc<Shared>, index: usize) -> Rc<Lane> {
+    pub fn new(proxy: Arc<Proxy>, index: usize) -> Rc<Lane> {
         Rc::new(Lane {
-            pool: Pool::new(shared.trust.clone()),
-            held: Cell::new(0),
-            held_limit: shared.config.max_held_bytes / shared.metrics.lanes(),
-            shared,
-            index,
+            pool: Pool::new(proxy.trust.clone()),
             scratch: RefCell::default(),
             retries: Budget::default(),
-            request_ids: RefCell::default(),
             waiting: Waiting::default(),
-            clients: Rc::default(),
+            patience: Patience {
+                hung: clock::ticks(proxy.settings.hung_timeout),
+                recovery: clock::ticks(proxy.settings.recovery),
+            },
+            held: Cell::new(0),
+            held_limit: proxy.settings.max_held_bytes / proxy.metrics.lanes(),
             open: Cell::new(0),
+            index,
+            proxy,
         })
     }
 
     /// What this lane counts.
     pub fn metrics(&self) -> &LaneMetrics {
-        self.shared.metrics.lane(self.index)
+        self.proxy.metrics.lane(self.index)
+    }
+
+    /// Looks over the requests that wait, once a tick.
+    pub fn look_over(&self, look: Look) {
+        self.retries.refill();
+        let fleet = self.proxy.fleet.read();
+        self.waiting
+            .sweep(&fleet, &self.patience, look, &self.proxy.log);
+    }
+
+    /// Closes connections to workers that are not needed, once in `pool::SWEEP_INTERVAL`.
+    pub fn sweep_pool(&self) {
+        let fleet = self.proxy.fleet.read();
+        // A worker that cannot be reached may be another process, or elsewhere, when it can.
+        let is_usable = |worker: &Worker| !worker.standing.is(Behind::Down);
+        self.pool.sweep(|id| {
+            fleet
+                .iter()
+                .any(|worker| worker.id == id && is_usable(worker))
+        });
     }
 }
 

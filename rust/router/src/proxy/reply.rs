@@ -1,11 +1,13 @@
 //! Answers the router gives itself, and the table of its refusals.
 
 use bytes::Bytes;
-use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
-use hyper::{Response, StatusCode};
+use hyper::body::{Body, Incoming};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::{Request, Response, StatusCode};
 use serde_json::{Value, json};
 
 use crate::proxy::body::Payload;
+use crate::upstream::request_body::discard;
 
 pub type Reply = Response<Payload>;
 
@@ -122,10 +124,52 @@ fn refused(status: StatusCode, body: String, message: &str) -> Reply {
 /// An error after which the connection ends: what follows on it cannot be trusted to be a request.
 pub fn last_error(reason: Reason, message: &str) -> Reply {
     let mut reply = error(reason, message);
+    close(&mut reply);
     reply
-        .headers_mut()
-        .insert(CONNECTION, HeaderValue::from_static("close"));
-    reply
+}
+
+fn close(reply: &mut Reply) {
+    let close = HeaderValue::from_static("close");
+    reply.headers_mut().insert(CONNECTION, close);
+}
+
+/// Why a request goes no further.
+pub struct Refusal {
+    reason: Reason,
+    message: String,
+}
+
+impl Refusal {
+    pub fn new(reason: Reason, message: impl Into<String>) -> Refusal {
+        Refusal {
+            reason,
+            message: message.into(),
+        }
+    }
+
+    /// The answer. A body that is still coming is read for a while, so that the client gets to see it.
+    pub fn reply(self, request: Request<Incoming>) -> Reply {
+        let body = request.into_body();
+        if !body.is_end_stream() {
+            tokio::task::spawn_local(discard(body));
+        }
+        self.into_reply()
+    }
+
+    /// The answer to a request whose body is seen to elsewhere.
+    pub fn into_reply(self) -> Reply {
+        let mut reply = error(self.reason, &self.message);
+        match self.reason {
+            Reason::InvalidApiKey => {
+                let challenge = HeaderValue::from_static("Bearer");
+                reply.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+            }
+            // The rest of its body may still come.
+            Reason::RequestTimeout => close(&mut reply),
+            _ => {}
+        }
+        reply
+    }
 }
 
 /// 404 for a model that no worker has.

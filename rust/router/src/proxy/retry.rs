@@ -108,7 +108,7 @@ impl<'a> Tries<'a> {
             lane,
             tried: Vec::new(),
             model: Vec::new(),
-            left: lane.shared.config.retries(),
+            left: lane.proxy.settings.retries,
             failure: Failure::default(),
             sees_urls,
             was_sent: false,
@@ -117,7 +117,8 @@ impl<'a> Tries<'a> {
             lost: 0,
             claim: None,
             was_down: false,
-            deadline: clock::now().saturating_add(clock::ticks(lane.shared.config.request_timeout)),
+            deadline: clock::now()
+                .saturating_add(clock::ticks(lane.proxy.settings.request_timeout)),
         }
     }
 
@@ -131,7 +132,7 @@ impl<'a> Tries<'a> {
         let (worker, claim) = choose(self.lane, parts, body, &self.tried, &mut self.model)?;
         self.claim = Some(claim);
         if !self.tried.is_empty() {
-            self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
+            self.lane.proxy.metrics.retries.fetch_add(1, Relaxed);
         }
         self.was_down = worker.standing.is(Behind::Down);
         worker.standing.chosen(|| next_trial(self.lane, &worker));
@@ -159,14 +160,14 @@ impl<'a> Tries<'a> {
             None => status,
         };
         if worker.standing.answered(counts_as) {
-            let log = &self.lane.shared.log;
+            let log = &self.lane.proxy.log;
             log.info("worker answers again", &[("worker", &worker.url)]);
         }
         if let Some(time) = busy {
             let until = clock::now().saturating_add(clock::ticks(time));
             if worker.standing.set_busy(until) {
                 let (status, seconds) = (status.as_u16(), time.as_secs());
-                self.lane.shared.log.info(
+                self.lane.proxy.log.info(
                     "worker is busy",
                     &[
                         ("worker", &worker.url),
@@ -206,7 +207,7 @@ impl<'a> Tries<'a> {
         self.failed(worker, &error.to_string());
         // All that are left are down, then. Waiting for one after another would add up.
         self.is_over = self.was_down && error.kind() == io::ErrorKind::TimedOut;
-        mark_down(&self.lane.shared.log, worker, &error.to_string());
+        mark_down(&self.lane.proxy.log, worker, &error.to_string());
     }
 
     /// The connection ended before an answer. True if another worker may be asked.
@@ -227,7 +228,7 @@ impl<'a> Tries<'a> {
     /// It is sent to the same worker again, after a connection that ended with it. A worker that is killed may
     /// end two of them: the kept one, and then one that was waiting to be accepted. It is lost once.
     pub fn resent(&self) {
-        self.lane.shared.metrics.retries.fetch_add(1, Relaxed);
+        self.lane.proxy.metrics.retries.fetch_add(1, Relaxed);
     }
 
     /// Whether a request that got no answer from a silent worker may be sent to another one. Where only
@@ -252,7 +253,7 @@ impl<'a> Tries<'a> {
     pub fn expired(&mut self, worker: &Worker) -> Reply {
         self.failed(worker, "no answer in time");
         worker.standing.fail();
-        let limit = self.lane.shared.config.request_timeout.as_secs_f64();
+        let limit = self.lane.proxy.settings.request_timeout.as_secs_f64();
         let message = format!(
             "worker {} has not begun to answer in {limit} s (request_timeout)",
             worker.name(self.sees_urls)
@@ -267,7 +268,7 @@ impl<'a> Tries<'a> {
     }
 
     fn may_retry(&mut self) -> bool {
-        let metrics = &self.lane.shared.metrics;
+        let metrics = &self.lane.proxy.metrics;
         if self.left == 0 {
             return false;
         }
@@ -281,7 +282,7 @@ impl<'a> Tries<'a> {
 
     /// Whether a worker that nothing is known against was not asked yet.
     fn has_better(&self, worker: &Worker) -> bool {
-        let fleet = self.lane.shared.fleet.read();
+        let fleet = self.lane.proxy.fleet.read();
         let serving = Serving::of(&fleet, &self.model);
         fleet.iter().any(|other| {
             other.id != worker.id
@@ -295,7 +296,7 @@ impl<'a> Tries<'a> {
     /// What the client gets where no worker answered.
     pub fn give_up(&self) -> Reply {
         if self.was_sent {
-            self.lane.shared.metrics.unserved.fetch_add(1, Relaxed);
+            self.lane.proxy.metrics.unserved.fetch_add(1, Relaxed);
             let last = &self.failure;
             let reason = match self.lost >= MOST_LOST {
                 true => Reason::WorkersLost,
@@ -317,12 +318,12 @@ impl<'a> Tries<'a> {
 
 /// When a worker that just got its trial may get another, if nothing comes of this one.
 fn next_trial(lane: &Lane, worker: &Worker) -> Tick {
-    let config = &lane.shared.config;
+    let settings = &lane.proxy.settings;
     let patience = match worker.standing.is(Behind::Hung) {
-        true => config.hung_timeout,
+        true => settings.hung_timeout,
         false => Duration::ZERO,
     };
-    clock::now().saturating_add(clock::ticks(config.cb_timeout + patience))
+    clock::now().saturating_add(clock::ticks(settings.recovery + patience))
 }
 
 /// Whether an answer is of a kind that says what it used: JSON, or events that are.

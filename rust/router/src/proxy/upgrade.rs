@@ -21,7 +21,6 @@ use crate::base::end::End;
 use crate::base::headers;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::LoadGuard;
-use crate::front::gate;
 use crate::proxy::body::{Payload, ResponseBody};
 use crate::proxy::exchange::Exchange;
 use crate::proxy::http::{answer, exhausted, name_header};
@@ -39,8 +38,9 @@ pub async fn forward(
     exchange: &mut Exchange,
     mut request: Request<Incoming>,
 ) -> Reply {
-    if let Err(refusal) = gate::enter(lane, exchange).await {
-        return refusal.reply(request);
+    match lane.proxy.in_flight.enter().await {
+        Ok(has_place) => exchange.enters(has_place),
+        Err(refusal) => return refusal.reply(request),
     }
     let client = hyper::upgrade::on(&mut request);
     let (mut parts, _) = request.into_parts();
@@ -48,7 +48,7 @@ pub async fn forward(
     forwarding::note_hop(parts.version, &mut parts.headers);
 
     let nothing = Bytes::new();
-    if let Some(model) = lane.shared.models.unknown(&lane.pool, &parts, b"").await {
+    if let Some(model) = lane.proxy.models.unknown(&lane.pool, &parts, b"").await {
         return reply::unknown_model(&model);
     }
     let mut tries = Tries::new(lane, exchange.sees_urls);
@@ -59,7 +59,7 @@ pub async fn forward(
         exchange.tries(&worker);
         let load = LoadGuard::new(worker.clone());
         let mut sender =
-            match connect(&worker.endpoint, &lane.shared.trust, worker.connect_limit()).await {
+            match connect(&worker.endpoint, &lane.proxy.trust, worker.connect_limit()).await {
                 Ok((sender, connection, _)) => {
                     // It ends with the exchange, or hands its stream over.
                     tokio::task::spawn_local(connection.with_upgrades());
@@ -104,8 +104,8 @@ pub async fn forward(
     tokio::task::spawn_local(relay(
         client,
         server,
-        lane.shared.config.stall_timeout,
-        lane.shared.config.stream_idle_timeout,
+        lane.proxy.settings.stall_timeout,
+        lane.proxy.settings.stream_idle_timeout,
         exchange.hand_on(StatusCode::SWITCHING_PROTOCOLS),
         load,
         Open::new(lane.clone()),

@@ -3,12 +3,12 @@
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::body::{Body, Incoming};
 
-use crate::app::config::Config;
 use crate::base::client::Client;
 use crate::proxy::lane::Lane;
 use crate::proxy::pieces::Pieces;
@@ -49,8 +49,8 @@ impl Drop for Held {
 }
 
 /// Bytes that a client has to send of a body while the time runs that it has for sending some: 1 KiB a second.
-fn floor(config: &Config) -> u32 {
-    (config.stall_timeout.as_secs_f64() * 1024.0).clamp(1.0, 1e9) as u32
+fn floor(stall_timeout: Duration) -> u32 {
+    (stall_timeout.as_secs_f64() * 1024.0).clamp(1.0, 1e9) as u32
 }
 
 impl Upload {
@@ -61,8 +61,8 @@ impl Upload {
         client: Arc<Client>,
         window: usize,
     ) -> Result<Upload, ReadError> {
-        let config = &lane.shared.config;
-        let (limit, floor) = (config.max_body_bytes, floor(config));
+        let settings = &lane.proxy.settings;
+        let (limit, floor) = (settings.max_body_bytes, floor(settings.stall_timeout));
         let mut held = Held {
             lane: lane.clone(),
             bytes: 0,
