@@ -8,7 +8,7 @@ use sglang_omni_policy::{Candidate, Candidates, Decision, Policy, RequestKey};
 use crate::kv::BLOCK_BYTES;
 
 /// Every prompt of a system prompt on one worker, groups dealt round in the order in which they appear:
-/// all that affinity can do without looking at load.
+/// the best that affinity does without looking at load.
 #[derive(Default)]
 pub struct PerfectAffinity {
     groups: Mutex<HashMap<Box<[u8]>, usize>>,
@@ -28,7 +28,7 @@ impl Policy for PerfectAffinity {
     }
 }
 
-/// Everything to the first worker, which is where a tree without spread ties sends it.
+/// Everything to the first worker, as a tree that does not spread ties does.
 pub struct FirstWorker;
 
 impl Policy for FirstWorker {
@@ -38,8 +38,8 @@ impl Policy for FirstWorker {
 }
 
 /// `cache_aware` as first published, after its documentation: the shortest queue where the longest exceeds
-/// it by 32; else a worker that knows more than half of the prompt, whichever; else the smallest tree.
-/// The tree is kept in blocks, which is as good for comparing, and never evicted from.
+/// it by 32; else any worker that knows more than half of the prompt; else the smallest tree. The tree is kept
+/// in blocks, which is as good for comparing, and nothing is evicted from it.
 #[derive(Default)]
 pub struct Classic {
     state: Mutex<ClassicState>,

@@ -1,16 +1,16 @@
-//! What a decision of `cache_aware` costs, by the clock, as its tree grows.
+//! Measures the time of a decision of `cache_aware` as its tree grows.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use serde_json::{Value, json};
 use sglang_omni_policy::{
-    Candidate, Metric, Policy, RequestKey, Settings, Usage, Value as Figure, build,
+    Candidate, Metric, MetricValue, Policy, PolicySettings, RequestKey, Usage, build,
 };
 
 const SYSTEM_PROMPTS: usize = 64;
 const CONVERSATIONS: usize = 1000;
-/// Turns of a prompt, were it all turns.
+/// Turns of a prompt if it were made of turns only.
 const TURNS: usize = 64;
 
 /// Conversations under shared system prompts: prompts of about `bytes` bytes that grow turn by turn.
@@ -70,11 +70,11 @@ struct Site {
     policy: Box<dyn Policy>,
 }
 
-/// What one thread has of its own.
+/// The state of one deciding thread.
 #[derive(Default)]
-struct Seat {
+struct PerThread {
     candidates: Vec<Candidate>,
-    /// The workers of what it has in flight.
+    /// The workers of its requests in flight.
     flights: Vec<usize>,
 }
 
@@ -82,25 +82,25 @@ impl Site {
     fn new(workers: usize) -> Site {
         Site {
             loads: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
-            policy: build(&Settings {
+            policy: build(&PolicySettings {
                 max_tree_size: 1 << 30,
-                ..Settings::default()
+                ..PolicySettings::default()
             }),
         }
     }
 
-    /// Decides on one prompt, and reports that all the worker knew of it was cached. Returns nanoseconds.
-    fn decide(&self, text: &[u8], seat: &mut Seat) -> u64 {
+    /// Decides on one prompt, and reports that all the text that the worker knew was cached. Returns nanoseconds.
+    fn decide(&self, text: &[u8], own: &mut PerThread) -> u64 {
         let start = Instant::now();
         let request = RequestKey {
             text,
             model: b"m",
             ..RequestKey::default()
         };
-        let Seat {
+        let PerThread {
             candidates,
             flights,
-        } = seat;
+        } = own;
         candidates.clear();
         candidates.extend(self.loads.iter().zip(0..).map(|(load, slot)| Candidate {
             slot,
@@ -129,7 +129,7 @@ impl Site {
 
     fn nodes(&self) -> usize {
         let nodes = |metric: &Metric| match metric.value {
-            Figure::Gauge(nodes) if metric.name == "tree_nodes" => Some(nodes as usize),
+            MetricValue::Gauge(nodes) if metric.name == "tree_nodes" => Some(nodes as usize),
             _ => None,
         };
         let metrics = self.policy.metrics();
@@ -142,12 +142,12 @@ impl Site {
 pub fn growth(workers: usize, bytes: usize, nodes: usize) -> Value {
     let site = Site::new(workers);
     let mut talk = Talk::new(1, bytes);
-    let mut seat = Seat::default();
+    let mut own = PerThread::default();
     let mut points = Vec::new();
     let mut next = 1000;
     let mut taken = Vec::new();
     loop {
-        taken.push(site.decide(talk.next(), &mut seat));
+        taken.push(site.decide(talk.next(), &mut own));
         if taken.len() < 500 {
             continue;
         }
@@ -168,7 +168,7 @@ pub fn growth(workers: usize, bytes: usize, nodes: usize) -> Value {
     json!({"workers": workers, "prompt_bytes": bytes, "points": points})
 }
 
-/// Decisions a second of so many threads together, each with prompts of its own under shared system prompts.
+/// Decisions a second of `threads` threads together, each with its own prompts under shared system prompts.
 pub fn throughput(workers: usize, bytes: usize, threads: usize) -> f64 {
     const DECISIONS: usize = 50_000;
     let site = Site::new(workers);
@@ -181,9 +181,9 @@ pub fn throughput(workers: usize, bytes: usize, threads: usize) -> f64 {
             .map(|mut talk| {
                 let site = &site;
                 scope.spawn(move || {
-                    let mut seat = Seat::default();
+                    let mut own = PerThread::default();
                     let nanoseconds: u64 = (0..DECISIONS)
-                        .map(|_| site.decide(talk.next(), &mut seat))
+                        .map(|_| site.decide(talk.next(), &mut own))
                         .sum();
                     DECISIONS as f64 * 1e9 / nanoseconds as f64
                 })

@@ -47,7 +47,7 @@ impl Setup {
 }
 
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct SimOutcome {
     /// Share of all prompt text that was cached where it came.
     pub hit_rate: f64,
     /// Requests of the busiest worker over the mean.
@@ -59,7 +59,7 @@ pub struct Outcome {
     pub seconds: f64,
 }
 
-impl Outcome {
+impl SimOutcome {
     pub fn mean_first_token(&self) -> f64 {
         self.first_token.iter().sum::<f64>() / self.first_token.len() as f64
     }
@@ -98,7 +98,7 @@ impl PartialOrd for Event {
 }
 
 impl Ord for Event {
-    /// The earliest is the greatest, which is what a heap gives out first.
+    /// The earliest event is the greatest, which a heap returns first.
     fn cmp(&self, other: &Self) -> Ordering {
         other
             .at
@@ -107,8 +107,8 @@ impl Ord for Event {
     }
 }
 
-struct Replica {
-    /// What a policy knows of it; its slot is its index.
+struct SimWorker {
+    /// The policy's view of it; its slot is its index.
     candidate: Candidate,
     kv: KvCache,
     speed: f64,
@@ -117,9 +117,9 @@ struct Replica {
     requests: usize,
 }
 
-/// What is in flight for a request.
+/// A request in flight.
 struct Flight<'a> {
-    replica: usize,
+    worker: usize,
     arrived: f64,
     prompt: Vec<u8>,
     /// Until prefill has ended.
@@ -132,7 +132,7 @@ struct Run<'a> {
     setup: &'a Setup,
     trace: &'a [Request],
     policy: &'a dyn Policy,
-    replicas: Vec<Replica>,
+    workers: Vec<SimWorker>,
     /// Whether the first worker is gone.
     is_first_down: bool,
     candidates: Vec<Candidate>,
@@ -146,9 +146,9 @@ struct Run<'a> {
 }
 
 /// Runs the whole trace.
-pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
-    let replicas: Vec<Replica> = (0..setup.workers)
-        .map(|index| Replica {
+pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> SimOutcome {
+    let workers: Vec<SimWorker> = (0..setup.workers)
+        .map(|index| SimWorker {
             candidate: Candidate {
                 slot: index as u32,
                 load: 0,
@@ -165,7 +165,7 @@ pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
         setup,
         trace,
         policy,
-        replicas,
+        workers,
         is_first_down: false,
         candidates: Vec::with_capacity(setup.workers),
         flights: trace.iter().map(|_| None).collect(),
@@ -189,12 +189,8 @@ pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
         }
     }
     run.first_token.sort_unstable_by(f64::total_cmp);
-    let requests: Vec<usize> = run
-        .replicas
-        .iter()
-        .map(|replica| replica.requests)
-        .collect();
-    Outcome {
+    let requests: Vec<usize> = run.workers.iter().map(|worker| worker.requests).collect();
+    SimOutcome {
         hit_rate: run.cached_bytes as f64 / run.prompt_bytes as f64,
         max_over_mean: *requests.iter().max().expect("workers") as f64 * setup.workers as f64
             / trace.len() as f64,
@@ -238,32 +234,32 @@ impl Run<'_> {
             session: &session,
             ..RequestKey::default()
         };
-        let up = &self.replicas[usize::from(self.is_first_down)..];
+        let up = &self.workers[usize::from(self.is_first_down)..];
         self.candidates.clear();
         self.candidates
-            .extend(up.iter().map(|replica| replica.candidate));
+            .extend(up.iter().map(|worker| worker.candidate));
         let (chosen, claim) = self.policy.choose(&self.candidates, &request);
-        let replica = self.candidates[chosen].slot as usize;
+        let worker = self.candidates[chosen].slot as usize;
         self.flights[index] = Some(Flight {
-            replica,
+            worker,
             arrived: now,
             prompt,
             claim: Some(claim),
             receipt: Receipt::default(),
             cached: 0,
         });
-        self.replicas[replica].candidate.load += 1;
-        self.replicas[replica].requests += 1;
-        self.replicas[replica].waiting.push_back(index);
-        self.prefill(now, replica);
+        self.workers[worker].candidate.load += 1;
+        self.workers[worker].requests += 1;
+        self.workers[worker].waiting.push_back(index);
+        self.prefill(now, worker);
         if self.setup.clients.is_none() {
             self.plan_next(now);
         }
     }
 
     /// Starts on the next prompt if the worker is free for one.
-    fn prefill(&mut self, now: f64, replica: usize) {
-        let place = &mut self.replicas[replica];
+    fn prefill(&mut self, now: f64, worker: usize) {
+        let place = &mut self.workers[worker];
         if place.is_prefilling {
             return;
         }
@@ -286,20 +282,20 @@ impl Run<'_> {
     fn prefilled(&mut self, now: f64, index: usize) {
         let flight = self.flights[index].as_mut().expect("in flight");
         flight.receipt = flight.claim.take().expect("not kept before").keep();
-        let replica = flight.replica;
+        let worker = flight.worker;
         self.first_token.push(now - flight.arrived);
-        let place = &mut self.replicas[replica];
+        let place = &mut self.workers[worker];
         place.kv.insert(&flight.prompt);
         place.is_prefilling = false;
         let seconds =
             f64::from(self.trace[index].output_tokens) * self.setup.token_seconds / place.speed;
         self.plan(now + seconds, What::Done(index));
-        self.prefill(now, replica);
+        self.prefill(now, worker);
     }
 
     fn done(&mut self, now: f64, index: usize) {
         let flight = self.flights[index].take().expect("in flight");
-        self.replicas[flight.replica].candidate.load -= 1;
+        self.workers[flight.worker].candidate.load -= 1;
         let usage = Usage {
             prompt_tokens: (flight.prompt.len() / TOKEN_BYTES) as u64,
             cached_tokens: (flight.cached / TOKEN_BYTES) as u64,
@@ -312,7 +308,7 @@ impl Run<'_> {
         }
     }
 
-    /// Takes the first worker out or back when the trace is there. What it has in flight it still finishes.
+    /// Takes the first worker out or brings it back when the trace is there. It finishes its requests in flight.
     fn restart(&mut self, index: usize) {
         let Some(Restart { down }) = self.setup.restart else {
             return;
@@ -322,7 +318,7 @@ impl Run<'_> {
             self.is_first_down = true;
         } else if index == at(down.1) {
             self.is_first_down = false;
-            self.replicas[0].kv.clear();
+            self.workers[0].kv.clear();
             let slots: Vec<u32> = (0..self.setup.workers as u32).collect();
             self.policy.maintain(&slots);
         }

@@ -1,11 +1,11 @@
-//! A prompt on its way to the worker that a policy chose for it.
+//! The claim of a prompt on the worker that a policy chose for it.
 
 use std::mem::ManuallyDrop;
 
 use crate::{Candidate, Candidates, Decision, Policy, Receipt, RequestKey};
 
-/// A policy's choice, until it is known what came of it. Dropped, nothing came of the request: the worker
-/// refused it or failed, or the client left.
+/// A policy's choice whose result is not yet known. Dropping it tells the policy that nothing came of the request:
+/// the worker refused it or failed, or the client left.
 pub struct Claim<'a> {
     policy: &'a dyn Policy,
     receipt: Receipt,

@@ -1,4 +1,4 @@
-//! The policies by name, and what a user may set of them.
+//! The list of policies by name, and their settings.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,9 +10,9 @@ use crate::random::Random;
 use crate::round_robin::RoundRobin;
 use crate::{CacheAware, Policy};
 
-/// What a user may set of the policies. All but `kind` is for `cache_aware`.
+/// The settings of policies. All but `kind` are for `cache_aware`.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct PolicySettings {
     pub kind: PolicyKind,
     /// A prompt of which no worker knows more than this share, 0 to 1, is cold.
     pub cache_threshold: f64,
@@ -24,9 +24,9 @@ pub struct Settings {
     pub max_tree_size: usize,
 }
 
-impl Default for Settings {
+impl Default for PolicySettings {
     fn default() -> Self {
-        Settings {
+        PolicySettings {
             kind: PolicyKind::CacheAware,
             cache_threshold: 0.5,
             balance_abs_threshold: 32,
@@ -51,8 +51,8 @@ macro_rules! policies {
         }
 
         /// The policy of that kind.
-        pub fn build(settings: &Settings) -> Box<dyn Policy> {
-            let build: fn(&Settings) -> Box<dyn Policy> = match settings.kind {
+        pub fn build(settings: &PolicySettings) -> Box<dyn Policy> {
+            let build: fn(&PolicySettings) -> Box<dyn Policy> = match settings.kind {
                 $(PolicyKind::$kind => $build),+
             };
             build(settings)
@@ -69,7 +69,7 @@ policies! {
     ConsistentHash "consistent_hash" |_| Box::new(ConsistentHash),
 }
 
-/// The text that names no policy.
+/// The error for a text that names no policy.
 #[derive(Debug)]
 pub struct UnknownPolicy(String);
 

@@ -22,8 +22,8 @@ mod tree;
 pub use cache_aware::{CacheAware, Tuning};
 pub use candidates::{Candidate, Candidates, url_hash};
 pub use claim::Claim;
-pub use kind::{PolicyKind, Settings, UnknownPolicy, build};
-pub use metric::{Metric, Value};
+pub use kind::{PolicyKind, PolicySettings, UnknownPolicy, build};
+pub use metric::{Metric, MetricValue};
 
 use self::tree::{ClaimId, Stamp};
 

@@ -1,15 +1,15 @@
-//! A policy's own metrics, before they have a format.
+//! A policy's own metrics; the router gives them a prefix and a format.
 
-/// A figure and what it says; `name` has no prefix.
+/// One metric; `name` has no prefix.
 pub struct Metric {
     pub name: &'static str,
     pub help: &'static str,
-    pub value: Value,
+    pub value: MetricValue,
 }
 
-pub enum Value {
+pub enum MetricValue {
     Counter(u64),
     Gauge(u64),
-    /// One a worker, by slot; workers whose slots are beyond the end have 0.
+    /// One value for each worker, by slot; workers with slots beyond the end have 0.
     GaugeBySlot(Vec<u64>),
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use sglang_omni_policy::{Candidate, Policy, RequestKey, Settings, Value, build};
+use sglang_omni_policy::{Candidate, MetricValue, Policy, PolicySettings, RequestKey, build};
 
 const LIMIT: usize = 4 << 20;
 
@@ -24,7 +24,7 @@ fn counted(policy: &dyn Policy) -> usize {
     let metrics = policy.metrics();
     let metric = metrics.iter().find(|metric| metric.name == "tree_bytes");
     match &metric.unwrap().value {
-        Value::GaugeBySlot(bytes) => bytes[0] as usize,
+        MetricValue::GaugeBySlot(bytes) => bytes[0] as usize,
         _ => panic!("one a worker"),
     }
 }
@@ -36,9 +36,9 @@ fn take(count: usize, request: impl Fn(usize) -> (String, String)) -> (usize, us
         load: 0,
         url_hash: 0,
     }];
-    let policy = build(&Settings {
+    let policy = build(&PolicySettings {
         max_tree_size: LIMIT,
-        ..Settings::default()
+        ..PolicySettings::default()
     });
     let before = resident();
     for index in 0..count {

@@ -1,12 +1,12 @@
-//! How much busier a worker is than the others, in bytes of prompt text that it would be worth computing
-//! again elsewhere.
+//! Weighs load against cached text: how many bytes of a prompt it is worth computing again on another worker
+//! because this one is busier.
 
 use crate::{Candidate, Candidates};
 
-/// How much the parts of a decision weigh. The defaults were chosen with `benches/router_sim`.
+/// The weights of a decision's parts. The defaults were chosen with `benches/router_sim`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
-    /// What a worker with as much load as the others costs, in mean prompts.
+    /// The cost of a worker with as much load as the others, in mean prompts.
     pub load: f32,
     /// Requests in flight that a worker's fair share of the recent requests counts for. It keeps shares
     /// even where little is in flight, and damps what a few requests more or less in flight do.
@@ -17,7 +17,7 @@ pub struct Tuning {
     pub imbalance: f32,
     /// How much a cold prompt avoids a worker with twice the mean tree, in mean prompts.
     pub tree: f32,
-    /// Whether what workers say they had cached corrects the tree.
+    /// Whether the `cached_tokens` that workers report correct the tree.
     pub correction: bool,
 }
 
@@ -34,14 +34,15 @@ impl Default for Tuning {
     }
 }
 
-/// Who got how many of the recent requests, and how long prompts are.
+/// Each worker's share of the recent requests, and the length of prompts.
 #[derive(Default)]
 pub struct Balance {
-    /// By worker's slot. A request counts for less the longer ago it was: instead of shrinking all that was
-    /// counted, `unit`, which the next one counts for, grows.
+    /// Recent requests by worker's slot. Older ones count less: instead of shrinking all counts, `unit`, the weight
+    /// of the next request, grows.
     recent: Vec<f32>,
     unit: f32,
-    /// Bytes of a prompt, over the last `span` that were answered; there were `answered` so far.
+    /// The mean bytes of a prompt over the last `span` answered ones; `answered` is how many there were, at most
+    /// `span`.
     mean_answered: f32,
     answered: f32,
     span: f32,
@@ -50,12 +51,12 @@ pub struct Balance {
     waiting_text: usize,
 }
 
-/// The least that recent shares matter: enough to spread what would otherwise be equal.
+/// The least weight of recent shares: enough to break ties.
 const LITTLE: f32 = 0.01;
 
 impl Balance {
-    /// Bytes that each worker's load is worth, one entry a candidate. `is_imbalanced` is told the shortest
-    /// and the longest queue.
+    /// Writes the penalty of each candidate's load, in bytes, to `penalties`, and returns whether the queues are
+    /// imbalanced: `is_imbalanced` decides that by the shortest and the longest one.
     pub fn penalties(
         &mut self,
         tuning: &Tuning,
@@ -77,7 +78,7 @@ impl Balance {
         }));
         let count = candidates.len() as f32;
         let load = loads as f32 / count;
-        // Recent shares, whose mean is 1, matter as far as there is anything to balance.
+        // Recent shares, whose mean is 1, weigh less while little is in flight.
         let share = tuning.recent * load.clamp(LITTLE, 1.0);
         let share = if recent > 0.0 {
             share * count / recent
@@ -88,7 +89,7 @@ impl Balance {
         let factor = if imbalanced { tuning.imbalance } else { 1.0 };
         let bytes = tuning.load * factor * self.mean_text();
         for (penalty, worker) in penalties.iter_mut().zip(candidates.iter()) {
-            // Against the others, not against all: of two workers one is never more than twice the mean.
+            // Compared with the others' mean: of two workers, neither exceeds the mean of both more than twofold.
             let others = (loads as f32 - *penalty) / (count - 1.0).max(1.0) + tuning.recent;
             let busy = *penalty + share * self.recent[worker.slot as usize];
             *penalty = bytes * busy / others.max(LITTLE);
@@ -96,8 +97,8 @@ impl Balance {
         imbalanced
     }
 
-    /// Bytes of an average prompt, of those answered of late and those that wait: what is on its way counts
-    /// before anything is known of it, and no longer than that if nothing comes of it.
+    /// Bytes of an average prompt, of those answered recently and those waiting. A waiting prompt that comes to
+    /// nothing counts no longer.
     pub fn mean_text(&self) -> f32 {
         let count = self.answered + self.waiting as f32;
         (self.answered * self.mean_answered + self.waiting_text as f32) / count.max(1.0)
@@ -109,7 +110,7 @@ impl Balance {
         self.waiting_text += text;
     }
 
-    /// Such a prompt waits no more; `is_answered` says what came of it.
+    /// Ends the wait of a prompt of `text` bytes; only an answered one counts from then on.
     pub fn settled(&mut self, text: usize, is_answered: bool) {
         self.waiting = self.waiting.saturating_sub(1);
         self.waiting_text = self.waiting_text.saturating_sub(text);
@@ -119,7 +120,7 @@ impl Balance {
         }
     }
 
-    /// Forgets the workers that are no more.
+    /// Forgets the requests of workers that are gone.
     pub fn retain(&mut self, is_there: impl Fn(u32) -> bool) {
         for (count, slot) in self.recent.iter_mut().zip(0..) {
             if !is_there(slot) {

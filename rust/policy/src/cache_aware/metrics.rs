@@ -1,9 +1,9 @@
-//! What `cache_aware` counts.
+//! The counters of `cache_aware`, and its metrics.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::tree::PrefixTree;
-use crate::{Metric, Usage, Value};
+use crate::{Metric, MetricValue, Usage};
 
 #[derive(Default)]
 pub struct Counters {
@@ -33,13 +33,13 @@ impl Counters {
         self.cached_tokens.fetch_add(usage.cached_tokens, Relaxed);
     }
 
-    /// The metrics of these and of the tree.
+    /// The policy's metrics: these counters and the tree's sizes.
     pub fn with_tree(&self, tree: &PrefixTree) -> Vec<Metric> {
         let by_slot = |bytes: fn(&PrefixTree, u32) -> usize| {
             let slots = 0..tree.slots() as u32;
-            Value::GaugeBySlot(slots.map(|slot| bytes(tree, slot) as u64).collect())
+            MetricValue::GaugeBySlot(slots.map(|slot| bytes(tree, slot) as u64).collect())
         };
-        let count = |counter: &AtomicU64| Value::Counter(counter.load(Relaxed));
+        let count = |counter: &AtomicU64| MetricValue::Counter(counter.load(Relaxed));
         let metric = |name, help, value| Metric { name, help, value };
         vec![
             metric(
@@ -55,7 +55,7 @@ impl Counters {
             metric(
                 "tree_nodes",
                 "Nodes of the prefix tree.",
-                Value::Gauge(tree.nodes() as u64),
+                MetricValue::Gauge(tree.nodes() as u64),
             ),
             metric(
                 "prompt_bytes_total",

@@ -1,4 +1,4 @@
-//! Prompts go to the worker that has the least left to compute of them, unless others wait for less.
+//! `cache_aware`: a prompt goes to the worker that has most of it cached, unless that worker is too busy.
 
 mod balance;
 mod metrics;
@@ -14,35 +14,35 @@ pub use balance::Tuning;
 use self::balance::Balance;
 use self::metrics::Counters;
 use self::suspects::Suspects;
-use crate::tree::{Limits, Path, PrefixTree, Stamp};
+use crate::tree::{Path, PrefixTree, Stamp, TextLimits};
 use crate::{
-    Candidate, Candidates, Decision, Metric, Policy, Receipt, RequestKey, Settings, Usage,
+    Candidate, Candidates, Decision, Metric, Policy, PolicySettings, Receipt, RequestKey, Usage,
 };
 
-/// Of what `max_tree_size` allows, how much more is allowed for prompts that are on their way.
+/// Prompts on their way may take this part of `max_tree_size` in addition: one in four.
 const PENDING_PART: usize = 4;
 
-/// What a worker must have known of a prompt for its answer to say that it has lost something. Caches hold
-/// whole blocks, some of a hundred tokens and more: of less, nothing may be cached at all.
+/// The least part of a prompt that a worker must have known for its usage to show a loss. Caches hold whole
+/// blocks, some of a hundred tokens and more: of a shorter part, nothing may be cached at all.
 const TELLING_BYTES: u32 = 1024;
 const TELLING_TOKENS: f64 = 256.0;
 
-/// Each worker costs the bytes of the prompt that it has not seen, and more the busier it is; the cheapest
-/// gets the request. It counts as having seen the prompt from then on, so that requests of one prefix that
-/// come together stay together, but what is learned for good is learned when it has begun to answer: what it
-/// refuses, or fails at, or what a client takes back, leaves nothing behind.
+/// Each worker costs the bytes of the prompt that it has not seen, and more the busier it is; the cheapest one
+/// gets the request. It counts as having seen the prompt at once, so that concurrent requests of one prefix stay
+/// together, but only a prompt that it begins to answer is kept: one that it refuses or fails at, or whose client
+/// leaves, is forgotten.
 ///
 /// - Load counts continuously, and `Tuning::imbalance` times as much while the longest queue is more than
 ///   `balance_abs_threshold` above and `balance_rel_threshold` times the shortest.
-/// - A prompt of which nobody knows more than `cache_threshold` also avoids workers with large trees.
-/// - What workers report of their caches corrects the tree.
+/// - A prompt of which no worker knows more than `cache_threshold` also avoids workers with large trees.
+/// - The `cached_tokens` that workers report correct the tree.
 ///
 /// Prompts of different models are kept apart.
 pub struct CacheAware {
     cache_threshold: f64,
     balance_abs_threshold: usize,
     balance_rel_threshold: f64,
-    limits: Limits,
+    limits: TextLimits,
     tuning: Tuning,
     state: Mutex<State>,
     counters: Counters,
@@ -53,23 +53,23 @@ struct State {
     tree: PrefixTree,
     balance: Balance,
     suspects: Suspects,
-    /// Bytes of the text in hand that a worker knows, by worker's slot; right for candidates only.
+    /// Bytes of the current text that each worker knows, by slot; valid for candidates only.
     known: Vec<usize>,
     path: Path,
     costs: Vec<f32>,
 }
 
 impl CacheAware {
-    pub fn new(settings: &Settings) -> Self {
+    pub fn new(settings: &PolicySettings) -> Self {
         CacheAware::tuned(settings, Tuning::default())
     }
 
-    pub fn tuned(settings: &Settings, tuning: Tuning) -> Self {
+    pub fn tuned(settings: &PolicySettings, tuning: Tuning) -> Self {
         CacheAware {
             cache_threshold: settings.cache_threshold,
             balance_abs_threshold: settings.balance_abs_threshold,
             balance_rel_threshold: settings.balance_rel_threshold,
-            limits: Limits {
+            limits: TextLimits {
                 kept: settings.max_tree_size,
                 pending: settings.max_tree_size / PENDING_PART,
             },
@@ -79,8 +79,7 @@ impl CacheAware {
         }
     }
 
-    /// What was half changed when a thread panicked is not looked at again: a router goes on with what it
-    /// learns from now on.
+    /// The state. If a thread panicked while it changed it, the state is discarded and learning starts again.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| {
             let mut state = poisoned.into_inner();
@@ -101,14 +100,14 @@ impl CacheAware {
 }
 
 impl State {
-    /// Notes how many bytes each candidate knows of the text that `path` follows, and returns the most.
+    /// Finds how many bytes each candidate knows of the text that `path` follows, and returns the most.
     fn find_known(&mut self, candidates: Candidates<'_>) -> usize {
         let slots = self.tree.slots().max(candidates.slots());
         self.known.resize(self.known.len().max(slots), 0);
         for worker in candidates.iter() {
             self.known[worker.slot as usize] = 0;
         }
-        // Who owns a node owns those above it: only where there are more owners is one of them new.
+        // A worker that owns a node owns those above it: one of the owners is new only if there are more of them.
         let mut owners = 0;
         for &(node, reached) in self.path.iter().rev() {
             let here = self.tree.owners(node);
@@ -128,14 +127,14 @@ impl State {
         known.max().unwrap_or(0)
     }
 
-    /// Adds to each candidate's cost what it would have to compute.
+    /// Adds to each candidate's cost the bytes that it would have to compute.
     fn add_missing(&mut self, candidates: Candidates<'_>, text: usize) {
         for (cost, worker) in self.costs.iter_mut().zip(candidates.iter()) {
             *cost += (text - self.known[worker.slot as usize]) as f32;
         }
     }
 
-    /// Adds to each candidate's cost what its tree's size is worth to a cold prompt.
+    /// Adds to each candidate's cost the size of its tree, weighted for a cold prompt.
     fn add_tree_size(&mut self, candidates: Candidates<'_>, weight: f32) {
         let bytes = |worker: &Candidate| self.tree.text(worker.slot) as f32;
         let all: f32 = candidates.iter().map(bytes).sum();
@@ -266,8 +265,8 @@ impl CacheAware {
         }
     }
 
-    /// When the worker last saw what it is expected to have cached. None where too little is known, or usage
-    /// does not tell, or the request that brought it there may still be running.
+    /// When the worker last saw the text that it is expected to have cached. None if it knows too little, if the
+    /// usage is not comparable, or if the request that brought the text may still be running.
     fn expected(
         &self,
         state: &State,
@@ -285,7 +284,7 @@ impl CacheAware {
     }
 }
 
-/// Whether enough of a prompt was known for its usage to tell what became of it.
+/// Whether the worker knew enough of the prompt for its usage to show a loss.
 fn is_telling(receipt: Receipt, usage: Usage) -> bool {
     let share = f64::from(receipt.known) / f64::from(receipt.text);
     receipt.known >= TELLING_BYTES && share * usage.prompt_tokens as f64 >= TELLING_TOKENS

@@ -1,18 +1,18 @@
-//! When to believe that a worker has forgotten what it was thought to have cached.
+//! Decides when a worker has lost text that it was expected to have cached.
 
 use crate::tree::Stamp;
 
-/// A worker that has lost something has most likely lost everything it saw before that, as caches forget
-/// the least recently used first. One miss alone may have other reasons; the second one counts, unless
-/// something as old as the first was found in between.
+/// Caches evict the least recently used text first, so a worker that has lost some text has most likely lost
+/// all older text too. One miss alone may have other reasons; the second one counts, unless text as old as the
+/// first was found cached in between.
 #[derive(Default)]
 pub struct Suspects {
-    /// By worker's slot: when the newest thing that was missed had been seen.
+    /// By worker's slot: when the worker had last seen the newest missed text.
     missed: Vec<Option<Stamp>>,
 }
 
 impl Suspects {
-    /// Notes that what the worker saw at `seen` was not cached. Returns whether that is to be believed.
+    /// Records that text the worker saw at `seen` was not cached. Returns whether the loss is now believed.
     pub fn miss(&mut self, worker: u32, now: Stamp, seen: Stamp) -> bool {
         let missed = self.of(worker);
         let is_second = missed.is_some();
@@ -22,7 +22,7 @@ impl Suspects {
         is_second
     }
 
-    /// Notes that what the worker saw at `seen` was cached.
+    /// Records that text the worker saw at `seen` was cached.
     pub fn hit(&mut self, worker: u32, now: Stamp, seen: Stamp) {
         let missed = self.of(worker);
         if missed.is_some_and(|earlier| now.since(earlier) <= now.since(seen)) {
@@ -30,7 +30,7 @@ impl Suspects {
         }
     }
 
-    /// Nothing the worker saw until now matters any more.
+    /// Forgets the worker's misses.
     pub fn forget(&mut self, worker: u32) {
         *self.of(worker) = None;
     }

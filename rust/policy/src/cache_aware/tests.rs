@@ -1,8 +1,8 @@
 use super::*;
 use crate::testing::{fleet, picks};
 
-fn policy(change: impl FnOnce(&mut Settings)) -> CacheAware {
-    let mut settings = Settings::default();
+fn policy(change: impl FnOnce(&mut PolicySettings)) -> CacheAware {
+    let mut settings = PolicySettings::default();
     change(&mut settings);
     CacheAware::new(&settings)
 }
@@ -59,8 +59,9 @@ fn a_prompt_leaves_a_busy_worker_and_is_known_at_both_from_then_on() {
 #[test]
 fn load_counts_for_more_once_both_thresholds_are_passed() {
     for (abs, rel, stays) in [(1, 1.0, false), (16, 1.0, true), (1, 9.0, true)] {
-        let change =
-            |c: &mut Settings| (c.balance_abs_threshold, c.balance_rel_threshold) = (abs, rel);
+        let change = |c: &mut PolicySettings| {
+            (c.balance_abs_threshold, c.balance_rel_threshold) = (abs, rel)
+        };
         let (policy, mut fleet) = (policy(change), fleet(2));
         let first = picks(&policy, &fleet, ["known to one"])[0];
         picks(&policy, &fleet, ["new to other"]);
@@ -70,18 +71,18 @@ fn load_counts_for_more_once_both_thresholds_are_passed() {
     }
 }
 
-/// What the tree takes for a worker.
+/// Bytes of memory that the tree takes for a worker.
 fn bytes(policy: &CacheAware, slot: u32) -> usize {
     policy.state().tree.bytes(slot)
 }
 
-/// Ten prompts of a length to judge by.
+/// Ten prompts long enough for their usage to count.
 fn long_texts() -> Vec<String> {
     let text = |index| format!("{index} {}", "z".repeat(1498));
     (0..10).map(text).collect()
 }
 
-/// Has a worker answer a prompt, most of which it was thought to know, with this share of it cached.
+/// Lets a worker answer a prompt, most of which it was thought to know, with this percentage of it cached.
 fn answer(policy: &CacheAware, fleet: &[Candidate], text: &str, cached: u64) {
     let key = RequestKey {
         text: text.as_bytes(),

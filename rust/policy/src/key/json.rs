@@ -1,7 +1,6 @@
-//! A cursor over JSON text that builds nothing.
+//! A cursor over JSON text that builds no values.
 //!
-//! It is forgiving: text that is cut off or is not JSON gives what can be read up to there. It neither
-//! recurses nor allocates.
+//! Of text that is cut off or is not JSON it reads what comes before. It neither recurses nor allocates.
 
 use memchr::{memchr2, memchr3};
 
@@ -100,7 +99,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The inside of a string; of a value of another kind, nothing.
+    /// The inside of a string; empty for a value of another kind.
     pub fn string_or_skip(&mut self) -> Option<&'a [u8]> {
         if self.peek()? == b'"' {
             self.string().map(|text| text.bytes)
@@ -109,7 +108,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Passes over one value of any kind and returns it as it is written.
+    /// Skips one value of any kind and returns it as it is written.
     pub fn skip(&mut self) -> Option<&'a [u8]> {
         let first = self.peek()?;
         let start = self.at;
@@ -135,7 +134,7 @@ impl<'a> Cursor<'a> {
         matches!(first.peek(), Some(b'0'..=b'9' | b'-'))
     }
 
-    /// Passes to where as many have closed as opened. Brackets of the other kind need no counting.
+    /// Skips to where as many brackets have closed as opened. Brackets of the other kind need no counting.
     fn skip_nested(&mut self, open: u8, close: u8) -> Option<()> {
         let mut depth = 0usize;
         while let Some(offset) = memchr3(b'"', open, close, self.bytes.get(self.at..)?) {

@@ -1,5 +1,5 @@
-//! Images, audio and video by a hash of their content: the same few bytes however large they are, and
-//! whichever way they are given.
+//! Hashes images, audio and video: a medium takes the same few bytes of a key however large it is, and in
+//! whichever form a request has it.
 
 use rapidhash::v3::rapidhash_v3;
 
@@ -8,13 +8,13 @@ use crate::key::json::{Cursor, Text};
 /// Stands before each hash.
 const MARK: u8 = 0x1d;
 
-/// Values longer than this are told apart by their beginning alone. A body is searched only as far as it is
-/// held, and where that ends in a picture would else depend on what text stands before it.
+/// Of a longer value only the beginning is hashed. The router holds and searches only the start of a long body;
+/// a whole hash would depend on where in a picture that start happens to end.
 const WHOLE: usize = 256 << 10;
 const BEGINNING: usize = 64 << 10;
 
-/// Appends what stands for a media value of any form: a URL, base64 with or without `data:` before it, or
-/// an object that holds either.
+/// Appends the hash of a media value: a URL, base64 with or without `data:` before it, or an object that holds
+/// either.
 pub fn push(key: &mut Vec<u8>, cursor: &mut Cursor<'_>) -> Option<()> {
     match cursor.peek()? {
         b'"' => push_hash(key, content(cursor.string()?)),
@@ -34,7 +34,7 @@ pub fn push(key: &mut Vec<u8>, cursor: &mut Cursor<'_>) -> Option<()> {
     Some(())
 }
 
-/// Appends what stands for each of several media values, or for one.
+/// Appends the hash of each of several media values, or of one.
 pub fn push_all(key: &mut Vec<u8>, cursor: &mut Cursor<'_>) -> Option<()> {
     if cursor.peek()? == b'[' {
         return cursor.array(|cursor| push(key, cursor));
@@ -53,7 +53,7 @@ fn push_hash(key: &mut Vec<u8>, content: &[u8]) {
     );
 }
 
-/// The string of an object that holds the content, of whatever API.
+/// The string with the content in an object of any API.
 fn find_content<'a>(cursor: &mut Cursor<'a>) -> Option<Text<'a>> {
     let mut found = None;
     let _ = cursor.object(|cursor, name| {

@@ -1,6 +1,6 @@
-//! What of a request matters for where it goes, read out of its JSON body.
+//! The key of a request: the parts of its JSON body that decide where it goes.
 //!
-//! [`scan`] makes the key, with [`json`] as its cursor and [`media`] for what is not text.
+//! [`scan`] makes the key, with [`json`] as its cursor and [`media`] for images, audio and video.
 
 pub mod json;
 pub mod media;

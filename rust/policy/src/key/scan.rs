@@ -1,31 +1,31 @@
-//! What of a JSON body matters for routing: whose it is, and the text that a model would see.
+//! Reads a request's JSON body for routing: its model, its user, and the text that the model would see.
 
 use crate::key::json::Cursor;
 use crate::key::media;
 
-/// What a body says besides its text; slices of the body, escapes left as they are.
+/// The other parts of a body than its text: slices of the body, with their escapes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Scan<'a> {
     pub model: &'a [u8],
-    /// Who asks, as far as caches are concerned: `prompt_cache_key`, or else `user`.
+    /// `prompt_cache_key`, or else `user`.
     pub user: &'a [u8],
-    /// Whether media stand in the text by their hash.
+    /// Whether the text has hashes instead of media.
     pub has_media: bool,
     /// Whether the body ends before its JSON does.
     pub is_cut: bool,
-    /// Whether it asks for what no cache holds, or for a part of the cache of its own: then what was cached
-    /// says nothing of what a worker remembers.
-    pub passes_cache: bool,
+    /// Whether the request bypasses the worker's cache, or uses a part of it of its own: its `cached_tokens`
+    /// then do not tell what else the worker remembers.
+    pub bypasses_cache: bool,
 }
 
 /// Starts the text of a message; followed by the first letter of its role.
 const MESSAGE: u8 = 0x1e;
 /// Stands before the name of an adapter.
 const ADAPTER: u8 = 0x1f;
-/// Stands before what keeps a prompt apart from equal ones in caches.
+/// Stands before a salt, which keeps a prompt apart from equal ones in caches.
 const SALT: u8 = 0x1c;
 
-/// Where the parts of a prompt stand in a body, in the order in which a model sees them.
+/// The places of a prompt's parts in a body, in the order in which a model sees them.
 #[derive(Default)]
 struct Parts<'a> {
     adapter: &'a [u8],
@@ -36,9 +36,9 @@ struct Parts<'a> {
     prompt: Option<Cursor<'a>>,
 }
 
-/// Appends to `key` the text that a model would see first to last, whatever the order of the fields: what
-/// keeps it apart in caches, which adapter it runs with, system prompt and tools, media by the hash of their content, then the prompt, or
-/// each message's role and content. Bodies of OpenAI's APIs, Anthropic's, and SGLang's `/generate`.
+/// Appends to `key` the text that a model would see, first to last, whatever the order of the fields: the cache
+/// salt, the adapter, the system prompt and tools, a hash of each medium, then the prompt, or each message's role
+/// and content. Reads bodies of OpenAI's APIs, Anthropic's, and SGLang's `/generate`.
 pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
     let mut found = Scan::default();
     let mut parts = Parts::default();
@@ -56,7 +56,7 @@ pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
             b"cache_salt" | b"extra_key" => parts.salt = cursor.skip()?,
             b"logprobs" | b"prompt_logprobs" | b"echo" | b"return_logprob"
             | b"logprob_start_len" | b"input_embeds" => {
-                found.passes_cache |= is_set(cursor.skip()?);
+                found.bypasses_cache |= is_set(cursor.skip()?);
             }
             _ => {
                 match name {
@@ -80,12 +80,12 @@ pub fn scan<'a>(body: &'a [u8], key: &mut Vec<u8>) -> Scan<'a> {
         found.user = cache_key;
     }
     found.is_cut = whole.is_none();
-    found.passes_cache |= is_set(parts.salt);
+    found.bypasses_cache |= is_set(parts.salt);
     found.has_media = parts.append(key);
     found
 }
 
-/// Whether a value says anything.
+/// Whether a value is there and is neither null, false nor 0.
 fn is_set(value: &[u8]) -> bool {
     !matches!(value, b"" | b"null" | b"false" | b"0")
 }
@@ -126,7 +126,7 @@ struct Writer<'k> {
 }
 
 impl Writer<'_> {
-    /// A string, several, token ids, or messages.
+    /// Appends a prompt: a string, several, token ids, or messages.
     fn prompt(&mut self, cursor: &mut Cursor<'_>) -> Option<()> {
         match cursor.peek()? {
             b'"' => self.key.extend_from_slice(cursor.string_or_skip()?),
@@ -146,7 +146,7 @@ impl Writer<'_> {
         Some(())
     }
 
-    /// As they are written, without the spaces that some clients put between them.
+    /// Appends token ids as they are written, without the spaces that some clients put between them.
     fn token_ids(&mut self, ids: &[u8]) {
         let start = self.key.len();
         self.key.resize(start + ids.len(), 0);
@@ -158,7 +158,7 @@ impl Writer<'_> {
         self.key.truncate(end);
     }
 
-    /// Role first, then content and calls of tools, in whichever order they are written.
+    /// Appends a message: its role, then its content and tool calls, whatever their order in the body.
     fn message(&mut self, cursor: &mut Cursor<'_>) -> Option<()> {
         let (mut role, mut content, mut calls) = (&b""[..], None, &b""[..]);
         let end = cursor.object(|cursor, name| {
@@ -186,7 +186,7 @@ impl Writer<'_> {
         end
     }
 
-    /// A string, or parts of text and media.
+    /// Appends a message's content: a string, or parts of text and media.
     fn content(&mut self, cursor: &mut Cursor<'_>) -> Option<()> {
         if cursor.peek()? != b'[' {
             self.key.extend_from_slice(cursor.string_or_skip()?);
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn salts_keep_prompts_apart_and_usage_from_being_compared() {
-        let found = |body: &str| scan(body.as_bytes(), &mut Vec::new()).passes_cache;
+        let found = |body: &str| scan(body.as_bytes(), &mut Vec::new()).bypasses_cache;
         assert_eq!(
             key(r#"{"prompt":"p","cache_salt":"s","lora_path":"ad"}"#),
             "\u{1c}\"s\"\u{1f}\"ad\"p"

@@ -1,14 +1,14 @@
-//! Text as bytes that are cut only between characters.
+//! Compares and cuts text, held as bytes, between characters only.
 
-/// Whether a character may begin at `at`: in UTF-8 that is where no continuation byte stands. Text that
-/// is not UTF-8 may have no such place nearby; there any byte will do.
+/// Whether a character may begin at `at`: in UTF-8, if there is no continuation byte. Text that is not UTF-8 may
+/// have no such place nearby; there any byte will do.
 fn is_boundary(text: &[u8], at: usize) -> bool {
     let continues = |at: usize| text.get(at).is_some_and(|byte| byte & 0xc0 == 0x80);
     !continues(at) || (at >= 3 && continues(at - 1) && continues(at - 2) && continues(at - 3))
 }
 
-/// The first character's bytes as a number; what children are told apart by. They stand on the left, for a
-/// continuation byte is never 0: so no shorter character has a longer one's number.
+/// The first character's bytes as a number, by which children are told apart. The bytes are on the left: a
+/// continuation byte is never 0, so no shorter character has a longer one's number.
 pub fn first_char(text: &[u8]) -> u32 {
     let mut bytes = [text[0], 0, 0, 0];
     let rest = text[1..].iter().take_while(|&&byte| byte & 0xc0 == 0x80);
@@ -26,7 +26,7 @@ fn equal_blocks<const N: usize>(a: &[u8], b: &[u8]) -> usize {
 
 /// Bytes that both begin with, ending between characters.
 pub fn common_prefix(a: &[u8], b: &[u8]) -> usize {
-    // Whole blocks compare at the speed of memory; only a few bytes are looked at one by one.
+    // Whole blocks compare at the speed of memory; only the last few bytes are compared one by one.
     let mut end = equal_blocks::<256>(a, b);
     end += equal_blocks::<16>(&a[end..], &b[end..]);
     end += equal_blocks::<1>(&a[end..], &b[end..]);

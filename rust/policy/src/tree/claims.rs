@@ -1,23 +1,23 @@
-//! Texts on their way to workers that have not answered yet.
+//! The claims of texts that are on their way to workers.
 
-/// A claim, as its owner knows it. One that is gone is never taken for another.
+/// Refers to a claim. An id of a claim that has ended refers to no later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimId {
     index: u32,
     serial: u32,
 }
 
-struct Claim {
+struct Entry {
     serial: u32,
     /// Where its text ends.
     node: u32,
     worker: u32,
-    /// Bytes that were remembered for it alone when it was made.
+    /// Bytes of memory that were added for it alone.
     added: usize,
 }
 
 pub struct Claims {
-    entries: Vec<Option<Claim>>,
+    entries: Vec<Option<Entry>>,
     free: Vec<u32>,
     serial: u32,
 }
@@ -27,7 +27,7 @@ impl Default for Claims {
         Claims {
             entries: Vec::new(),
             free: Vec::new(),
-            // Claims on a tree that was given up are not for the next one.
+            // Ids of claims on a discarded tree must not refer to claims on its successor.
             serial: fastrand::u32(..),
         }
     }
@@ -36,7 +36,7 @@ impl Default for Claims {
 impl Claims {
     pub fn add(&mut self, node: u32, worker: u32, added: usize) -> ClaimId {
         self.serial = self.serial.wrapping_add(1);
-        let claim = Some(Claim {
+        let claim = Some(Entry {
             serial: self.serial,
             node,
             worker,
@@ -72,7 +72,7 @@ impl Claims {
         claims.map(|claim| (claim.node, claim.worker))
     }
 
-    /// The claim of a worker that added most.
+    /// The worker's claim that added most memory.
     pub fn largest(&self, worker: u32) -> Option<ClaimId> {
         let claims = self.entries.iter().zip(0..);
         let (claim, index) = claims

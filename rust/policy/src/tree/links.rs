@@ -1,8 +1,9 @@
-//! Which worker owns which node: what it keeps, from newest to oldest use, and what is only claimed for it.
+//! The ownership of nodes by workers: those that a worker keeps, linked from newest to oldest use, and those
+//! that are only claimed for it.
 
 use super::{NONE, Node, OVERHEAD, PrefixTree, Stamp, push};
 
-/// Stands for `newer` where the worker does not keep the node.
+/// The value of `newer` if the worker does not keep the node.
 const NOT_KEPT: u32 = NONE - 1;
 
 /// One worker's hold on one node.
@@ -15,8 +16,8 @@ pub struct Link {
     pub older: u32,
     /// When the worker last saw the node's text.
     pub used: Stamp,
-    /// Claims whose text ends here, and nodes right below that are only claimed for the worker. What it
-    /// does not keep goes when there are none.
+    /// Claims whose text ends here, plus child nodes that are only claimed for the worker. A node that it does
+    /// not keep goes when there are none.
     pub holds: u32,
 }
 
@@ -30,7 +31,7 @@ impl Link {
 pub struct Tenant {
     pub newest: u32,
     pub oldest: u32,
-    /// Bytes of memory of what it keeps, and of what is only claimed for it.
+    /// Bytes of memory of the nodes that it keeps, and of those only claimed for it.
     pub kept: usize,
     pub pending: usize,
     /// Bytes of text of both.
@@ -58,7 +59,7 @@ impl PrefixTree {
     fn own_link(&mut self, node: u32, worker: u32) -> (u32, &mut Link) {
         let link = self
             .link_of(node, worker)
-            .expect("who owns a node owns every node above it");
+            .expect("a worker that owns a node owns every node above it");
         (link, &mut self.links[link as usize])
     }
 
@@ -90,7 +91,7 @@ impl PrefixTree {
         }
     }
 
-    /// Has a worker own a node, and those above, for one claim more.
+    /// Makes a worker own a node, and those above, for one more claim.
     pub(super) fn hold(&mut self, mut node: u32, worker: u32) {
         while node != NONE {
             if let Some(link) = self.link_of(node, worker) {
@@ -113,7 +114,7 @@ impl PrefixTree {
         }
     }
 
-    /// Ends what `hold` began. Returns the deepest node that is left.
+    /// Undoes one `hold`. Returns the deepest node that is left.
     pub(super) fn release(&mut self, mut node: u32, worker: u32) -> u32 {
         while node != NONE {
             let (index, link) = self.own_link(node, worker);
@@ -151,8 +152,7 @@ impl PrefixTree {
         self.tenants[worker as usize].newest = index;
     }
 
-    /// Ends a worker's keeping of a node below which it keeps none. While there are claims on it, it stays
-    /// for them.
+    /// Stops keeping a node below which the worker keeps none. Claims on the node hold it until they end.
     pub(super) fn forget(&mut self, index: u32) {
         let Link {
             node,
@@ -177,7 +177,7 @@ impl PrefixTree {
         }
     }
 
-    /// Ends a worker's hold on a node; a node without owners goes.
+    /// Removes a worker from a node's owners, and a node without owners from the tree.
     fn remove_link(&mut self, index: u32) {
         let Link { node, worker, .. } = self.links[index as usize];
         self.free_links.push(index);
@@ -189,7 +189,7 @@ impl PrefixTree {
         }
     }
 
-    /// Gives a node that was put above another one the same owners.
+    /// Gives a node that was inserted above another one the same owners.
     pub(super) fn share_owners(&mut self, lower: u32, upper: u32) {
         for place in 0..self.nodes[lower as usize].owners.len() {
             let (worker, below) = self.nodes[lower as usize].owners[place];
@@ -214,8 +214,7 @@ impl PrefixTree {
         }
     }
 
-    /// Whether every owner of the upper one of two nodes owns the lower one just so, and no claim ends
-    /// between them.
+    /// Whether the upper of two nodes has the lower one's owners and uses, and no claim ends between them.
     pub(super) fn are_owned_alike(&self, upper: u32, lower: u32) -> bool {
         let [above, below] = [upper, lower].map(|node| &self.nodes[node as usize].owners);
         above.len() == below.len()
@@ -232,7 +231,7 @@ impl PrefixTree {
             })
     }
 
-    /// Takes away the owners of a node that is about to be one with its only child, which has the same.
+    /// Removes the owners of a node that is about to be merged into its only child, which has the same.
     pub(super) fn drop_owners(&mut self, upper: u32) {
         for (worker, index) in std::mem::take(&mut self.nodes[upper as usize].owners) {
             let link = self.links[index as usize];

@@ -1,13 +1,11 @@
-//! A radix tree over the prompts each worker has seen, with the workers' least recently used text
-//! forgotten first.
+//! A radix tree over the prompts that each worker has seen. It forgets a worker's least recently used text first.
 //!
 //! A prompt is claimed for a worker when it is sent there, and kept once the worker has begun to answer it.
-//! What is only claimed counts like what is kept when prompts are matched, but makes nothing else forgotten,
-//! and goes with the last claim on it.
+//! Claimed text is matched like kept text, but evicts nothing, and goes with the last claim on it.
 //!
-//! Who owns a node owns every node above it, and who keeps it keeps those. The nodes a worker keeps are also
-//! linked from newest to oldest use, a node always newer than what is kept below it, so eviction takes the
-//! oldest one without a search or a clock.
+//! A worker that owns a node owns every node above it, and one that keeps it keeps those. The nodes that a
+//! worker keeps are also linked from newest to oldest use, each newer than those below it, so eviction takes
+//! the oldest one without a search or a clock.
 
 mod chars;
 mod claims;
@@ -49,7 +47,7 @@ impl Node {
     }
 }
 
-/// A worker's own time: how many texts of it were kept. It goes round after 2^32 of them.
+/// A time on a worker's own clock, which counts the texts kept for it and wraps after 2^32 of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp(u32);
 
@@ -60,7 +58,7 @@ impl From<u32> for Stamp {
 }
 
 impl Stamp {
-    /// Texts of the worker that were kept since an `earlier` one.
+    /// Texts kept for the worker since an `earlier` time.
     pub fn since(self, earlier: Stamp) -> u32 {
         self.0.wrapping_sub(earlier.0)
     }
@@ -69,7 +67,7 @@ impl Stamp {
 /// One tree a model. A worker is known by its slot, which indexes a table.
 #[derive(Default)]
 pub struct PrefixTree {
-    /// By the hash of the model's name: names are the clients' to choose, as long and as many as they like.
+    /// By the hash of the model's name: clients choose names, as long and as many as they like.
     roots: HashMap<u64, u32>,
     nodes: Vec<Node>,
     free_nodes: Vec<u32>,
@@ -79,24 +77,24 @@ pub struct PrefixTree {
     claims: Claims,
 }
 
-/// How far a text is known: each node passed, the model's root first, with the bytes matched when leaving it.
+/// The nodes that a text matches, the model's root first, each with the bytes matched up to its end.
 pub type Path = Vec<(u32, usize)>;
 
-/// What may be remembered for each worker, in bytes of memory.
+/// Limits of what is remembered for each worker, in bytes of memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct TextLimits {
     pub kept: usize,
-    /// Of what is claimed and not kept.
+    /// For text that is claimed and not kept.
     pub pending: usize,
 }
 
 impl PrefixTree {
-    /// Bytes of memory of what is kept for a worker. What several keep counts for each of them.
+    /// Bytes of memory of the text kept for a worker. Text kept for several counts for each of them.
     pub fn bytes(&self, worker: u32) -> usize {
         self.tenant(worker).kept
     }
 
-    /// Bytes of memory of what is only claimed for a worker.
+    /// Bytes of memory of the text only claimed for a worker.
     pub fn pending(&self, worker: u32) -> usize {
         self.tenant(worker).pending
     }
@@ -119,7 +117,7 @@ impl PrefixTree {
             .map(|&(worker, _)| worker)
     }
 
-    /// The worker's own time.
+    /// The time on the worker's own clock.
     pub fn now(&self, worker: u32) -> Stamp {
         self.tenant(worker).now
     }
@@ -130,7 +128,7 @@ impl PrefixTree {
         link.is_kept().then_some(link.used)
     }
 
-    /// Forgets what a worker has not seen since `stamp`.
+    /// Forgets the text that a worker has not seen since `stamp`.
     pub fn forget_unused_since(&mut self, worker: u32, stamp: Stamp) {
         let now = self.now(worker);
         while let Some(oldest) = self.oldest(worker)
@@ -172,7 +170,7 @@ impl PrefixTree {
         text: &[u8],
         path: &Path,
         worker: u32,
-        limits: Limits,
+        limits: TextLimits,
     ) -> ClaimId {
         if self.tenants.len() <= worker as usize {
             self.tenants.resize(worker as usize + 1, NO_TENANT);
@@ -200,7 +198,7 @@ impl PrefixTree {
 
     /// The worker has seen the text that was claimed for it: it is kept, and its oldest text forgotten down
     /// to the limit. Returns whether the claim was still there.
-    pub fn keep(&mut self, claim: ClaimId, limits: Limits) -> bool {
+    pub fn keep(&mut self, claim: ClaimId, limits: TextLimits) -> bool {
         let Some((end, worker)) = self.claims.take(claim) else {
             return false;
         };
@@ -234,8 +232,8 @@ impl PrefixTree {
         }
     }
 
-    /// A node in two takes more for all its owners, whichever of them the claim is for. They have an eighth
-    /// to spare, so that this takes long to make them forget anything.
+    /// Splitting a node takes memory for all its owners, not only for the claim's. They may exceed the limit by an
+    /// eighth, so that one worker's claims seldom evict another's text.
     fn shrink_owners(&mut self, node: u32, limit: usize) {
         let most = limit.saturating_add(limit / 8);
         let owners: Vec<u32> = self
@@ -247,12 +245,12 @@ impl PrefixTree {
         }
     }
 
-    /// More than any slot of a worker that ever held text.
+    /// One more than the largest slot of a worker that ever owned text.
     pub fn slots(&self) -> usize {
         self.tenants.len()
     }
 
-    /// Slots of workers that keep any text.
+    /// Slots of the workers that keep any text.
     pub fn workers(&self) -> impl Iterator<Item = u32> {
         let holds = |(worker, tenant): (usize, &Tenant)| (tenant.kept > 0).then_some(worker as u32);
         self.tenants.iter().enumerate().filter_map(holds)
@@ -265,7 +263,7 @@ impl PrefixTree {
             .unwrap_or(NO_TENANT)
     }
 
-    /// The link that the worker keeps and has not used for longest.
+    /// The worker's least recently used link of those it keeps.
     fn oldest(&self, worker: u32) -> Option<u32> {
         let Tenant { oldest, .. } = self.tenant(worker);
         (oldest != NONE).then_some(oldest)
@@ -358,8 +356,7 @@ impl PrefixTree {
         upper
     }
 
-    /// Undoes a split that has nothing to tell any more: the node's only child has its owners, and was used
-    /// when it was.
+    /// Undoes a split if nothing depends on it any more: the node's only child has the same owners and uses.
     fn merge(&mut self, upper: u32) {
         let Some(node) = self.nodes.get(upper as usize) else {
             return;
@@ -384,7 +381,7 @@ impl PrefixTree {
     fn remove_node(&mut self, node: u32) {
         debug_assert!(
             self.nodes[node as usize].children.is_empty(),
-            "who owns a node owns every node above it"
+            "a worker that owns a node owns every node above it"
         );
         if self.nodes[node as usize].parent == NONE {
             let hash = <[u8; 8]>::try_from(&*self.nodes[node as usize].text);
@@ -393,7 +390,7 @@ impl PrefixTree {
         } else {
             let (siblings, place) = self.entry(node);
             siblings.remove(place);
-            // What many children took is given back when they are gone.
+            // The memory of many children is given back once they are gone.
             if siblings.len() < siblings.capacity() / 4 {
                 siblings.shrink_to(siblings.len() * 2);
             }
@@ -403,7 +400,7 @@ impl PrefixTree {
     }
 }
 
-/// Appends to a table that has no more than an eighth to spare, and returns the place.
+/// Appends to a table that keeps at most an eighth of spare capacity, and returns the index.
 fn push<T>(table: &mut Vec<T>, entry: T) -> u32 {
     if table.len() == table.capacity() {
         table.reserve_exact(table.len() / 8 + 16);

@@ -1,30 +1,30 @@
 use super::*;
 
-const ALL: Limits = Limits {
+const ALL: TextLimits = TextLimits {
     kept: usize::MAX,
     pending: usize::MAX,
 };
 
-/// So much text, were it all one node below the root.
-fn room_for(text: usize) -> Limits {
-    Limits {
+/// Room for one node with so much text below the root.
+fn room_for(text: usize) -> TextLimits {
+    TextLimits {
         kept: text + 2 * OVERHEAD + 8,
         pending: usize::MAX,
     }
 }
 
-fn claim(tree: &mut PrefixTree, text: &[u8], worker: u32, limits: Limits) -> ClaimId {
+fn claim(tree: &mut PrefixTree, text: &[u8], worker: u32, limits: TextLimits) -> ClaimId {
     let mut path = Path::new();
     tree.follow(b"m", text, &mut path);
     tree.claim(b"m", text, &path, worker, limits)
 }
 
-fn insert(tree: &mut PrefixTree, text: &[u8], worker: u32, limits: Limits) {
+fn insert(tree: &mut PrefixTree, text: &[u8], worker: u32, limits: TextLimits) {
     let claim = claim(tree, text, worker, limits);
     assert!(tree.keep(claim, limits));
 }
 
-/// Bytes of text that a worker keeps, as far as it is below roots.
+/// Bytes of text that a worker keeps below roots.
 fn text(tree: &PrefixTree, worker: u32) -> usize {
     let kept = tree.links_of(worker, Link::is_kept);
     let below = kept.filter(|node| node.parent != NONE);
@@ -46,7 +46,7 @@ impl PrefixTree {
         Some(self.links[oldest as usize].used)
     }
 
-    /// The nodes of a worker whose link is of the kind asked for.
+    /// The worker's nodes whose link meets the condition.
     fn links_of(&self, worker: u32, is: fn(&Link) -> bool) -> impl Iterator<Item = &Node> {
         let links = move |node: &Node| {
             let link = node.owners.iter().find(|&&(owner, _)| owner == worker);
@@ -58,7 +58,7 @@ impl PrefixTree {
     }
 }
 
-/// Everything the module's comment promises.
+/// Checks every invariant of the module's comment.
 fn check(tree: &PrefixTree) {
     let link = |index: u32| tree.links[index as usize];
     let mut bytes = vec![(0, 0, 0); tree.tenants.len()];
@@ -151,7 +151,7 @@ fn cuts_only_between_characters() {
 #[test]
 fn what_is_kept_makes_the_least_recently_used_forgotten() {
     let mut tree = PrefixTree::default();
-    let limits = Limits {
+    let limits = TextLimits {
         kept: room_for(8).kept + OVERHEAD,
         ..ALL
     };
@@ -222,7 +222,7 @@ fn what_is_claimed_and_forgotten_stays_for_the_claim() {
 #[test]
 fn claims_are_bounded_and_the_largest_goes_first() {
     let mut tree = PrefixTree::default();
-    let limits = Limits {
+    let limits = TextLimits {
         pending: 6000,
         ..ALL
     };
@@ -266,13 +266,13 @@ fn one_workers_eviction_leaves_the_others() {
 fn random_texts_keep_every_promise() {
     let mut rng = fastrand::Rng::with_seed(7);
     let mut tree = PrefixTree::default();
-    // Time goes round on the way.
+    // The clock wraps on the way.
     let beginning = Tenant {
         now: Stamp(u32::MAX - 300),
         ..NO_TENANT
     };
     tree.tenants = vec![beginning; 4];
-    let limits = Limits {
+    let limits = TextLimits {
         kept: 24 * OVERHEAD,
         pending: 16 * OVERHEAD,
     };

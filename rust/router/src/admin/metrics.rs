@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::sync::atomic::Ordering::Relaxed;
 
-use sglang_omni_policy::{Metric, Value};
+use sglang_omni_policy::{Metric, MetricValue};
 
 use crate::base::end::End;
 use crate::base::histogram::Snapshot;
@@ -106,15 +106,15 @@ fn policy(out: &mut String, proxy: &Proxy, sees_urls: bool) {
     let fleet = proxy.fleet.read();
     for Metric { name, help, value } in proxy.policy.metrics() {
         match value {
-            Value::Counter(count) => {
+            MetricValue::Counter(count) => {
                 head(out, name, "counter", help);
                 let _ = writeln!(out, "sglang_omni_router_{name} {count}");
             }
-            Value::Gauge(value) => {
+            MetricValue::Gauge(value) => {
                 head(out, name, "gauge", help);
                 let _ = writeln!(out, "sglang_omni_router_{name} {value}");
             }
-            Value::GaugeBySlot(values) => {
+            MetricValue::GaugeBySlot(values) => {
                 head(out, name, "gauge", help);
                 for worker in fleet.iter() {
                     let value = values.get(worker.slot() as usize).copied().unwrap_or(0);

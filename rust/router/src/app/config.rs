@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::{Deserialize, Serialize};
-use sglang_omni_policy::{PolicyKind, Settings};
+use sglang_omni_policy::{PolicyKind, PolicySettings};
 
 use crate::app::values::{limit, policy_name, seconds};
 use crate::base::config_error::ConfigError;
@@ -164,7 +164,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        let policy = Settings::default();
+        let policy = PolicySettings::default();
         Config {
             host: "127.0.0.1".to_owned(),
             port: 30000,
@@ -238,8 +238,8 @@ impl Config {
     }
 
     /// What of it is the policies'.
-    pub fn policy_settings(&self) -> Settings {
-        Settings {
+    pub fn policy_settings(&self) -> PolicySettings {
+        PolicySettings {
             kind: self.policy,
             cache_threshold: self.cache_threshold,
             balance_abs_threshold: self.balance_abs_threshold,

@@ -46,7 +46,7 @@ pub fn choose<'a>(
             text: key,
             model: found.model,
             session,
-            is_incomparable: found.has_media || found.is_cut || found.passes_cache,
+            is_incomparable: found.has_media || found.is_cut || found.bypasses_cache,
         };
     }
     model.clear();
