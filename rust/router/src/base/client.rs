@@ -1,4 +1,4 @@
-//! One client's connection as its lane sees it: where the exchange on it stands, and for how long already.
+//! One client's connection as its lane sees it: what it waits for, and for how long already.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};

@@ -31,7 +31,7 @@ pub struct LaneMetrics {
     routes: [RouteMetrics; Route::COUNT],
     /// Requests on their way to a worker, or at one.
     pub in_flight: AtomicU64,
-    /// Exchanges by how they ended.
+    /// Requests by how they ended.
     ended: [AtomicU64; End::NAMES.len()],
     received_bytes: AtomicU64,
     sent_bytes: AtomicU64,
@@ -126,7 +126,7 @@ impl Metrics {
         self.merged(|lane| &lane.routes[route.index()].duration)
     }
 
-    /// Exchanges that have ended in this way.
+    /// Requests that have ended in this way.
     pub fn ended(&self, end: usize) -> u64 {
         self.sum(|lane| &lane.ended[end])
     }

@@ -163,7 +163,7 @@ pub async fn ask(pool: &Rc<Pool>, workers: Vec<Arc<Worker>>, question: &Question
     for (order, worker) in workers.into_iter().enumerate() {
         let (pool, question) = (pool.clone(), question.clone());
         asking.spawn_local(async move {
-            let outcome = timeout(TIMEOUT, exchange(&pool, &worker, &question)).await;
+            let outcome = timeout(TIMEOUT, ask_one(&pool, &worker, &question)).await;
             let outcome = outcome.unwrap_or_else(|_| Err(LATE.to_owned()));
             (order, Answer { worker, outcome })
         });
@@ -173,7 +173,7 @@ pub async fn ask(pool: &Rc<Pool>, workers: Vec<Arc<Worker>>, question: &Question
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-async fn exchange(
+async fn ask_one(
     pool: &Pool,
     worker: &Worker,
     question: &Question,

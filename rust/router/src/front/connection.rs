@@ -37,8 +37,8 @@ use crate::front::listen::BACKLOG;
 use crate::front::tls::Tls;
 use crate::proxy;
 use crate::proxy::body::ReplyBody;
-use crate::proxy::exchange::Exchange;
 use crate::proxy::lane::{Lane, Open};
+use crate::proxy::record::RequestRecord;
 use crate::proxy::reply;
 use crate::proxy::reply::Reason;
 use crate::upstream::forwarding;
@@ -221,14 +221,20 @@ async fn respond(
     client.begins();
     let Acceptor { front, lane, .. } = acceptor;
     let id = gate::identify(&front.gate, &acceptor.request_ids, &mut request);
-    let mut exchange = Box::new(Exchange::begin(lane, peer, client.clone(), id, &request));
+    let mut record = Box::new(RequestRecord::begin(
+        lane,
+        peer,
+        client.clone(),
+        id,
+        &request,
+    ));
     let origin = front.gate.cors.origin(request.headers());
     let asked = origin.as_ref().and_then(|_| cors::preflight(&request));
     let mut reply = match asked {
         Some(reply) => reply,
-        None => route(front, lane, &mut exchange, request).await,
+        None => route(front, lane, &mut record, request).await,
     };
-    exchange.answers(&mut reply);
+    record.answers(&mut reply);
     if let Some(origin) = origin {
         cors::allow(origin, &mut reply);
     }
@@ -236,7 +242,7 @@ async fn respond(
         let close = HeaderValue::from_static("close");
         reply.headers_mut().insert(CONNECTION, close);
     }
-    Ok(reply.map(|payload| ReplyBody::new(payload, client.clone(), exchange)))
+    Ok(reply.map(|payload| ReplyBody::new(payload, client.clone(), record)))
 }
 
 fn not_forwarded(message: &str) -> reply::Reply {
@@ -248,7 +254,7 @@ fn not_forwarded(message: &str) -> reply::Reply {
 async fn route(
     front: &Front,
     lane: &Rc<Lane>,
-    exchange: &mut Exchange,
+    record: &mut RequestRecord,
     mut request: Request<Incoming>,
 ) -> reply::Reply {
     let size = forwarding::size(request.headers());
@@ -276,10 +282,10 @@ async fn route(
     if request.uri().authority().is_some() {
         forwarding::to_origin_form(&mut request);
     }
-    if let Err(refusal) = gate::authenticate(&front.gate, exchange, &mut request) {
+    if let Err(refusal) = gate::authenticate(&front.gate, record, &mut request) {
         return refusal.reply(request);
     }
-    let mut request = match admin::answer(lane, &front.admin, exchange.sees_urls, request).await {
+    let mut request = match admin::answer(lane, &front.admin, record.sees_urls, request).await {
         Ok(reply) => return reply,
         Err(request) => request,
     };
@@ -294,7 +300,7 @@ async fn route(
     }
     // With a body it is a request first; its offer to upgrade may be ignored.
     if forwarding::wants_upgrade(request.headers()) && request.body().is_end_stream() {
-        return proxy::upgrade::forward(lane, exchange, request).await;
+        return proxy::upgrade::forward(lane, record, request).await;
     }
-    proxy::http::forward(lane, exchange, request).await
+    proxy::http::forward(lane, record, request).await
 }

@@ -13,7 +13,7 @@ use crate::front::access;
 use crate::front::auth::Keys;
 use crate::front::cors::Cors;
 use crate::front::cross_site;
-use crate::proxy::exchange::Exchange;
+use crate::proxy::record::RequestRecord;
 use crate::proxy::reply::{Reason, Refusal};
 use crate::upstream::forwarding;
 
@@ -83,15 +83,15 @@ fn insert(entry: Entry<'_, HeaderValue>, value: &HeaderValue) {
 /// Lets a request with the right key in. It then carries the key for workers, and whose it is.
 pub fn authenticate(
     gate: &Gate,
-    exchange: &mut Exchange,
+    record: &mut RequestRecord,
     request: &mut Request<Incoming>,
 ) -> Result<(), Refusal> {
     let keys = &gate.keys;
     request.headers_mut().remove(OWNER);
     let is_admin = keys.is_admin(request.headers());
-    exchange.sees_urls = is_admin || gate.shows_urls;
+    record.sees_urls = is_admin || gate.shows_urls;
     if access::is_administrative(request.uri().path()) {
-        access::allow(gate, exchange.peer, request)?;
+        access::allow(gate, record.peer, request)?;
     } else if keys.are_needed() {
         match keys.owner(request.headers()).cloned() {
             Some(owner) => drop(request.headers_mut().insert(OWNER, owner)),

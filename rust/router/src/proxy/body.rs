@@ -13,9 +13,9 @@ use crate::base::client::{Client, Phase};
 use crate::base::clock;
 use crate::base::end::End;
 use crate::fleet::worker::LoadGuard;
-use crate::proxy::exchange::Exchange;
 use crate::proxy::lane::Lane;
 use crate::proxy::pieces::Pieces;
+use crate::proxy::record::RequestRecord;
 use crate::proxy::usage;
 use crate::upstream::connection::{Begun, Upstream};
 use crate::upstream::request_body::BoxError;
@@ -180,19 +180,19 @@ pub enum Payload {
     Upstream(ResponseBody),
 }
 
-/// The body of every answer. Its end is the end of the exchange on the client's connection.
+/// The body of every answer. Its end is the end of the request.
 pub struct ReplyBody {
     payload: Payload,
     client: Arc<Client>,
-    exchange: Box<Exchange>,
+    record: Box<RequestRecord>,
 }
 
 impl ReplyBody {
-    pub fn new(payload: Payload, client: Arc<Client>, exchange: Box<Exchange>) -> Self {
+    pub fn new(payload: Payload, client: Arc<Client>, record: Box<RequestRecord>) -> Self {
         ReplyBody {
             payload,
             client,
-            exchange,
+            record,
         }
     }
 }
@@ -201,8 +201,8 @@ impl Drop for ReplyBody {
     fn drop(&mut self) {
         self.client.is_answered();
         self.client.enters(Phase::Idle);
-        if self.is_end_stream() || self.exchange.is_bodiless() {
-            self.exchange.ends(End::Complete);
+        if self.is_end_stream() || self.record.is_bodiless() {
+            self.record.ends(End::Complete);
         }
     }
 }
@@ -223,7 +223,7 @@ impl Body for ReplyBody {
                     frame
                 }
                 Poll::Pending if self.client.phase() == Phase::Answer && self.client.is_late() => {
-                    self.exchange.ends(End::IdleTimeout);
+                    self.record.ends(End::IdleTimeout);
                     let why = "the worker sent nothing more in time";
                     return Poll::Ready(Some(Err(why.into())));
                 }
@@ -237,9 +237,9 @@ impl Body for ReplyBody {
             Some(Ok(frame)) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len);
                 let is_last = self.is_end_stream();
-                self.exchange.passes(bytes, is_last);
+                self.record.passes(bytes, is_last);
             }
-            Some(Err(_)) => self.exchange.ends(End::WorkerCut),
+            Some(Err(_)) => self.record.ends(End::WorkerCut),
             None => {}
         }
         Poll::Ready(frame)

@@ -13,12 +13,12 @@ use crate::base::headers;
 use crate::base::route::Route;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::{LoadGuard, Worker};
+use crate::proxy::attempts::Tries;
 use crate::proxy::body::{Payload, ResponseBody};
 use crate::proxy::choice::Failure;
-use crate::proxy::exchange::Exchange;
 use crate::proxy::lane::Lane;
+use crate::proxy::record::RequestRecord;
 use crate::proxy::reply::{self, Reason, Reply};
-use crate::proxy::retry::Tries;
 use crate::proxy::upload::Upload;
 use crate::upstream::connection::{Begun, Upstream, is_exhaustion};
 use crate::upstream::forwarding;
@@ -41,7 +41,7 @@ enum Attempt {
 
 pub async fn forward(
     lane: &Rc<Lane>,
-    exchange: &mut Exchange,
+    record: &mut RequestRecord,
     request: Request<Incoming>,
 ) -> Reply {
     let (mut parts, incoming) = request.into_parts();
@@ -52,7 +52,7 @@ pub async fn forward(
     }
     let is_json = is_json(&parts);
     let window = held_window(lane, &incoming, is_json);
-    let mut upload = match Upload::read(lane, incoming, exchange.client.clone(), window).await {
+    let mut upload = match Upload::read(lane, incoming, record.client.clone(), window).await {
         Ok(upload) => upload,
         Err(ReadError::TooLarge(rest)) => {
             tokio::task::spawn_local(discard(rest));
@@ -67,10 +67,10 @@ pub async fn forward(
     };
     // Not before: clients that are slow to send keep no others out.
     match lane.proxy.in_flight.enter().await {
-        Ok(has_place) => exchange.enters(has_place),
+        Ok(permit) => record.enters(permit),
         Err(refusal) => return refusal.into_reply(),
     }
-    exchange.received = exchange.received.max(upload.read.len() as u64);
+    record.received = record.received.max(upload.read.len() as u64);
     parts.headers = forwarding::request_headers(std::mem::take(&mut parts.headers));
     forwarding::note_hop(parts.version, &mut parts.headers);
     let fault = upload.fault();
@@ -83,26 +83,17 @@ pub async fn forward(
     if let Some(model) = lane.proxy.models.unknown(&lane.pool, &parts, &text).await {
         return reply::unknown_model(&model);
     }
-    let mut tries = Tries::new(lane, exchange.sees_urls);
+    let mut tries = Tries::new(lane, record.sees_urls);
     while let Some(worker) = tries.choose(&parts, &text) {
-        exchange.tries(&worker);
+        record.tries(&worker);
         let load = LoadGuard::new(worker.clone());
-        match attempt(
-            lane,
-            &worker,
-            &parts,
-            &mut upload,
-            &mut tries,
-            exchange.route,
-        )
-        .await
-        {
+        match attempt(lane, &worker, &parts, &mut upload, &mut tries, record.route).await {
             Attempt::Answered(response, upstream) => {
                 if tries.again_after(&worker, &response, upload.is_whole()) {
                     continue;
                 }
                 let receipt = tries.settle(&response);
-                return answer(response, &worker, exchange.sees_urls, |incoming| {
+                return answer(response, &worker, record.sees_urls, |incoming| {
                     ResponseBody::new(incoming, Some(upstream), lane.clone(), load)
                         .reading_usage(receipt)
                 });
@@ -119,7 +110,7 @@ pub async fn forward(
                     None => {}
                 }
                 if !upload.is_whole() {
-                    let failure = Failure::of(&worker, &error, exchange.sees_urls);
+                    let failure = Failure::of(&worker, &error, record.sees_urls);
                     let say = |what: &str| {
                         format!("part of the body was sent, and it cannot be sent again: {what}")
                     };

@@ -17,8 +17,8 @@ use crate::fleet::models::Models;
 use crate::fleet::standing::Behind;
 use crate::fleet::waiting::Waiting;
 use crate::fleet::worker::{Fleet, Worker};
+use crate::proxy::attempts::Budget;
 use crate::proxy::in_flight::InFlight;
-use crate::proxy::retry::Budget;
 use crate::upstream::pool::Pool;
 use crate::upstream::trust::Trust;
 

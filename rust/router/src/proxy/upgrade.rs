@@ -21,12 +21,12 @@ use crate::base::end::End;
 use crate::base::headers;
 use crate::fleet::waiting::{Asked, GaveUp};
 use crate::fleet::worker::LoadGuard;
+use crate::proxy::attempts::Tries;
 use crate::proxy::body::{Payload, ResponseBody};
-use crate::proxy::exchange::Exchange;
 use crate::proxy::http::{answer, exhausted, name_header};
 use crate::proxy::lane::{Lane, Open};
+use crate::proxy::record::RequestRecord;
 use crate::proxy::reply::{self, Reply};
-use crate::proxy::retry::Tries;
 use crate::upstream::connection::{Begun, connect, is_exhaustion};
 use crate::upstream::forwarding;
 use crate::upstream::request_body::RequestBody;
@@ -35,11 +35,11 @@ const UPGRADE_TOKEN: HeaderValue = HeaderValue::from_static("upgrade");
 
 pub async fn forward(
     lane: &Rc<Lane>,
-    exchange: &mut Exchange,
+    record: &mut RequestRecord,
     mut request: Request<Incoming>,
 ) -> Reply {
     match lane.proxy.in_flight.enter().await {
-        Ok(has_place) => exchange.enters(has_place),
+        Ok(permit) => record.enters(permit),
         Err(refusal) => return refusal.reply(request),
     }
     let client = hyper::upgrade::on(&mut request);
@@ -51,12 +51,12 @@ pub async fn forward(
     if let Some(model) = lane.proxy.models.unknown(&lane.pool, &parts, b"").await {
         return reply::unknown_model(&model);
     }
-    let mut tries = Tries::new(lane, exchange.sees_urls);
+    let mut tries = Tries::new(lane, record.sees_urls);
     let (worker, load, mut response) = loop {
         let Some(worker) = tries.choose(&parts, b"") else {
             return tries.give_up();
         };
-        exchange.tries(&worker);
+        record.tries(&worker);
         let load = LoadGuard::new(worker.clone());
         let mut sender =
             match connect(&worker.endpoint, &lane.proxy.trust, worker.connect_limit()).await {
@@ -74,7 +74,7 @@ pub async fn forward(
         let mut request = Request::from_parts(parts.clone(), RequestBody::empty());
         worker.authorize(request.headers_mut());
         let asked = Asked {
-            route: exchange.route,
+            route: record.route,
             body: Some(&nothing),
             deadline: tries.deadline,
         };
@@ -96,7 +96,7 @@ pub async fn forward(
         return answer(
             response.map(Begun::from),
             &worker,
-            exchange.sees_urls,
+            record.sees_urls,
             |body| ResponseBody::new(body, None, lane.clone(), load),
         );
     }
@@ -106,7 +106,7 @@ pub async fn forward(
         server,
         lane.proxy.settings.stall_timeout,
         lane.proxy.settings.stream_idle_timeout,
-        exchange.hand_on(StatusCode::SWITCHING_PROTOCOLS),
+        record.hand_on(StatusCode::SWITCHING_PROTOCOLS),
         load,
         Open::new(lane.clone()),
     ));
@@ -114,7 +114,7 @@ pub async fn forward(
     parts.headers = with_upgrade(parts.headers);
     parts
         .headers
-        .insert(headers::WORKER, name_header(&worker, exchange.sees_urls));
+        .insert(headers::WORKER, name_header(&worker, record.sees_urls));
     Response::from_parts(parts, Payload::Local(None))
 }
 
@@ -134,7 +134,7 @@ async fn relay(
     server: OnUpgrade,
     patience: Duration,
     idle_limit: Duration,
-    mut exchange: Exchange,
+    mut record: RequestRecord,
     _load: LoadGuard,
     _open: Open,
 ) {
@@ -161,12 +161,12 @@ async fn relay(
     // An error is one side's reset: dropping both ends passes it on.
     let passed: io::Result<(u64, u64)> = tokio::select! {
         passed = both => passed,
-        () = silence(&last, idle_limit) => return exchange.ends(End::IdleTimeout),
+        () = silence(&last, idle_limit) => return record.ends(End::IdleTimeout),
     };
     if let Ok((up, down)) = passed {
-        exchange.received += up;
-        exchange.sent += down;
-        exchange.ends(End::Complete);
+        record.received += up;
+        record.sent += down;
+        record.ends(End::Complete);
     }
 }
 
