@@ -77,7 +77,7 @@ impl Default for Budget {
 const MOST_LOST: u32 = 2;
 
 /// One request's attempts.
-pub struct Tries<'a> {
+pub struct Attempts<'a> {
     lane: &'a Lane,
     tried: Vec<u32>,
     /// What was asked for, where workers serve different models.
@@ -101,10 +101,10 @@ pub struct Tries<'a> {
     pub deadline: Tick,
 }
 
-impl<'a> Tries<'a> {
+impl<'a> Attempts<'a> {
     pub fn new(lane: &'a Lane, sees_urls: bool) -> Self {
         lane.retries.deposit();
-        Tries {
+        Attempts {
             lane,
             tried: Vec::new(),
             model: Vec::new(),
@@ -141,7 +141,7 @@ impl<'a> Tries<'a> {
 
     /// Takes note of an answer's status. True if another worker should be asked instead of passing it on;
     /// the caller knows whether the request can be sent again.
-    pub fn again_after<B>(
+    pub fn on_response<B>(
         &mut self,
         worker: &Worker,
         response: &Response<B>,
@@ -203,7 +203,7 @@ impl<'a> Tries<'a> {
     }
 
     /// No connection could be made: nothing was sent, so another worker costs nothing.
-    pub fn unsent(&mut self, worker: &Worker, error: &io::Error) {
+    pub fn on_connect_error(&mut self, worker: &Worker, error: &io::Error) {
         self.failed(worker, &error.to_string());
         // All that are left are down, then. Waiting for one after another would add up.
         self.is_over = self.was_down && error.kind() == io::ErrorKind::TimedOut;
@@ -211,7 +211,7 @@ impl<'a> Tries<'a> {
     }
 
     /// The connection ended before an answer. True if another worker may be asked.
-    pub fn broken(&mut self, worker: &Worker, error: &str) -> bool {
+    pub fn on_reset(&mut self, worker: &Worker, error: &str) -> bool {
         self.failed(worker, error);
         worker.standing.fail();
         self.was_sent = true;
@@ -242,7 +242,7 @@ impl<'a> Tries<'a> {
     }
 
     /// The request is taken from a silent worker; `may_move` has allowed it.
-    pub fn moved(&mut self, worker: &Worker) {
+    pub fn on_hung(&mut self, worker: &Worker) {
         self.failed(worker, "it hangs");
         self.was_sent = true;
         self.was_moved = true;
@@ -250,7 +250,7 @@ impl<'a> Tries<'a> {
     }
 
     /// The time is over; says so to the client.
-    pub fn expired(&mut self, worker: &Worker) -> Reply {
+    pub fn on_timeout(&mut self, worker: &Worker) -> Reply {
         self.failed(worker, "no answer in time");
         worker.standing.fail();
         let limit = self.lane.proxy.settings.request_timeout.as_secs_f64();
@@ -259,6 +259,14 @@ impl<'a> Tries<'a> {
             worker.name(self.sees_urls)
         );
         reply::error(Reason::WorkerTimeout, &message)
+    }
+
+    /// Says to the client that part of a body was lost with a connection.
+    pub fn cannot_resend(&self) -> Reply {
+        let say =
+            |what: &str| format!("part of the body was sent, and it cannot be sent again: {what}");
+        let (shown, logged) = (say(&self.failure.shown), say(&self.failure.logged));
+        reply::error_logged(Reason::WorkerFailed, &shown, logged)
     }
 
     fn failed(&mut self, worker: &Worker, error: &str) {

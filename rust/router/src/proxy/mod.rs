@@ -5,6 +5,7 @@
 //! itself, and [`record`] what is known of the request in the end. [`in_flight`] limits how many there are at
 //! once. The [`lane`] is the thread's part of the router that all of it runs on.
 
+pub mod attempt_loop;
 pub mod attempts;
 pub mod body;
 pub mod choice;
