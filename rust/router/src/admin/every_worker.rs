@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::workers::describe;
 use super::{Admin, read_body};
 use crate::fleet::fan_out::{Answer, Question, ask};
-use crate::fleet::standing::Behind;
+use crate::fleet::health_flags::Demotion;
 use crate::fleet::worker::Worker;
 use crate::proxy::choice::{Failure, no_worker};
 use crate::proxy::lane::Lane;
@@ -21,7 +21,7 @@ use crate::proxy::reply::{self, Reason, Reply};
 /// All but routers that would ask this one in turn.
 fn everyone(lane: &Lane) -> Vec<Arc<Worker>> {
     let fleet = lane.proxy.fleet.read();
-    let leads_on = |worker: &&Arc<Worker>| !worker.standing.is(Behind::Loop);
+    let leads_on = |worker: &&Arc<Worker>| !worker.flags.is(Demotion::Loop);
     fleet.iter().filter(leads_on).cloned().collect()
 }
 

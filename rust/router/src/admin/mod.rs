@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use crate::base::headers::ROUTERS;
 use crate::base::prometheus;
 use crate::base::stopping::Stopping;
-use crate::fleet::chain;
+use crate::fleet::loop_detection;
 use crate::fleet::worker::Worker;
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Refusal, Reply};
@@ -110,7 +110,9 @@ fn healthy(lane: &Lane) -> usize {
 fn health(lane: &Lane, admin: &Admin) -> Reply {
     let (healthy, total) = (healthy(lane), lane.proxy.fleet.read().len());
     let (status, word) = match healthy {
-        0 if chain::is_closed(&lane.proxy.fleet) => (StatusCode::LOOP_DETECTED, "unhealthy"),
+        0 if loop_detection::is_closed(&lane.proxy.fleet) => {
+            (StatusCode::LOOP_DETECTED, "unhealthy")
+        }
         0 => (StatusCode::SERVICE_UNAVAILABLE, "unhealthy"),
         _ => (StatusCode::OK, "healthy"),
     };
@@ -118,7 +120,7 @@ fn health(lane: &Lane, admin: &Admin) -> Reply {
         status,
         &json!({"status": word, "workers": {"healthy": healthy, "total": total}}),
     );
-    let routers = chain::list(&lane.proxy.fleet, &admin.router);
+    let routers = loop_detection::list(&lane.proxy.fleet, &admin.router);
     reply.headers_mut().insert(ROUTERS, routers);
     reply
 }

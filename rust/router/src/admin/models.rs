@@ -8,8 +8,8 @@ use hyper::header::HeaderMap;
 use serde_json::{Value, json};
 
 use crate::fleet::fan_out::{Answer, Question, ask};
+use crate::fleet::health_flags::Health;
 use crate::fleet::models::listed;
-use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
 use crate::proxy::choice::{Failure, no_worker};
 use crate::proxy::lane::Lane;

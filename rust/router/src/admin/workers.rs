@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::{Admin, not_allowed, percent_decode, read_body};
 use crate::base::config_error::ConfigError;
 use crate::base::keys::bearer;
-use crate::fleet::standing::Health;
+use crate::fleet::health_flags::Health;
 use crate::fleet::worker::{Authorization, Worker};
 use crate::proxy::lane::{Lane, Proxy};
 use crate::proxy::reply::{self, Reason, Refusal, Reply};

@@ -32,16 +32,16 @@ pub fn ticks(duration: Duration) -> Tick {
 
 /// A lane's look at the clock, once a tick.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Look {
+pub struct LaneClock {
     pub now: Tick,
     /// Ticks since the look before in which the lane did not run.
     missed: Tick,
 }
 
-impl Look {
-    pub fn next(self, now: Tick) -> Look {
+impl LaneClock {
+    pub fn next(self, now: Tick) -> LaneClock {
         let missed = now.saturating_sub(self.now + 1);
-        Look { now, missed }
+        LaneClock { now, missed }
     }
 
     /// When a wait is to have begun that began at `since`. Ticks that the lane missed are nobody's lateness:
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn ticks_that_a_lane_missed_do_not_count() {
         // The first look of a lane, whose clock may have run for long before.
-        let look = Look::default().next(1000);
+        let look = LaneClock::default().next(1000);
         assert_eq!(look.excusing(1000), 1000);
         assert_eq!(look.next(1001).excusing(1000), 1000);
         assert_eq!(look.next(1100).excusing(1000), 1099);

@@ -44,7 +44,7 @@ pub struct LaneMetrics {
 struct RouteMetrics {
     statuses: [AtomicU64; STATUS_COUNT],
     /// Until the first bytes of a worker's answer.
-    first_byte: Histogram,
+    ttfb: Histogram,
     duration: Histogram,
 }
 
@@ -57,11 +57,11 @@ impl LaneMetrics {
         self.sent_bytes.fetch_add(sent, Relaxed);
     }
 
-    pub fn observe(&self, route: Route, first_byte: Option<Duration>, took: Duration) {
+    pub fn observe(&self, route: Route, ttfb: Option<Duration>, took: Duration) {
         let metrics = &self.routes[route.index()];
         metrics.duration.observe(took);
-        if let Some(first_byte) = first_byte {
-            metrics.first_byte.observe(first_byte);
+        if let Some(ttfb) = ttfb {
+            metrics.ttfb.observe(ttfb);
         }
     }
 }
@@ -118,8 +118,8 @@ impl Metrics {
         merged
     }
 
-    pub fn first_byte(&self, route: Route) -> Snapshot {
-        self.merged(|lane| &lane.routes[route.index()].first_byte)
+    pub fn ttfb(&self, route: Route) -> Snapshot {
+        self.merged(|lane| &lane.routes[route.index()].ttfb)
     }
 
     pub fn duration(&self, route: Route) -> Snapshot {
@@ -185,10 +185,7 @@ mod tests {
         );
         assert_eq!((metrics.received_bytes(), metrics.sent_bytes()), (50, 500));
         assert_eq!(
-            (
-                metrics.duration(chat).count(),
-                metrics.first_byte(chat).count()
-            ),
+            (metrics.duration(chat).count(), metrics.ttfb(chat).count()),
             (5, 0)
         );
         assert_eq!(metrics.in_flight(), 1);

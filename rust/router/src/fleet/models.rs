@@ -15,7 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::base::clock::{self, TICK};
 use crate::fleet::fan_out::{Answer, Question, ask};
-use crate::fleet::standing::Health;
+use crate::fleet::health_flags::Health;
 use crate::fleet::worker::{Fleet, Worker};
 use crate::upstream::pool::Pool;
 use crate::upstream::trust::Trust;

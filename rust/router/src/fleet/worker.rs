@@ -10,9 +10,9 @@ use sglang_omni_policy::{Candidate, url_hash};
 use tokio::sync::Notify;
 
 use crate::base::histogram::Histogram;
-use crate::fleet::first_bytes::FirstBytes;
+use crate::fleet::health_flags::{Demotion, Health, HealthFlags};
 use crate::fleet::slots::Slot;
-use crate::fleet::standing::{Behind, Health, Standing};
+use crate::fleet::wait_history::WaitHistory;
 use crate::upstream::endpoint::Endpoint;
 use crate::upstream::worker_url::WorkerUrl;
 
@@ -35,8 +35,8 @@ pub struct Worker {
     pub endpoint: Endpoint,
     /// What it is shown for a key.
     pub authorization: Authorization,
-    pub standing: Standing,
-    pub first_bytes: FirstBytes,
+    pub flags: HealthFlags,
+    pub wait_history: WaitHistory,
     draining: AtomicBool,
     /// Sorted names of what it serves; None where that is not known.
     models: ArcSwapOption<Vec<String>>,
@@ -46,7 +46,7 @@ pub struct Worker {
     pub requests: AtomicU64,
     pub failures: AtomicU64,
     /// Until the first bytes of its answers.
-    pub first_byte: Histogram,
+    pub ttfb: Histogram,
 }
 
 /// The `Authorization` of what a worker is asked.
@@ -73,15 +73,15 @@ impl Worker {
             authorization,
             url_header: url.header,
             authority: url.authority,
-            standing: Standing::default(),
-            first_bytes: FirstBytes::default(),
+            flags: HealthFlags::default(),
+            wait_history: WaitHistory::default(),
             draining: AtomicBool::new(false),
             models: ArcSwapOption::empty(),
             routers: ArcSwap::default(),
             load: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
             failures: AtomicU64::new(0),
-            first_byte: Histogram::default(),
+            ttfb: Histogram::default(),
         }
     }
 
@@ -92,7 +92,7 @@ impl Worker {
     }
 
     pub fn health(&self) -> Health {
-        self.standing.health()
+        self.flags.health()
     }
 
     /// What it is called towards clients, who are told its URL or not.
@@ -152,7 +152,7 @@ impl Worker {
 
     /// How long a request waits for a new connection to it.
     pub fn connect_limit(&self) -> Duration {
-        match self.standing.is(Behind::Down) {
+        match self.flags.is(Demotion::Down) {
             true => CONNECT_TIMEOUT_DOWN,
             false => CONNECT_TIMEOUT,
         }

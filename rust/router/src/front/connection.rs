@@ -24,13 +24,13 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::admin::{self, Admin};
 use crate::base::client::{Client, Phase};
-use crate::base::clock::{self, Look, TICK};
+use crate::base::clock::{self, LaneClock, TICK};
 use crate::base::log::Level;
 use crate::base::request_id::RequestIds;
 use crate::base::stopping::Stopping;
 use crate::base::stream::Stream;
 use crate::front::client_io::ClientIo;
-use crate::front::clients::{Clients, Limits};
+use crate::front::clients::{ClientLimits, Clients};
 use crate::front::cors;
 use crate::front::gate::{self, Gate};
 use crate::front::listen::BACKLOG;
@@ -61,7 +61,7 @@ pub struct Front {
     pub admin: Admin,
     /// What client connections are secured with, if they are.
     pub tls: Option<Arc<Tls>>,
-    pub limits: Limits,
+    pub limits: ClientLimits,
     /// How long a TLS handshake may take.
     pub handshake_timeout: Duration,
     /// How long what is in flight may take once a drain was asked for.
@@ -92,7 +92,7 @@ pub async fn serve(front: Arc<Front>, lane: Rc<Lane>, listener: StdListener) {
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut look = Look::default();
+    let mut look = LaneClock::default();
     let mut look_over = || {
         look = look.next(clock::advance());
         lane.look_over(look);

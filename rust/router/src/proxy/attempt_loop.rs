@@ -11,7 +11,7 @@ use hyper::{StatusCode, Version};
 use sglang_omni_policy::Receipt;
 
 use crate::base::headers;
-use crate::fleet::waiting::GaveUp;
+use crate::fleet::pending_heads::GaveUp;
 use crate::fleet::worker::{LoadGuard, Worker};
 use crate::proxy::attempts::Attempts;
 use crate::proxy::body::{Payload, ResponseBody};
@@ -50,7 +50,7 @@ pub trait Attempt {
 }
 
 /// A worker's answer that the client gets.
-pub struct Answer {
+pub struct WorkerAnswer {
     pub response: Response<Begun>,
     pub worker: Arc<Worker>,
     pub load: LoadGuard,
@@ -66,7 +66,7 @@ pub async fn run(
     parts: &Parts,
     text: &[u8],
     attempt: &mut impl Attempt,
-) -> Result<Answer, Reply> {
+) -> Result<WorkerAnswer, Reply> {
     if let Some(model) = lane.proxy.models.unknown(&lane.pool, parts, text).await {
         return Err(reply::unknown_model(&model));
     }
@@ -79,7 +79,7 @@ pub async fn run(
                 if attempts.on_response(&worker, &response, attempt.is_whole()) {
                     continue;
                 }
-                return Ok(Answer {
+                return Ok(WorkerAnswer {
                     receipt: attempts.settle(&response),
                     response,
                     worker,
@@ -111,10 +111,10 @@ pub async fn run(
     Err(attempts.give_up())
 }
 
-impl Answer {
+impl WorkerAnswer {
     /// The answer as the client gets it.
     pub fn into_reply(self, lane: &Rc<Lane>, sees_urls: bool) -> Reply {
-        let Answer {
+        let WorkerAnswer {
             response, worker, ..
         } = self;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS

@@ -1,6 +1,5 @@
 //! Which worker a request goes to next, and whether it goes anywhere else at all.
 
-use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,10 +10,10 @@ use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
 use sglang_omni_policy::{Claim, Receipt};
 
-use crate::base::clock::{self, TICK, Tick};
+use crate::base::clock::{self, Tick};
 use crate::fleet::health::mark_down;
+use crate::fleet::health_flags::Demotion;
 use crate::fleet::models::Serving;
-use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
 use crate::proxy::choice::{Failure, choose, no_worker};
 use crate::proxy::lane::Lane;
@@ -22,55 +21,6 @@ use crate::proxy::reply::{self, Reason, Reply};
 
 /// The longest that a worker's `Retry-After` keeps it behind the others.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(30);
-
-/// Bounds retries to a share of the requests there are, so that a fleet that fails as a whole is not asked
-/// several times for each of them. Each lane has its own.
-pub struct Budget {
-    tokens: Cell<f32>,
-}
-
-impl Budget {
-    /// Retries each request adds to the budget.
-    const SHARE: f32 = 0.2;
-    /// Retries a lane may make in a second without any requests to speak of.
-    const FLOOR: f32 = 10.0;
-    /// What is saved at most: a worker that dies takes its requests in flight with it all at once.
-    const RESERVE: f32 = 256.0;
-
-    pub fn deposit(&self) {
-        self.add(Budget::SHARE);
-    }
-
-    /// Called once a tick.
-    pub fn refill(&self) {
-        self.add(Budget::FLOOR * TICK.as_secs_f32());
-    }
-
-    fn add(&self, tokens: f32) {
-        self.tokens
-            .set((self.tokens.get() + tokens).min(Budget::RESERVE));
-    }
-
-    fn has_one(&self) -> bool {
-        self.tokens.get() >= 1.0
-    }
-
-    fn withdraw(&self) -> bool {
-        let has_one = self.has_one();
-        if has_one {
-            self.add(-1.0);
-        }
-        has_one
-    }
-}
-
-impl Default for Budget {
-    fn default() -> Self {
-        Budget {
-            tokens: Cell::new(Budget::RESERVE),
-        }
-    }
-}
 
 /// Connections that may end with a request on them before an answer. The first one has most likely nothing
 /// to do with it; after the second, the request may be what ends workers, and no other one is to try it.
@@ -134,8 +84,8 @@ impl<'a> Attempts<'a> {
         if !self.tried.is_empty() {
             self.lane.proxy.metrics.retries.fetch_add(1, Relaxed);
         }
-        self.was_down = worker.standing.is(Behind::Down);
-        worker.standing.chosen(|| next_trial(self.lane, &worker));
+        self.was_down = worker.flags.is(Demotion::Down);
+        worker.flags.chosen(|| next_trial(self.lane, &worker));
         Some(worker)
     }
 
@@ -159,13 +109,13 @@ impl<'a> Attempts<'a> {
             Some(_) => StatusCode::TOO_MANY_REQUESTS,
             None => status,
         };
-        if worker.standing.answered(counts_as) {
+        if worker.flags.answered(counts_as) {
             let log = &self.lane.proxy.log;
             log.info("worker answers again", &[("worker", &worker.url)]);
         }
         if let Some(time) = busy {
             let until = clock::now().saturating_add(clock::ticks(time));
-            if worker.standing.set_busy(until) {
+            if worker.flags.set_busy(until) {
                 let (status, seconds) = (status.as_u16(), time.as_secs());
                 self.lane.proxy.log.info(
                     "worker is busy",
@@ -213,7 +163,7 @@ impl<'a> Attempts<'a> {
     /// The connection ended before an answer. True if another worker may be asked.
     pub fn on_reset(&mut self, worker: &Worker, error: &str) -> bool {
         self.failed(worker, error);
-        worker.standing.fail();
+        worker.flags.fail();
         self.was_sent = true;
         self.lost += 1;
         self.lost < MOST_LOST && self.may_retry()
@@ -236,7 +186,7 @@ impl<'a> Attempts<'a> {
     /// them seem so, it will be as long elsewhere.
     pub fn may_move(&self, worker: &Worker) -> bool {
         self.left > 0
-            && (!self.was_moved || worker.standing.is(Behind::Down))
+            && (!self.was_moved || worker.flags.is(Demotion::Down))
             && self.lane.retries.has_one()
             && self.has_better(worker)
     }
@@ -252,7 +202,7 @@ impl<'a> Attempts<'a> {
     /// The time is over; says so to the client.
     pub fn on_timeout(&mut self, worker: &Worker) -> Reply {
         self.failed(worker, "no answer in time");
-        worker.standing.fail();
+        worker.flags.fail();
         let limit = self.lane.proxy.settings.request_timeout.as_secs_f64();
         let message = format!(
             "worker {} has not begun to answer in {limit} s (request_timeout)",
@@ -296,7 +246,7 @@ impl<'a> Attempts<'a> {
             other.id != worker.id
                 && serving.includes(other)
                 && !other.is_draining()
-                && other.standing.class() == 0
+                && other.flags.tier() == 0
                 && !self.tried.contains(&other.id)
         })
     }
@@ -327,7 +277,7 @@ impl<'a> Attempts<'a> {
 /// When a worker that just got its trial may get another, if nothing comes of this one.
 fn next_trial(lane: &Lane, worker: &Worker) -> Tick {
     let settings = &lane.proxy.settings;
-    let patience = match worker.standing.is(Behind::Hung) {
+    let patience = match worker.flags.is(Demotion::Hung) {
         true => settings.hung_timeout,
         false => Duration::ZERO,
     };
@@ -356,29 +306,6 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_budget_allows_a_share_of_the_requests() {
-        let budget = Budget::default();
-        let spend = || {
-            std::iter::repeat_with(|| budget.withdraw())
-                .take_while(|&had| had)
-                .count()
-        };
-        assert_eq!(spend(), 256);
-        for _ in 0..100 {
-            budget.deposit();
-        }
-        assert!((19..=21).contains(&spend()));
-        for _ in 0..8 {
-            budget.refill();
-        }
-        assert_eq!(spend(), 20);
-        for _ in 0..10_000 {
-            budget.deposit();
-        }
-        assert_eq!(spend(), 256);
-    }
 
     #[test]
     fn usage_is_looked_for_in_json_and_events() {

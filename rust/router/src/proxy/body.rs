@@ -86,7 +86,7 @@ impl ResponseBody {
             None => Pin::new(&mut self.incoming).poll_frame(cx),
         };
         match &frame {
-            Poll::Ready(Some(Ok(_))) => self.load.worker().standing.hear(clock::now()),
+            Poll::Ready(Some(Ok(_))) => self.load.worker().flags.heard_from(clock::now()),
             Poll::Ready(None) => self.finished = true,
             _ => {}
         }

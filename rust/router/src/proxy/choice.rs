@@ -8,8 +8,8 @@ use hyper::http::request::Parts;
 use sglang_omni_policy::key::scan::scan;
 use sglang_omni_policy::{Claim, RequestKey};
 
+use crate::fleet::health_flags::{Demotion, HealthFlags};
 use crate::fleet::models::{self, Serving};
-use crate::fleet::standing::{Behind, Standing};
 use crate::fleet::worker::Worker;
 use crate::proxy::lane::{Lane, Scratch};
 use crate::proxy::reply::{self, Reason, Reply};
@@ -69,10 +69,10 @@ fn find_eligible(
     serving: Serving<'_>,
     eligible: &mut Vec<usize>,
 ) -> bool {
-    let mut best = Standing::LAST_CLASS;
+    let mut best = HealthFlags::LAST_TIER;
     eligible.clear();
     for (position, worker) in fleet.iter().enumerate() {
-        let class = worker.standing.class();
+        let class = worker.flags.tier();
         if class > best
             || worker.is_draining()
             || tried.contains(&worker.id)
@@ -122,7 +122,7 @@ pub fn no_worker(lane: &Lane, failure: &Failure, sees_urls: bool) -> Reply {
     let (reason, message) = if fleet.is_empty() {
         let message = "the router has no workers; add one with POST /workers".to_owned();
         (Reason::NoWorkers, message)
-    } else if let Some(worker) = fleet.iter().find(|worker| worker.standing.is(Behind::Loop)) {
+    } else if let Some(worker) = fleet.iter().find(|worker| worker.flags.is(Demotion::Loop)) {
         let url = worker.name(sees_urls);
         let message = format!(
             "worker {url} is a router that sends requests back to this one, and there is no other worker \

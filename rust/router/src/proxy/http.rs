@@ -11,7 +11,7 @@ use hyper::http::request::Parts;
 use hyper::{Request, Version};
 
 use crate::base::route::Route;
-use crate::fleet::waiting::Asked;
+use crate::fleet::pending_heads::Asked;
 use crate::fleet::worker::Worker;
 use crate::proxy::attempt_loop::{self, Attempt, Outcome};
 use crate::proxy::attempts::Attempts;
@@ -116,7 +116,11 @@ impl Attempt for HttpAttempt<'_> {
             // A client that is still sending may wait for the head before it goes on.
             let answer = upstream.ask(request, upload.is_whole());
             let may_move = || attempts.may_move(worker);
-            let failed = match lane.waiting.head(worker, &asked, may_move, answer).await {
+            let failed = match lane
+                .pending_heads
+                .head(worker, &asked, may_move, answer)
+                .await
+            {
                 Ok(Ok(response)) => return Outcome::Answered(response, Some(upstream)),
                 Ok(Err(failed)) => failed,
                 Err(gave_up) => return Outcome::GaveUp(gave_up),

@@ -15,6 +15,7 @@ pub mod lane;
 pub mod pieces;
 pub mod record;
 pub mod reply;
+pub mod retry_budget;
 pub mod upgrade;
 pub mod upload;
 pub mod usage;

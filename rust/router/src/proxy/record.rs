@@ -59,7 +59,7 @@ pub struct RequestRecord {
     is_from_worker: bool,
     /// What the router itself refused it for.
     why: Option<Box<str>>,
-    first_byte: Option<Duration>,
+    ttfb: Option<Duration>,
     took: Option<Duration>,
     end: End,
     is_handed_on: bool,
@@ -93,7 +93,7 @@ impl RequestRecord {
             status: CLIENT_CLOSED_REQUEST,
             is_from_worker: false,
             why: None,
-            first_byte: None,
+            ttfb: None,
             took: None,
             end: End::ClientLeft,
             is_handed_on: false,
@@ -127,9 +127,9 @@ impl RequestRecord {
     /// Notes bytes of the answer's body, and whether they are the last.
     pub fn passes(&mut self, bytes: usize, is_last: bool) {
         self.sent += bytes as u64;
-        if self.is_from_worker && self.first_byte.is_none() {
+        if self.is_from_worker && self.ttfb.is_none() {
             let now = self.began.elapsed();
-            self.first_byte = Some(now);
+            self.ttfb = Some(now);
             if is_last {
                 self.took = Some(now);
             }
@@ -169,14 +169,14 @@ impl RequestRecord {
         let took = self.took.unwrap_or_else(|| self.began.elapsed());
         // An answer without a body has come whole with its head.
         let is_whole = self.is_from_worker && self.end == End::Complete;
-        let first_byte = self.first_byte.or(is_whole.then_some(took));
+        let ttfb = self.ttfb.or(is_whole.then_some(took));
         metrics.finish(self.route, self.status, self.end, self.received, self.sent);
-        metrics.observe(self.route, first_byte, took);
-        if let (Some(worker), Some(first_byte)) = (&self.worker, first_byte) {
-            worker.first_byte.observe(first_byte);
+        metrics.observe(self.route, ttfb, took);
+        if let (Some(worker), Some(ttfb)) = (&self.worker, ttfb) {
+            worker.ttfb.observe(ttfb);
         }
         if let Some((method, uri)) = &self.target {
-            self.log(method, uri, first_byte, took);
+            self.log(method, uri, ttfb, took);
         }
         if self.end == End::WorkerCut {
             self.log_failure("the worker broke off its answer");
@@ -202,7 +202,7 @@ impl RequestRecord {
         self.lane.proxy.log.warn("request failed", &fields);
     }
 
-    fn log(&self, method: &Method, uri: &Uri, first_byte: Option<Duration>, took: Duration) {
+    fn log(&self, method: &Method, uri: &Uri, ttfb: Option<Duration>, took: Duration) {
         if !self.route.is_logged() {
             return;
         }
@@ -223,7 +223,7 @@ impl RequestRecord {
                 ("attempts", attempts.into()),
                 ("bytes_in", received.into()),
                 ("bytes_out", sent.into()),
-                ("first_byte_ms", first_byte.map(millis).into()),
+                ("first_byte_ms", ttfb.map(millis).into()),
                 ("duration_ms", millis(took)),
                 ("end", end.name().into()),
             ]

@@ -21,7 +21,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use crate::base::end::End;
 use crate::base::headers;
 use crate::base::route::Route;
-use crate::fleet::waiting::Asked;
+use crate::fleet::pending_heads::Asked;
 use crate::fleet::worker::{LoadGuard, Worker};
 use crate::proxy::attempt_loop::{self, Attempt, Outcome, name_header};
 use crate::proxy::attempts::Attempts;
@@ -108,7 +108,7 @@ impl Attempt for UpgradeAttempt<'_> {
         let may_move = || attempts.may_move(worker);
         match self
             .lane
-            .waiting
+            .pending_heads
             .head(worker, &asked, may_move, answer)
             .await
         {

@@ -18,7 +18,7 @@ use crate::upstream::request_body::{Fault, ReadError, RequestBody, Rest, poll_cl
 pub struct Upload {
     pub read: Bytes,
     /// Counts what was read as held.
-    _held: Held,
+    _held: HeldBytes,
     /// What came behind it.
     trailers: Option<HeaderMap>,
     /// What still has to come from the client; a request with a rest can be sent only once.
@@ -27,12 +27,12 @@ pub struct Upload {
 }
 
 /// Bytes of a body that its lane holds, for as long as it does.
-struct Held {
+struct HeldBytes {
     lane: Rc<Lane>,
     bytes: usize,
 }
 
-impl Held {
+impl HeldBytes {
     /// Adds bytes; false if that is more than a lane may hold.
     fn grow(&mut self, bytes: usize) -> bool {
         self.bytes += bytes;
@@ -42,7 +42,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.lane.held.set(self.lane.held.get() - self.bytes);
     }
@@ -63,7 +63,7 @@ impl Upload {
     ) -> Result<Upload, ReadError> {
         let settings = &lane.proxy.settings;
         let (limit, floor) = (settings.max_body_bytes, floor(settings.stall_timeout));
-        let mut held = Held {
+        let mut held = HeldBytes {
             lane: lane.clone(),
             bytes: 0,
         };

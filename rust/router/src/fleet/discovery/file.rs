@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use crate::upstream::worker_url::WorkerUrl;
 
 /// What tells one version of a file from another.
-type Stamp = Option<(u64, u64, i64, i64)>;
+type FileVersion = Option<(u64, u64, i64, i64)>;
 
 pub struct WorkersFile {
     path: PathBuf,
     /// The version that was read last, and the one that was there when it was last looked at.
-    read: Stamp,
-    seen: Stamp,
+    read: FileVersion,
+    seen: FileVersion,
 }
 
 impl WorkersFile {
@@ -47,7 +47,7 @@ impl WorkersFile {
     }
 }
 
-fn stamp(path: &Path) -> Stamp {
+fn stamp(path: &Path) -> FileVersion {
     let about = fs::metadata(path).ok()?;
     Some((about.ino(), about.len(), about.mtime(), about.mtime_nsec()))
 }
