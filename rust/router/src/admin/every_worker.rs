@@ -14,7 +14,7 @@ use super::{Admin, read_body};
 use crate::fleet::fan_out::{Answer, Question, ask};
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::worker::Worker;
-use crate::proxy::choice::{Failure, no_worker};
+use crate::proxy::choice::{LastFailure, no_worker};
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Reply};
 
@@ -122,7 +122,7 @@ pub async fn abort_request(
     let question = Question::post(target, body).asked_by(&parts.headers);
     let answers = ask(&lane.pool, everyone(lane), &question).await;
     if answers.is_empty() {
-        return no_worker(lane, &Failure::default(), sees_urls);
+        return no_worker(lane, &LastFailure::default(), sees_urls);
     }
     let taken = answers.iter().any(|answer| answer.ok().is_some());
     // SGLang says nothing in its answer, others whether they knew the request.

@@ -35,7 +35,7 @@ pub struct Admin {
     pub router: String,
     /// The policy's name.
     pub policy: &'static str,
-    /// Whether the workers of the configuration are shown a key of their own, which no other is to see.
+    /// Whether the workers of the configuration have a key of their own, which no other worker may see.
     pub has_worker_key: bool,
     /// How long the body of a request to the router itself may take.
     pub body_timeout: Duration,

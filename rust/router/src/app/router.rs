@@ -1,4 +1,4 @@
-//! A router: what it consists of, its threads, and how they end.
+//! A running router: its threads, and how they end.
 
 use std::fmt;
 use std::io;
@@ -218,7 +218,7 @@ impl Router {
                 .build_local(LocalOptions::default())
                 .expect("a runtime needs only an epoll instance");
             body(&runtime);
-            // A name being looked up must not hold the end up.
+            // A lookup of a name must not delay the end.
             runtime.shutdown_background();
         };
         self.threads.push(
@@ -240,7 +240,7 @@ impl Router {
         format!("{scheme}://{}", self.addr)
     }
 
-    /// Logs where it listens, for whoever waits for that.
+    /// Logs where it listens; launchers wait for that line.
     pub fn announce(&self) {
         let log = &self.proxy.log;
         log.info(format!("listening on {}", self.url()), &[]);
@@ -252,7 +252,7 @@ impl Router {
         }
     }
 
-    /// Where it listens; the port is the real one where 0 was asked for.
+    /// Where it listens; the port is the real one if 0 was asked for.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }

@@ -12,7 +12,7 @@ use crate::base::stopping::Stopping;
 use crate::fleet::breaker::Breaker;
 use crate::fleet::discovery::{self, Sources};
 use crate::fleet::health::Probes;
-use crate::front::auth::Keys;
+use crate::front::auth::AccessKeys;
 use crate::front::clients::ClientLimits;
 use crate::front::cors::Cors;
 use crate::front::gate::{self, Gate};
@@ -60,7 +60,7 @@ fn gate(config: &Config) -> Result<Gate, ConfigError> {
     let mut own_names = config.allowed_hosts.clone();
     own_names.push(config.host.clone());
     Ok(Gate {
-        keys: Keys::new(clients, admin.map(|(key, _)| key), worker),
+        keys: AccessKeys::new(clients, admin.map(|(key, _)| key), worker),
         cors: Cors::new(&config.cors_allowed_origins)?,
         own_names,
         shows_urls: config.expose_worker_urls,
@@ -83,7 +83,7 @@ pub fn proxy(config: &Config) -> ProxySettings {
 }
 
 /// Names the router, too.
-pub fn probes(config: &Config, keys: &Keys) -> Probes {
+pub fn probes(config: &Config, keys: &AccessKeys) -> Probes {
     Probes {
         interval: config.probe_interval,
         timeout: config.probe_timeout,

@@ -1,4 +1,4 @@
-//! A clock that costs one load to read and is right to a tick: what waits is looked over once a tick, so
+//! A clock that costs one load to read and is right to a tick. Everything that waits is looked over once a tick, so
 //! no request needs a timer or asks the kernel for the time.
 
 use std::sync::OnceLock;
@@ -30,7 +30,7 @@ pub fn ticks(duration: Duration) -> Tick {
     Tick::try_from(duration.as_millis().div_ceil(TICK.as_millis())).unwrap_or(Tick::MAX)
 }
 
-/// A lane's look at the clock, once a tick.
+/// What a lane has seen of the clock, once a tick.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LaneClock {
     pub now: Tick,
@@ -44,8 +44,8 @@ impl LaneClock {
         LaneClock { now, missed }
     }
 
-    /// When a wait is to have begun that began at `since`. Ticks that the lane missed are nobody's lateness:
-    /// what came in them is still to be read.
+    /// The tick from which a wait counts that began at `since`. Ticks that the lane missed are left out: what came
+    /// in them has not been read yet.
     pub fn excusing(self, since: Tick) -> Tick {
         since.saturating_add(self.missed).min(self.now)
     }

@@ -1,5 +1,5 @@
-//! Puts workers behind that fail request after request while others do well, and gives those that are
-//! behind their trials.
+//! The circuit breaker: it demotes workers that fail request after request while others do well, and gives demoted
+//! workers their trials.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ const FADE_EVERY: u64 = 240;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Breaker {
-    /// Failures in a row that put a worker behind; None never does.
+    /// Failures in a row that demote a worker; None never does.
     pub threshold: Option<u32>,
     /// How long it then waits for its trial.
     pub recovery: Tick,
@@ -58,7 +58,7 @@ pub async fn watch(fleet: Arc<Fleet>, breaker: Breaker, log: Arc<Log>) {
     }
 }
 
-/// Where all fail alike, the requests may be to blame, and nobody is put behind.
+/// If all fail alike, the requests may be to blame, and no worker is demoted.
 fn others_do_well(fleet: &[Arc<Worker>], worker: &Worker) -> bool {
     fleet.iter().any(|other| {
         other.id != worker.id
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn only_failures_in_a_row_put_a_worker_behind() {
+    fn only_failures_in_a_row_demote_a_worker() {
         let fleet = fleet(2);
         fail(&fleet[0], 2);
         fleet[0].flags.answered(StatusCode::OK);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_fail_nobody_is_put_behind() {
+    fn if_all_fail_no_worker_is_demoted() {
         let fleet = fleet(2);
         fail(&fleet[0], 5);
         fail(&fleet[1], 1);

@@ -1,4 +1,4 @@
-//! Probes: each worker is asked for `/health` every interval, and put aside or taken back accordingly.
+//! Health checks: each worker is asked for `/health` at every interval, and is up or down accordingly.
 
 use std::io;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::upstream::connection::{Upstream, is_exhaustion};
 use crate::upstream::request_body::RequestBody;
 use crate::upstream::trust::Trust;
 
-/// A busy replica may answer late; only this many late answers in a row say that it hangs.
+/// A busy worker may answer late; only this many late answers in a row say that it hangs.
 const SLOW_PROBES: u32 = 2;
 
-/// Puts behind all others a worker that cannot be reached.
+/// Demotes a worker that cannot be reached.
 pub fn mark_down(log: &Log, worker: &Worker, why: &str) {
     if worker.flags.demote(Demotion::Down) {
         log.warn("worker is down", &[("worker", &worker.url), ("why", &why)]);
@@ -43,7 +43,7 @@ pub struct Probes {
     pub timeout: Duration,
     /// The key that the fleet's workers are shown.
     pub key: Option<HeaderValue>,
-    /// The name of this router, which no worker is to lead back to.
+    /// The name of this router: no worker may lead back to it.
     pub router: String,
 }
 
@@ -132,7 +132,7 @@ impl Prober {
                     if status.is_server_error() {
                         mark_down(log, worker, &format!("/health answered {status}"));
                     } else {
-                        // Any other answer is one: not every replica has a /health.
+                        // Any other answer is one: not every worker has a /health.
                         mark_up(log, worker);
                     }
                 }

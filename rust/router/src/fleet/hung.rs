@@ -1,4 +1,4 @@
-//! When a worker that answers nothing is taken for hung.
+//! Decides when a worker that answers nothing hangs.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ const TIMES_AS_LONG: Tick = 4;
 /// Another worker's answers count for this long.
 const LATELY: Tick = 240;
 
-/// A request that waits for the first byte of its answer.
+/// A request that waits for its answer to begin.
 pub struct PendingHead {
     pub worker: u32,
     pub since: Tick,
     pub route: Route,
-    /// None where it cannot be sent again.
+    /// None if it cannot be sent again.
     pub body: Option<Bytes>,
     /// Found out once the wait is long.
     pub kind: Option<RequestKind>,
@@ -37,8 +37,7 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// Whether a request had better be elsewhere, its worker being silent. A worker that is not known to
-    /// be is found hung here.
+    /// Whether a request should go elsewhere because its worker is silent. It is here that a worker is found hung.
     pub fn is_over(
         &self,
         wait: &mut PendingHead,
@@ -71,7 +70,7 @@ impl Patience {
         if flags.is(Demotion::Hung) {
             return true;
         }
-        // Where no other worker answers such requests, nothing is known.
+        // If no other worker answers such requests, nothing is known.
         let is_hung = others.is_some();
         if is_hung {
             flags.hold_trial(now.saturating_add(self.recovery));
@@ -87,7 +86,7 @@ impl Patience {
     }
 }
 
-/// The longest wait of late for the first byte of such a request, if another worker is known to answer them.
+/// The longest recent wait of such a request for its answer to begin, if another worker is known to answer them.
 fn longest_elsewhere(
     fleet: &[Arc<Worker>],
     worker: &Worker,

@@ -1,5 +1,5 @@
-//! Requests that wait for the first byte of their answer. A lane looks its own over once a tick, instead
-//! of a timer for each: for those that have waited too long, and for those whose worker hangs.
+//! Requests that wait for their answer to begin. Instead of a timer for each, a lane looks over its own once a tick:
+//! some have waited too long, and the worker of some hangs.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -27,10 +27,10 @@ pub enum GaveUp {
     Hung,
 }
 
-/// What a request is, to those who judge how long it may wait.
+/// What decides how long a request may wait.
 pub struct Asked<'a> {
     pub route: Route,
-    /// None where it cannot be sent again: then it waits until its time is over.
+    /// None if it cannot be sent again: then it waits until its time is over.
     pub body: Option<&'a Bytes>,
     /// When its time is over.
     pub deadline: Tick,
@@ -51,8 +51,8 @@ pub struct PendingHeads {
 }
 
 impl PendingHeads {
-    /// Waits for the head of an answer for as long as that makes sense. `may_move` is asked whether
-    /// another worker could have the request.
+    /// Waits for the head of an answer, until its time is over or the worker hangs and `may_move` says that another
+    /// one could have the request.
     pub async fn head<B, E>(
         &self,
         worker: &Worker,

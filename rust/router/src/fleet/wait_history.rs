@@ -1,5 +1,5 @@
-//! How long requests of each kind wait for their first byte at a worker: what tells a long answer from a
-//! worker that hangs.
+//! How long requests of each kind have waited at a worker for their first byte, by which a slow answer is told from
+//! a worker that hangs.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -57,7 +57,7 @@ impl WaitHistory {
         });
     }
 
-    /// Halves the longest waits, so that they are forgotten in the end.
+    /// Halves the longest waits, so that they are forgotten in time.
     pub fn fade(&self) {
         for slot in &self.0 {
             let _ = slot.fetch_update(Relaxed, Relaxed, |packed| {

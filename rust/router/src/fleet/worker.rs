@@ -1,4 +1,4 @@
-//! The replicas behind the router, and what is known about each of them right now.
+//! The workers, which are the servers behind the router, and the fleet that they make up.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// For a worker that is known not to answer: no request should wait long to hear that nothing has changed.
 const CONNECT_TIMEOUT_DOWN: Duration = Duration::from_millis(500);
 
-/// One replica. Counters are relaxed atomics: each is right by itself, no two are a snapshot.
+/// One server. Counters are relaxed atomics: each is right by itself, no two are a snapshot.
 pub struct Worker {
     /// Grows with every worker ever made, which is when it joins a fleet: so a fleet in its order is sorted
     /// by it, and a worker that comes back is another one.
@@ -38,14 +38,14 @@ pub struct Worker {
     pub flags: HealthFlags,
     pub wait_history: WaitHistory,
     draining: AtomicBool,
-    /// Sorted names of what it serves; None where that is not known.
+    /// Sorted names of the models it serves; None if they are not known.
     models: ArcSwapOption<Vec<String>>,
-    /// Names of the routers that requests to it may meet; empty where it is none.
+    /// Names of the routers that requests to it may meet; empty if it is no router.
     pub routers: ArcSwap<Vec<String>>,
     load: AtomicUsize,
     pub requests: AtomicU64,
     pub failures: AtomicU64,
-    /// Until the first bytes of its answers.
+    /// Time to the first bytes of its answers.
     pub ttfb: Histogram,
 }
 
@@ -85,8 +85,8 @@ impl Worker {
         }
     }
 
-    /// Its place in tables of workers. No other worker has it while a request, or anything else, knows
-    /// this one.
+    /// Its index in tables of workers. No other worker has it as long as anything, such as a request, holds this
+    /// one.
     pub fn slot(&self) -> u32 {
         self.slot.index()
     }
@@ -95,7 +95,7 @@ impl Worker {
         self.flags.health()
     }
 
-    /// What it is called towards clients, who are told its URL or not.
+    /// Its name for clients: its URL if they may see that, or its id.
     pub fn name(&self, sees_urls: bool) -> String {
         match sees_urls {
             true => self.url.clone(),
@@ -120,7 +120,7 @@ impl Worker {
         self.draining.store(draining, Relaxed);
     }
 
-    /// Sorted names of the models it serves, where that is known.
+    /// Sorted names of the models it serves, if they are known.
     pub fn models(&self) -> Option<Arc<Vec<String>>> {
         self.models.load_full()
     }

@@ -1,4 +1,4 @@
-//! What a lane does: it accepts connections, and has the requests on them answered.
+//! A lane's clients: connections are accepted, and the requests on them answered.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -185,7 +185,7 @@ async fn connection(acceptor: Rc<Acceptor>, _open: Open, stream: TcpStream, peer
     .await;
 }
 
-/// The connection with TLS on it, if clients are to use that. The handshake has a time limit.
+/// The connection with TLS on it, if clients must use that. The handshake has a time limit.
 async fn secured(acceptor: &Acceptor, stream: TcpStream) -> Option<Stream> {
     let Acceptor { front, lane, .. } = acceptor;
     let Some(tls) = &front.tls else {
@@ -206,7 +206,7 @@ async fn secured(acceptor: &Acceptor, stream: TcpStream) -> Option<Stream> {
     None
 }
 
-/// When a client that has not asked for anything is waited for no longer.
+/// Ends when a client that has not asked for anything is waited for no longer.
 async fn last_call(stopping: &mut watch::Receiver<Stopping>) {
     let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
     sleep(LAST_REQUESTS).await;

@@ -1,4 +1,4 @@
-//! Which worker a request goes to next, and whether it goes anywhere else at all.
+//! One request's attempts: what follows from the outcome of each, and whether another worker may be asked.
 
 use std::io;
 use std::sync::Arc;
@@ -15,27 +15,27 @@ use crate::fleet::health::mark_down;
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::models::Serving;
 use crate::fleet::worker::Worker;
-use crate::proxy::choice::{Failure, choose, no_worker};
+use crate::proxy::choice::{LastFailure, choose, no_worker};
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Reply};
 
-/// The longest that a worker's `Retry-After` keeps it behind the others.
+/// The longest that a worker's `Retry-After` demotes it.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(30);
 
 /// Connections that may end with a request on them before an answer. The first one has most likely nothing
-/// to do with it; after the second, the request may be what ends workers, and no other one is to try it.
+/// to do with it; after the second, the request may be what kills workers, and no other worker gets it.
 const MOST_LOST: u32 = 2;
 
 /// One request's attempts.
 pub struct Attempts<'a> {
     lane: &'a Lane,
     tried: Vec<u32>,
-    /// What was asked for, where workers serve different models.
+    /// The model that was asked for, if workers serve different ones.
     model: Vec<u8>,
     /// Attempts that may follow one that reached a worker.
     left: u32,
     /// What the last failed attempt came to; `was_sent` says whether any of them reached a worker.
-    failure: Failure,
+    failure: LastFailure,
     was_sent: bool,
     was_moved: bool,
     is_over: bool,
@@ -59,7 +59,7 @@ impl<'a> Attempts<'a> {
             tried: Vec::new(),
             model: Vec::new(),
             left: lane.proxy.settings.retries,
-            failure: Failure::default(),
+            failure: LastFailure::default(),
             sees_urls,
             was_sent: false,
             was_moved: false,
@@ -89,8 +89,8 @@ impl<'a> Attempts<'a> {
         Some(worker)
     }
 
-    /// Takes note of an answer's status. True if another worker should be asked instead of passing it on;
-    /// the caller knows whether the request can be sent again.
+    /// Takes note of an answer. True if another worker should be asked instead of passing it on, which takes a
+    /// request that `is_whole`.
     pub fn on_response<B>(
         &mut self,
         worker: &Worker,
@@ -141,8 +141,8 @@ impl<'a> Attempts<'a> {
         is_whole && self.has_better(worker) && self.may_retry()
     }
 
-    /// The client gets this answer: the policy learns from the prompt if it is a good one. Returns the receipt
-    /// where the answer may say what the worker had cached.
+    /// The client gets this answer: the policy learns from the prompt if it is a success. Returns the receipt if the
+    /// answer may say what the worker had cached.
     pub fn settle<B>(&mut self, response: &Response<B>) -> Option<Receipt> {
         let claim = self.claim.take()?;
         if !response.status().is_success() {
@@ -181,9 +181,8 @@ impl<'a> Attempts<'a> {
         self.lane.proxy.metrics.retries.fetch_add(1, Relaxed);
     }
 
-    /// Whether a request that got no answer from a silent worker may be sent to another one. Where only
-    /// the requests tell that it hangs, that is done once: if it was the request's own length that made
-    /// them seem so, it will be as long elsewhere.
+    /// Whether a request without an answer from a silent worker may be sent to another one. If only requests tell
+    /// that the worker hangs, that is done once: a request that merely takes long takes as long elsewhere.
     pub fn may_move(&self, worker: &Worker) -> bool {
         self.left > 0
             && (!self.was_moved || worker.flags.is(Demotion::Down))
@@ -221,7 +220,7 @@ impl<'a> Attempts<'a> {
 
     fn failed(&mut self, worker: &Worker, error: &str) {
         worker.failures.fetch_add(1, Relaxed);
-        self.failure = Failure::of(worker, error, self.sees_urls);
+        self.failure = LastFailure::of(worker, error, self.sees_urls);
         self.tried.push(worker.id);
     }
 
@@ -238,7 +237,7 @@ impl<'a> Attempts<'a> {
         true
     }
 
-    /// Whether a worker that nothing is known against was not asked yet.
+    /// Whether there is a worker of the best tier that was not asked yet.
     fn has_better(&self, worker: &Worker) -> bool {
         let fleet = self.lane.proxy.fleet.read();
         let serving = Serving::of(&fleet, &self.model);
@@ -251,7 +250,7 @@ impl<'a> Attempts<'a> {
         })
     }
 
-    /// What the client gets where no worker answered.
+    /// The answer to the client if no worker answered.
     pub fn give_up(&self) -> Reply {
         if self.was_sent {
             self.lane.proxy.metrics.unserved.fetch_add(1, Relaxed);

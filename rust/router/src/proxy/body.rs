@@ -25,7 +25,7 @@ use crate::upstream::request_body::BoxError;
 /// that goes away closes it, which is how the worker learns of it.
 pub struct ResponseBody {
     incoming: Incoming,
-    /// The first piece, where it was waited for.
+    /// The first piece, if it was waited for.
     first: Option<Box<Frame<Bytes>>>,
     upstream: Option<Box<Upstream>>,
     lane: Rc<Lane>,
@@ -35,7 +35,7 @@ pub struct ResponseBody {
     /// Whether what came before an error has had its chance to leave.
     is_flushed: bool,
     load: LoadGuard,
-    /// Where the policy is told how much of the prompt the worker had cached.
+    /// There if the policy wants to know how much of the prompt the worker had cached.
     receipt: Option<Receipt>,
 }
 
@@ -44,7 +44,7 @@ pub struct ResponseBody {
 const COALESCED: usize = 64 << 10;
 
 impl ResponseBody {
-    /// `upstream` is None where something else drives the connection.
+    /// `upstream` is None if something else drives the connection.
     pub fn new(
         body: Begun,
         upstream: Option<Box<Upstream>>,

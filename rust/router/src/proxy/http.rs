@@ -21,7 +21,7 @@ use crate::proxy::reply::{self, Reason, Reply};
 use crate::proxy::upload::Upload;
 use crate::upstream::connection::is_exhaustion;
 use crate::upstream::forwarding;
-use crate::upstream::request_body::{Fault, ReadError, RequestBody, discard};
+use crate::upstream::request_body::{BodyError, Fault, RequestBody, discard};
 
 /// Bodies up to this many bytes are held until the worker answers, so that they can be sent again. Of a
 /// larger one only this much is held, to be searched for the routing key; the rest streams.
@@ -42,18 +42,18 @@ pub async fn forward(
     let window = held_window(lane, &incoming, is_json);
     let upload = match Upload::read(lane, incoming, record.client.clone(), window).await {
         Ok(upload) => upload,
-        Err(ReadError::TooLarge(rest)) => {
+        Err(BodyError::TooLarge(rest)) => {
             tokio::task::spawn_local(discard(rest));
             return too_large(limit);
         }
-        Err(ReadError::Stalled) => return stalled(),
-        Err(ReadError::Client(error)) => return broken_off(&error.to_string()),
-        Err(ReadError::Full(rest)) => {
+        Err(BodyError::Stalled) => return stalled(),
+        Err(BodyError::Client(error)) => return broken_off(&error.to_string()),
+        Err(BodyError::Full(rest)) => {
             tokio::task::spawn_local(discard(rest));
             return full(lane);
         }
     };
-    // Not before: clients that are slow to send keep no others out.
+    // Not before the body is read: clients that are slow to send keep no others out.
     match lane.proxy.in_flight.enter().await {
         Ok(permit) => record.enters(permit),
         Err(refusal) => return refusal.into_reply(),
@@ -96,7 +96,7 @@ impl Attempt for HttpAttempt<'_> {
             ..
         } = self;
         let (endpoint, limit) = (&worker.endpoint, worker.connect_limit());
-        // An idle connection may be closed by its worker at this very moment: nothing for what can be sent once.
+        // Its worker may close an idle connection at this very moment, so what can be sent only once gets a new one.
         let connection = match upload.is_whole() {
             true => lane.pool.get(endpoint, limit).await,
             false => lane.pool.open(endpoint, limit).await,
@@ -195,7 +195,7 @@ fn is_json(parts: &Parts) -> bool {
 }
 
 /// How much of the body to hold: all of a short one, the start of a long one that may hold a routing key, or
-/// that is to show that its client sends it before it takes one of few places.
+/// whose client must show that it sends it, before it takes one of a limited number of permits.
 fn held_window(lane: &Lane, incoming: &Incoming, is_json: bool) -> usize {
     let is_short = incoming
         .size_hint()

@@ -1,4 +1,4 @@
-//! How many requests may be at workers at once, and how many more may wait for their turn.
+//! Limits how many requests are at workers at once, and how many more wait for their turn.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -23,7 +23,7 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// `limit` is None where the number of requests is not limited.
+    /// `limit` is None if the number of requests is not limited.
     pub fn new(limit: Option<usize>, queue_size: usize, queue_timeout: Duration) -> Self {
         InFlight {
             permits: limit.map(|limit| Arc::new(Semaphore::new(limit))),

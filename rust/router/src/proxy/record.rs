@@ -33,7 +33,7 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 pub struct RequestRecord {
     lane: Rc<Lane>,
     pub peer: SocketAddr,
-    /// Whether its client is told where workers are.
+    /// Whether the client is told where workers are.
     pub sees_urls: bool,
     pub client: Arc<Client>,
     id: RequestId,
@@ -41,7 +41,7 @@ pub struct RequestRecord {
     is_head: bool,
     /// The version of HTTP that the client speaks: 1.0 has no chunks.
     version: Version,
-    /// Only where requests are logged.
+    /// Only if requests are logged.
     target: Option<(Method, Uri)>,
     began: Instant,
     /// Counts it as in flight while it is on its way to a worker, or at one.
@@ -190,7 +190,7 @@ impl RequestRecord {
         }
     }
 
-    /// What the router or a worker is to blame for is logged, every request or not.
+    /// Failures of the router or a worker are logged, even if requests are not.
     fn log_failure(&self, why: &str) {
         let id = String::from_utf8_lossy(self.id.value.as_bytes());
         let mut fields: Vec<(&'static str, &dyn Display)> =
@@ -216,7 +216,7 @@ impl RequestRecord {
                 ("id", String::from_utf8_lossy(id.as_bytes()).into()),
                 ("client", peer.to_string().into()),
                 ("method", method.as_str().into()),
-                // Without the query, which may hold what is nobody's business.
+                // Without the query, which may hold secrets.
                 ("path", uri.path().into()),
                 ("status", status.into()),
                 ("worker", worker.map(|worker| worker.url.clone()).into()),

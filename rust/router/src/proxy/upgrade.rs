@@ -119,7 +119,7 @@ impl Attempt for UpgradeAttempt<'_> {
     }
 }
 
-/// The headers that pass a proxy, and the wish to upgrade, or the consent to, which this one hands on.
+/// The headers that pass a proxy, with the request to upgrade or the consent to it.
 fn with_upgrade(headers: HeaderMap) -> HeaderMap {
     let upgrade = headers.get(UPGRADE).cloned();
     let mut kept = forwarding::request_headers(headers);
@@ -183,7 +183,7 @@ async fn pass(
     Ok(bytes)
 }
 
-/// Ends once nothing was read from either side for as long as that is allowed; never where it is for ever.
+/// Ends once nothing was read from either side for `limit`; never if that is zero.
 async fn silence(last: &Cell<Instant>, limit: Duration) {
     if limit.is_zero() {
         return pending().await;

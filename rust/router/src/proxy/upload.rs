@@ -12,7 +12,7 @@ use hyper::body::{Body, Incoming};
 use crate::base::client::Client;
 use crate::proxy::lane::Lane;
 use crate::proxy::pieces::Pieces;
-use crate::upstream::request_body::{Fault, ReadError, RequestBody, Rest, poll_client};
+use crate::upstream::request_body::{BodyError, Fault, RequestBody, Rest, poll_client};
 
 /// A request's body as far as it was read before forwarding, and the rest.
 pub struct Upload {
@@ -60,7 +60,7 @@ impl Upload {
         mut incoming: Incoming,
         client: Arc<Client>,
         window: usize,
-    ) -> Result<Upload, ReadError> {
+    ) -> Result<Upload, BodyError> {
         let settings = &lane.proxy.settings;
         let (limit, floor) = (settings.max_body_bytes, floor(settings.stall_timeout));
         let mut held = HeldBytes {
@@ -88,7 +88,7 @@ impl Upload {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => {
                         if !held.grow(data.len()) {
-                            return Err(ReadError::Full(incoming));
+                            return Err(BodyError::Full(incoming));
                         }
                         read.push(data, expected);
                     }
@@ -96,7 +96,7 @@ impl Upload {
                 },
             }
             if read.len() as u64 > limit {
-                return Err(ReadError::TooLarge(incoming));
+                return Err(BodyError::TooLarge(incoming));
             }
         }
         let budget = limit - read.len() as u64;

@@ -64,7 +64,7 @@ fn addresses(host: &str) -> Result<Vec<IpAddr>, String> {
     }
 }
 
-/// A host with an IPv4 and an IPv6 address is one worker: IPv6 counts only where there is nothing else.
+/// A host with an IPv4 and an IPv6 address is one worker: IPv6 counts only if there is no IPv4.
 fn urls(mut addresses: Vec<IpAddr>, port: u16) -> Vec<String> {
     if addresses.iter().any(IpAddr::is_ipv4) {
         addresses.retain(IpAddr::is_ipv4);

@@ -26,7 +26,7 @@ use crate::fleet::worker::Fleet;
 /// How often the file is looked at. A change counts once it looks the same twice.
 const FILE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Where workers are listed.
+/// The lists of workers.
 pub struct Sources {
     pub file: Option<PathBuf>,
     pub names: Vec<DnsName>,
