@@ -12,16 +12,16 @@ use serde_json::{Value, json};
 use super::workers::describe;
 use super::{Admin, read_body};
 use crate::fleet::fan_out::{Answer, Question, ask};
-use crate::fleet::standing::Behind;
+use crate::fleet::health_flags::Demotion;
 use crate::fleet::worker::Worker;
-use crate::proxy::choice::{Failure, no_worker};
+use crate::proxy::choice::{LastFailure, no_worker};
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Reply};
 
 /// All but routers that would ask this one in turn.
 fn everyone(lane: &Lane) -> Vec<Arc<Worker>> {
     let fleet = lane.proxy.fleet.read();
-    let leads_on = |worker: &&Arc<Worker>| !worker.standing.is(Behind::Loop);
+    let leads_on = |worker: &&Arc<Worker>| !worker.flags.is(Demotion::Loop);
     fleet.iter().filter(leads_on).cloned().collect()
 }
 
@@ -122,7 +122,7 @@ pub async fn abort_request(
     let question = Question::post(target, body).asked_by(&parts.headers);
     let answers = ask(&lane.pool, everyone(lane), &question).await;
     if answers.is_empty() {
-        return no_worker(lane, &Failure::default(), sees_urls);
+        return no_worker(lane, &LastFailure::default(), sees_urls);
     }
     let taken = answers.iter().any(|answer| answer.ok().is_some());
     // SGLang says nothing in its answer, others whether they knew the request.

@@ -10,7 +10,7 @@ use crate::base::histogram::Snapshot;
 use crate::base::metrics::Metrics;
 use crate::base::prometheus::{escaped, head, histogram};
 use crate::base::route::Route;
-use crate::fleet::standing::Health;
+use crate::fleet::health_flags::Health;
 use crate::fleet::worker::Worker;
 use crate::proxy::lane::Proxy;
 
@@ -163,7 +163,7 @@ fn requests(out: &mut String, metrics: &Metrics) {
         (
             "time_to_first_byte_seconds",
             "From a request's head to the first bytes of a worker's answer.",
-            Metrics::first_byte,
+            Metrics::ttfb,
         ),
         (
             "request_duration_seconds",
@@ -238,7 +238,7 @@ fn workers(out: &mut String, proxy: &Proxy, sees_urls: bool) {
             name,
             "worker",
             &escaped(&worker.name(sees_urls)),
-            &worker.first_byte.read(),
+            &worker.ttfb.read(),
         );
     }
 }

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use crate::base::headers::ROUTERS;
 use crate::base::prometheus;
 use crate::base::stopping::Stopping;
-use crate::fleet::chain;
+use crate::fleet::loop_detection;
 use crate::fleet::worker::Worker;
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Refusal, Reply};
@@ -35,7 +35,7 @@ pub struct Admin {
     pub router: String,
     /// The policy's name.
     pub policy: &'static str,
-    /// Whether the workers of the configuration are shown a key of their own, which no other is to see.
+    /// Whether the workers of the configuration have a key of their own, which no other worker may see.
     pub has_worker_key: bool,
     /// How long the body of a request to the router itself may take.
     pub body_timeout: Duration,
@@ -110,7 +110,9 @@ fn healthy(lane: &Lane) -> usize {
 fn health(lane: &Lane, admin: &Admin) -> Reply {
     let (healthy, total) = (healthy(lane), lane.proxy.fleet.read().len());
     let (status, word) = match healthy {
-        0 if chain::is_closed(&lane.proxy.fleet) => (StatusCode::LOOP_DETECTED, "unhealthy"),
+        0 if loop_detection::is_closed(&lane.proxy.fleet) => {
+            (StatusCode::LOOP_DETECTED, "unhealthy")
+        }
         0 => (StatusCode::SERVICE_UNAVAILABLE, "unhealthy"),
         _ => (StatusCode::OK, "healthy"),
     };
@@ -118,7 +120,7 @@ fn health(lane: &Lane, admin: &Admin) -> Reply {
         status,
         &json!({"status": word, "workers": {"healthy": healthy, "total": total}}),
     );
-    let routers = chain::list(&lane.proxy.fleet, &admin.router);
+    let routers = loop_detection::list(&lane.proxy.fleet, &admin.router);
     reply.headers_mut().insert(ROUTERS, routers);
     reply
 }

@@ -1,4 +1,4 @@
-//! `/metrics` on a port of its own, for those who must not reach the others.
+//! `/metrics` on a port of its own, for scrapers that must not reach the other paths.
 
 use std::convert::Infallible;
 use std::io;
@@ -20,7 +20,7 @@ use crate::admin::metrics;
 use crate::base::prometheus;
 use crate::proxy::lane::Proxy;
 
-/// A scrape takes milliseconds; whoever takes longer than this is not scraping.
+/// A scrape takes milliseconds; a client that takes longer than this does not scrape.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Serves until the runtime ends. `sees_urls`: whether workers are named by their URLs.

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::{Admin, not_allowed, percent_decode, read_body};
 use crate::base::config_error::ConfigError;
 use crate::base::keys::bearer;
-use crate::fleet::standing::Health;
+use crate::fleet::health_flags::Health;
 use crate::fleet::worker::{Authorization, Worker};
 use crate::proxy::lane::{Lane, Proxy};
 use crate::proxy::reply::{self, Reason, Refusal, Reply};
@@ -65,7 +65,7 @@ pub async fn answer(lane: &Lane, admin: &Admin, request: Request<Incoming>) -> R
     outcome.unwrap_or_else(Refusal::into_reply)
 }
 
-/// Whether it answers, be it only that it is busy.
+/// Whether it answers, even if only that it is busy.
 pub fn is_healthy(worker: &Worker) -> bool {
     matches!(worker.health(), Health::Up | Health::Busy)
 }
@@ -198,7 +198,7 @@ impl Parameters {
         })
     }
 
-    /// `wait`: seconds, none where it is not given.
+    /// `wait`: seconds, zero if it is not given.
     fn wait(&self) -> Result<Duration, Refusal> {
         let seconds = match self.get("wait") {
             None => return Ok(Duration::ZERO),
@@ -251,7 +251,7 @@ async fn drain(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
     let log = &lane.proxy.log;
     log.info("worker is draining", &[("worker", &worker.url)]);
     let began = Instant::now();
-    // Somebody else may have returned it to service meanwhile.
+    // It may have been returned to service meanwhile.
     while worker.load() > 0 && worker.is_draining() && began.elapsed() < wait {
         sleep(IDLE_CHECK).await;
     }

@@ -1,4 +1,4 @@
-//! A router: what it consists of, its threads, and how they end.
+//! A running router: its threads, and how they end.
 
 use std::fmt;
 use std::io;
@@ -89,7 +89,7 @@ impl Router {
     /// Binds the port and starts serving.
     pub fn start(config: Config) -> Result<Router, StartError> {
         config.validate()?;
-        let parts = settings::read(&config)?;
+        let checked = settings::read(&config)?;
         listen::allow_descriptors();
         let lanes = match config.threads {
             0 => thread::available_parallelism().map_or(1, |count| count.get()),
@@ -113,20 +113,24 @@ impl Router {
         let policy: Arc<dyn Policy> =
             Arc::from(sglang_omni_policy::build(&config.policy_settings()));
         let told = policy.clone();
-        let fleet = Arc::new(Fleet::new(parts.workers, move |change| match change {
+        let fleet = Arc::new(Fleet::new(checked.workers, move |change| match change {
             // What was known of an earlier one in its place.
             Change::Added(worker) => told.forget(worker.slot()),
             Change::Removed(rest) => told.maintain(&slots(rest)),
         }));
-        let discovery =
-            Discovery::start(fleet.clone(), parts.sources, reloaded.clone(), log.clone())?;
-        let probes = settings::probes(&config, &parts.gate.keys);
+        let discovery = Discovery::start(
+            fleet.clone(),
+            checked.sources,
+            reloaded.clone(),
+            log.clone(),
+        )?;
+        let probes = settings::probes(&config, &checked.gate.keys);
         let proxy = Arc::new(Proxy {
             settings: settings::proxy(&config),
             models: Arc::new(Models::new(fleet.clone(), probes.key.clone())),
             fleet,
             policy,
-            trust: Arc::new(parts.trust),
+            trust: Arc::new(checked.trust),
             in_flight: InFlight::new(
                 config.max_concurrent_requests,
                 config.queue_size,
@@ -137,8 +141,8 @@ impl Router {
         });
         let front = Arc::new(Front {
             admin: settings::admin(&config, &probes, stopped.clone()),
-            gate: parts.gate,
-            tls: parts.tls.map(Arc::new),
+            gate: checked.gate,
+            tls: checked.tls.map(Arc::new),
             limits: settings::limits(&config),
             handshake_timeout: config.header_timeout,
             drain_timeout: config.drain_timeout,
@@ -214,7 +218,7 @@ impl Router {
                 .build_local(LocalOptions::default())
                 .expect("a runtime needs only an epoll instance");
             body(&runtime);
-            // A name being looked up must not hold the end up.
+            // A lookup of a name must not delay the end.
             runtime.shutdown_background();
         };
         self.threads.push(
@@ -236,7 +240,7 @@ impl Router {
         format!("{scheme}://{}", self.addr)
     }
 
-    /// Logs where it listens, for whoever waits for that.
+    /// Logs where it listens; launchers wait for that line.
     pub fn announce(&self) {
         let log = &self.proxy.log;
         log.info(format!("listening on {}", self.url()), &[]);
@@ -248,7 +252,7 @@ impl Router {
         }
     }
 
-    /// Where it listens; the port is the real one where 0 was asked for.
+    /// Where it listens; the port is the real one if 0 was asked for.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }

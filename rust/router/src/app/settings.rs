@@ -12,17 +12,17 @@ use crate::base::stopping::Stopping;
 use crate::fleet::breaker::Breaker;
 use crate::fleet::discovery::{self, Sources};
 use crate::fleet::health::Probes;
-use crate::front::auth::Keys;
-use crate::front::clients::Limits;
+use crate::front::auth::AccessKeys;
+use crate::front::clients::ClientLimits;
 use crate::front::cors::Cors;
 use crate::front::gate::{self, Gate};
 use crate::front::tls::Tls;
-use crate::proxy::lane::Settings;
+use crate::proxy::lane::ProxySettings;
 use crate::upstream::trust::Trust;
 use crate::upstream::worker_url::WorkerUrl;
 
 /// What may turn out to be wrong while it is read, from the configuration or from files that it names.
-pub struct Parts {
+pub struct Checked {
     pub workers: Vec<WorkerUrl>,
     pub sources: Sources,
     pub gate: Gate,
@@ -30,9 +30,9 @@ pub struct Parts {
     pub trust: Trust,
 }
 
-pub fn read(config: &Config) -> Result<Parts, ConfigError> {
+pub fn read(config: &Config) -> Result<Checked, ConfigError> {
     let urls = config.worker_urls.iter().map(|url| url.parse());
-    Ok(Parts {
+    Ok(Checked {
         workers: urls.collect::<Result<_, _>>()?,
         sources: Sources {
             file: config.workers_file.clone(),
@@ -60,7 +60,7 @@ fn gate(config: &Config) -> Result<Gate, ConfigError> {
     let mut own_names = config.allowed_hosts.clone();
     own_names.push(config.host.clone());
     Ok(Gate {
-        keys: Keys::new(clients, admin.map(|(key, _)| key), worker),
+        keys: AccessKeys::new(clients, admin.map(|(key, _)| key), worker),
         cors: Cors::new(&config.cors_allowed_origins)?,
         own_names,
         shows_urls: config.expose_worker_urls,
@@ -68,8 +68,8 @@ fn gate(config: &Config) -> Result<Gate, ConfigError> {
     })
 }
 
-pub fn proxy(config: &Config) -> Settings {
-    Settings {
+pub fn proxy(config: &Config) -> ProxySettings {
+    ProxySettings {
         max_body_bytes: config.max_body_bytes,
         max_held_bytes: config.max_held_bytes,
         stall_timeout: config.stall_timeout,
@@ -83,7 +83,7 @@ pub fn proxy(config: &Config) -> Settings {
 }
 
 /// Names the router, too.
-pub fn probes(config: &Config, keys: &Keys) -> Probes {
+pub fn probes(config: &Config, keys: &AccessKeys) -> Probes {
     Probes {
         interval: config.probe_interval,
         timeout: config.probe_timeout,
@@ -109,8 +109,8 @@ pub fn admin(config: &Config, probes: &Probes, stopping: watch::Receiver<Stoppin
     }
 }
 
-pub fn limits(config: &Config) -> Limits {
-    Limits::new(
+pub fn limits(config: &Config) -> ClientLimits {
+    ClientLimits::new(
         config.header_timeout,
         config.keep_alive_timeout,
         config.stall_timeout,

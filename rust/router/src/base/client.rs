@@ -1,10 +1,10 @@
-//! One client's connection as its lane sees it: where the exchange on it stands, and for how long already.
+//! One client's connection as its lane sees it: what it waits for, and for how long already.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
-use crate::base::clock::{self, Look, Tick};
+use crate::base::clock::{self, LaneClock, Tick};
 
 /// What a connection waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +155,7 @@ impl Client {
     }
 
     /// Looks, once a tick, at how long it has waited; one that has waited for longer than `limit` is late.
-    pub fn look_over(&self, look: Look, limit: Option<Tick>) {
+    pub fn look_over(&self, look: LaneClock, limit: Option<Tick>) {
         let since = look.excusing(self.since.load(Relaxed));
         self.since.store(since, Relaxed);
         let mut waited = look.now - since;

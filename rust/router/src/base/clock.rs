@@ -1,4 +1,4 @@
-//! A clock that costs one load to read and is right to a tick: what waits is looked over once a tick, so
+//! A clock that costs one load to read and is right to a tick. Everything that waits is looked over once a tick, so
 //! no request needs a timer or asks the kernel for the time.
 
 use std::sync::OnceLock;
@@ -30,22 +30,22 @@ pub fn ticks(duration: Duration) -> Tick {
     Tick::try_from(duration.as_millis().div_ceil(TICK.as_millis())).unwrap_or(Tick::MAX)
 }
 
-/// A lane's look at the clock, once a tick.
+/// What a lane has seen of the clock, once a tick.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Look {
+pub struct LaneClock {
     pub now: Tick,
     /// Ticks since the look before in which the lane did not run.
     missed: Tick,
 }
 
-impl Look {
-    pub fn next(self, now: Tick) -> Look {
+impl LaneClock {
+    pub fn next(self, now: Tick) -> LaneClock {
         let missed = now.saturating_sub(self.now + 1);
-        Look { now, missed }
+        LaneClock { now, missed }
     }
 
-    /// When a wait is to have begun that began at `since`. Ticks that the lane missed are nobody's lateness:
-    /// what came in them is still to be read.
+    /// The tick from which a wait counts that began at `since`. Ticks that the lane missed are left out: what came
+    /// in them has not been read yet.
     pub fn excusing(self, since: Tick) -> Tick {
         since.saturating_add(self.missed).min(self.now)
     }
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn ticks_that_a_lane_missed_do_not_count() {
         // The first look of a lane, whose clock may have run for long before.
-        let look = Look::default().next(1000);
+        let look = LaneClock::default().next(1000);
         assert_eq!(look.excusing(1000), 1000);
         assert_eq!(look.next(1001).excusing(1000), 1000);
         assert_eq!(look.next(1100).excusing(1000), 1099);

@@ -31,7 +31,7 @@ pub struct LaneMetrics {
     routes: [RouteMetrics; Route::COUNT],
     /// Requests on their way to a worker, or at one.
     pub in_flight: AtomicU64,
-    /// Exchanges by how they ended.
+    /// Requests by how they ended.
     ended: [AtomicU64; End::NAMES.len()],
     received_bytes: AtomicU64,
     sent_bytes: AtomicU64,
@@ -44,7 +44,7 @@ pub struct LaneMetrics {
 struct RouteMetrics {
     statuses: [AtomicU64; STATUS_COUNT],
     /// Until the first bytes of a worker's answer.
-    first_byte: Histogram,
+    ttfb: Histogram,
     duration: Histogram,
 }
 
@@ -57,11 +57,11 @@ impl LaneMetrics {
         self.sent_bytes.fetch_add(sent, Relaxed);
     }
 
-    pub fn observe(&self, route: Route, first_byte: Option<Duration>, took: Duration) {
+    pub fn observe(&self, route: Route, ttfb: Option<Duration>, took: Duration) {
         let metrics = &self.routes[route.index()];
         metrics.duration.observe(took);
-        if let Some(first_byte) = first_byte {
-            metrics.first_byte.observe(first_byte);
+        if let Some(ttfb) = ttfb {
+            metrics.ttfb.observe(ttfb);
         }
     }
 }
@@ -118,15 +118,15 @@ impl Metrics {
         merged
     }
 
-    pub fn first_byte(&self, route: Route) -> Snapshot {
-        self.merged(|lane| &lane.routes[route.index()].first_byte)
+    pub fn ttfb(&self, route: Route) -> Snapshot {
+        self.merged(|lane| &lane.routes[route.index()].ttfb)
     }
 
     pub fn duration(&self, route: Route) -> Snapshot {
         self.merged(|lane| &lane.routes[route.index()].duration)
     }
 
-    /// Exchanges that have ended in this way.
+    /// Requests that have ended in this way.
     pub fn ended(&self, end: usize) -> u64 {
         self.sum(|lane| &lane.ended[end])
     }
@@ -185,10 +185,7 @@ mod tests {
         );
         assert_eq!((metrics.received_bytes(), metrics.sent_bytes()), (50, 500));
         assert_eq!(
-            (
-                metrics.duration(chat).count(),
-                metrics.first_byte(chat).count()
-            ),
+            (metrics.duration(chat).count(), metrics.ttfb(chat).count()),
             (5, 0)
         );
         assert_eq!(metrics.in_flight(), 1);

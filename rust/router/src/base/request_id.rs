@@ -28,9 +28,8 @@ pub struct RequestId {
 }
 
 impl RequestId {
-    /// Takes over what a worker calls the request in its answer, so that both logs have the same id: in place
-    /// of one that was made here, or where it says more exactly which of the client's requests of that id
-    /// this is (`{id}-...`).
+    /// Takes over what a worker calls the request in its answer, so that both logs have the same id: instead of one
+    /// that was made here, or if it extends the client's (`{id}-...`).
     pub fn settle(&mut self, answered: Option<&HeaderValue>) {
         let Some(answered) = answered else { return };
         let is_visible = answered.as_bytes().iter().all(u8::is_ascii_graphic);

@@ -1,5 +1,4 @@
-//! Tasks that go on beside the requests, without which the router would slowly go blind: a panic ends none of
-//! them for good.
+//! Restarts tasks that go on beside the requests, such as health checks: a panic ends none of them for good.
 
 use std::any::Any;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Probes: each worker is asked for `/health` every interval, and put aside or taken back accordingly.
+//! Health checks: each worker is asked for `/health` at every interval, and is up or down accordingly.
 
 use std::io;
 use std::sync::Arc;
@@ -12,27 +12,27 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use crate::base::clock;
 use crate::base::log::Log;
 use crate::base::supervise::keep_running;
-use crate::fleet::chain::{self, Leads};
+use crate::fleet::health_flags::Demotion;
+use crate::fleet::loop_detection::{self, Destination};
 use crate::fleet::resolver;
-use crate::fleet::standing::Behind;
 use crate::fleet::worker::{CONNECT_TIMEOUT, Fleet, Worker};
 use crate::upstream::connection::{Upstream, is_exhaustion};
 use crate::upstream::request_body::RequestBody;
 use crate::upstream::trust::Trust;
 
-/// A busy replica may answer late; only this many late answers in a row say that it hangs.
+/// A busy worker may answer late; only this many late answers in a row say that it hangs.
 const SLOW_PROBES: u32 = 2;
 
-/// Puts behind all others a worker that cannot be reached.
+/// Demotes a worker that cannot be reached.
 pub fn mark_down(log: &Log, worker: &Worker, why: &str) {
-    if worker.standing.put_behind(Behind::Down) {
+    if worker.flags.demote(Demotion::Down) {
         log.warn("worker is down", &[("worker", &worker.url), ("why", &why)]);
     }
 }
 
 fn mark_up(log: &Log, worker: &Worker) {
-    let is_first = worker.standing.set_probed();
-    if worker.standing.bring_back(Behind::Down) || is_first {
+    let is_first = worker.flags.set_probed();
+    if worker.flags.restore(Demotion::Down) || is_first {
         log.info("worker is up", &[("worker", &worker.url)]);
     }
 }
@@ -43,7 +43,7 @@ pub struct Probes {
     pub timeout: Duration,
     /// The key that the fleet's workers are shown.
     pub key: Option<HeaderValue>,
-    /// The name of this router, which no worker is to lead back to.
+    /// The name of this router: no worker may lead back to it.
     pub router: String,
 }
 
@@ -112,8 +112,8 @@ impl Prober {
             match timeout(probes.timeout, probe).await {
                 Ok(Ok(answer)) => {
                     slow = 0;
-                    match chain::learn(&probes.router, worker, &answer, log) {
-                        Leads::Here => {
+                    match loop_detection::learn(&probes.router, worker, &answer, log) {
+                        Destination::ThisRouter => {
                             let text =
                                 "a worker is this router itself: it is taken out of the list";
                             log.warn(text, &[("worker", &worker.url)]);
@@ -122,17 +122,17 @@ impl Prober {
                         }
                         // Should all routers of a ring ask at the same moments, all would give up at once, and
                         // all begin again at once.
-                        Leads::Back => {
+                        Destination::Loop => {
                             tick.reset_after(probes.interval.mul_f64(fastrand::f64()));
                             continue;
                         }
-                        Leads::On => {}
+                        Destination::Clear => {}
                     }
                     let status = answer.status();
                     if status.is_server_error() {
                         mark_down(log, worker, &format!("/health answered {status}"));
                     } else {
-                        // Any other answer is one: not every replica has a /health.
+                        // Any other answer is one: not every worker has a /health.
                         mark_up(log, worker);
                     }
                 }
@@ -140,11 +140,11 @@ impl Prober {
                 Ok(Err(error)) if is_exhaustion(&error) => {}
                 Ok(Err(error)) => {
                     slow = 0;
-                    chain::forget(worker);
+                    loop_detection::forget(worker);
                     mark_down(log, worker, &error.to_string());
                 }
                 // One that still answers requests is only too busy to answer this.
-                Err(_) if worker.standing.heard() >= since => slow = 0,
+                Err(_) if worker.flags.last_heard() >= since => slow = 0,
                 Err(_) => {
                     slow += 1;
                     if slow >= SLOW_PROBES {

@@ -1,5 +1,5 @@
-//! Which worker serves which models. Lists are asked for again and again, since adapters come and go at
-//! run time. Only where lists differ do they decide where a request may go.
+//! The models that each worker serves. Workers are asked for their lists again and again, since adapters come and
+//! go at run time. Lists decide where a request may go only if they differ.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::base::clock::{self, TICK};
 use crate::fleet::fan_out::{Answer, Question, ask};
-use crate::fleet::standing::Health;
+use crate::fleet::health_flags::Health;
 use crate::fleet::worker::{Fleet, Worker};
 use crate::upstream::pool::Pool;
 use crate::upstream::trust::Trust;
@@ -55,7 +55,7 @@ impl Models {
         self.differ.load(Relaxed)
     }
 
-    /// Whether to ask the workers again, which one request a second may.
+    /// Whether to ask the workers again: one request a second may.
     fn may_ask(&self) -> bool {
         let (now, from) = (clock::now(), self.ask_from.load(Relaxed));
         let next = now.saturating_add(clock::ticks(LOOK_INTERVAL.max(TICK)));
@@ -146,7 +146,7 @@ fn names(models: &[Value]) -> Vec<String> {
     names
 }
 
-/// The model a request names in its body, or else in its query; empty where it names none.
+/// The model a request names in its body, or else in its query; empty if it names none.
 pub fn named<'a>(parts: &'a Parts, in_body: &'a [u8]) -> &'a [u8] {
     let query = parts.uri.query().unwrap_or_default();
     match in_body {
@@ -165,12 +165,12 @@ pub enum Serving<'a> {
     Every,
     /// Those that list it.
     Listing(&'a [u8]),
-    /// None lists it: those whose list is not known.
+    /// No worker lists it: those without a known list.
     Unknown,
 }
 
 impl<'a> Serving<'a> {
-    /// `model` is empty where none is named.
+    /// `model` is empty if none is named.
     pub fn of(fleet: &[Arc<Worker>], model: &'a [u8]) -> Serving<'a> {
         if model.is_empty() {
             Serving::Every

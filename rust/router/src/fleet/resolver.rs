@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::fleet::standing::Behind;
+use crate::fleet::health_flags::Demotion;
 use crate::fleet::worker::{Fleet, Worker};
 
 /// How old a lookup may be; while its worker is down, the name is looked up before each probe.
@@ -22,7 +22,7 @@ pub async fn follow(fleet: Arc<Fleet>, worker: Arc<Worker>, probe_interval: Dura
         let next = Instant::now() + REFRESH;
         while Instant::now() < next && fleet.has(&worker) {
             sleep(probe_interval.min(REFRESH)).await;
-            if worker.standing.is(Behind::Down) {
+            if worker.flags.is(Demotion::Down) {
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! The replicas behind the router, and what is known about each of them right now.
+//! The workers, which are the servers behind the router, and the fleet that they make up.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -10,9 +10,9 @@ use sglang_omni_policy::{Candidate, url_hash};
 use tokio::sync::Notify;
 
 use crate::base::histogram::Histogram;
-use crate::fleet::first_bytes::FirstBytes;
+use crate::fleet::health_flags::{Demotion, Health, HealthFlags};
 use crate::fleet::slots::Slot;
-use crate::fleet::standing::{Behind, Health, Standing};
+use crate::fleet::wait_history::WaitHistory;
 use crate::upstream::endpoint::Endpoint;
 use crate::upstream::worker_url::WorkerUrl;
 
@@ -21,7 +21,7 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// For a worker that is known not to answer: no request should wait long to hear that nothing has changed.
 const CONNECT_TIMEOUT_DOWN: Duration = Duration::from_millis(500);
 
-/// One replica. Counters are relaxed atomics: each is right by itself, no two are a snapshot.
+/// One server. Counters are relaxed atomics: each is right by itself, no two are a snapshot.
 pub struct Worker {
     /// Grows with every worker ever made, which is when it joins a fleet: so a fleet in its order is sorted
     /// by it, and a worker that comes back is another one.
@@ -35,18 +35,18 @@ pub struct Worker {
     pub endpoint: Endpoint,
     /// What it is shown for a key.
     pub authorization: Authorization,
-    pub standing: Standing,
-    pub first_bytes: FirstBytes,
+    pub flags: HealthFlags,
+    pub wait_history: WaitHistory,
     draining: AtomicBool,
-    /// Sorted names of what it serves; None where that is not known.
+    /// Sorted names of the models it serves; None if they are not known.
     models: ArcSwapOption<Vec<String>>,
-    /// Names of the routers that requests to it may meet; empty where it is none.
+    /// Names of the routers that requests to it may meet; empty if it is no router.
     pub routers: ArcSwap<Vec<String>>,
     load: AtomicUsize,
     pub requests: AtomicU64,
     pub failures: AtomicU64,
-    /// Until the first bytes of its answers.
-    pub first_byte: Histogram,
+    /// Time to the first bytes of its answers.
+    pub ttfb: Histogram,
 }
 
 /// The `Authorization` of what a worker is asked.
@@ -73,29 +73,29 @@ impl Worker {
             authorization,
             url_header: url.header,
             authority: url.authority,
-            standing: Standing::default(),
-            first_bytes: FirstBytes::default(),
+            flags: HealthFlags::default(),
+            wait_history: WaitHistory::default(),
             draining: AtomicBool::new(false),
             models: ArcSwapOption::empty(),
             routers: ArcSwap::default(),
             load: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
             failures: AtomicU64::new(0),
-            first_byte: Histogram::default(),
+            ttfb: Histogram::default(),
         }
     }
 
-    /// Its place in tables of workers. No other worker has it while a request, or anything else, knows
-    /// this one.
+    /// Its index in tables of workers. No other worker has it as long as anything, such as a request, holds this
+    /// one.
     pub fn slot(&self) -> u32 {
         self.slot.index()
     }
 
     pub fn health(&self) -> Health {
-        self.standing.health()
+        self.flags.health()
     }
 
-    /// What it is called towards clients, who are told its URL or not.
+    /// Its name for clients: its URL if they may see that, or its id.
     pub fn name(&self, sees_urls: bool) -> String {
         match sees_urls {
             true => self.url.clone(),
@@ -120,7 +120,7 @@ impl Worker {
         self.draining.store(draining, Relaxed);
     }
 
-    /// Sorted names of the models it serves, where that is known.
+    /// Sorted names of the models it serves, if they are known.
     pub fn models(&self) -> Option<Arc<Vec<String>>> {
         self.models.load_full()
     }
@@ -152,7 +152,7 @@ impl Worker {
 
     /// How long a request waits for a new connection to it.
     pub fn connect_limit(&self) -> Duration {
-        match self.standing.is(Behind::Down) {
+        match self.flags.is(Demotion::Down) {
             true => CONNECT_TIMEOUT_DOWN,
             false => CONNECT_TIMEOUT,
         }

@@ -1,4 +1,4 @@
-//! Who may administer the router: change its fleet or its workers' state, or be told of them.
+//! The requests that may administer the router: change its fleet or its workers' state, or be told of them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -31,8 +31,8 @@ pub fn is_administrative(path: &str) -> bool {
     ) || path.starts_with("/workers/")
 }
 
-/// Lets in who shows the admin key, or, if there is none, who asks from this machine; no web page of another
-/// origin, and none under a name that is not the router's, may change anything, whatever key it knows.
+/// Lets in a request that shows the admin key, or, if there is none, one from this machine. A web page of another
+/// origin, or under a name that is not the router's, may change nothing, whatever key it knows.
 pub fn allow(gate: &Gate, peer: SocketAddr, request: &Request<Incoming>) -> Result<(), Refusal> {
     let headers = request.headers();
     let keys = &gate.keys;

@@ -1,4 +1,4 @@
-//! Keys: which clients are let in, and what the router shows to workers.
+//! AccessKeys: which clients are let in, and what the router shows to workers.
 
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderValue};
@@ -8,7 +8,7 @@ use subtle::ConstantTimeEq;
 /// What an owner's word is made with if workers have no key: they see the client's own then.
 const OWNER_LABEL: &[u8] = b"sglang-omni-owner";
 
-pub struct Keys {
+pub struct AccessKeys {
     /// Any of them opens; without one every client is let in.
     clients: Vec<ClientKey>,
     /// Opens what administers the router, and nothing else.
@@ -22,14 +22,14 @@ struct ClientKey {
     owner: HeaderValue,
 }
 
-impl Keys {
+impl AccessKeys {
     /// Takes the clients' keys, the administrator's, and the one that workers are shown, with the header that
     /// shows it.
     pub fn new(
         clients: Vec<String>,
         admin: Option<String>,
         worker: Option<(String, HeaderValue)>,
-    ) -> Keys {
+    ) -> AccessKeys {
         let secret = worker
             .as_ref()
             .map_or(OWNER_LABEL, |(key, _)| key.as_bytes());
@@ -38,7 +38,7 @@ impl Keys {
             owner: owner(&secret, &key),
             key,
         });
-        Keys {
+        AccessKeys {
             clients: clients.collect(),
             admin,
             worker: worker.map(|(_, value)| value),
@@ -86,7 +86,7 @@ fn owner(secret: &hmac::Key, key: &str) -> HeaderValue {
     HeaderValue::try_from(word).expect("hexadecimal digits are visible")
 }
 
-/// What follows `Bearer`, whose case does not matter.
+/// The token after `Bearer` in any case.
 fn token(value: &HeaderValue) -> Option<&[u8]> {
     let (scheme, rest) = value.as_bytes().split_at_checked(7)?;
     scheme
@@ -98,12 +98,12 @@ fn token(value: &HeaderValue) -> Option<&[u8]> {
 mod tests {
     use super::*;
 
-    fn keys(clients: &[&str]) -> Keys {
+    fn keys(clients: &[&str]) -> AccessKeys {
         let clients = clients.iter().map(|&key| key.to_owned()).collect();
-        Keys::new(clients, None, None)
+        AccessKeys::new(clients, None, None)
     }
 
-    fn admits(keys: &Keys, value: &str) -> bool {
+    fn admits(keys: &AccessKeys, value: &str) -> bool {
         keys.owner(&shown(value)).is_some()
     }
 
@@ -122,7 +122,7 @@ mod tests {
     fn owners_are_told_apart_by_words_that_the_workers_key_makes() {
         let of = |worker: Option<&str>, client: &str| {
             let worker = worker.map(|key| (key.to_owned(), HeaderValue::from_static("Bearer w")));
-            let keys = Keys::new(vec!["a".to_owned(), "b".to_owned()], None, worker);
+            let keys = AccessKeys::new(vec!["a".to_owned(), "b".to_owned()], None, worker);
             keys.owner(&shown(&format!("Bearer {client}"))).cloned()
         };
         let words = [of(None, "a"), of(None, "b"), of(Some("w"), "a")];
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn the_admin_key_is_no_clients() {
-        let keys = Keys::new(vec!["client".to_owned()], Some("admin".to_owned()), None);
+        let keys = AccessKeys::new(vec!["client".to_owned()], Some("admin".to_owned()), None);
         let (admin, client) = (shown("Bearer admin"), shown("Bearer client"));
         assert!(keys.is_admin(&admin) && !keys.is_admin(&client));
         assert!(keys.owner(&admin).is_none() && keys.owner(&client).is_some());

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::client::{Client, Phase};
-use crate::base::clock::{self, Look, Tick};
+use crate::base::clock::{self, LaneClock, Tick};
 
 /// How long a client may take, in ticks.
-pub struct Limits {
+pub struct ClientLimits {
     head: Tick,
     idle: Tick,
     stall: Tick,
@@ -18,10 +18,10 @@ pub struct Limits {
     answer: Option<Tick>,
 }
 
-impl Limits {
+impl ClientLimits {
     /// A limit of zero for `answer` is none.
     pub fn new(head: Duration, idle: Duration, stall: Duration, answer: Duration) -> Self {
-        Limits {
+        ClientLimits {
             head: clock::ticks(head),
             idle: clock::ticks(idle),
             stall: clock::ticks(stall),
@@ -50,12 +50,12 @@ pub struct Clients {
 }
 
 impl Clients {
-    pub fn enter(self: &Rc<Self>) -> Entry {
+    pub fn enter(self: &Rc<Self>) -> ClientGuard {
         let number = self.entered.get();
         self.entered.set(number + 1);
         let client = Client::new();
         self.open.borrow_mut().insert(number, client.clone());
-        Entry {
+        ClientGuard {
             clients: self.clone(),
             number,
             client,
@@ -63,7 +63,7 @@ impl Clients {
     }
 
     /// Wakes those that are late by now.
-    pub fn look_over(&self, look: Look, limits: &Limits) {
+    pub fn look_over(&self, look: LaneClock, limits: &ClientLimits) {
         for client in self.open.borrow().values() {
             client.look_over(look, limits.of(client.phase()));
         }
@@ -94,13 +94,13 @@ impl Clients {
 }
 
 /// A connection's place among the lane's, for as long as it is open.
-pub struct Entry {
+pub struct ClientGuard {
     clients: Rc<Clients>,
     number: u64,
     pub client: Arc<Client>,
 }
 
-impl Drop for Entry {
+impl Drop for ClientGuard {
     fn drop(&mut self) {
         self.clients.open.borrow_mut().remove(&self.number);
     }
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn only_ticks_that_the_lane_has_seen_count_as_lateness() {
-        let limits = Limits {
+        let limits = ClientLimits {
             head: 4,
             idle: 40,
             stall: 40,
@@ -121,7 +121,7 @@ mod tests {
         let clients = Rc::new(Clients::default());
         let entry = clients.enter();
         let start = entry.client.since();
-        let mut look = Look::default();
+        let mut look = LaneClock::default();
         let mut is_late_at = |now| {
             look = look.next(now);
             clients.look_over(look, &limits);

@@ -1,4 +1,4 @@
-//! What a lane does: it accepts connections, and has the requests on them answered.
+//! A lane's clients: connections are accepted, and the requests on them answered.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -24,21 +24,21 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use crate::admin::{self, Admin};
 use crate::base::client::{Client, Phase};
-use crate::base::clock::{self, Look, TICK};
+use crate::base::clock::{self, LaneClock, TICK};
 use crate::base::log::Level;
 use crate::base::request_id::RequestIds;
 use crate::base::stopping::Stopping;
 use crate::base::stream::Stream;
 use crate::front::client_io::ClientIo;
-use crate::front::clients::{Clients, Limits};
+use crate::front::clients::{ClientLimits, Clients};
 use crate::front::cors;
 use crate::front::gate::{self, Gate};
 use crate::front::listen::BACKLOG;
 use crate::front::tls::Tls;
 use crate::proxy;
 use crate::proxy::body::ReplyBody;
-use crate::proxy::exchange::Exchange;
 use crate::proxy::lane::{Lane, Open};
+use crate::proxy::record::RequestRecord;
 use crate::proxy::reply;
 use crate::proxy::reply::Reason;
 use crate::upstream::forwarding;
@@ -61,7 +61,7 @@ pub struct Front {
     pub admin: Admin,
     /// What client connections are secured with, if they are.
     pub tls: Option<Arc<Tls>>,
-    pub limits: Limits,
+    pub limits: ClientLimits,
     /// How long a TLS handshake may take.
     pub handshake_timeout: Duration,
     /// How long what is in flight may take once a drain was asked for.
@@ -92,7 +92,7 @@ pub async fn serve(front: Arc<Front>, lane: Rc<Lane>, listener: StdListener) {
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut look = Look::default();
+    let mut look = LaneClock::default();
     let mut look_over = || {
         look = look.next(clock::advance());
         lane.look_over(look);
@@ -185,7 +185,7 @@ async fn connection(acceptor: Rc<Acceptor>, _open: Open, stream: TcpStream, peer
     .await;
 }
 
-/// The connection with TLS on it, if clients are to use that. The handshake has a time limit.
+/// The connection with TLS on it, if clients must use that. The handshake has a time limit.
 async fn secured(acceptor: &Acceptor, stream: TcpStream) -> Option<Stream> {
     let Acceptor { front, lane, .. } = acceptor;
     let Some(tls) = &front.tls else {
@@ -206,7 +206,7 @@ async fn secured(acceptor: &Acceptor, stream: TcpStream) -> Option<Stream> {
     None
 }
 
-/// When a client that has not asked for anything is waited for no longer.
+/// Ends when a client that has not asked for anything is waited for no longer.
 async fn last_call(stopping: &mut watch::Receiver<Stopping>) {
     let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
     sleep(LAST_REQUESTS).await;
@@ -221,14 +221,20 @@ async fn respond(
     client.begins();
     let Acceptor { front, lane, .. } = acceptor;
     let id = gate::identify(&front.gate, &acceptor.request_ids, &mut request);
-    let mut exchange = Box::new(Exchange::begin(lane, peer, client.clone(), id, &request));
+    let mut record = Box::new(RequestRecord::begin(
+        lane,
+        peer,
+        client.clone(),
+        id,
+        &request,
+    ));
     let origin = front.gate.cors.origin(request.headers());
     let asked = origin.as_ref().and_then(|_| cors::preflight(&request));
     let mut reply = match asked {
         Some(reply) => reply,
-        None => route(front, lane, &mut exchange, request).await,
+        None => route(front, lane, &mut record, request).await,
     };
-    exchange.answers(&mut reply);
+    record.answers(&mut reply);
     if let Some(origin) = origin {
         cors::allow(origin, &mut reply);
     }
@@ -236,7 +242,7 @@ async fn respond(
         let close = HeaderValue::from_static("close");
         reply.headers_mut().insert(CONNECTION, close);
     }
-    Ok(reply.map(|payload| ReplyBody::new(payload, client.clone(), exchange)))
+    Ok(reply.map(|payload| ReplyBody::new(payload, client.clone(), record)))
 }
 
 fn not_forwarded(message: &str) -> reply::Reply {
@@ -248,7 +254,7 @@ fn not_forwarded(message: &str) -> reply::Reply {
 async fn route(
     front: &Front,
     lane: &Rc<Lane>,
-    exchange: &mut Exchange,
+    record: &mut RequestRecord,
     mut request: Request<Incoming>,
 ) -> reply::Reply {
     let size = forwarding::size(request.headers());
@@ -276,10 +282,10 @@ async fn route(
     if request.uri().authority().is_some() {
         forwarding::to_origin_form(&mut request);
     }
-    if let Err(refusal) = gate::authenticate(&front.gate, exchange, &mut request) {
+    if let Err(refusal) = gate::authenticate(&front.gate, record, &mut request) {
         return refusal.reply(request);
     }
-    let mut request = match admin::answer(lane, &front.admin, exchange.sees_urls, request).await {
+    let mut request = match admin::answer(lane, &front.admin, record.sees_urls, request).await {
         Ok(reply) => return reply,
         Err(request) => request,
     };
@@ -294,7 +300,7 @@ async fn route(
     }
     // With a body it is a request first; its offer to upgrade may be ignored.
     if forwarding::wants_upgrade(request.headers()) && request.body().is_end_stream() {
-        return proxy::upgrade::forward(lane, exchange, request).await;
+        return proxy::upgrade::forward(lane, record, request).await;
     }
-    proxy::http::forward(lane, exchange, request).await
+    proxy::http::forward(lane, record, request).await
 }

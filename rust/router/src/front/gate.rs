@@ -10,10 +10,10 @@ use crate::base::config_error::ConfigError;
 use crate::base::headers::{CLIENT_REQUEST_ID, OWNER, REQUEST_ID};
 use crate::base::request_id::{RequestId, RequestIds, is_usable};
 use crate::front::access;
-use crate::front::auth::Keys;
+use crate::front::auth::AccessKeys;
 use crate::front::cors::Cors;
 use crate::front::cross_site;
-use crate::proxy::exchange::Exchange;
+use crate::proxy::record::RequestRecord;
 use crate::proxy::reply::{Reason, Refusal};
 use crate::upstream::forwarding;
 
@@ -21,7 +21,7 @@ use crate::upstream::forwarding;
 const OPEN_PATHS: [&str; 4] = ["/health", "/liveness", "/readiness", "/metrics"];
 
 pub struct Gate {
-    pub keys: Keys,
+    pub keys: AccessKeys,
     pub cors: Cors,
     /// Names by which the router may be administered, beside its addresses.
     pub own_names: Vec<String>,
@@ -80,18 +80,18 @@ fn insert(entry: Entry<'_, HeaderValue>, value: &HeaderValue) {
     }
 }
 
-/// Lets a request with the right key in. It then carries the key for workers, and whose it is.
+/// Lets a request with the right key in. It then carries the workers' key, and the word for its owner.
 pub fn authenticate(
     gate: &Gate,
-    exchange: &mut Exchange,
+    record: &mut RequestRecord,
     request: &mut Request<Incoming>,
 ) -> Result<(), Refusal> {
     let keys = &gate.keys;
     request.headers_mut().remove(OWNER);
     let is_admin = keys.is_admin(request.headers());
-    exchange.sees_urls = is_admin || gate.shows_urls;
+    record.sees_urls = is_admin || gate.shows_urls;
     if access::is_administrative(request.uri().path()) {
-        access::allow(gate, exchange.peer, request)?;
+        access::allow(gate, record.peer, request)?;
     } else if keys.are_needed() {
         match keys.owner(request.headers()).cloned() {
             Some(owner) => drop(request.headers_mut().insert(OWNER, owner)),
@@ -108,7 +108,7 @@ pub fn authenticate(
     if let Some(key) = &keys.worker {
         request.headers_mut().insert(AUTHORIZATION, key.clone());
     } else if is_admin && keys.owner(request.headers()).is_none() {
-        // No worker is to know it.
+        // No worker may know it.
         request.headers_mut().remove(AUTHORIZATION);
     }
     Ok(())

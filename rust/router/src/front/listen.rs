@@ -1,4 +1,4 @@
-//! Ports to listen on, and descriptors for those who connect.
+//! Ports to listen on, and descriptors for the clients that connect.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};

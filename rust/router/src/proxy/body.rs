@@ -13,9 +13,9 @@ use crate::base::client::{Client, Phase};
 use crate::base::clock;
 use crate::base::end::End;
 use crate::fleet::worker::LoadGuard;
-use crate::proxy::exchange::Exchange;
 use crate::proxy::lane::Lane;
 use crate::proxy::pieces::Pieces;
+use crate::proxy::record::RequestRecord;
 use crate::proxy::usage;
 use crate::upstream::connection::{Begun, Upstream};
 use crate::upstream::request_body::BoxError;
@@ -25,7 +25,7 @@ use crate::upstream::request_body::BoxError;
 /// that goes away closes it, which is how the worker learns of it.
 pub struct ResponseBody {
     incoming: Incoming,
-    /// The first piece, where it was waited for.
+    /// The first piece, if it was waited for.
     first: Option<Box<Frame<Bytes>>>,
     upstream: Option<Box<Upstream>>,
     lane: Rc<Lane>,
@@ -35,7 +35,7 @@ pub struct ResponseBody {
     /// Whether what came before an error has had its chance to leave.
     is_flushed: bool,
     load: LoadGuard,
-    /// Where the policy is told how much of the prompt the worker had cached.
+    /// There if the policy wants to know how much of the prompt the worker had cached.
     receipt: Option<Receipt>,
 }
 
@@ -44,7 +44,7 @@ pub struct ResponseBody {
 const COALESCED: usize = 64 << 10;
 
 impl ResponseBody {
-    /// `upstream` is None where something else drives the connection.
+    /// `upstream` is None if something else drives the connection.
     pub fn new(
         body: Begun,
         upstream: Option<Box<Upstream>>,
@@ -86,7 +86,7 @@ impl ResponseBody {
             None => Pin::new(&mut self.incoming).poll_frame(cx),
         };
         match &frame {
-            Poll::Ready(Some(Ok(_))) => self.load.worker().standing.hear(clock::now()),
+            Poll::Ready(Some(Ok(_))) => self.load.worker().flags.heard_from(clock::now()),
             Poll::Ready(None) => self.finished = true,
             _ => {}
         }
@@ -180,19 +180,19 @@ pub enum Payload {
     Upstream(ResponseBody),
 }
 
-/// The body of every answer. Its end is the end of the exchange on the client's connection.
+/// The body of every answer. Its end is the end of the request.
 pub struct ReplyBody {
     payload: Payload,
     client: Arc<Client>,
-    exchange: Box<Exchange>,
+    record: Box<RequestRecord>,
 }
 
 impl ReplyBody {
-    pub fn new(payload: Payload, client: Arc<Client>, exchange: Box<Exchange>) -> Self {
+    pub fn new(payload: Payload, client: Arc<Client>, record: Box<RequestRecord>) -> Self {
         ReplyBody {
             payload,
             client,
-            exchange,
+            record,
         }
     }
 }
@@ -201,8 +201,8 @@ impl Drop for ReplyBody {
     fn drop(&mut self) {
         self.client.is_answered();
         self.client.enters(Phase::Idle);
-        if self.is_end_stream() || self.exchange.is_bodiless() {
-            self.exchange.ends(End::Complete);
+        if self.is_end_stream() || self.record.is_bodiless() {
+            self.record.ends(End::Complete);
         }
     }
 }
@@ -223,7 +223,7 @@ impl Body for ReplyBody {
                     frame
                 }
                 Poll::Pending if self.client.phase() == Phase::Answer && self.client.is_late() => {
-                    self.exchange.ends(End::IdleTimeout);
+                    self.record.ends(End::IdleTimeout);
                     let why = "the worker sent nothing more in time";
                     return Poll::Ready(Some(Err(why.into())));
                 }
@@ -237,9 +237,9 @@ impl Body for ReplyBody {
             Some(Ok(frame)) => {
                 let bytes = frame.data_ref().map_or(0, Bytes::len);
                 let is_last = self.is_end_stream();
-                self.exchange.passes(bytes, is_last);
+                self.record.passes(bytes, is_last);
             }
-            Some(Err(_)) => self.exchange.ends(End::WorkerCut),
+            Some(Err(_)) => self.record.ends(End::WorkerCut),
             None => {}
         }
         Poll::Ready(frame)

@@ -1,4 +1,4 @@
-//! Which worker gets a request, and what the client is told where none can.
+//! Chooses the worker that gets a request, or says to the client why none can.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,16 +8,16 @@ use hyper::http::request::Parts;
 use sglang_omni_policy::key::scan::scan;
 use sglang_omni_policy::{Claim, RequestKey};
 
+use crate::fleet::health_flags::{Demotion, HealthFlags};
 use crate::fleet::models::{self, Serving};
-use crate::fleet::standing::{Behind, Standing};
 use crate::fleet::worker::Worker;
 use crate::proxy::lane::{Lane, Scratch};
 use crate::proxy::reply::{self, Reason, Reply};
 
 const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
 
-/// A worker for the request, none of `tried`, among those that nothing is known against, or else among
-/// those that are least far behind. `model` becomes the one that was asked for, where that matters.
+/// A worker for the request, of the best tier that has any left beside those `tried`. `model` becomes the model that
+/// was asked for, if workers serve different ones.
 pub fn choose<'a>(
     lane: &'a Lane,
     parts: &Parts,
@@ -62,26 +62,26 @@ pub fn choose<'a>(
     Some((fleet[eligible[index]].clone(), claim))
 }
 
-/// Finds the positions of the workers of the best class there is.
+/// Finds the positions of the workers of the best tier there is.
 fn find_eligible(
     fleet: &[Arc<Worker>],
     tried: &[u32],
     serving: Serving<'_>,
     eligible: &mut Vec<usize>,
 ) -> bool {
-    let mut best = Standing::LAST_CLASS;
+    let mut best = HealthFlags::LAST_TIER;
     eligible.clear();
     for (position, worker) in fleet.iter().enumerate() {
-        let class = worker.standing.class();
-        if class > best
+        let tier = worker.flags.tier();
+        if tier > best
             || worker.is_draining()
             || tried.contains(&worker.id)
             || !serving.includes(worker)
         {
             continue;
         }
-        if class < best {
-            best = class;
+        if tier < best {
+            best = tier;
             eligible.clear();
         }
         eligible.push(position);
@@ -91,25 +91,25 @@ fn find_eligible(
 
 /// The last worker that was tried and what came of it; empty if none was.
 #[derive(Default)]
-pub struct Failure {
+pub struct LastFailure {
     /// As the client is told: without what may tell of the fleet's addresses, unless it may know them.
     pub shown: String,
     pub logged: String,
 }
 
-impl Failure {
-    pub fn of(worker: &Worker, error: &str, sees_urls: bool) -> Failure {
+impl LastFailure {
+    pub fn of(worker: &Worker, error: &str, sees_urls: bool) -> LastFailure {
         let logged = format!("worker {}: {error}", worker.url);
         let shown = match sees_urls {
             true => logged.clone(),
             false => format!("worker {}, and the router's log says why", worker.id),
         };
-        Failure { shown, logged }
+        LastFailure { shown, logged }
     }
 }
 
 /// The answer to a request that no worker could take.
-pub fn no_worker(lane: &Lane, failure: &Failure, sees_urls: bool) -> Reply {
+pub fn no_worker(lane: &Lane, failure: &LastFailure, sees_urls: bool) -> Reply {
     lane.proxy.metrics.unserved.fetch_add(1, Relaxed);
     let fleet = lane.proxy.fleet.read();
     if !failure.shown.is_empty() {
@@ -122,7 +122,7 @@ pub fn no_worker(lane: &Lane, failure: &Failure, sees_urls: bool) -> Reply {
     let (reason, message) = if fleet.is_empty() {
         let message = "the router has no workers; add one with POST /workers".to_owned();
         (Reason::NoWorkers, message)
-    } else if let Some(worker) = fleet.iter().find(|worker| worker.standing.is(Behind::Loop)) {
+    } else if let Some(worker) = fleet.iter().find(|worker| worker.flags.is(Demotion::Loop)) {
         let url = worker.name(sees_urls);
         let message = format!(
             "worker {url} is a router that sends requests back to this one, and there is no other worker \

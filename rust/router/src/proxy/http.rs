@@ -1,47 +1,35 @@
-//! One request's way to a worker and back, with another attempt elsewhere while nothing was answered.
+//! Requests of plain HTTP: the client's body is read as far as it is needed, then sent to a worker.
 
+use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONTENT_TYPE, HOST, HeaderValue};
+use hyper::header::{CONTENT_TYPE, HOST};
 use hyper::http::request::Parts;
-use hyper::{Request, Response, StatusCode, Version};
+use hyper::{Request, Version};
 
-use crate::base::headers;
 use crate::base::route::Route;
-use crate::fleet::waiting::{Asked, GaveUp};
-use crate::fleet::worker::{LoadGuard, Worker};
-use crate::proxy::body::{Payload, ResponseBody};
-use crate::proxy::choice::Failure;
-use crate::proxy::exchange::Exchange;
+use crate::fleet::pending_heads::Asked;
+use crate::fleet::worker::Worker;
+use crate::proxy::attempt_loop::{self, Attempt, Outcome};
+use crate::proxy::attempts::Attempts;
 use crate::proxy::lane::Lane;
+use crate::proxy::record::RequestRecord;
 use crate::proxy::reply::{self, Reason, Reply};
-use crate::proxy::retry::Tries;
 use crate::proxy::upload::Upload;
-use crate::upstream::connection::{Begun, Upstream, is_exhaustion};
+use crate::upstream::connection::is_exhaustion;
 use crate::upstream::forwarding;
-use crate::upstream::request_body::{Fault, ReadError, RequestBody, discard};
+use crate::upstream::request_body::{BodyError, Fault, RequestBody, discard};
 
 /// Bodies up to this many bytes are held until the worker answers, so that they can be sent again. Of a
 /// larger one only this much is held, to be searched for the routing key; the rest streams.
 const HELD_BODY: usize = 1 << 20;
 
-/// What became of one attempt.
-enum Attempt {
-    Answered(Response<Begun>, Box<Upstream>),
-    /// Nothing reached the worker.
-    NoConnection(io::Error),
-    /// The connection ended after the request was sent, at least in part, and before an answer.
-    Broken(String),
-    /// No answer for too long.
-    GaveUp(GaveUp),
-}
-
 pub async fn forward(
     lane: &Rc<Lane>,
-    exchange: &mut Exchange,
+    record: &mut RequestRecord,
     request: Request<Incoming>,
 ) -> Reply {
     let (mut parts, incoming) = request.into_parts();
@@ -52,157 +40,131 @@ pub async fn forward(
     }
     let is_json = is_json(&parts);
     let window = held_window(lane, &incoming, is_json);
-    let mut upload = match Upload::read(lane, incoming, exchange.client.clone(), window).await {
+    let upload = match Upload::read(lane, incoming, record.client.clone(), window).await {
         Ok(upload) => upload,
-        Err(ReadError::TooLarge(rest)) => {
+        Err(BodyError::TooLarge(rest)) => {
             tokio::task::spawn_local(discard(rest));
             return too_large(limit);
         }
-        Err(ReadError::Stalled) => return stalled(),
-        Err(ReadError::Client(error)) => return broken_off(&error.to_string()),
-        Err(ReadError::Full(rest)) => {
+        Err(BodyError::Stalled) => return stalled(),
+        Err(BodyError::Client(error)) => return broken_off(&error.to_string()),
+        Err(BodyError::Full(rest)) => {
             tokio::task::spawn_local(discard(rest));
             return full(lane);
         }
     };
-    // Not before: clients that are slow to send keep no others out.
+    // Not before the body is read: clients that are slow to send keep no others out.
     match lane.proxy.in_flight.enter().await {
-        Ok(has_place) => exchange.enters(has_place),
+        Ok(permit) => record.enters(permit),
         Err(refusal) => return refusal.into_reply(),
     }
-    exchange.received = exchange.received.max(upload.read.len() as u64);
+    record.received = record.received.max(upload.read.len() as u64);
     parts.headers = forwarding::request_headers(std::mem::take(&mut parts.headers));
     forwarding::note_hop(parts.version, &mut parts.headers);
-    let fault = upload.fault();
-    let text = if is_json {
-        upload.read.clone()
-    } else {
-        Bytes::new()
+    let text = match is_json {
+        true => upload.read.clone(),
+        false => Bytes::new(),
     };
-
-    if let Some(model) = lane.proxy.models.unknown(&lane.pool, &parts, &text).await {
-        return reply::unknown_model(&model);
+    let mut attempt = HttpAttempt {
+        lane,
+        parts: &parts,
+        fault: upload.fault(),
+        upload,
+        route: record.route,
+    };
+    match attempt_loop::run(lane, record, &parts, &text, &mut attempt).await {
+        Ok(answer) => answer.into_reply(lane, record.sees_urls),
+        Err(reply) => reply,
     }
-    let mut tries = Tries::new(lane, exchange.sees_urls);
-    while let Some(worker) = tries.choose(&parts, &text) {
-        exchange.tries(&worker);
-        let load = LoadGuard::new(worker.clone());
-        match attempt(
-            lane,
-            &worker,
-            &parts,
-            &mut upload,
-            &mut tries,
-            exchange.route,
-        )
-        .await
-        {
-            Attempt::Answered(response, upstream) => {
-                if tries.again_after(&worker, &response, upload.is_whole()) {
-                    continue;
-                }
-                let receipt = tries.settle(&response);
-                return answer(response, &worker, exchange.sees_urls, |incoming| {
-                    ResponseBody::new(incoming, Some(upstream), lane.clone(), load)
-                        .reading_usage(receipt)
-                });
-            }
-            Attempt::NoConnection(error) if is_exhaustion(&error) => return exhausted(&error),
-            Attempt::NoConnection(error) => tries.unsent(&worker, &error),
-            Attempt::GaveUp(GaveUp::Expired) => return tries.expired(&worker),
-            Attempt::GaveUp(GaveUp::Hung) => tries.moved(&worker),
-            Attempt::Broken(error) => {
-                match fault.get() {
-                    Some(Fault::TooLarge) => return too_large(limit),
-                    Some(Fault::Stalled) => return stalled(),
-                    Some(Fault::Left) => return broken_off("it ended early"),
-                    None => {}
-                }
-                if !upload.is_whole() {
-                    let failure = Failure::of(&worker, &error, exchange.sees_urls);
-                    let say = |what: &str| {
-                        format!("part of the body was sent, and it cannot be sent again: {what}")
-                    };
-                    tries.broken(&worker, &error);
-                    let (shown, logged) = (say(&failure.shown), say(&failure.logged));
-                    return reply::error_logged(Reason::WorkerFailed, &shown, logged);
-                }
-                if !tries.broken(&worker, &error) {
-                    break;
-                }
-            }
-        }
-    }
-    tries.give_up()
 }
 
-async fn attempt(
-    lane: &Lane,
-    worker: &Worker,
-    parts: &Parts,
-    upload: &mut Upload,
-    tries: &mut Tries<'_>,
+struct HttpAttempt<'a> {
+    lane: &'a Lane,
+    parts: &'a Parts,
+    upload: Upload,
+    /// What the client did wrong with the rest of its body, once that has turned out.
+    fault: Rc<Cell<Option<Fault>>>,
     route: Route,
-) -> Attempt {
-    let (endpoint, limit) = (&worker.endpoint, worker.connect_limit());
-    // An idle connection may be closed by its worker at this very moment: nothing for what can be sent once.
-    let connection = match upload.is_whole() {
-        true => lane.pool.get(endpoint, limit).await,
-        false => lane.pool.open(endpoint, limit).await,
-    };
-    let mut upstream = match connection {
-        Ok(upstream) => upstream,
-        Err(error) => return Attempt::NoConnection(error),
-    };
-    let whole = upload.is_whole().then(|| upload.read.clone());
-    let asked = Asked {
-        route,
-        body: whole.as_ref(),
-        deadline: tries.deadline,
-    };
-    loop {
-        let request = outgoing(worker, parts, upload.take());
-        // A client that is still sending may wait for the head before it goes on.
-        let answer = upstream.ask(request, upload.is_whole());
-        let may_move = || tries.may_move(worker);
-        let failed = match lane.waiting.head(worker, &asked, may_move, answer).await {
-            Ok(Ok(response)) => return Attempt::Answered(response, upstream),
-            Ok(Err(failed)) => failed,
-            Err(gave_up) => return Attempt::GaveUp(gave_up),
-        };
-        let is_unsent = failed.unsent.is_some();
-        if let Some(request) = failed.unsent {
-            upload.rest = request.into_body().into_rest();
-        }
-        // A worker may close an idle connection at the very moment it is used again; that says nothing
-        // about the worker, which gets the request on a new one. It may also have read the request.
-        if upstream.reused && (is_unsent || tries.may_resend(parts.method.is_safe())) {
-            upstream = match lane.pool.open(endpoint, limit).await {
-                Ok(upstream) => {
-                    if !is_unsent {
-                        tries.resent();
-                    }
-                    upstream
-                }
-                // It took the request, or some of it, and is gone.
-                Err(error) if !is_unsent && !is_exhaustion(&error) => {
-                    return Attempt::Broken(format!("{}, then {error}", failed.why));
-                }
-                Err(error) => return Attempt::NoConnection(error),
-            };
-            continue;
-        }
-        return if is_unsent {
-            Attempt::NoConnection(io::Error::other(failed.why))
-        } else {
-            Attempt::Broken(failed.why)
-        };
-    }
 }
 
-pub fn exhausted(error: &io::Error) -> Reply {
-    let message = format!("the router is out of resources: {error}");
-    reply::error(Reason::RouterOutOfResources, &message)
+impl Attempt for HttpAttempt<'_> {
+    async fn send(&mut self, worker: &Worker, attempts: &mut Attempts<'_>) -> Outcome {
+        let HttpAttempt {
+            lane,
+            parts,
+            upload,
+            ..
+        } = self;
+        let (endpoint, limit) = (&worker.endpoint, worker.connect_limit());
+        // Its worker may close an idle connection at this very moment, so what can be sent only once gets a new one.
+        let connection = match upload.is_whole() {
+            true => lane.pool.get(endpoint, limit).await,
+            false => lane.pool.open(endpoint, limit).await,
+        };
+        let mut upstream = match connection {
+            Ok(upstream) => upstream,
+            Err(error) => return Outcome::NoConnection(error),
+        };
+        let whole = upload.is_whole().then(|| upload.read.clone());
+        let asked = Asked {
+            route: self.route,
+            body: whole.as_ref(),
+            deadline: attempts.deadline,
+        };
+        loop {
+            let request = outgoing(worker, parts, upload.take());
+            // A client that is still sending may wait for the head before it goes on.
+            let answer = upstream.ask(request, upload.is_whole());
+            let may_move = || attempts.may_move(worker);
+            let failed = match lane
+                .pending_heads
+                .head(worker, &asked, may_move, answer)
+                .await
+            {
+                Ok(Ok(response)) => return Outcome::Answered(response, Some(upstream)),
+                Ok(Err(failed)) => failed,
+                Err(gave_up) => return Outcome::GaveUp(gave_up),
+            };
+            let is_unsent = failed.unsent.is_some();
+            if let Some(request) = failed.unsent {
+                upload.rest = request.into_body().into_rest();
+            }
+            // A worker may close an idle connection at the very moment it is used again; that says nothing
+            // about the worker, which gets the request on a new one. It may also have read the request.
+            if upstream.reused && (is_unsent || attempts.may_resend(parts.method.is_safe())) {
+                upstream = match lane.pool.open(endpoint, limit).await {
+                    Ok(upstream) => {
+                        if !is_unsent {
+                            attempts.resent();
+                        }
+                        upstream
+                    }
+                    // It took the request, or some of it, and is gone.
+                    Err(error) if !is_unsent && !is_exhaustion(&error) => {
+                        return Outcome::Reset(format!("{}, then {error}", failed.why));
+                    }
+                    Err(error) => return Outcome::NoConnection(error),
+                };
+                continue;
+            }
+            return match is_unsent {
+                true => Outcome::NoConnection(io::Error::other(failed.why)),
+                false => Outcome::Reset(failed.why),
+            };
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.upload.is_whole()
+    }
+
+    fn fault(&self) -> Option<Reply> {
+        Some(match self.fault.get()? {
+            Fault::TooLarge => too_large(self.lane.proxy.settings.max_body_bytes),
+            Fault::Stalled => stalled(),
+            Fault::Left => broken_off("it ended early"),
+        })
+    }
 }
 
 /// The request as the worker gets it: the client's, hop-by-hop headers aside.
@@ -220,39 +182,6 @@ fn outgoing(worker: &Worker, parts: &Parts, body: RequestBody) -> Request<Reques
     request
 }
 
-/// A worker's answer as the client gets it.
-pub fn answer(
-    response: Response<Begun>,
-    worker: &Worker,
-    sees_urls: bool,
-    body: impl FnOnce(Begun) -> ResponseBody,
-) -> Reply {
-    if response.status() == StatusCode::SWITCHING_PROTOCOLS
-        || !forwarding::has_known_coding(response.headers())
-    {
-        let message = format!(
-            "worker {} answered with a protocol or a transfer coding that the request did not ask for",
-            worker.name(sees_urls)
-        );
-        return reply::error(Reason::InvalidWorkerAnswer, &message);
-    }
-    let (mut parts, begun) = response.into_parts();
-    parts.headers = forwarding::response_headers(parts.headers);
-    parts
-        .headers
-        .insert(headers::WORKER, name_header(worker, sees_urls));
-    parts.version = Version::HTTP_11;
-    Response::from_parts(parts, Payload::Upstream(body(begun)))
-}
-
-/// What a worker is called in `headers::WORKER`.
-pub fn name_header(worker: &Worker, sees_urls: bool) -> HeaderValue {
-    match sees_urls {
-        true => worker.url_header.clone(),
-        false => worker.id.into(),
-    }
-}
-
 fn is_json(parts: &Parts) -> bool {
     let content_type = parts
         .headers
@@ -266,7 +195,7 @@ fn is_json(parts: &Parts) -> bool {
 }
 
 /// How much of the body to hold: all of a short one, the start of a long one that may hold a routing key, or
-/// that is to show that its client sends it before it takes one of few places.
+/// whose client must show that it sends it, before it takes one of a limited number of permits.
 fn held_window(lane: &Lane, incoming: &Incoming, is_json: bool) -> usize {
     let is_short = incoming
         .size_hint()

@@ -1,17 +1,21 @@
-//! How many requests may be at workers at once, and how many more may wait for their turn.
+//! Limits how many requests are at workers at once, and how many more wait for their turn.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use crate::proxy::reply::{Reason, Refusal};
 
-/// Shared by all lanes. Requests that wait get their turn in the order in which they came.
+/// What lets a request go to a worker; it is given back when it is dropped.
+pub type Permit = OwnedSemaphorePermit;
+
+/// For all lanes together. Requests that wait get their turn in the order in which they came.
 pub struct InFlight {
-    /// Places for requests; None where their number is not limited.
-    places: Option<Semaphore>,
+    /// One for each request; None if their number is not limited.
+    permits: Option<Arc<Semaphore>>,
     limit: usize,
     waiting: AtomicUsize,
     queue_size: usize,
@@ -19,10 +23,10 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// `limit` is None where the number of requests is not limited.
+    /// `limit` is None if the number of requests is not limited.
     pub fn new(limit: Option<usize>, queue_size: usize, queue_timeout: Duration) -> Self {
         InFlight {
-            places: limit.map(Semaphore::new),
+            permits: limit.map(|limit| Arc::new(Semaphore::new(limit))),
             limit: limit.unwrap_or(0),
             waiting: AtomicUsize::new(0),
             queue_size,
@@ -31,15 +35,15 @@ impl InFlight {
     }
 
     pub fn is_limited(&self) -> bool {
-        self.places.is_some()
+        self.permits.is_some()
     }
 
-    /// Refuses at once what would be refused a place now.
+    /// Refuses at once what would be refused a permit now.
     pub fn has_room(&self) -> Result<(), Refusal> {
         let is_full = self
-            .places
+            .permits
             .as_ref()
-            .is_some_and(|places| places.available_permits() == 0);
+            .is_some_and(|permits| permits.available_permits() == 0);
         match is_full && self.waiting() >= self.queue_size {
             true => Err(self.full()),
             false => Ok(()),
@@ -54,23 +58,19 @@ impl InFlight {
         refusal(format!("{} requests are in flight, {what}", self.limit))
     }
 
-    /// Takes a place; whether there was one to take, which is to be given back.
-    pub async fn enter(&self) -> Result<bool, Refusal> {
-        let Some(places) = &self.places else {
-            return Ok(false);
+    /// Takes a permit, or waits for one; None if their number is not limited.
+    pub async fn enter(&self) -> Result<Option<Permit>, Refusal> {
+        let Some(permits) = &self.permits else {
+            return Ok(None);
         };
-        if let Ok(place) = places.try_acquire() {
-            place.forget();
-            return Ok(true);
+        if let Ok(permit) = permits.clone().try_acquire_owned() {
+            return Ok(Some(permit));
         }
-        let Some(_waiting) = Waiting::new(self) else {
+        let Some(_ticket) = QueueTicket::new(self) else {
             return Err(self.full());
         };
-        match timeout(self.queue_timeout, places.acquire()).await {
-            Ok(place) => {
-                place.expect("the semaphore is never closed").forget();
-                Ok(true)
-            }
+        match timeout(self.queue_timeout, permits.clone().acquire_owned()).await {
+            Ok(permit) => Ok(Some(permit.expect("the semaphore is never closed"))),
             Err(_) => {
                 let (limit, waited) = (self.limit, self.queue_timeout.as_secs_f64());
                 Err(refusal(format!(
@@ -80,14 +80,7 @@ impl InFlight {
         }
     }
 
-    /// Gives a place back.
-    pub fn leave(&self) {
-        if let Some(places) = &self.places {
-            places.add_permits(1);
-        }
-    }
-
-    /// Requests that wait for a place.
+    /// Requests that wait for a permit.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Relaxed)
     }
@@ -97,18 +90,18 @@ fn refusal(message: String) -> Refusal {
     Refusal::new(Reason::RateLimitExceeded, message)
 }
 
-/// A place in the queue, for as long as it lives.
-struct Waiting<'a>(&'a InFlight);
+/// Counts a request as waiting for as long as it lives.
+struct QueueTicket<'a>(&'a InFlight);
 
-impl<'a> Waiting<'a> {
+impl<'a> QueueTicket<'a> {
     fn new(in_flight: &'a InFlight) -> Option<Self> {
         let before = in_flight.waiting.fetch_add(1, Relaxed);
-        let place = Waiting(in_flight);
-        (before < in_flight.queue_size).then_some(place)
+        let ticket = QueueTicket(in_flight);
+        (before < in_flight.queue_size).then_some(ticket)
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Relaxed);
     }

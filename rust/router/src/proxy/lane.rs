@@ -9,21 +9,21 @@ use std::time::Duration;
 
 use sglang_omni_policy::{Candidate, Policy};
 
-use crate::base::clock::{self, Look};
+use crate::base::clock::{self, LaneClock};
 use crate::base::log::Log;
 use crate::base::metrics::{LaneMetrics, Metrics};
+use crate::fleet::health_flags::Demotion;
 use crate::fleet::hung::Patience;
 use crate::fleet::models::Models;
-use crate::fleet::standing::Behind;
-use crate::fleet::waiting::Waiting;
+use crate::fleet::pending_heads::PendingHeads;
 use crate::fleet::worker::{Fleet, Worker};
 use crate::proxy::in_flight::InFlight;
-use crate::proxy::retry::Budget;
+use crate::proxy::retry_budget::RetryBudget;
 use crate::upstream::pool::Pool;
 use crate::upstream::trust::Trust;
 
 /// What the configuration says of requests on their way to workers and back.
-pub struct Settings {
+pub struct ProxySettings {
     /// Larger request bodies are refused.
     pub max_body_bytes: u64,
     /// Bytes of request bodies that all lanes together may hold.
@@ -46,7 +46,7 @@ pub struct Settings {
 
 /// The part of the router that forwards requests, as all lanes share it.
 pub struct Proxy {
-    pub settings: Settings,
+    pub settings: ProxySettings,
     pub fleet: Arc<Fleet>,
     pub models: Arc<Models>,
     pub policy: Arc<dyn Policy>,
@@ -64,8 +64,8 @@ pub struct Lane {
     index: usize,
     pub pool: Rc<Pool>,
     pub scratch: RefCell<Scratch>,
-    pub retries: Budget,
-    pub waiting: Waiting,
+    pub retries: RetryBudget,
+    pub pending_heads: PendingHeads,
     patience: Patience,
     /// Bytes of request bodies that are held, and how many may be.
     pub held: Cell<usize>,
@@ -88,8 +88,8 @@ impl Lane {
         Rc::new(Lane {
             pool: Pool::new(proxy.trust.clone()),
             scratch: RefCell::default(),
-            retries: Budget::default(),
-            waiting: Waiting::default(),
+            retries: RetryBudget::default(),
+            pending_heads: PendingHeads::default(),
             patience: Patience {
                 hung: clock::ticks(proxy.settings.hung_timeout),
                 recovery: clock::ticks(proxy.settings.recovery),
@@ -108,10 +108,10 @@ impl Lane {
     }
 
     /// Looks over the requests that wait, once a tick.
-    pub fn look_over(&self, look: Look) {
+    pub fn look_over(&self, look: LaneClock) {
         self.retries.refill();
         let fleet = self.proxy.fleet.read();
-        self.waiting
+        self.pending_heads
             .sweep(&fleet, &self.patience, look, &self.proxy.log);
     }
 
@@ -119,7 +119,7 @@ impl Lane {
     pub fn sweep_pool(&self) {
         let fleet = self.proxy.fleet.read();
         // A worker that cannot be reached may be another process, or elsewhere, when it can.
-        let is_usable = |worker: &Worker| !worker.standing.is(Behind::Down);
+        let is_usable = |worker: &Worker| !worker.flags.is(Demotion::Down);
         self.pool.sweep(|id| {
             fleet
                 .iter()

@@ -1,19 +1,24 @@
 //! One request's way to a worker and back.
 //!
-//! [`http`] forwards it ([`upgrade`] if it changes protocols). [`choice`] says which worker gets it, and [`retry`] whether another one does when that fails. An
-//! [`upload`] flows there and a [`body`] back, whose end tells [`usage`]. [`reply`] is what the router says
-//! itself, and [`exchange`] what is known of the request in the end. [`in_flight`] limits how many there are at
-//! once. The [`lane`] is the thread's part of the router that all of it runs on.
+//! - [`http`] reads what it needs of a request's body ([`upload`], in [`pieces`]); [`upgrade`] is for requests that
+//!   change protocols. [`in_flight`] limits how many go on from here at once.
+//! - Both go through the [`attempt_loop`]. [`choice`] finds a worker; [`attempts`] says what follows from what
+//!   becomes of it, within the [`retry_budget`].
+//! - A [`body`] brings the answer back; its end may tell [`usage`]. [`reply`] makes the router's own answers.
+//! - The [`record`] is what is known of the request in the end.
+//! - All of it runs on a [`lane`].
 
+pub mod attempt_loop;
+pub mod attempts;
 pub mod body;
 pub mod choice;
-pub mod exchange;
 pub mod http;
 pub mod in_flight;
 pub mod lane;
 pub mod pieces;
+pub mod record;
 pub mod reply;
-pub mod retry;
+pub mod retry_budget;
 pub mod upgrade;
 pub mod upload;
 pub mod usage;

@@ -1,8 +1,8 @@
-//! Chunks of a body as one.
+//! Joins chunks of a body.
 
 use bytes::{Bytes, BytesMut};
 
-/// Chunks collected without copying where there is only one.
+/// Chunks, collected without a copy if there is only one.
 #[derive(Default)]
 pub struct Pieces {
     first: Bytes,

@@ -92,14 +92,14 @@ pub fn error(reason: Reason, message: &str) -> Reply {
     refused(reason.status(), error_body(reason, message), message)
 }
 
-/// The same, of which the log says more than the client is told.
+/// The same; the log is told more than the client.
 pub fn error_logged(reason: Reason, message: &str, logged: String) -> Reply {
     let mut reply = error(reason, message);
     reply.extensions_mut().insert(Why(logged));
     reply
 }
 
-/// What all workers refuse alike is refused with their status.
+/// A refusal with the status that all workers had.
 pub fn error_of_workers(status: StatusCode, message: &str, logged: String) -> Reply {
     let error = error_object(status, Reason::WorkerFailed.code(), message, None);
     refused(status, json!({"error": error}).to_string(), &logged)
@@ -156,7 +156,7 @@ impl Refusal {
         self.into_reply()
     }
 
-    /// The answer to a request whose body is seen to elsewhere.
+    /// The answer to a request whose body is read elsewhere.
     pub fn into_reply(self) -> Reply {
         let mut reply = error(self.reason, &self.message);
         match self.reason {

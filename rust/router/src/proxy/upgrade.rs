@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
+use hyper::http::request::Parts;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
@@ -19,15 +20,16 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::base::end::End;
 use crate::base::headers;
-use crate::fleet::waiting::{Asked, GaveUp};
-use crate::fleet::worker::LoadGuard;
-use crate::proxy::body::{Payload, ResponseBody};
-use crate::proxy::exchange::Exchange;
-use crate::proxy::http::{answer, exhausted, name_header};
+use crate::base::route::Route;
+use crate::fleet::pending_heads::Asked;
+use crate::fleet::worker::{LoadGuard, Worker};
+use crate::proxy::attempt_loop::{self, Attempt, Outcome, name_header};
+use crate::proxy::attempts::Attempts;
+use crate::proxy::body::Payload;
 use crate::proxy::lane::{Lane, Open};
-use crate::proxy::reply::{self, Reply};
-use crate::proxy::retry::Tries;
-use crate::upstream::connection::{Begun, connect, is_exhaustion};
+use crate::proxy::record::RequestRecord;
+use crate::proxy::reply::Reply;
+use crate::upstream::connection::{Begun, connect};
 use crate::upstream::forwarding;
 use crate::upstream::request_body::RequestBody;
 
@@ -35,11 +37,11 @@ const UPGRADE_TOKEN: HeaderValue = HeaderValue::from_static("upgrade");
 
 pub async fn forward(
     lane: &Rc<Lane>,
-    exchange: &mut Exchange,
+    record: &mut RequestRecord,
     mut request: Request<Incoming>,
 ) -> Reply {
     match lane.proxy.in_flight.enter().await {
-        Ok(has_place) => exchange.enters(has_place),
+        Ok(permit) => record.enters(permit),
         Err(refusal) => return refusal.reply(request),
     }
     let client = hyper::upgrade::on(&mut request);
@@ -47,78 +49,77 @@ pub async fn forward(
     parts.headers = with_upgrade(parts.headers);
     forwarding::note_hop(parts.version, &mut parts.headers);
 
-    let nothing = Bytes::new();
-    if let Some(model) = lane.proxy.models.unknown(&lane.pool, &parts, b"").await {
-        return reply::unknown_model(&model);
-    }
-    let mut tries = Tries::new(lane, exchange.sees_urls);
-    let (worker, load, mut response) = loop {
-        let Some(worker) = tries.choose(&parts, b"") else {
-            return tries.give_up();
-        };
-        exchange.tries(&worker);
-        let load = LoadGuard::new(worker.clone());
-        let mut sender =
-            match connect(&worker.endpoint, &lane.proxy.trust, worker.connect_limit()).await {
-                Ok((sender, connection, _)) => {
-                    // It ends with the exchange, or hands its stream over.
-                    tokio::task::spawn_local(connection.with_upgrades());
-                    sender
-                }
-                Err(error) if is_exhaustion(&error) => return exhausted(&error),
-                Err(error) => {
-                    tries.unsent(&worker, &error);
-                    continue;
-                }
-            };
-        let mut request = Request::from_parts(parts.clone(), RequestBody::empty());
-        worker.authorize(request.headers_mut());
-        let asked = Asked {
-            route: exchange.route,
-            body: Some(&nothing),
-            deadline: tries.deadline,
-        };
-        let answer = sender.send_request(request);
-        let may_move = || tries.may_move(&worker);
-        match lane.waiting.head(&worker, &asked, may_move, answer).await {
-            Ok(Ok(response)) if tries.again_after(&worker, &response, true) => {}
-            Ok(Ok(response)) => break (worker, load, response),
-            Err(GaveUp::Expired) => return tries.expired(&worker),
-            Err(GaveUp::Hung) => tries.moved(&worker),
-            Ok(Err(error)) => {
-                if !tries.broken(&worker, &error.to_string()) {
-                    return tries.give_up();
-                }
-            }
-        }
+    let mut attempt = UpgradeAttempt {
+        lane,
+        parts: &parts,
+        route: record.route,
     };
-    if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        return answer(
-            response.map(Begun::from),
-            &worker,
-            exchange.sees_urls,
-            |body| ResponseBody::new(body, None, lane.clone(), load),
-        );
+    let mut answer = match attempt_loop::run(lane, record, &parts, b"", &mut attempt).await {
+        Ok(answer) => answer,
+        Err(reply) => return reply,
+    };
+    if answer.response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return answer.into_reply(lane, record.sees_urls);
     }
-    let server = hyper::upgrade::on(&mut response);
+    let server = hyper::upgrade::on(&mut answer.response);
     tokio::task::spawn_local(relay(
         client,
         server,
         lane.proxy.settings.stall_timeout,
         lane.proxy.settings.stream_idle_timeout,
-        exchange.hand_on(StatusCode::SWITCHING_PROTOCOLS),
-        load,
+        record.hand_on(StatusCode::SWITCHING_PROTOCOLS),
+        answer.load,
         Open::new(lane.clone()),
     ));
-    let (mut parts, _) = response.into_parts();
+    let (mut parts, _) = answer.response.into_parts();
     parts.headers = with_upgrade(parts.headers);
-    parts
-        .headers
-        .insert(headers::WORKER, name_header(&worker, exchange.sees_urls));
+    parts.headers.insert(
+        headers::WORKER,
+        name_header(&answer.worker, record.sees_urls),
+    );
     Response::from_parts(parts, Payload::Local(None))
 }
 
-/// The headers that pass a proxy, and the wish to upgrade, or the consent to, which this one hands on.
+struct UpgradeAttempt<'a> {
+    lane: &'a Lane,
+    parts: &'a Parts,
+    route: Route,
+}
+
+impl Attempt for UpgradeAttempt<'_> {
+    /// Asks on a connection of its own, which becomes the upgraded one.
+    async fn send(&mut self, worker: &Worker, attempts: &mut Attempts<'_>) -> Outcome {
+        let limit = worker.connect_limit();
+        let opened = connect(&worker.endpoint, &self.lane.proxy.trust, limit).await;
+        let (mut sender, connection, _) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return Outcome::NoConnection(error),
+        };
+        // It ends with the answer, or hands its stream over.
+        tokio::task::spawn_local(connection.with_upgrades());
+        let mut request = Request::from_parts(self.parts.clone(), RequestBody::empty());
+        worker.authorize(request.headers_mut());
+        let asked = Asked {
+            route: self.route,
+            body: Some(&Bytes::new()),
+            deadline: attempts.deadline,
+        };
+        let answer = sender.send_request(request);
+        let may_move = || attempts.may_move(worker);
+        match self
+            .lane
+            .pending_heads
+            .head(worker, &asked, may_move, answer)
+            .await
+        {
+            Ok(Ok(response)) => Outcome::Answered(response.map(Begun::from), None),
+            Ok(Err(error)) => Outcome::Reset(error.to_string()),
+            Err(gave_up) => Outcome::GaveUp(gave_up),
+        }
+    }
+}
+
+/// The headers that pass a proxy, with the request to upgrade or the consent to it.
 fn with_upgrade(headers: HeaderMap) -> HeaderMap {
     let upgrade = headers.get(UPGRADE).cloned();
     let mut kept = forwarding::request_headers(headers);
@@ -134,7 +135,7 @@ async fn relay(
     server: OnUpgrade,
     patience: Duration,
     idle_limit: Duration,
-    mut exchange: Exchange,
+    mut record: RequestRecord,
     _load: LoadGuard,
     _open: Open,
 ) {
@@ -161,12 +162,12 @@ async fn relay(
     // An error is one side's reset: dropping both ends passes it on.
     let passed: io::Result<(u64, u64)> = tokio::select! {
         passed = both => passed,
-        () = silence(&last, idle_limit) => return exchange.ends(End::IdleTimeout),
+        () = silence(&last, idle_limit) => return record.ends(End::IdleTimeout),
     };
     if let Ok((up, down)) = passed {
-        exchange.received += up;
-        exchange.sent += down;
-        exchange.ends(End::Complete);
+        record.received += up;
+        record.sent += down;
+        record.ends(End::Complete);
     }
 }
 
@@ -182,7 +183,7 @@ async fn pass(
     Ok(bytes)
 }
 
-/// Ends once nothing was read from either side for as long as that is allowed; never where it is for ever.
+/// Ends once nothing was read from either side for `limit`; never if that is zero.
 async fn silence(last: &Cell<Instant>, limit: Duration) {
     if limit.is_zero() {
         return pending().await;

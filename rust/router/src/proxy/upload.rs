@@ -12,13 +12,13 @@ use hyper::body::{Body, Incoming};
 use crate::base::client::Client;
 use crate::proxy::lane::Lane;
 use crate::proxy::pieces::Pieces;
-use crate::upstream::request_body::{Fault, ReadError, RequestBody, Rest, poll_client};
+use crate::upstream::request_body::{BodyError, Fault, RequestBody, Rest, poll_client};
 
 /// A request's body as far as it was read before forwarding, and the rest.
 pub struct Upload {
     pub read: Bytes,
     /// Counts what was read as held.
-    _held: Held,
+    _held: HeldBytes,
     /// What came behind it.
     trailers: Option<HeaderMap>,
     /// What still has to come from the client; a request with a rest can be sent only once.
@@ -27,12 +27,12 @@ pub struct Upload {
 }
 
 /// Bytes of a body that its lane holds, for as long as it does.
-struct Held {
+struct HeldBytes {
     lane: Rc<Lane>,
     bytes: usize,
 }
 
-impl Held {
+impl HeldBytes {
     /// Adds bytes; false if that is more than a lane may hold.
     fn grow(&mut self, bytes: usize) -> bool {
         self.bytes += bytes;
@@ -42,7 +42,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.lane.held.set(self.lane.held.get() - self.bytes);
     }
@@ -60,10 +60,10 @@ impl Upload {
         mut incoming: Incoming,
         client: Arc<Client>,
         window: usize,
-    ) -> Result<Upload, ReadError> {
+    ) -> Result<Upload, BodyError> {
         let settings = &lane.proxy.settings;
         let (limit, floor) = (settings.max_body_bytes, floor(settings.stall_timeout));
-        let mut held = Held {
+        let mut held = HeldBytes {
             lane: lane.clone(),
             bytes: 0,
         };
@@ -88,7 +88,7 @@ impl Upload {
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => {
                         if !held.grow(data.len()) {
-                            return Err(ReadError::Full(incoming));
+                            return Err(BodyError::Full(incoming));
                         }
                         read.push(data, expected);
                     }
@@ -96,7 +96,7 @@ impl Upload {
                 },
             }
             if read.len() as u64 > limit {
-                return Err(ReadError::TooLarge(incoming));
+                return Err(BodyError::TooLarge(incoming));
             }
         }
         let budget = limit - read.len() as u64;

@@ -1,8 +1,8 @@
-//! Reads how many tokens of a prompt a worker had cached out of the end of its answer, as that passes.
+//! Reads out of the end of an answer how many tokens of the prompt the worker had cached.
 //!
-//! OpenAI's `usage` and SGLang's `meta_info` stand at the end of a JSON answer and in the last events of a
-//! stream, so the last bytes are all that is looked at, of those two kinds. A quoted name cannot stand inside a JSON string,
-//! whose quotes are escaped, so what the model wrote is never mistaken for usage.
+//! OpenAI's `usage` and SGLang's `meta_info` stand at the end of a JSON answer and in the last events of a stream, so
+//! only the last bytes are searched. A quoted name cannot stand inside a JSON string, where quotes are escaped, so
+//! the model's own text is never mistaken for usage.
 
 use std::sync::LazyLock;
 
@@ -49,7 +49,7 @@ pub fn read(text: &[u8]) -> Option<Usage> {
     })
 }
 
-/// The number that follows a name where that stands last.
+/// The number after the last occurrence of a name.
 fn last_number(text: &[u8], name: &Finder<'_>) -> Option<u64> {
     // Searched forwards, which memchr does many bytes at a time, and backwards it does not.
     let at = name.find_iter(text).last()? + name.needle().len();

@@ -22,10 +22,10 @@ use crate::upstream::request_body::RequestBody;
 use crate::upstream::tail::Tail;
 use crate::upstream::trust::Trust;
 
-/// Unlike a connection, which its system takes, a handshake takes the worker itself, which may be busy.
+/// A connection is accepted by the worker's system, but a handshake takes the worker itself, which may be busy.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A host that vanished without a word is given up by the system after this long.
+/// The system gives up a host that vanished without a word after this long.
 const GONE_AFTER: Duration = Duration::from_secs(60);
 
 /// An idle connection is used again for this long. Common servers close theirs after five seconds, and what is
@@ -35,7 +35,7 @@ const REUSED_FOR: Duration = Duration::from_secs(4);
 type Connection = http1::Connection<TokioIo<Stream>, RequestBody>;
 pub type Sender = http1::SendRequest<RequestBody>;
 
-/// Boxed wherever it is handed on: a connection's state is most of a KiB.
+/// Boxed wherever it is passed on: a connection's state is most of a KiB.
 pub struct Upstream {
     sender: Sender,
     /// None once it has ended.
@@ -47,11 +47,12 @@ pub struct Upstream {
     pub reused: bool,
     pub idle_since: Tick,
     pub idle_since_sweep: u32,
-    /// The end of the answer it is bringing, where that is read.
+    /// The end of the answer that it brings, if that is read.
     pub tail: Tail,
 }
 
-/// Opens a connection, which the caller drives; with it comes its socket.
+/// Opens a connection, which the caller drives, and returns its socket too. `limit` is for the connection alone, not
+/// for TLS.
 pub async fn connect(
     endpoint: &Endpoint,
     trust: &Trust,
@@ -66,7 +67,7 @@ pub async fn connect(
     let stream = match endpoint.certified_as.clone() {
         None => Stream::Plain(stream),
         Some(name) => {
-            // Boxed, that a request has no room for it where there is none.
+            // Boxed, so that requests without TLS reserve no room for it.
             let secured = Box::pin(trust.secure(name, stream));
             within(HANDSHAKE_TIMEOUT, "TLS", secured).await?
         }
@@ -130,7 +131,7 @@ impl Upstream {
     }
 
     /// Sends a request and waits for the answer to begin: for its head, and with `for_bytes` for its first bytes
-    /// too, if it is a stream of which the head alone says nothing.
+    /// too, if it is a stream, whose head alone says nothing.
     pub async fn ask(
         &mut self,
         request: Request<RequestBody>,
@@ -186,8 +187,8 @@ impl Upstream {
         self.connection.is_some() && self.sender.is_ready()
     }
 
-    /// Whether a kept connection is good for one more request. One that was idle for a while is looked at: the
-    /// runtime may not have heard yet that its worker has closed it.
+    /// Whether a kept connection is good for one more request. If it was idle for a while, its socket is asked: the
+    /// runtime may not know yet that the worker has closed it.
     pub fn is_alive(&mut self) -> bool {
         if !self.is_ready() {
             return false;
@@ -242,12 +243,12 @@ fn drive(connection: &mut Option<Connection>, cx: &mut Context<'_>) {
     if let Some(open) = connection
         && Pin::new(open).poll(cx).is_ready()
     {
-        // Dropping it hands its error, or the unsent request, to whoever waits for the answer.
+        // Dropping it hands its error, or the unsent request, to what waits for the answer.
         *connection = None;
     }
 }
 
-/// Whether no connection could be made for want of descriptors, ports or memory here.
+/// Whether a connection failed because this process lacks descriptors, ports or memory.
 pub fn is_exhaustion(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

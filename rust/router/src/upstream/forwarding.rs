@@ -1,4 +1,4 @@
-//! Which headers stop at a proxy.
+//! The headers that stop at a proxy, and those that it adds.
 
 use hyper::header::{
     CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, MAX_FORWARDS,
@@ -66,7 +66,7 @@ pub fn note_hop(version: Version, headers: &mut HeaderMap) {
     headers.append(VIA, hop);
 }
 
-/// Counts this hop among those that a request may still make (RFC 9110 7.6.2); false if it is to end here.
+/// Counts this hop among those that a request may still make (RFC 9110 7.6.2); false if it must end here.
 pub fn may_go_on(headers: &mut HeaderMap) -> bool {
     let left = headers.get(MAX_FORWARDS);
     let left = left.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());

@@ -33,7 +33,7 @@ pub enum Fault {
     Left,
 }
 
-pub enum ReadError {
+pub enum BodyError {
     /// With what is left of it.
     TooLarge(Incoming),
     Stalled,
@@ -65,11 +65,11 @@ pub fn poll_client(
     client: &Client,
     floor: u32,
     cx: &mut Context<'_>,
-) -> Poll<Option<Result<Frame<Bytes>, ReadError>>> {
+) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
     match Pin::new(incoming).poll_frame(cx) {
         Poll::Pending if client.phase() == Phase::Body && client.is_late() => {
             client.enters(Phase::Busy);
-            Poll::Ready(Some(Err(ReadError::Stalled)))
+            Poll::Ready(Some(Err(BodyError::Stalled)))
         }
         Poll::Pending => {
             client.stays_in(Phase::Body);
@@ -80,13 +80,13 @@ pub fn poll_client(
                 client.receives(frame.data_ref().map_or(0, Bytes::len), floor);
             }
             client.stays_in(Phase::Busy);
-            Poll::Ready(frame.map(|frame| frame.map_err(ReadError::Client)))
+            Poll::Ready(frame.map(|frame| frame.map_err(BodyError::Client)))
         }
     }
 }
 
-/// Reads on what was refused, for a while: a client that is still sending would otherwise be reset before
-/// it has read why.
+/// Goes on reading a body that was refused, for a while: otherwise a client that is still sending would be reset
+/// before it has read why.
 pub async fn discard(mut incoming: Incoming) {
     const AT_MOST: usize = 64 << 20;
     let reading = async {
@@ -105,7 +105,7 @@ pub async fn discard(mut incoming: Incoming) {
 }
 
 impl Drop for Rest {
-    /// A worker may answer without reading all of a body; its client, still sending, is to get that answer.
+    /// A worker may answer without reading all of a body; its client, still sending, must get that answer.
     fn drop(&mut self) {
         if self.fault.get().is_none()
             && let Some(incoming) = self.incoming.take()
@@ -178,7 +178,7 @@ impl Body for RequestBody {
                     None => Fault::TooLarge,
                 }
             }
-            Some(Err(ReadError::Client(_))) => Fault::Left,
+            Some(Err(BodyError::Client(_))) => Fault::Left,
             Some(Err(_)) => Fault::Stalled,
             None => return Poll::Ready(None),
         };

@@ -1,4 +1,4 @@
-//! The last bytes of an answer, where its usage stands.
+//! The last bytes of an answer, which hold its usage.
 
 /// Bytes that hold the usage of every server known, and the fields some of them write behind it.
 pub const KEPT: usize = 1024;

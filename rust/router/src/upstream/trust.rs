@@ -1,4 +1,4 @@
-//! TLS towards workers: who may vouch for them, and connections to those whose URL is https.
+//! TLS towards workers whose URL is https, and the authorities that may sign their certificates.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ impl Trust {
         Ok(())
     }
 
-    /// Makes a connection out of one to a worker's port, which is to show a certificate of that name.
+    /// Puts TLS on a connection to a worker, which must show a certificate for that name.
     pub async fn secure(&self, name: ServerName<'static>, stream: TcpStream) -> io::Result<Stream> {
         let config = match self.current.load_full() {
             Some(config) => config,

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use self::dns::Name;
+use self::dns::DnsName;
 use self::file::WorkersFile;
 use self::roster::Roster;
 use crate::base::config_error::ConfigError;
@@ -26,22 +26,22 @@ use crate::fleet::worker::Fleet;
 /// How often the file is looked at. A change counts once it looks the same twice.
 const FILE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Where workers are listed.
+/// The lists of workers.
 pub struct Sources {
     pub file: Option<PathBuf>,
-    pub names: Vec<Name>,
+    pub names: Vec<DnsName>,
     /// How often the names are resolved.
     pub dns_interval: Duration,
 }
 
 /// Reads `name:port` for each name.
-pub fn names(texts: &[String]) -> Result<Vec<Name>, ConfigError> {
-    texts.iter().map(|text| Name::parse(text)).collect()
+pub fn names(texts: &[String]) -> Result<Vec<DnsName>, ConfigError> {
+    texts.iter().map(|text| DnsName::parse(text)).collect()
 }
 
 pub struct Discovery {
     file: Option<WorkersFile>,
-    names: Vec<Name>,
+    names: Vec<DnsName>,
     roster: Roster,
     follower: Follower,
 }
@@ -132,7 +132,7 @@ impl Discovery {
 
 impl Follower {
     /// Resolves a name over and over.
-    async fn follow(mut self, roster: Rc<RefCell<Roster>>, source: usize, name: Rc<Name>) {
+    async fn follow(mut self, roster: Rc<RefCell<Roster>>, source: usize, name: Rc<DnsName>) {
         let mut last: Option<Result<Vec<String>, String>> = None;
         loop {
             let found = name.resolve().await;

@@ -1,7 +1,7 @@
-//! Where a worker stands among the others: what puts it behind them, and what brings it back.
+//! What is known against a worker, and which tier of workers that puts it in.
 //!
-//! Nothing ever shuts a worker out, but that it is a router that leads back to this one. A request goes to
-//! the workers of the best class there is, so a lone worker gets every request whatever is known against it.
+//! A request goes to the workers of the best tier there is, so a lone worker gets every request, whatever is known
+//! against it. Only one thing excludes a worker: that it is a router which leads back to this one.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
@@ -44,32 +44,32 @@ impl Health {
     }
 }
 
-/// Why a worker is behind the others, the worse the higher.
+/// Why a worker is in a lower tier, the worse the higher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Behind {
+pub enum Demotion {
     Busy = 4,
     Failing = 8,
     Hung = 16,
     Down = 32,
-    /// Unlike the others it shuts a worker out: what it gets comes back.
+    /// Unlike the others it excludes a worker: what it gets comes back.
     Loop = 64,
 }
 
 const UNPROBED: u8 = 1;
 const TRIAL: u8 = 2;
-const BUSY: u8 = Behind::Busy as u8;
-const FAILING: u8 = Behind::Failing as u8;
-const HUNG: u8 = Behind::Hung as u8;
-const DOWN: u8 = Behind::Down as u8;
-const LOOP: u8 = Behind::Loop as u8;
+const BUSY: u8 = Demotion::Busy as u8;
+const FAILING: u8 = Demotion::Failing as u8;
+const HUNG: u8 = Demotion::Hung as u8;
+const DOWN: u8 = Demotion::Down as u8;
+const LOOP: u8 = Demotion::Loop as u8;
 
-/// Written by every lane, on the way of a request only where something changes, and apart from what every
+/// Written by every lane, for a request only if something changes, and on a cache line apart from what every
 /// request changes.
 #[derive(Debug)]
 #[repr(align(64))]
-pub struct Standing {
-    flags: AtomicU8,
+pub struct HealthFlags {
+    bits: AtomicU8,
     /// Failures since the last good answer.
     streak: AtomicU32,
     /// The tick of the last byte that came from the worker.
@@ -79,10 +79,10 @@ pub struct Standing {
     trial_at: AtomicU32,
 }
 
-impl Default for Standing {
+impl Default for HealthFlags {
     fn default() -> Self {
-        Standing {
-            flags: AtomicU8::new(UNPROBED),
+        HealthFlags {
+            bits: AtomicU8::new(UNPROBED),
             streak: AtomicU32::new(0),
             heard: AtomicU32::new(0),
             busy_until: AtomicU32::new(0),
@@ -91,109 +91,107 @@ impl Default for Standing {
     }
 }
 
-impl Standing {
+impl HealthFlags {
     pub fn health(&self) -> Health {
-        let flags = self.flags.load(Relaxed);
-        match flags {
-            _ if flags & LOOP != 0 => Health::Loop,
-            _ if flags & DOWN != 0 => Health::Down,
-            _ if flags & TRIAL != 0 => Health::HalfOpen,
-            _ if flags & HUNG != 0 => Health::Hung,
-            _ if flags & FAILING != 0 => Health::Failing,
-            _ if flags & BUSY != 0 => Health::Busy,
-            _ if flags & UNPROBED != 0 => Health::Unknown,
+        let bits = self.bits.load(Relaxed);
+        match bits {
+            _ if bits & LOOP != 0 => Health::Loop,
+            _ if bits & DOWN != 0 => Health::Down,
+            _ if bits & TRIAL != 0 => Health::HalfOpen,
+            _ if bits & HUNG != 0 => Health::Hung,
+            _ if bits & FAILING != 0 => Health::Failing,
+            _ if bits & BUSY != 0 => Health::Busy,
+            _ if bits & UNPROBED != 0 => Health::Unknown,
             _ => Health::Up,
         }
     }
 
-    /// The class of workers that get requests only where there are no others; those above it get none.
-    pub const LAST_CLASS: u32 = u8::BITS - DOWN.leading_zeros();
+    /// The tier whose workers get requests only if there are no others; those beyond it get none.
+    pub const LAST_TIER: u32 = u8::BITS - DOWN.leading_zeros();
 
-    /// 0 for a worker nothing is known against; the higher, the further behind.
-    pub fn class(&self) -> u32 {
-        let flags = self.flags.load(Relaxed);
-        let counts = match flags & TRIAL {
+    /// 0 if nothing is known against the worker; the higher, the worse.
+    pub fn tier(&self) -> u32 {
+        let bits = self.bits.load(Relaxed);
+        let counts = match bits & TRIAL {
             0 => BUSY | FAILING | HUNG | DOWN | LOOP,
             _ => BUSY | DOWN | LOOP,
         };
-        u8::BITS - (flags & counts).leading_zeros()
+        u8::BITS - (bits & counts).leading_zeros()
     }
 
-    pub fn is(&self, behind: Behind) -> bool {
-        self.flags.load(Relaxed) & behind as u8 != 0
+    pub fn is(&self, demotion: Demotion) -> bool {
+        self.bits.load(Relaxed) & demotion as u8 != 0
     }
 
     /// Returns whether that is news.
-    pub fn put_behind(&self, behind: Behind) -> bool {
-        self.flags.fetch_or(behind as u8, Relaxed) & behind as u8 == 0
+    pub fn demote(&self, demotion: Demotion) -> bool {
+        self.bits.fetch_or(demotion as u8, Relaxed) & demotion as u8 == 0
     }
 
-    /// Takes one reason back; returns whether it was there.
-    pub fn bring_back(&self, behind: Behind) -> bool {
-        let reason = behind as u8;
-        self.flags.load(Relaxed) & reason != 0
-            && self.flags.fetch_and(!reason, Relaxed) & reason != 0
+    /// Takes one demotion back; returns whether it was there.
+    pub fn restore(&self, demotion: Demotion) -> bool {
+        let bit = demotion as u8;
+        self.bits.load(Relaxed) & bit != 0 && self.bits.fetch_and(!bit, Relaxed) & bit != 0
     }
 
     /// Returns whether it was the first probe's answer.
     pub fn set_probed(&self) -> bool {
-        self.flags.fetch_and(!UNPROBED, Relaxed) & UNPROBED != 0
+        self.bits.fetch_and(!UNPROBED, Relaxed) & UNPROBED != 0
     }
 
-    /// Asked for time until `until`. Returns whether it had not asked yet.
+    /// The worker asked for time until `until`. Returns whether it had not asked yet.
     pub fn set_busy(&self, until: Tick) -> bool {
         self.busy_until.fetch_max(until, Relaxed);
-        self.put_behind(Behind::Busy)
+        self.demote(Demotion::Busy)
     }
 
     /// Ends what was asked for with `set_busy`, once it is over.
     pub fn expire_busy(&self, now: Tick) -> bool {
-        self.is(Behind::Busy)
+        self.is(Demotion::Busy)
             && now >= self.busy_until.load(Relaxed)
-            && self.bring_back(Behind::Busy)
+            && self.restore(Demotion::Busy)
     }
 
     /// The next trial of a failing or hung worker is not before `at`.
     pub fn hold_trial(&self, at: Tick) {
         self.trial_at.store(at, Relaxed);
-        self.flags.fetch_and(!TRIAL, Relaxed);
+        self.bits.fetch_and(!TRIAL, Relaxed);
     }
 
     /// Lets one request through to a failing or hung worker, if its time has come.
     pub fn offer_trial(&self, now: Tick) {
-        let flags = self.flags.load(Relaxed);
-        if flags & (FAILING | HUNG) != 0 && flags & TRIAL == 0 && now >= self.trial_at.load(Relaxed)
-        {
-            self.flags.fetch_or(TRIAL, Relaxed);
+        let bits = self.bits.load(Relaxed);
+        if bits & (FAILING | HUNG) != 0 && bits & TRIAL == 0 && now >= self.trial_at.load(Relaxed) {
+            self.bits.fetch_or(TRIAL, Relaxed);
         }
     }
 
     /// A request is on its way to the worker; if it was offered a trial, this is it.
     pub fn chosen(&self, next_trial: impl FnOnce() -> Tick) {
-        if self.flags.load(Relaxed) & TRIAL != 0 {
+        if self.bits.load(Relaxed) & TRIAL != 0 {
             self.hold_trial(next_trial());
         }
     }
 
     /// A byte came from the worker.
-    pub fn hear(&self, now: Tick) {
+    pub fn heard_from(&self, now: Tick) {
         if self.heard.load(Relaxed) != now {
             self.heard.store(now, Relaxed);
         }
     }
 
-    pub fn heard(&self) -> Tick {
+    pub fn last_heard(&self) -> Tick {
         self.heard.load(Relaxed)
     }
 
-    /// The head of an answer came. Returns whether it ended a time behind the others.
+    /// The head of an answer came. Returns whether that ended a demotion.
     pub fn answered(&self, status: StatusCode) -> bool {
-        let behind = match status {
+        let ended = match status {
             _ if status.is_server_error() => {
                 self.fail();
                 HUNG | TRIAL
             }
-            // What the client did wrong says nothing about how well the worker does.
+            // A client's mistake says nothing about the worker.
             _ if status.is_client_error() => HUNG | TRIAL,
             _ => {
                 if self.streak.load(Relaxed) != 0 {
@@ -202,8 +200,8 @@ impl Standing {
                 HUNG | FAILING | TRIAL
             }
         };
-        self.flags.load(Relaxed) & behind != 0
-            && self.flags.fetch_and(!behind, Relaxed) & behind & !TRIAL != 0
+        self.bits.load(Relaxed) & ended != 0
+            && self.bits.fetch_and(!ended, Relaxed) & ended & !TRIAL != 0
     }
 
     /// An attempt at the worker failed.

@@ -1,11 +1,13 @@
-//! Routers behind routers. Each has a name, and its `/health` lists it, followed by the names of the routers
-//! that its workers lead to. One that finds itself in a worker's list would get its own requests back. That
-//! is found out beside the requests, which carry nothing for it.
+//! Finds a worker that is a router and would send requests back to this one, or to itself.
 //!
-//! Of a ring one way has to be given up, and one is enough: the router that does so no longer lists where
-//! that way leads, so that no other one finds itself in its own worker's list. Should it have no way left, it
-//! says so with 508; then the one before gives up too, until the turn comes to one that has a worker outside
-//! the ring, and those behind it have their ways back.
+//! Each router has a name. Its `/health` lists that name, followed by those of the routers that its workers lead
+//! to. A router that finds itself in a worker's list would get its own requests back, and sends that worker none.
+//! Requests carry nothing for this.
+//!
+//! In a ring of routers it is enough if one stops using its worker in the ring: it no longer lists what lies behind
+//! that worker, so no other router of the ring finds itself in a list. If it has no other worker, it answers
+//! `/health` with 508; then the router before it stops too, and so on, up to one that has a worker outside the
+//! ring. The routers after it may then use their workers again.
 
 use std::collections::BTreeSet;
 
@@ -14,18 +16,18 @@ use hyper::{HeaderMap, Response, StatusCode};
 
 use crate::base::headers::ROUTERS;
 use crate::base::log::Log;
-use crate::fleet::standing::Behind;
+use crate::fleet::health_flags::Demotion;
 use crate::fleet::worker::{Fleet, Worker};
 
-/// Where a worker leads to.
+/// Where a request ends that goes to a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leads {
-    /// To workers, or it is one.
-    On,
-    /// Over other routers to this one, or to itself.
-    Back,
-    /// It is this router.
-    Here,
+pub enum Destination {
+    /// At that worker, or behind it.
+    Clear,
+    /// At this router again, or nowhere.
+    Loop,
+    /// The worker is this router.
+    ThisRouter,
 }
 
 /// What the router of this name answers to a health check.
@@ -41,39 +43,41 @@ pub fn list(fleet: &Fleet, name: &str) -> HeaderValue {
     HeaderValue::from_str(&names.join(", ")).expect("the names came in headers")
 }
 
-/// Whether each of the workers leads back.
+/// Whether every worker leads to a loop.
 pub fn is_closed(fleet: &Fleet) -> bool {
     let fleet = fleet.read();
-    !fleet.is_empty() && fleet.iter().all(|worker| worker.standing.is(Behind::Loop))
+    !fleet.is_empty() && fleet.iter().all(|worker| worker.flags.is(Demotion::Loop))
 }
 
 /// Takes note of what a worker answers to a health check of the router of this name.
-pub fn learn<B>(name: &str, worker: &Worker, answer: &Response<B>, log: &Log) -> Leads {
+pub fn learn<B>(name: &str, worker: &Worker, answer: &Response<B>, log: &Log) -> Destination {
     let names = read(answer.headers());
-    let leads = match names.iter().position(|each| each == name) {
-        Some(0) => return Leads::Here,
-        Some(_) => Leads::Back,
-        None if answer.status() == StatusCode::LOOP_DETECTED && !names.is_empty() => Leads::Back,
-        None => Leads::On,
+    let destination = match names.iter().position(|each| each == name) {
+        Some(0) => return Destination::ThisRouter,
+        Some(_) => Destination::Loop,
+        None if answer.status() == StatusCode::LOOP_DETECTED && !names.is_empty() => {
+            Destination::Loop
+        }
+        None => Destination::Clear,
     };
     let url = &worker.url;
-    if leads == Leads::Back {
+    if destination == Destination::Loop {
         forget(worker);
-        if worker.standing.put_behind(Behind::Loop) {
+        if worker.flags.demote(Demotion::Loop) {
             let text = "worker is a router that leads back to this one, or to itself: it gets no requests; \
                         take this router out of the workers of that one, or of one behind it";
             log.warn(text, &[("worker", url)]);
         }
     } else {
         worker.routers.store(names.into());
-        if worker.standing.bring_back(Behind::Loop) {
+        if worker.flags.restore(Demotion::Loop) {
             log.info("worker does not lead back any more", &[("worker", url)]);
         }
     }
-    leads
+    destination
 }
 
-/// Nothing is behind a worker that cannot be reached: a ring over it is open.
+/// Forgets what lies behind a worker that cannot be reached: no ring goes through it.
 pub fn forget(worker: &Worker) {
     worker.routers.store(Default::default());
 }

@@ -1,5 +1,5 @@
-//! Requests that wait for the first byte of their answer. A lane looks its own over once a tick, instead
-//! of a timer for each: for those that have waited too long, and for those whose worker hangs.
+//! Requests that wait for their answer to begin. Instead of a timer for each, a lane looks over its own once a tick:
+//! some have waited too long, and the worker of some hangs.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -11,11 +11,11 @@ use bytes::Bytes;
 use hyper::Response;
 use hyper::header::CONTENT_TYPE;
 
-use crate::base::clock::{self, Look, Tick};
+use crate::base::clock::{self, LaneClock, Tick};
 use crate::base::log::Log;
 use crate::base::route::Route;
-use crate::fleet::first_bytes::Kind;
-use crate::fleet::hung::{Patience, Wait};
+use crate::fleet::hung::{Patience, PendingHead};
+use crate::fleet::wait_history::RequestKind;
 use crate::fleet::worker::Worker;
 
 /// Why a wait ended without an answer.
@@ -27,17 +27,17 @@ pub enum GaveUp {
     Hung,
 }
 
-/// What a request is, to those who judge how long it may wait.
+/// What decides how long a request may wait.
 pub struct Asked<'a> {
     pub route: Route,
-    /// None where it cannot be sent again: then it waits until its time is over.
+    /// None if it cannot be sent again: then it waits until its time is over.
     pub body: Option<&'a Bytes>,
     /// When its time is over.
     pub deadline: Tick,
 }
 
 struct Entry {
-    wait: Wait,
+    wait: PendingHead,
     deadline: Tick,
     verdict: Option<GaveUp>,
     waker: Waker,
@@ -45,14 +45,14 @@ struct Entry {
 
 /// A lane's requests that wait.
 #[derive(Default)]
-pub struct Waiting {
+pub struct PendingHeads {
     entries: RefCell<Vec<Option<Entry>>>,
     free: RefCell<Vec<usize>>,
 }
 
-impl Waiting {
-    /// Waits for the head of an answer for as long as that makes sense. `may_move` is asked whether
-    /// another worker could have the request.
+impl PendingHeads {
+    /// Waits for the head of an answer, until its time is over or the worker hangs and `may_move` says that another
+    /// one could have the request.
     pub async fn head<B, E>(
         &self,
         worker: &Worker,
@@ -62,14 +62,14 @@ impl Waiting {
     ) -> Result<Result<Response<B>, E>, GaveUp> {
         let since = clock::now();
         let mut answer = pin!(answer);
-        let mut place: Option<Place<'_>> = None;
+        let mut registration: Option<Registration<'_>> = None;
         let answer = poll_fn(|cx| {
             if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
                 return Poll::Ready(Ok(answer));
             }
-            match &place {
-                None => place = Some(self.enter(worker, asked, since, cx.waker())),
-                Some(place) => match place.verdict(cx.waker()) {
+            match &registration {
+                None => registration = Some(self.enter(worker, asked, since, cx.waker())),
+                Some(registration) => match registration.verdict(cx.waker()) {
                     Some(GaveUp::Hung) if !may_move() => {}
                     Some(verdict) => return Poll::Ready(Err(verdict)),
                     None => {}
@@ -80,18 +80,24 @@ impl Waiting {
         .await?;
         if let Ok(response) = &answer {
             let now = clock::now();
-            worker.standing.hear(now);
+            worker.flags.heard_from(now);
             if let Some(body) = asked.body {
-                let kind = Kind::new(asked.route, is_stream(response), body.len());
-                worker.first_bytes.record(kind, now, now - since);
+                let kind = RequestKind::new(asked.route, is_stream(response), body.len());
+                worker.wait_history.record(kind, now, now - since);
             }
         }
         Ok(answer)
     }
 
-    fn enter(&self, worker: &Worker, asked: &Asked<'_>, since: Tick, waker: &Waker) -> Place<'_> {
+    fn enter(
+        &self,
+        worker: &Worker,
+        asked: &Asked<'_>,
+        since: Tick,
+        waker: &Waker,
+    ) -> Registration<'_> {
         let entry = Some(Entry {
-            wait: Wait {
+            wait: PendingHead {
                 worker: worker.id,
                 since,
                 route: asked.route,
@@ -108,14 +114,14 @@ impl Waiting {
             Some(slot) => *slot = entry,
             None => entries.push(entry),
         }
-        Place {
-            waiting: self,
+        Registration {
+            pending: self,
             index,
         }
     }
 
     /// Looks over all that wait, once a tick.
-    pub fn sweep(&self, fleet: &[Arc<Worker>], patience: &Patience, look: Look, log: &Log) {
+    pub fn sweep(&self, fleet: &[Arc<Worker>], patience: &Patience, look: LaneClock, log: &Log) {
         for entry in self.entries.borrow_mut().iter_mut().flatten() {
             entry.wait.since = look.excusing(entry.wait.since);
             let verdict = if look.now >= entry.deadline {
@@ -139,24 +145,24 @@ fn is_stream<B>(response: &Response<B>) -> bool {
 }
 
 /// An entry for as long as the request waits.
-struct Place<'a> {
-    waiting: &'a Waiting,
+struct Registration<'a> {
+    pending: &'a PendingHeads,
     index: usize,
 }
 
-impl Place<'_> {
+impl Registration<'_> {
     fn verdict(&self, waker: &Waker) -> Option<GaveUp> {
-        let mut entries = self.waiting.entries.borrow_mut();
+        let mut entries = self.pending.entries.borrow_mut();
         let entry = entries[self.index].as_mut()?;
         entry.waker.clone_from(waker);
         entry.verdict.take()
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Registration<'_> {
     fn drop(&mut self) {
-        self.waiting.entries.borrow_mut()[self.index] = None;
-        self.waiting.free.borrow_mut().push(self.index);
+        self.pending.entries.borrow_mut()[self.index] = None;
+        self.pending.free.borrow_mut().push(self.index);
     }
 }
 
@@ -171,7 +177,7 @@ mod tests {
     #[test]
     fn a_request_whose_time_is_over_is_told_so_and_leaves_nothing_behind() {
         let fleet = fleet(1);
-        let waiting = Waiting::default();
+        let heads = PendingHeads::default();
         let patience = Patience {
             hung: Tick::MAX,
             recovery: 8,
@@ -184,23 +190,24 @@ mod tests {
         };
         for _ in 0..3 {
             let never = pending::<Result<Response<()>, ()>>();
-            let mut wait = pin!(waiting.head(&fleet[0], &asked, || true, never));
+            let mut wait = pin!(heads.head(&fleet[0], &asked, || true, never));
             assert!(wait.as_mut().poll(&mut context).is_pending());
-            let look = Look::default().next(7);
-            waiting.sweep(&fleet, &patience, look, &Log::nowhere());
+            let look = LaneClock::default().next(7);
+            heads.sweep(&fleet, &patience, look, &Log::nowhere());
             assert!(wait.as_mut().poll(&mut context).is_pending());
-            waiting.sweep(&fleet, &patience, look.next(8), &Log::nowhere());
+            heads.sweep(&fleet, &patience, look.next(8), &Log::nowhere());
             let Poll::Ready(Err(gave_up)) = wait.as_mut().poll(&mut context) else {
                 panic!("it still waits");
             };
             assert_eq!(gave_up, GaveUp::Expired);
         }
-        assert!(matches!(waiting.entries.borrow()[..], [None]));
+        assert!(matches!(heads.entries.borrow()[..], [None]));
     }
+
     #[test]
     fn a_worker_does_not_hang_while_the_lane_does_not_run() {
         let fleet = fleet(2);
-        let waiting = Waiting::default();
+        let heads = PendingHeads::default();
         let patience = Patience {
             hung: 40,
             recovery: 8,
@@ -212,16 +219,16 @@ mod tests {
             deadline: Tick::MAX,
         };
         let never = pending::<Result<Response<()>, ()>>();
-        let mut wait = pin!(waiting.head(&fleet[0], &asked, || true, never));
+        let mut wait = pin!(heads.head(&fleet[0], &asked, || true, never));
         let mut context = Context::from_waker(Waker::noop());
-        let mut look = Look::default();
+        let mut look = LaneClock::default();
         let start = clock::now();
         let mut gave_up_after = |ticks| {
             let now = start + ticks;
             look = look.next(now);
-            let kind = Kind::new(asked.route, false, body.len());
-            fleet[1].first_bytes.record(kind, now, 1);
-            waiting.sweep(&fleet, &patience, look, &Log::nowhere());
+            let kind = RequestKind::new(asked.route, false, body.len());
+            fleet[1].wait_history.record(kind, now, 1);
+            heads.sweep(&fleet, &patience, look, &Log::nowhere());
             wait.as_mut().poll(&mut context).is_ready()
         };
         assert!(!gave_up_after(0));

@@ -1,5 +1,5 @@
-//! How long requests of each kind wait for their first byte at a worker: what tells a long answer from a
-//! worker that hangs.
+//! How long requests of each kind have waited at a worker for their first byte, by which a slow answer is told from
+//! a worker that hangs.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -12,15 +12,15 @@ const KINDS: usize = Route::COUNT * 2 * SIZES;
 /// Requests of one kind take about equally long to a first byte: they have the same route, are both
 /// streamed or both not, and have bodies of about the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kind(usize);
+pub struct RequestKind(usize);
 
-impl Kind {
-    pub fn new(route: Route, is_streamed: bool, body_len: usize) -> Kind {
+impl RequestKind {
+    pub fn new(route: Route, is_streamed: bool, body_len: usize) -> RequestKind {
         // Up to 4 KiB, 32 KiB, 256 KiB, and more.
         let size = (body_len >> 12)
             .checked_ilog2()
             .map_or(0, |log| (log as usize / 3 + 1).min(SIZES - 1));
-        Kind((route.index() * 2 + usize::from(is_streamed)) * SIZES + size)
+        RequestKind((route.index() * 2 + usize::from(is_streamed)) * SIZES + size)
     }
 
     /// The kinds that take at least as long: this one, and the same with larger bodies.
@@ -31,11 +31,11 @@ impl Kind {
 
 /// For each kind, the tick of the last first byte (high half), and the longest wait for one of late.
 #[derive(Debug)]
-pub struct FirstBytes([AtomicU64; KINDS]);
+pub struct WaitHistory([AtomicU64; KINDS]);
 
-impl Default for FirstBytes {
+impl Default for WaitHistory {
     fn default() -> Self {
-        FirstBytes(std::array::from_fn(|_| AtomicU64::new(0)))
+        WaitHistory(std::array::from_fn(|_| AtomicU64::new(0)))
     }
 }
 
@@ -47,8 +47,8 @@ fn unpack(packed: u64) -> (Tick, Tick) {
     ((packed >> 32) as Tick, packed as Tick)
 }
 
-impl FirstBytes {
-    pub fn record(&self, kind: Kind, now: Tick, waited: Tick) {
+impl WaitHistory {
+    pub fn record(&self, kind: RequestKind, now: Tick, waited: Tick) {
         // Writes once a tick at most, unless a wait was longer than any.
         let _ = self.0[kind.0].fetch_update(Relaxed, Relaxed, |packed| {
             let (last, longest) = unpack(packed);
@@ -57,7 +57,7 @@ impl FirstBytes {
         });
     }
 
-    /// Halves the longest waits, so that they are forgotten in the end.
+    /// Halves the longest waits, so that they are forgotten in time.
     pub fn fade(&self) {
         for slot in &self.0 {
             let _ = slot.fetch_update(Relaxed, Relaxed, |packed| {
@@ -69,7 +69,7 @@ impl FirstBytes {
 
     /// The last time that a request of this kind or a larger one got its first byte, and the longest wait
     /// for one.
-    pub fn of(&self, kind: Kind) -> (Tick, Tick) {
+    pub fn of(&self, kind: RequestKind) -> (Tick, Tick) {
         self.0[kind.and_larger()]
             .iter()
             .map(|slot| unpack(slot.load(Relaxed)))
@@ -94,17 +94,18 @@ mod tests {
 
     #[test]
     fn kinds_tell_paths_streams_and_sizes_apart() {
-        let chat =
-            |is_streamed, len| Kind::new(Route::of("/v1/chat/completions"), is_streamed, len);
+        let chat = |is_streamed, len| {
+            RequestKind::new(Route::of("/v1/chat/completions"), is_streamed, len)
+        };
         assert_eq!(chat(true, 0), chat(true, 4095));
         assert_ne!(chat(true, 100), chat(false, 100));
         assert_ne!(
             chat(true, 100),
-            Kind::new(Route::of("/v1/completions"), true, 100)
+            RequestKind::new(Route::of("/v1/completions"), true, 100)
         );
         assert_ne!(
             chat(false, 100),
-            Kind::new(Route::of("/v1/embeddings"), false, 100)
+            RequestKind::new(Route::of("/v1/embeddings"), false, 100)
         );
         let sizes = [0, 5_000, 40_000, 300_000].map(|len| chat(true, len).0);
         assert_eq!(sizes.map(|kind| kind - sizes[0]), [0, 1, 2, 3]);
@@ -113,16 +114,19 @@ mod tests {
 
     #[test]
     fn larger_requests_count_for_smaller_ones_and_old_waits_fade() {
-        let first = FirstBytes::default();
+        let first = WaitHistory::default();
         let (small, large) = (
-            Kind::new(Route::of("/a"), true, 10),
-            Kind::new(Route::of("/a"), true, 10_000),
+            RequestKind::new(Route::of("/a"), true, 10),
+            RequestKind::new(Route::of("/a"), true, 10_000),
         );
         first.record(large, 7, 12);
         assert_eq!((first.of(small), first.of(large)), ((7, 12), (7, 12)));
         first.record(small, 9, 1);
         assert_eq!((first.of(small), first.of(large)), ((9, 12), (7, 12)));
-        assert_eq!(first.of(Kind::new(Route::of("/a"), false, 10)), (0, 0));
+        assert_eq!(
+            first.of(RequestKind::new(Route::of("/a"), false, 10)),
+            (0, 0)
+        );
         first.fade();
         assert_eq!(first.of(large), (7, 6));
     }

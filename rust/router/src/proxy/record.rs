@@ -1,5 +1,5 @@
-//! One exchange with a client, from its request to the end of the answer: what is known of it once it is
-//! over goes into the metrics and the access log.
+//! What is known of one request, from its head to the end of its answer: it goes into the metrics and the access
+//! log once that is over.
 
 use std::fmt::Display;
 use std::net::SocketAddr;
@@ -21,20 +21,19 @@ use crate::base::request_id::RequestId;
 use crate::base::route::Route;
 use crate::fleet::worker::Worker;
 use crate::proxy::body::Payload;
+use crate::proxy::in_flight::Permit;
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{Reply, Why};
 
 /// The status in metrics and logs of a request whose client did not wait for one.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Belongs to the request, then to the body of its answer; what it has gathered is recorded when it is
-/// dropped. The clock is read when it begins and when the answer's first bytes come, and at the end if
-/// that is later.
-#[derive(Clone)]
-pub struct Exchange {
+/// Belongs to the request, then to the body of its answer, and is written down when it is dropped. The clock is
+/// read when it begins and when the answer's first bytes come, and at the end if that is later.
+pub struct RequestRecord {
     lane: Rc<Lane>,
     pub peer: SocketAddr,
-    /// Whether its client is told where workers are.
+    /// Whether the client is told where workers are.
     pub sees_urls: bool,
     pub client: Arc<Client>,
     id: RequestId,
@@ -42,13 +41,11 @@ pub struct Exchange {
     is_head: bool,
     /// The version of HTTP that the client speaks: 1.0 has no chunks.
     version: Version,
-    /// Only where requests are logged.
+    /// Only if requests are logged.
     target: Option<(Method, Uri)>,
     began: Instant,
-    /// Whether it counts as in flight: it is on its way to a worker, or at one.
-    is_in_flight: bool,
-    /// Whether it holds one of a limited number of places in flight.
-    has_place: bool,
+    /// Counts it as in flight while it is on its way to a worker, or at one.
+    in_flight: Option<InFlightGuard>,
     /// The worker whose answer the client gets, or the last one that was tried.
     pub worker: Option<Arc<Worker>>,
     /// How often the request was sent to a worker.
@@ -62,13 +59,13 @@ pub struct Exchange {
     is_from_worker: bool,
     /// What the router itself refused it for.
     why: Option<Box<str>>,
-    first_byte: Option<Duration>,
+    ttfb: Option<Duration>,
     took: Option<Duration>,
     end: End,
     is_handed_on: bool,
 }
 
-impl Exchange {
+impl RequestRecord {
     pub fn begin(
         lane: &Rc<Lane>,
         peer: SocketAddr,
@@ -77,7 +74,7 @@ impl Exchange {
         request: &Request<Incoming>,
     ) -> Self {
         let is_logged = lane.proxy.settings.access_log;
-        Exchange {
+        RequestRecord {
             lane: lane.clone(),
             peer,
             sees_urls: false,
@@ -88,8 +85,7 @@ impl Exchange {
             version: request.version(),
             target: is_logged.then(|| (request.method().clone(), request.uri().clone())),
             began: Instant::now(),
-            is_in_flight: false,
-            has_place: false,
+            in_flight: None,
             worker: None,
             attempts: 0,
             received: request.body().size_hint().exact().unwrap_or(0),
@@ -97,18 +93,16 @@ impl Exchange {
             status: CLIENT_CLOSED_REQUEST,
             is_from_worker: false,
             why: None,
-            first_byte: None,
+            ttfb: None,
             took: None,
             end: End::ClientLeft,
             is_handed_on: false,
         }
     }
 
-    /// Notes that it goes on to a worker, in one of a limited number of places or not.
-    pub fn enters(&mut self, has_place: bool) {
-        self.lane.metrics().in_flight.fetch_add(1, Relaxed);
-        self.is_in_flight = true;
-        self.has_place = has_place;
+    /// Notes that it goes on to a worker, with a permit if their number is limited.
+    pub fn enters(&mut self, permit: Option<Permit>) {
+        self.in_flight = Some(InFlightGuard::new(self.lane.clone(), permit));
     }
 
     /// Notes another attempt, at this worker.
@@ -133,9 +127,9 @@ impl Exchange {
     /// Notes bytes of the answer's body, and whether they are the last.
     pub fn passes(&mut self, bytes: usize, is_last: bool) {
         self.sent += bytes as u64;
-        if self.is_from_worker && self.first_byte.is_none() {
+        if self.is_from_worker && self.ttfb.is_none() {
             let now = self.began.elapsed();
-            self.first_byte = Some(now);
+            self.ttfb = Some(now);
             if is_last {
                 self.took = Some(now);
             }
@@ -154,26 +148,35 @@ impl Exchange {
         self.is_head || matches!(self.status, 100..=199 | 204 | 304)
     }
 
-    /// The same exchange for whoever goes on with it once the answer's head is out.
-    pub fn hand_on(&mut self, status: StatusCode) -> Exchange {
-        let mut rest = self.clone();
-        rest.status = status.as_u16();
+    /// The record for what goes on once the head of the answer is out; this one is not written down any more.
+    pub fn hand_on(&mut self, status: StatusCode) -> RequestRecord {
         self.is_handed_on = true;
-        rest
+        RequestRecord {
+            lane: self.lane.clone(),
+            client: self.client.clone(),
+            id: self.id.clone(),
+            target: self.target.take(),
+            in_flight: self.in_flight.take(),
+            worker: self.worker.take(),
+            why: None,
+            status: status.as_u16(),
+            is_handed_on: false,
+            ..*self
+        }
     }
 
-    fn record(&self, metrics: &LaneMetrics) {
+    fn write_down(&self, metrics: &LaneMetrics) {
         let took = self.took.unwrap_or_else(|| self.began.elapsed());
         // An answer without a body has come whole with its head.
         let is_whole = self.is_from_worker && self.end == End::Complete;
-        let first_byte = self.first_byte.or(is_whole.then_some(took));
+        let ttfb = self.ttfb.or(is_whole.then_some(took));
         metrics.finish(self.route, self.status, self.end, self.received, self.sent);
-        metrics.observe(self.route, first_byte, took);
-        if let (Some(worker), Some(first_byte)) = (&self.worker, first_byte) {
-            worker.first_byte.observe(first_byte);
+        metrics.observe(self.route, ttfb, took);
+        if let (Some(worker), Some(ttfb)) = (&self.worker, ttfb) {
+            worker.ttfb.observe(ttfb);
         }
         if let Some((method, uri)) = &self.target {
-            self.log(method, uri, first_byte, took);
+            self.log(method, uri, ttfb, took);
         }
         if self.end == End::WorkerCut {
             self.log_failure("the worker broke off its answer");
@@ -187,7 +190,7 @@ impl Exchange {
         }
     }
 
-    /// What the router or a worker is to blame for is logged, every request or not.
+    /// Failures of the router or a worker are logged, even if requests are not.
     fn log_failure(&self, why: &str) {
         let id = String::from_utf8_lossy(self.id.value.as_bytes());
         let mut fields: Vec<(&'static str, &dyn Display)> =
@@ -199,7 +202,7 @@ impl Exchange {
         self.lane.proxy.log.warn("request failed", &fields);
     }
 
-    fn log(&self, method: &Method, uri: &Uri, first_byte: Option<Duration>, took: Duration) {
+    fn log(&self, method: &Method, uri: &Uri, ttfb: Option<Duration>, took: Duration) {
         if !self.route.is_logged() {
             return;
         }
@@ -213,14 +216,14 @@ impl Exchange {
                 ("id", String::from_utf8_lossy(id.as_bytes()).into()),
                 ("client", peer.to_string().into()),
                 ("method", method.as_str().into()),
-                // Without the query, which may hold what is nobody's business.
+                // Without the query, which may hold secrets.
                 ("path", uri.path().into()),
                 ("status", status.into()),
                 ("worker", worker.map(|worker| worker.url.clone()).into()),
                 ("attempts", attempts.into()),
                 ("bytes_in", received.into()),
                 ("bytes_out", sent.into()),
-                ("first_byte_ms", first_byte.map(millis).into()),
+                ("first_byte_ms", ttfb.map(millis).into()),
                 ("duration_ms", millis(took)),
                 ("end", end.name().into()),
             ]
@@ -232,17 +235,34 @@ impl Exchange {
     }
 }
 
-impl Drop for Exchange {
+impl Drop for RequestRecord {
     fn drop(&mut self) {
         if self.is_handed_on {
             return;
         }
-        if self.is_in_flight {
-            self.lane.metrics().in_flight.fetch_sub(1, Relaxed);
+        self.in_flight = None;
+        self.write_down(self.lane.metrics());
+    }
+}
+
+/// Counts a request as in flight, and holds its permit, for as long as it lives.
+struct InFlightGuard {
+    lane: Rc<Lane>,
+    _permit: Option<Permit>,
+}
+
+impl InFlightGuard {
+    fn new(lane: Rc<Lane>, permit: Option<Permit>) -> Self {
+        lane.metrics().in_flight.fetch_add(1, Relaxed);
+        InFlightGuard {
+            lane,
+            _permit: permit,
         }
-        if self.has_place {
-            self.lane.proxy.in_flight.leave();
-        }
-        self.record(self.lane.metrics());
+    }
+}
+
+impl Drop for InFlightGuard {
+    fn drop(&mut self) {
+        self.lane.metrics().in_flight.fetch_sub(1, Relaxed);
     }
 }

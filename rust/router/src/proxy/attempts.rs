@@ -1,6 +1,5 @@
-//! Which worker a request goes to next, and whether it goes anywhere else at all.
+//! One request's attempts: what follows from the outcome of each, and whether another worker may be asked.
 
-use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,81 +10,32 @@ use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
 use sglang_omni_policy::{Claim, Receipt};
 
-use crate::base::clock::{self, TICK, Tick};
+use crate::base::clock::{self, Tick};
 use crate::fleet::health::mark_down;
+use crate::fleet::health_flags::Demotion;
 use crate::fleet::models::Serving;
-use crate::fleet::standing::Behind;
 use crate::fleet::worker::Worker;
-use crate::proxy::choice::{Failure, choose, no_worker};
+use crate::proxy::choice::{LastFailure, choose, no_worker};
 use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Reply};
 
-/// The longest that a worker's `Retry-After` keeps it behind the others.
+/// The longest that a worker's `Retry-After` demotes it.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// Bounds retries to a share of the requests there are, so that a fleet that fails as a whole is not asked
-/// several times for each of them. Each lane has its own.
-pub struct Budget {
-    tokens: Cell<f32>,
-}
-
-impl Budget {
-    /// Retries each request adds to the budget.
-    const SHARE: f32 = 0.2;
-    /// Retries a lane may make in a second without any requests to speak of.
-    const FLOOR: f32 = 10.0;
-    /// What is saved at most: a worker that dies takes its requests in flight with it all at once.
-    const RESERVE: f32 = 256.0;
-
-    pub fn deposit(&self) {
-        self.add(Budget::SHARE);
-    }
-
-    /// Called once a tick.
-    pub fn refill(&self) {
-        self.add(Budget::FLOOR * TICK.as_secs_f32());
-    }
-
-    fn add(&self, tokens: f32) {
-        self.tokens
-            .set((self.tokens.get() + tokens).min(Budget::RESERVE));
-    }
-
-    fn has_one(&self) -> bool {
-        self.tokens.get() >= 1.0
-    }
-
-    fn withdraw(&self) -> bool {
-        let has_one = self.has_one();
-        if has_one {
-            self.add(-1.0);
-        }
-        has_one
-    }
-}
-
-impl Default for Budget {
-    fn default() -> Self {
-        Budget {
-            tokens: Cell::new(Budget::RESERVE),
-        }
-    }
-}
-
 /// Connections that may end with a request on them before an answer. The first one has most likely nothing
-/// to do with it; after the second, the request may be what ends workers, and no other one is to try it.
+/// to do with it; after the second, the request may be what kills workers, and no other worker gets it.
 const MOST_LOST: u32 = 2;
 
 /// One request's attempts.
-pub struct Tries<'a> {
+pub struct Attempts<'a> {
     lane: &'a Lane,
     tried: Vec<u32>,
-    /// What was asked for, where workers serve different models.
+    /// The model that was asked for, if workers serve different ones.
     model: Vec<u8>,
     /// Attempts that may follow one that reached a worker.
     left: u32,
     /// What the last failed attempt came to; `was_sent` says whether any of them reached a worker.
-    failure: Failure,
+    failure: LastFailure,
     was_sent: bool,
     was_moved: bool,
     is_over: bool,
@@ -101,15 +51,15 @@ pub struct Tries<'a> {
     pub deadline: Tick,
 }
 
-impl<'a> Tries<'a> {
+impl<'a> Attempts<'a> {
     pub fn new(lane: &'a Lane, sees_urls: bool) -> Self {
         lane.retries.deposit();
-        Tries {
+        Attempts {
             lane,
             tried: Vec::new(),
             model: Vec::new(),
             left: lane.proxy.settings.retries,
-            failure: Failure::default(),
+            failure: LastFailure::default(),
             sees_urls,
             was_sent: false,
             was_moved: false,
@@ -134,14 +84,14 @@ impl<'a> Tries<'a> {
         if !self.tried.is_empty() {
             self.lane.proxy.metrics.retries.fetch_add(1, Relaxed);
         }
-        self.was_down = worker.standing.is(Behind::Down);
-        worker.standing.chosen(|| next_trial(self.lane, &worker));
+        self.was_down = worker.flags.is(Demotion::Down);
+        worker.flags.chosen(|| next_trial(self.lane, &worker));
         Some(worker)
     }
 
-    /// Takes note of an answer's status. True if another worker should be asked instead of passing it on;
-    /// the caller knows whether the request can be sent again.
-    pub fn again_after<B>(
+    /// Takes note of an answer. True if another worker should be asked instead of passing it on, which takes a
+    /// request that `is_whole`.
+    pub fn on_response<B>(
         &mut self,
         worker: &Worker,
         response: &Response<B>,
@@ -159,13 +109,13 @@ impl<'a> Tries<'a> {
             Some(_) => StatusCode::TOO_MANY_REQUESTS,
             None => status,
         };
-        if worker.standing.answered(counts_as) {
+        if worker.flags.answered(counts_as) {
             let log = &self.lane.proxy.log;
             log.info("worker answers again", &[("worker", &worker.url)]);
         }
         if let Some(time) = busy {
             let until = clock::now().saturating_add(clock::ticks(time));
-            if worker.standing.set_busy(until) {
+            if worker.flags.set_busy(until) {
                 let (status, seconds) = (status.as_u16(), time.as_secs());
                 self.lane.proxy.log.info(
                     "worker is busy",
@@ -191,8 +141,8 @@ impl<'a> Tries<'a> {
         is_whole && self.has_better(worker) && self.may_retry()
     }
 
-    /// The client gets this answer: the policy learns from the prompt if it is a good one. Returns the receipt
-    /// where the answer may say what the worker had cached.
+    /// The client gets this answer: the policy learns from the prompt if it is a success. Returns the receipt if the
+    /// answer may say what the worker had cached.
     pub fn settle<B>(&mut self, response: &Response<B>) -> Option<Receipt> {
         let claim = self.claim.take()?;
         if !response.status().is_success() {
@@ -203,7 +153,7 @@ impl<'a> Tries<'a> {
     }
 
     /// No connection could be made: nothing was sent, so another worker costs nothing.
-    pub fn unsent(&mut self, worker: &Worker, error: &io::Error) {
+    pub fn on_connect_error(&mut self, worker: &Worker, error: &io::Error) {
         self.failed(worker, &error.to_string());
         // All that are left are down, then. Waiting for one after another would add up.
         self.is_over = self.was_down && error.kind() == io::ErrorKind::TimedOut;
@@ -211,9 +161,9 @@ impl<'a> Tries<'a> {
     }
 
     /// The connection ended before an answer. True if another worker may be asked.
-    pub fn broken(&mut self, worker: &Worker, error: &str) -> bool {
+    pub fn on_reset(&mut self, worker: &Worker, error: &str) -> bool {
         self.failed(worker, error);
-        worker.standing.fail();
+        worker.flags.fail();
         self.was_sent = true;
         self.lost += 1;
         self.lost < MOST_LOST && self.may_retry()
@@ -231,18 +181,17 @@ impl<'a> Tries<'a> {
         self.lane.proxy.metrics.retries.fetch_add(1, Relaxed);
     }
 
-    /// Whether a request that got no answer from a silent worker may be sent to another one. Where only
-    /// the requests tell that it hangs, that is done once: if it was the request's own length that made
-    /// them seem so, it will be as long elsewhere.
+    /// Whether a request without an answer from a silent worker may be sent to another one. If only requests tell
+    /// that the worker hangs, that is done once: a request that merely takes long takes as long elsewhere.
     pub fn may_move(&self, worker: &Worker) -> bool {
         self.left > 0
-            && (!self.was_moved || worker.standing.is(Behind::Down))
+            && (!self.was_moved || worker.flags.is(Demotion::Down))
             && self.lane.retries.has_one()
             && self.has_better(worker)
     }
 
     /// The request is taken from a silent worker; `may_move` has allowed it.
-    pub fn moved(&mut self, worker: &Worker) {
+    pub fn on_hung(&mut self, worker: &Worker) {
         self.failed(worker, "it hangs");
         self.was_sent = true;
         self.was_moved = true;
@@ -250,9 +199,9 @@ impl<'a> Tries<'a> {
     }
 
     /// The time is over; says so to the client.
-    pub fn expired(&mut self, worker: &Worker) -> Reply {
+    pub fn on_timeout(&mut self, worker: &Worker) -> Reply {
         self.failed(worker, "no answer in time");
-        worker.standing.fail();
+        worker.flags.fail();
         let limit = self.lane.proxy.settings.request_timeout.as_secs_f64();
         let message = format!(
             "worker {} has not begun to answer in {limit} s (request_timeout)",
@@ -261,9 +210,17 @@ impl<'a> Tries<'a> {
         reply::error(Reason::WorkerTimeout, &message)
     }
 
+    /// Says to the client that part of a body was lost with a connection.
+    pub fn cannot_resend(&self) -> Reply {
+        let say =
+            |what: &str| format!("part of the body was sent, and it cannot be sent again: {what}");
+        let (shown, logged) = (say(&self.failure.shown), say(&self.failure.logged));
+        reply::error_logged(Reason::WorkerFailed, &shown, logged)
+    }
+
     fn failed(&mut self, worker: &Worker, error: &str) {
         worker.failures.fetch_add(1, Relaxed);
-        self.failure = Failure::of(worker, error, self.sees_urls);
+        self.failure = LastFailure::of(worker, error, self.sees_urls);
         self.tried.push(worker.id);
     }
 
@@ -280,7 +237,7 @@ impl<'a> Tries<'a> {
         true
     }
 
-    /// Whether a worker that nothing is known against was not asked yet.
+    /// Whether there is a worker of the best tier that was not asked yet.
     fn has_better(&self, worker: &Worker) -> bool {
         let fleet = self.lane.proxy.fleet.read();
         let serving = Serving::of(&fleet, &self.model);
@@ -288,12 +245,12 @@ impl<'a> Tries<'a> {
             other.id != worker.id
                 && serving.includes(other)
                 && !other.is_draining()
-                && other.standing.class() == 0
+                && other.flags.tier() == 0
                 && !self.tried.contains(&other.id)
         })
     }
 
-    /// What the client gets where no worker answered.
+    /// The answer to the client if no worker answered.
     pub fn give_up(&self) -> Reply {
         if self.was_sent {
             self.lane.proxy.metrics.unserved.fetch_add(1, Relaxed);
@@ -319,7 +276,7 @@ impl<'a> Tries<'a> {
 /// When a worker that just got its trial may get another, if nothing comes of this one.
 fn next_trial(lane: &Lane, worker: &Worker) -> Tick {
     let settings = &lane.proxy.settings;
-    let patience = match worker.standing.is(Behind::Hung) {
+    let patience = match worker.flags.is(Demotion::Hung) {
         true => settings.hung_timeout,
         false => Duration::ZERO,
     };
@@ -348,29 +305,6 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_budget_allows_a_share_of_the_requests() {
-        let budget = Budget::default();
-        let spend = || {
-            std::iter::repeat_with(|| budget.withdraw())
-                .take_while(|&had| had)
-                .count()
-        };
-        assert_eq!(spend(), 256);
-        for _ in 0..100 {
-            budget.deposit();
-        }
-        assert!((19..=21).contains(&spend()));
-        for _ in 0..8 {
-            budget.refill();
-        }
-        assert_eq!(spend(), 20);
-        for _ in 0..10_000 {
-            budget.deposit();
-        }
-        assert_eq!(spend(), 256);
-    }
 
     #[test]
     fn usage_is_looked_for_in_json_and_events() {
