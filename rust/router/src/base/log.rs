@@ -1,5 +1,5 @@
-//! Log lines. They are written to standard error by a thread of their own, from a bounded queue: a terminal
-//! or a pipe that does not keep up costs lines, which are counted, and never holds a lane up.
+//! Writes log lines to standard error, on a thread of its own and from a bounded queue: if a terminal or a pipe
+//! does not keep up, lines are dropped and counted, and no request waits.
 
 use std::borrow::Cow;
 use std::fmt::{Display, Write as _};
@@ -16,7 +16,7 @@ use serde_json::Value;
 /// Lines that may wait for the writer.
 const QUEUE: usize = 4096;
 
-/// How long the end of the router waits for the last lines to be taken.
+/// How long the end of the router waits for the last lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize, ValueEnum)]
@@ -50,7 +50,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// What a line says beside its message. Values that are not strings are JSON numbers, booleans or null.
+/// The fields of a line, after its message. Values that are not strings are JSON numbers, booleans or null.
 pub type Fields = Vec<(&'static str, Value)>;
 
 /// Makes the fields of a line; runs on the writer's thread.
@@ -63,7 +63,7 @@ struct Line {
     fields: MakeFields,
 }
 
-/// Where lines are put. Lines below its level are not.
+/// Takes lines, of its level and above.
 pub struct Log {
     level: Level,
     /// None is the end.
@@ -98,7 +98,7 @@ impl Log {
         }
     }
 
-    /// A line about the router itself.
+    /// Logs a line about the router itself; its fields are strings.
     pub fn event(
         &self,
         level: Level,
@@ -132,7 +132,7 @@ impl Log {
         self.event(Level::Warn, message, fields);
     }
 
-    /// Leaves a line, whose fields are made later, to the writer.
+    /// Logs a line whose fields the writer's thread makes.
     pub fn put(&self, level: Level, message: impl Into<Cow<'static, str>>, fields: MakeFields) {
         if level < self.level {
             return;
@@ -148,16 +148,17 @@ impl Log {
         }
     }
 
-    /// Lines lost because the writer did not keep up.
+    /// Lines dropped because the writer did not keep up.
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Relaxed)
     }
 }
 
 impl Writer {
-    /// Waits a moment for what was put last. Whoever does not read it even then will not.
+    /// Waits at most `LAST_LINES` for the last lines to be written: a reader that stands still must not hold up the
+    /// router's end.
     pub fn finish(self, log: &Log) {
-        // A full queue is one that nobody reads.
+        // If the queue is full, no line of it will be read in time.
         let _ = log.lines.try_send(None);
         let deadline = Instant::now() + LAST_LINES;
         while !self.0.is_finished() && Instant::now() < deadline {
