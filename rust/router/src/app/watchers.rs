@@ -14,7 +14,7 @@ use crate::base::memory;
 use crate::base::supervise::{keep_running, run_or};
 use crate::fleet::breaker::{self, Breaker};
 use crate::fleet::discovery::Discovery;
-use crate::fleet::health::{self, Probes};
+use crate::fleet::health::{HealthChecks, Probes};
 use crate::fleet::models;
 use crate::fleet::worker::{Fleet, Worker};
 use crate::front::tls::{self, Tls};
@@ -42,16 +42,14 @@ impl Watchers {
     /// again.
     pub fn start(self, failed: impl FnOnce() + 'static) {
         let (proxy, reload) = (&self.proxy, self.reload);
-        let (probes, breaker, every) = (self.probes, self.breaker, self.eviction_interval);
-        keep(
-            proxy,
-            "health checks",
-            move |Proxy {
-                      fleet, trust, log, ..
-                  }| {
-                health::watch(fleet.clone(), trust.clone(), probes.clone(), log.clone())
-            },
-        );
+        let (breaker, every) = (self.breaker, self.eviction_interval);
+        let checks = HealthChecks {
+            fleet: proxy.fleet.clone(),
+            trust: proxy.trust.clone(),
+            probes: self.probes,
+            log: proxy.log.clone(),
+        };
+        keep(proxy, "health checks", move |_| checks.clone().watch());
         keep(
             proxy,
             "the policy's upkeep",

@@ -47,53 +47,42 @@ pub struct Probes {
     pub router: String,
 }
 
-/// Starts a prober for every worker in the fleet, now and later, until the runtime ends.
-pub async fn watch(fleet: Arc<Fleet>, trust: Arc<Trust>, probes: Arc<Probes>, log: Arc<Log>) {
-    let mut watched: Vec<u32> = Vec::new();
-    loop {
-        let workers = fleet.read().clone();
-        watched.retain(|id| workers.iter().any(|worker| worker.id == *id));
-        for worker in workers.iter() {
-            if !watched.contains(&worker.id) {
-                watched.push(worker.id);
-                let (fleet_of, named, every) = (fleet.clone(), worker.clone(), probes.interval);
-                keep_running(log.clone(), "a worker's name", move || {
-                    resolver::follow(fleet_of.clone(), named.clone(), every)
-                });
-                let prober = Prober {
-                    fleet: fleet.clone(),
-                    trust: trust.clone(),
-                    probes: probes.clone(),
-                    log: log.clone(),
-                    worker: worker.clone(),
-                };
-                keep_running(log.clone(), "a worker's health checks", move || {
-                    prober.clone().run()
-                });
-            }
-        }
-        fleet.added.notified().await;
-    }
-}
-
-/// Asks one worker for its health.
+/// What the health checks of a fleet need.
 #[derive(Clone)]
-struct Prober {
-    fleet: Arc<Fleet>,
-    trust: Arc<Trust>,
-    probes: Arc<Probes>,
-    log: Arc<Log>,
-    worker: Arc<Worker>,
+pub struct HealthChecks {
+    pub fleet: Arc<Fleet>,
+    pub trust: Arc<Trust>,
+    pub probes: Arc<Probes>,
+    pub log: Arc<Log>,
 }
 
-impl Prober {
-    async fn run(self) {
-        let Prober {
-            probes,
-            log,
-            worker,
-            ..
-        } = &self;
+impl HealthChecks {
+    /// Checks every worker in the fleet, now and later, until the runtime ends.
+    pub async fn watch(self) {
+        let mut watched: Vec<u32> = Vec::new();
+        loop {
+            let workers = self.fleet.read().clone();
+            watched.retain(|id| workers.iter().any(|worker| worker.id == *id));
+            for worker in workers.iter() {
+                if !watched.contains(&worker.id) {
+                    watched.push(worker.id);
+                    let (checks, about) = (self.clone(), worker.clone());
+                    keep_running(self.log.clone(), "a worker's name", move || {
+                        let every = checks.probes.interval;
+                        resolver::follow(checks.fleet.clone(), about.clone(), every)
+                    });
+                    let (checks, about) = (self.clone(), worker.clone());
+                    keep_running(self.log.clone(), "a worker's health checks", move || {
+                        checks.clone().probe_forever(about.clone())
+                    });
+                }
+            }
+            self.fleet.added.notified().await;
+        }
+    }
+
+    async fn probe_forever(self, worker: Arc<Worker>) {
+        let HealthChecks { probes, log, .. } = &self;
         let mut tick = interval(probes.interval);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut slow = 0;
@@ -104,20 +93,20 @@ impl Prober {
         worker.authorize(&mut headers);
         loop {
             tick.tick().await;
-            if !self.fleet.has(worker) {
+            if !self.fleet.has(&worker) {
                 return;
             }
             let since = clock::now();
-            let probe = probe(worker, &self.trust, &headers);
+            let probe = probe(&worker, &self.trust, &headers);
             match timeout(probes.timeout, probe).await {
                 Ok(Ok(answer)) => {
                     slow = 0;
-                    match loop_detection::learn(&probes.router, worker, &answer, log) {
+                    match loop_detection::learn(&probes.router, &worker, &answer, log) {
                         Destination::ThisRouter => {
                             let text =
                                 "a worker is this router itself: it is taken out of the list";
                             log.warn(text, &[("worker", &worker.url)]);
-                            self.fleet.remove(worker);
+                            self.fleet.remove(&worker);
                             return;
                         }
                         // Should all routers of a ring ask at the same moments, all would give up at once, and
@@ -130,18 +119,18 @@ impl Prober {
                     }
                     let status = answer.status();
                     if status.is_server_error() {
-                        mark_down(log, worker, &format!("/health answered {status}"));
+                        mark_down(log, &worker, &format!("/health answered {status}"));
                     } else {
                         // Any other answer is one: not every worker has a /health.
-                        mark_up(log, worker);
+                        mark_up(log, &worker);
                     }
                 }
                 // What this says is of the router.
                 Ok(Err(error)) if is_exhaustion(&error) => {}
                 Ok(Err(error)) => {
                     slow = 0;
-                    loop_detection::forget(worker);
-                    mark_down(log, worker, &error.to_string());
+                    loop_detection::forget(&worker);
+                    mark_down(log, &worker, &error.to_string());
                 }
                 // One that still answers requests is only too busy to answer this.
                 Err(_) if worker.flags.last_heard() >= since => slow = 0,
@@ -150,7 +139,7 @@ impl Prober {
                     if slow >= SLOW_PROBES {
                         mark_down(
                             log,
-                            worker,
+                            &worker,
                             &format!("{slow} health checks in a row were not answered in time"),
                         );
                     }
