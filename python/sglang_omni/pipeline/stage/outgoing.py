@@ -13,7 +13,7 @@ from sglang_omni.pipeline.stage.edges.coordinator import COORDINATOR, Coordinato
 from sglang_omni.pipeline.stage.edges.cuda import CudaIpcEdge
 from sglang_omni.pipeline.stage.edges.edge import End, Item, OutgoingEdge, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut
-from sglang_omni.pipeline.stage.edges.isolation import has_own_container
+from sglang_omni.pipeline.stage.edges.isolation import isolated_targets
 from sglang_omni.pipeline.stage.edges.local import LocalEdge, LocalStageDispatcher
 from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
 from sglang_omni.pipeline.stage.edges.relayed import RelayedEdge, TargetEndpoints
@@ -202,7 +202,7 @@ class Outgoing:
         if returned is not None:
             targets = checked_targets(returned, self._topology, stage=self._stage_name, hook="get_next")
             payloads = self._projected(output, targets, replicas)
-        local = self._handed_over(payloads, output)
+        local = isolated_targets(payloads, output, self._same_process_targets)
         shared = self._shared([sent for sent in payloads if sent[0] not in local])
         for target in ended:
             self._open_stream(request_id, record, target)
@@ -284,19 +284,6 @@ class Outgoing:
                 )
             projected.append(payload)
         return list(zip(_instances(targets, replicas), projected, strict=True))
-
-    def _handed_over(self, payloads: Sequence[tuple[str, StagePayload]], output: Any) -> set[str]:
-        """The targets that get the object itself: what one of them does to it no other target can see."""
-        if not self._same_process_targets:
-            return set()
-        local = set()
-        for i, (target, payload) in enumerate(payloads):
-            others = [other for j, (_, other) in enumerate(payloads) if j != i]
-            if target in self._same_process_targets and (
-                not others or (payload is not output and has_own_container(payload, [*others, output]))
-            ):
-                local.add(target)
-        return local
 
     def _shared(self, sent: Sequence[tuple[str, Any]]) -> dict[str, FanOut]:
         """By target, what writes an object that others get through the same relay."""
