@@ -174,11 +174,11 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
         field, _, why = str(exc).partition(":")
         parser.error(f"--router-{field.replace('_', '-')}:{why}")
     if args.parent_pid is not None:
-        from sglang_omni.serve.launch.member import write_stacks_on_request
-        from sglang_omni.serve.launch.processes import end_with_parent
+        from sglang_omni.serve.launch.stopping import stop_with_parent
+        from sglang_omni.supervision.exits import write_stacks_on_sigquit
 
-        write_stacks_on_request()
-        end_with_parent(args.parent_pid)
+        write_stacks_on_sigquit()
+        stop_with_parent(args.parent_pid)
     logging.basicConfig(
         level=args.log_level.upper(),
         format=f"%(asctime)s %(levelname)s [{args.log_name}] %(name)s: %(message)s",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import faulthandler
 import gc
 import json
 import logging
@@ -27,10 +25,8 @@ from sglang_omni.pipeline.stage.build import build_scheduler, build_stage
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.pipeline.transport import open_files
-
-_PR_SET_PDEATHSIG = 1
-
-_STDERR = 2
+from sglang_omni.supervision.exits import write_stacks_on_sigquit
+from sglang_omni.supervision.parent import end_with_parent
 
 # The end of a traceback is what says why; a report must fit into the pipe whoever reads it.
 LONGEST_TRACEBACK = 32_000
@@ -51,8 +47,7 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave_it_to_the_parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    # At which line it hangs: written by C code, which waits for no lock of Python's.
-    faulthandler.register(signal.SIGQUIT, _STDERR)
+    write_stacks_on_sigquit()
     os.set_inheritable(report_fd, False)
     worker_process.inside_worker = True
     status = 1
@@ -60,7 +55,8 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
         with source:
             spawn.prepare(pickle.load(source))
             spec: WorkerSpec = pickle.load(source)
-        _die_with(spec.parent_pid)
+        if not end_with_parent(spec.parent_pid, signal.SIGKILL):
+            os._exit(1)
         multiprocessing.current_process().name = spec.process_name
         configure_logging(spec)
         asyncio.run(_run_and_report(spec, report_fd))
@@ -156,14 +152,6 @@ def _use_gpu(spec: WorkerSpec) -> None:
 
     if torch.cuda.is_available():
         torch.cuda.set_device(gpu_id)
-
-
-def _die_with(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, however that ends."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:
-        os._exit(1)  # it ended before the request above
 
 
 def configure_logging(spec: WorkerSpec) -> None:

@@ -8,18 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sglang_omni.pipeline.specs import StageLaunchConfig, WorkerSpec
+from sglang_omni.supervision.ports import bind
 
 
 def with_port(ranks: Sequence[WorkerSpec]) -> tuple[list[WorkerSpec], socket.socket]:
     """The ranks of one stage, told a port of their own.
 
     Returns:
-        The ranks, and the socket that holds the port until it is closed: it never listens, which leaves the
-        port to the ranks and out of what the system hands out as free.
+        The ranks, and the socket that holds the port for them until it is closed.
     """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
+    held = bind("127.0.0.1")
     port = held.getsockname()[1]
     return [
         replace(spec, stages=tuple(replace(launch, nccl_port=port) for launch in spec.stages))

@@ -21,6 +21,7 @@ from multiprocessing import spawn
 from pathlib import Path
 
 from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
+from sglang_omni.supervision.exits import STACKS_S, describe_exit
 
 # Without sys.path the child cannot import this package, and without that it cannot read the rest.
 _BOOTSTRAP = (
@@ -28,8 +29,6 @@ _BOOTSTRAP = (
     "from sglang_omni.pipeline.processes.child import worker_main; worker_main(source, {report})"
 )
 _REPORT_CHUNK = 1 << 16
-# What a process has to write its stacks before it is killed.
-STACKS_S = 1.0
 # States of a process in /proc that keep it from answering, in words.
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits inside the kernel"}
 
@@ -78,7 +77,7 @@ def ended_early(name: str, exit_text: str, traceback: str | None) -> WorkerFailu
 
 def exited_with(status: int, traceback: str | None) -> str:
     """How a process ended by itself: ``exited with status 1: KeyError: 3``."""
-    return f"exited with status {status}" + (f": {_error_in(traceback)}" if traceback else "")
+    return describe_exit(status) + (f": {_error_in(traceback)}" if traceback else "")
 
 
 def _error_in(traceback: str) -> str:
@@ -177,11 +176,7 @@ class WorkerProcess:
     def describe_exit(self) -> str:
         """How it ended: ``was killed by SIGKILL (exit status -9)``, ``exited with status 1: KeyError: 3``."""
         status = self.exited.result()
-        if status < 0:
-            known = -status in signal.valid_signals()
-            name = signal.Signals(-status).name if known else f"signal {-status}"
-            return f"was killed by {name} (exit status {status})"
-        return exited_with(status, self.failure)
+        return exited_with(status, self.failure if status >= 0 else None)
 
     def _read_reports(self) -> bool:
         """Handle what the child has written. Returns False where there was nothing."""

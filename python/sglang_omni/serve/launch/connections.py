@@ -46,14 +46,6 @@ class ConnectionLimits:
     sweep_s: float = 1.0
 
 
-def raise_descriptor_limit() -> None:
-    """Has this process, and those it starts, use as many descriptors as they may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def room_for_connections() -> int:
     """How many connections this process may have, with descriptors in reserve for all else."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -15,7 +15,9 @@ from typing import Any
 
 from sglang_omni.serve.api.keys import replicas_environment, runs_key
 from sglang_omni.serve.launch.member import Member, MemberFailed
-from sglang_omni.serve.launch.processes import ROUTER_CONFIG, StopSignals, bind
+from sglang_omni.serve.launch.router_process import ROUTER_CONFIG
+from sglang_omni.serve.launch.stopping import StopSignals
+from sglang_omni.supervision.ports import bind
 
 logger = logging.getLogger(__name__)
 
@@ -47,9 +49,12 @@ async def run_fleet(options: FleetOptions) -> int:
     """Serve until a signal. Returns an exit status."""
     signals = StopSignals()
     with contextlib.ExitStack() as held:
-        # A port in use is better known before the models are loaded.
-        options = replace(options, port=_hold_port(held, options.host, options.port))
-        ports = [_hold_port(held, "127.0.0.1") for _ in range(options.size)]
+        # Bound, and never listened on here: the ports stay the members', whenever those start. That one is in
+        # use is better known before the models are loaded.
+        of_router = held.enter_context(bind(options.host, options.port))
+        options = replace(options, port=of_router.getsockname()[1])
+        of_replicas = [held.enter_context(bind("127.0.0.1")) for _ in range(options.size)]
+        ports = [listener.getsockname()[1] for listener in of_replicas]
         key, router = runs_key(options.router)
         options = replace(options, router=router)
         replicas = [_replica(index, port, options, key) for index, port in enumerate(ports)]
@@ -127,15 +132,6 @@ async def _end(
             logger.warning("%s is killed: still there after %g s", member.name, _LEAVE_S)
             member.send_signal(signal.SIGKILL)
     await asyncio.gather(*waits)
-
-
-def _hold_port(held: contextlib.ExitStack, host: str, port: int = 0) -> int:
-    """A port that stays a member's, whenever it starts, for as long as ``held`` is open.
-
-    The socket that holds it never listens, which leaves the port to whoever binds it by number, as
-    members do, and out of what the system hands out as free.
-    """
-    return held.enter_context(bind(host, port)).getsockname()[1]
 
 
 def _replica(index: int, port: int, options: FleetOptions, key: str) -> Member:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import logging
 import signal
 from collections.abc import Mapping, Sequence
@@ -12,29 +11,22 @@ from typing import Any
 
 import httpx
 
+from sglang_omni.supervision.exits import STACKS_S, describe_exit
+from sglang_omni.supervision.restarts import Restarts
+
 logger = logging.getLogger(__name__)
 
-_FIRST_BACKOFF_S = 0.5
-_LONGEST_BACKOFF_S = 30.0
-# Who has been healthy this long starts again as if it had never ended. Loading a model does not count.
+# After this long without a fault earlier deaths are forgotten. Loading a model does not count.
 _SETTLED_S = 60.0
 _POLL_S = 0.1
 # Between two questions once it is up.
 _PROBE_S = 2.0
 # The last chance of one that has not answered, in case it was this process that did not listen.
 _LAST_PROBE_S = 5.0
-# What it has to write its stacks before it is killed.
-_STACKS_S = 1.0
-_STDERR = 2
 
 
 class MemberFailed(RuntimeError):
     """A member ended before it was ever healthy: starting it again would not help."""
-
-
-def write_stacks_on_request() -> None:
-    """Have this process write its threads' stacks to stderr at SIGQUIT, which a member gets that hangs."""
-    faulthandler.register(signal.SIGQUIT, _STDERR)
 
 
 class Member:
@@ -96,7 +88,7 @@ class Member:
             MemberFailed: The first process could not be started, ended, or was not healthy in time.
         """
         loop = asyncio.get_running_loop()
-        backoff = _FIRST_BACKOFF_S
+        restarts = Restarts()
         while True:
             up_at = loop.time()
             try:
@@ -115,10 +107,11 @@ class Member:
             else:
                 reason, up_at = await self._follow(process, start_timeout)
             if loop.time() - up_at > _SETTLED_S:
-                backoff = _FIRST_BACKOFF_S
-            logger.error("%s; starting it again in %g s", reason, backoff)
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
+                restarts.forget()
+            delay = restarts.after_death(loop.time())
+            assert delay is not None  # there is no budget
+            logger.error("%s; starting it again in %g s", reason, delay)
+            await asyncio.sleep(delay)
 
     async def _follow(self, process: asyncio.subprocess.Process, start_timeout: float) -> tuple[str, float]:
         """See a process to its end. Returns how it ended, and since when it had been up."""
@@ -138,7 +131,7 @@ class Member:
             await ended
         finally:
             ended.cancel()
-        reason = f"{self.name} (pid {process.pid}) {_describe_exit(await process.wait())}"
+        reason = f"{self.name} (pid {process.pid}) {describe_exit(await process.wait())}"
         reason += f":{fault}" if fault else ""
         if not self.healthy.is_set():
             raise MemberFailed(reason)
@@ -188,7 +181,7 @@ class Member:
     async def _end_hung(self, ended: asyncio.Future[int]) -> None:
         logger.error("%s does not answer: it is ended, with its stacks written if it still can", self.name)
         self.send_signal(signal.SIGQUIT)
-        await asyncio.wait({ended}, timeout=_STACKS_S)
+        await asyncio.wait({ended}, timeout=STACKS_S)
         self.send_signal(signal.SIGKILL)
 
 
@@ -204,9 +197,3 @@ def _told_limits(answer: httpx.Response) -> dict[str, Any]:
     except ValueError:
         return {}
     return dict(told.get("limits", {}))
-
-
-def _describe_exit(status: int) -> str:
-    if status >= 0:
-        return f"exited with status {status}"
-    return f"was killed by {signal.Signals(-status).name}"

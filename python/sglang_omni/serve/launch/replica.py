@@ -19,13 +19,14 @@ from sglang_omni.config.instances import stage_of
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.pipeline.processes.launcher import Launcher
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.transport import open_files
 from sglang_omni.serve.api.admission import AdmissionLimits
 from sglang_omni.serve.api.app import create_app
 from sglang_omni.serve.api.keys import Access
 from sglang_omni.serve.api.state import Capabilities
-from sglang_omni.serve.launch.connections import raise_descriptor_limit
-from sglang_omni.serve.launch.processes import StopSignals, bind, exit_after
+from sglang_omni.serve.launch.stopping import StopSignals, exit_after
 from sglang_omni.serve.launch.web_server import WebServer
+from sglang_omni.supervision.ports import bind
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class ReplicaOptions:
 async def run_replica(config: PipelineConfig, options: ReplicaOptions) -> int:
     """Serve ``config`` until a signal or the loss of the pipeline. Returns an exit status."""
     signals = StopSignals()
-    raise_descriptor_limit()
+    open_files.raise_limit()
     # Bound before anything is loaded, so that a port in use is known at once; listened on when all is up.
     with bind(options.host, options.port) as listener:
         runner = MultiProcessPipelineRunner(config, launcher=options.launcher)

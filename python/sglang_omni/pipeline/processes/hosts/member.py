@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sglang_omni.pipeline.processes.hosts.messages import Launch, ProcessReport, ReportMessage, WantedMessage
-from sglang_omni.pipeline.processes.process import STACKS_S, WorkerFailure, ended_early, fail_ready
+from sglang_omni.pipeline.processes.process import WorkerFailure, ended_early, fail_ready
 from sglang_omni.pipeline.processes.pulse import Vitals
+from sglang_omni.supervision.exits import STACKS_S
 
 _KILLED = -int(signal.SIGKILL)
 # A host that was told to kill a process, and has not said that it did, cannot be waited for at a shutdown.

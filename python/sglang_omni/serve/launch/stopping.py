@@ -1,38 +1,28 @@
-"""What a server's processes share: how they are told to end, and do so in time; where they listen."""
+"""How a server's processes are told to end, and end in time."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-# The environment variable by which a fleet's router gets its config, as JSON: it may hold keys.
-ROUTER_CONFIG = "SGLANG_OMNI_ROUTER_CONFIG"
-_PR_SET_PDEATHSIG = 1
+from sglang_omni.supervision.parent import end_with_parent
 
 
-def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel send SIGINT to this process when its parent dies, however it dies.
-
-    It ends it at once: nobody is left to wait for what is under way.
+def stop_with_parent(parent_pid: int) -> None:
+    """Have the kernel send SIGINT to this process when its parent dies, which stops it without draining.
 
     Args:
-        parent_pid: Who is meant; where that process is gone already, this one exits at once.
+        parent_pid: The expected parent; if it has already exited, this process exits too.
     """
     # A shell has what it starts with `&` ignore Ctrl-C, and the children of that inherit it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent_pid:
+    if not end_with_parent(parent_pid, signal.SIGINT):
         raise SystemExit("the process that started this one is gone")
 
 
@@ -93,21 +83,3 @@ def exit_after(seconds: float) -> None:
     timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket that does not listen yet.
-
-    Raises:
-        OSError: The address cannot be used; the text names it.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio lets accepted connections send at once (TCP_NODELAY) only if the protocol is named.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError as exc:
-        listener.close()
-        raise OSError(exc.errno, f"cannot listen on {host}:{port}: {exc.strerror}") from exc
-    return listener
