@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omn
 def _serve(args: argparse.Namespace) -> int:
     # Imported here, so that --help is there at once.
     from sglang_omni.config import ConfigError, validate_config
-    from sglang_omni.pipeline.processes.process import WorkerFailure
+    from sglang_omni.pipeline.processes.process import ProcessFailure
 
     try:
         config = load_pipeline(args.model_path, args.config)
@@ -212,7 +212,7 @@ def _serve(args: argparse.Namespace) -> int:
         return _run_fleet(config, args) if args.dp_size > 1 else _run_replica(config, args)
     except ConfigError as exc:
         raise LaunchError(f"the config cannot be used:\n{exc}") from exc
-    except WorkerFailure as exc:
+    except ProcessFailure as exc:
         raise LaunchError(exc.reason) from exc
     except (OSError, ValueError, RuntimeError) as exc:
         raise LaunchError(str(exc)) from exc

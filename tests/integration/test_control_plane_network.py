@@ -20,7 +20,7 @@ from sglang_omni.config import EndpointsConfig
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.local import LocalLauncher
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.transport.ipc.zmtp import opening
 from sglang_omni.pipeline.transport.keys import RunKeys, secure_client
 from sglang_omni.pipeline.transport.tcp.push import TcpPushSocket
@@ -156,13 +156,13 @@ class Apart(LocalLauncher):
 
     host_address = "127.0.0.1"
 
-    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+    async def start(self, specs: Sequence[ProcessSpec]) -> None:
         assert all(spec.node is not None for spec in specs)
 
-    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+    def launch(self, ranks: Sequence[ProcessSpec]) -> list[LaunchedProcess]:
         return super().launch([self._apart(spec) for spec in ranks])
 
-    def _apart(self, spec: WorkerSpec) -> WorkerSpec:
+    def _apart(self, spec: ProcessSpec) -> ProcessSpec:
         (launch,) = spec.stages
         launch = replace(
             launch,
@@ -188,7 +188,7 @@ async def apart(folder: Path, *names: str) -> AsyncIterator[MultiProcessPipeline
 
 
 def where_is(runner: MultiProcessPipelineRunner, name: str) -> str:
-    (slot,) = [worker for worker in runner._workers if worker.stage_names == [name]]
+    (slot,) = [worker for worker in runner._workers if worker.instances == [name]]
     return slot.endpoints[name]
 
 

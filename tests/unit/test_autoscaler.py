@@ -10,8 +10,8 @@ from sglang_omni.config import AutoscalingConfig
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.coordinator.replicas import Assignments
 from sglang_omni.pipeline.processes.autoscaler import Autoscaler
-from sglang_omni.pipeline.processes.supervisor import WorkerSlot
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.processes.supervisor import SupervisedProcess
+from sglang_omni.pipeline.specs import ProcessSpec
 
 
 class Pipeline:
@@ -21,28 +21,28 @@ class Pipeline:
         self.ongoing = 0
         self.stats: dict[str, dict[str, float]] = {}
         self.assignments = Assignments()
-        self.workers: dict[int, WorkerSlot] = {}
+        self.workers: dict[int, SupervisedProcess] = {}
         self.scaler = Autoscaler(
             AutoscalingConfig(
                 max_replicas=3, target_ongoing_requests=1, upscale_delay_s=0, downscale_delay_s=0
             ),
-            [(cast(WorkerSpec, spec_of(number)),) for number in range(3)],
+            [(cast(ProcessSpec, spec_of(number)),) for number in range(3)],
             frozenset({"speak"}),
             cast(Coordinator, self),
             self.workers,
             self.add,
             self.remove,
         )
-        self.workers[0] = self.add((cast(WorkerSpec, spec_of(0)),))
+        self.workers[0] = self.add((cast(ProcessSpec, spec_of(0)),))
 
-    def add(self, ranks: Any) -> WorkerSlot:
-        names = ranks[0].stage_names
+    def add(self, ranks: Any) -> SupervisedProcess:
+        names = ranks[0].instances
         self.assignments.add(names[0], None)
-        worker = SimpleNamespace(stage_names=names, is_leaving=False, is_given_up=False)
-        return cast(WorkerSlot, worker)
+        worker = SimpleNamespace(instances=names, is_leaving=False, is_given_up=False)
+        return cast(SupervisedProcess, worker)
 
-    async def remove(self, worker: WorkerSlot) -> None:
-        self.assignments.remove(worker.stage_names[0])
+    async def remove(self, worker: SupervisedProcess) -> None:
+        self.assignments.remove(worker.instances[0])
 
     def ongoing_requests(self, instances: Any) -> int:
         return self.ongoing
@@ -62,7 +62,7 @@ class Pipeline:
         return not self.assignments.have_requests(instances)
 
     def give_up(self, number: int) -> None:
-        self.assignments.mark_down(self.workers[number].stage_names, "it has died too often")
+        self.assignments.mark_down(self.workers[number].instances, "it has died too often")
         self.workers[number].is_given_up = True
 
     async def until_staying(self, *numbers: int) -> None:
@@ -73,7 +73,7 @@ class Pipeline:
 
 def spec_of(number: int) -> Any:
     stages = [SimpleNamespace(stage_name="speak")]
-    return SimpleNamespace(stages=stages, stage_names=[f"speak@r{number}"])
+    return SimpleNamespace(stages=stages, instances=[f"speak@r{number}"])
 
 
 async def test_a_replica_that_is_given_up_is_no_replica() -> None:
@@ -161,7 +161,7 @@ async def test_where_no_process_can_be_started_nobody_waits_for_one() -> None:
     pipeline = Pipeline()
     pipeline.has("speak@r0", running=1, waiting=2)
 
-    def fails(ranks: Any) -> WorkerSlot:
+    def fails(ranks: Any) -> SupervisedProcess:
         raise OSError("no more processes")
 
     pipeline.scaler._add = fails

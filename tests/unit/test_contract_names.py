@@ -9,7 +9,8 @@ import pytest
 from sglang_omni.config import load_config
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniColocatedPipelineConfig
 from sglang_omni.pipeline import stage_workers
-from sglang_omni.pipeline.processes.supervisor import WorkerSlot
+from sglang_omni.pipeline.processes.supervisor import SupervisedProcess
+from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.stage.runtime import Stage
 
 COLOCATED = "Qwen3OmniSpeechColocatedPipelineConfig"
@@ -25,7 +26,8 @@ def test_a_file_may_name_the_colocated_config_as_the_description_does(tmp_path: 
 
 
 def test_the_processes_of_a_stage_are_a_stage_group() -> None:
-    assert stage_workers.StageGroup is WorkerSlot
+    assert stage_workers.StageGroup is SupervisedProcess
+    assert stage_workers.WorkerSpec is ProcessSpec
     with pytest.raises(AttributeError, match="has no attribute 'StageGrup'"):
         stage_workers.StageGrup  # noqa: B018
 

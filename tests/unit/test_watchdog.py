@@ -28,7 +28,7 @@ class Worker:
         self.vitals = Vitals()
         self.vitals.hear(pulse)
         self.processes = [SimpleNamespace(name="p", pid=1, vitals=self.vitals, state="")]
-        self.stage_names = ["stage"]
+        self.instances = ["stage"]
         self.name = "'p'"
         self.is_up = True
         self.is_ending = False

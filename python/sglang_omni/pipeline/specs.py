@@ -68,7 +68,7 @@ class StageLaunchConfig:
 
 
 @dataclass(frozen=True)
-class WorkerSpec:
+class ProcessSpec:
     """All a worker process is told. Picklable.
 
     Attributes:
@@ -90,7 +90,7 @@ class WorkerSpec:
     coordinator_tcp: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def stage_names(self) -> list[str]:
+    def instances(self) -> list[str]:
         """The instances of stages that it runs."""
         return [stage.instance for stage in self.stages]
 

@@ -54,13 +54,13 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 
 
 @asynccontextmanager
-async def serving(folder: Path, **options: float) -> AsyncIterator[member.Member]:
+async def serving(folder: Path, **options: float) -> AsyncIterator[member.FleetMember]:
     """A member that is up; it is kept running until the end."""
     (folder / "status").write_text("200")
     with bind("127.0.0.1", 0) as held:
         port = held.getsockname()[1]
         command = [sys.executable, "-c", SERVES, str(port), str(folder / "status")]
-        playing = member.Member("replica 0", command, f"http://127.0.0.1:{port}", **options)
+        playing = member.FleetMember("replica 0", command, f"http://127.0.0.1:{port}", **options)
         running = asyncio.create_task(playing.keep_running(60.0))
         try:
             await comes(playing.healthy.is_set)
@@ -130,7 +130,7 @@ async def test_no_descriptor_for_a_members_start_is_one_more_death(monkeypatch, 
 
 
 async def test_a_first_start_that_cannot_be_is_final():
-    missing = member.Member("router", ["/nowhere/to/be/found"], "http://127.0.0.1:1")
+    missing = member.FleetMember("router", ["/nowhere/to/be/found"], "http://127.0.0.1:1")
     with pytest.raises(member.MemberFailed, match=r"router could not be started: .*No such file"):
         await missing.keep_running(60.0)
 
@@ -142,7 +142,7 @@ async def test_a_member_that_ends_as_soon_as_it_is_up_waits_longer_each_time(mon
     with bind("127.0.0.1", 0) as held:
         port = held.getsockname()[1]
         command = [sys.executable, "-c", ONCE_HEALTHY, str(port), str(tmp_path / "loaded")]
-        playing = member.Member("replica 0", command, f"http://127.0.0.1:{port}")
+        playing = member.FleetMember("replica 0", command, f"http://127.0.0.1:{port}")
         running = asyncio.create_task(playing.keep_running(60.0))
         async with asyncio.timeout(60):
             while len(caplog.messages) < 2:

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from sglang_omni.config.schema import AutoscalingConfig
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.processes.scaling import AdmissionPolicy, ScalingPolicy
-from sglang_omni.pipeline.processes.supervisor import WorkerSlot
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.processes.supervisor import SupervisedProcess
+from sglang_omni.pipeline.specs import ProcessSpec
 
 logger = logging.getLogger(__name__)
 
@@ -41,18 +41,18 @@ class Autoscaler:
     def __init__(
         self,
         config: AutoscalingConfig,
-        replicas: Sequence[Sequence[WorkerSpec]],
+        replicas: Sequence[Sequence[ProcessSpec]],
         terminals: frozenset[str],
         coordinator: Coordinator,
-        workers: dict[int, WorkerSlot],
-        add: Callable[[Sequence[WorkerSpec]], WorkerSlot],
-        remove: Callable[[WorkerSlot], Awaitable[None]],
+        workers: dict[int, SupervisedProcess],
+        add: Callable[[Sequence[ProcessSpec]], SupervisedProcess],
+        remove: Callable[[SupervisedProcess], Awaitable[None]],
     ) -> None:
         self._replicas = replicas
         self._terminals = terminals
         self._stage = replicas[0][0].stages[0].stage_name
         self._name = ", ".join(repr(stage.stage_name) for stage in replicas[0][0].stages)
-        self._instances = [name for ranks in replicas for name in ranks[0].stage_names]
+        self._instances = [name for ranks in replicas for name in ranks[0].instances]
         self._config = config
         self._policy = ScalingPolicy(config)
         self._admission: AdmissionPolicy | None = None
@@ -99,7 +99,7 @@ class Autoscaler:
             len(up),
             self._assignments.requests(self._stage),
             # One stage that can begin with no more is enough: the others pass on to it, or get from it.
-            are_full=all(not full.isdisjoint(worker.stage_names) for worker in up),
+            are_full=all(not full.isdisjoint(worker.instances) for worker in up),
         )
         self._assignments.limit(self._stage, most, self._terminals)
 
@@ -125,7 +125,7 @@ class Autoscaler:
                 self._workers[number] = self._add(ranks)
             elif self._is_up(worker):
                 worker.is_leaving = False
-                self._assignments.readmit(worker.stage_names)
+                self._assignments.readmit(worker.instances)
             else:
                 continue  # It died while it was to leave, or too often.
             staying.append(number)
@@ -134,14 +134,14 @@ class Autoscaler:
         for number in staying[: max(len(staying) - wanted, 0)]:
             worker = self._workers[number]
             worker.is_leaving = True
-            self._assignments.retire(worker.stage_names)
+            self._assignments.retire(worker.instances)
 
-    def _is_up(self, worker: WorkerSlot) -> bool:
-        return self._assignments.are_up(worker.stage_names)
+    def _is_up(self, worker: SupervisedProcess) -> bool:
+        return self._assignments.are_up(worker.instances)
 
     async def _remove_drained(self) -> None:
         for number, worker in list(self._workers.items()):
-            if worker.is_leaving and self._coordinator.is_drained(worker.stage_names):
+            if worker.is_leaving and self._coordinator.is_drained(worker.instances):
                 self._assignments.limit(self._stage, None, self._terminals)  # Nobody looks meanwhile.
                 await self._remove(worker)
                 del self._workers[number]

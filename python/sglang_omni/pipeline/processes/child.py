@@ -18,9 +18,9 @@ from multiprocessing import spawn
 from types import FrameType
 from typing import Any, BinaryIO
 
-from sglang_omni.pipeline.processes import process as worker_process
+from sglang_omni.pipeline.processes import process
 from sglang_omni.pipeline.processes.pulse import beat_until_done
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.stage.build import build_scheduler, build_stage
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.stage.runtime import Stage
@@ -32,12 +32,12 @@ from sglang_omni.supervision.parent import end_with_parent
 LONGEST_TRACEBACK = 32_000
 
 
-def worker_main(source: BinaryIO, report_fd: int) -> None:
-    """Run a worker process from its first line to its end. ``worker_process`` starts it.
+def main(source: BinaryIO, report_fd: int) -> None:
+    """Run a process from its first line to its end. ``process.ChildProcess`` starts it.
 
     Args:
         source: Yields pickles of what ``multiprocessing.spawn.prepare`` needs for ``__main__``, and of a
-            ``WorkerSpec``.
+            ``ProcessSpec``.
         report_fd: Takes JSON lines: what ``run_stages`` yields, and ``{"failure": traceback}``. It does not
             block.
     """
@@ -49,12 +49,12 @@ def worker_main(source: BinaryIO, report_fd: int) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     write_stacks_on_sigquit()
     os.set_inheritable(report_fd, False)
-    worker_process.inside_worker = True
+    process.inside_child = True
     status = 1
     try:
         with source:
             spawn.prepare(pickle.load(source))
-            spec: WorkerSpec = pickle.load(source)
+            spec: ProcessSpec = pickle.load(source)
         if not end_with_parent(spec.parent_pid, signal.SIGKILL):
             os._exit(1)
         multiprocessing.current_process().name = spec.process_name
@@ -79,7 +79,7 @@ def _leave_it_to_the_parent(number: int, frame: FrameType | None) -> None:
     pass
 
 
-async def _run_and_report(spec: WorkerSpec, report_fd: int) -> None:
+async def _run_and_report(spec: ProcessSpec, report_fd: int) -> None:
     async for report in run_stages(spec):
         try:
             _report(report_fd, **report)
@@ -88,7 +88,7 @@ async def _run_and_report(spec: WorkerSpec, report_fd: int) -> None:
 
 
 async def run_stages(
-    spec: WorkerSpec, beside: Callable[[str, Sequence[Stage]], Coroutine[Any, Any, None]] | None = None
+    spec: ProcessSpec, beside: Callable[[str, Sequence[Stage]], Coroutine[Any, Any, None]] | None = None
 ) -> AsyncIterator[dict[str, object]]:
     """Build and run the stages until each has been told to leave, or one fails.
 
@@ -119,7 +119,7 @@ async def run_stages(
     for stage in stages:
         await stage.start()
     _freeze()
-    instances = zip(spec.stage_names, stages, strict=True)
+    instances = zip(spec.instances, stages, strict=True)
     yield {
         "ready": True,
         "endpoints": {
@@ -144,7 +144,7 @@ def _freeze() -> None:
     gc.freeze()
 
 
-def _use_gpu(spec: WorkerSpec) -> None:
+def _use_gpu(spec: ProcessSpec) -> None:
     gpu_id = next((stage.device_index for stage in spec.stages if stage.device_index is not None), None)
     if gpu_id is None:
         return
@@ -154,7 +154,7 @@ def _use_gpu(spec: WorkerSpec) -> None:
         torch.cuda.set_device(gpu_id)
 
 
-def configure_logging(spec: WorkerSpec) -> None:
+def configure_logging(spec: ProcessSpec) -> None:
     """Have the process's root logger write to stderr, its name in every line."""
     logging.basicConfig(
         level=spec.log_level,

@@ -7,11 +7,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sglang_omni.pipeline.specs import StageLaunchConfig, WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec, StageLaunchConfig
 from sglang_omni.supervision.ports import bind
 
 
-def with_port(ranks: Sequence[WorkerSpec]) -> tuple[list[WorkerSpec], socket.socket]:
+def with_port(ranks: Sequence[ProcessSpec]) -> tuple[list[ProcessSpec], socket.socket]:
     """The ranks of one stage, told a port of their own.
 
     Returns:
@@ -50,7 +50,7 @@ def get_stage_process_env(spec: StageLaunchConfig, env: Mapping[str, str] | None
     return {"CUDA_VISIBLE_DEVICES": device, "SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS": "true"}
 
 
-def worker_environment(spec: WorkerSpec, env: Mapping[str, str]) -> dict[str, str]:
+def process_environment(spec: ProcessSpec, env: Mapping[str, str]) -> dict[str, str]:
     """``env`` with the pipeline's defaults under it and what the stages' ranks require over it."""
     environment = {**spec.config.env_defaults, **env}
     for stage in spec.stages:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sglang_omni.config import PipelineConfig
 from sglang_omni.pipeline.processes.pulse import Vitals
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 
 
 class LaunchedProcess(Protocol):
@@ -17,7 +17,7 @@ class LaunchedProcess(Protocol):
     Attributes:
         name: Its name in the plan.
         pid: Its id on the host it runs on; 0 while that is not known.
-        ready: Done once its stages are up; holds a ``WorkerFailure`` if it ends before that.
+        ready: Done once its stages are up; holds a ``ProcessFailure`` if it ends before that.
         exited: Holds the exit status once it has ended; -9 stands for signal 9.
         endpoints: Instance of a stage -> where stages on other hosts reach it; there when it is ready.
         host_lost: Whether it ended with the host it ran on, and not by a fault of its own.
@@ -75,7 +75,7 @@ class Launcher(Protocol):
         """
         ...
 
-    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+    async def start(self, specs: Sequence[ProcessSpec]) -> None:
         """Get ready to start these: wait for their hosts, reserve what they need.
 
         Those without ``starts_at_once`` are replicas that the load may call for later.
@@ -86,11 +86,11 @@ class Launcher(Protocol):
         """
         ...
 
-    async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
+    async def await_host(self, ranks: Sequence[ProcessSpec]) -> None:
         """Return when these can be started again, after they have ended: now, or when their host is back."""
         ...
 
-    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+    def launch(self, ranks: Sequence[ProcessSpec]) -> list[LaunchedProcess]:
         """Start one process, or all ranks of a tensor-parallel stage. Called again after they have ended.
 
         Raises:
@@ -98,7 +98,7 @@ class Launcher(Protocol):
         """
         ...
 
-    def release(self, ranks: Sequence[WorkerSpec]) -> None:
+    def release(self, ranks: Sequence[ProcessSpec]) -> None:
         """Give back what these hold: they have ended, and are not started again, or not soon."""
         ...
 

@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 
 from sglang_omni.config import PipelineConfig
-from sglang_omni.pipeline.processes.environment import with_port, worker_environment
+from sglang_omni.pipeline.processes.environment import process_environment, with_port
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
-from sglang_omni.pipeline.processes.process import WorkerProcess
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.processes.process import ChildProcess
+from sglang_omni.pipeline.specs import ProcessSpec
 
 
 class LocalLauncher:
@@ -21,7 +21,7 @@ class LocalLauncher:
         """All stages run here that do not say otherwise."""
         return config
 
-    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+    async def start(self, specs: Sequence[ProcessSpec]) -> None:
         """There is nothing to get ready.
 
         Raises:
@@ -34,10 +34,10 @@ class LocalLauncher:
                 "this run; leave `node` out, or let hosts join (--join-port)"
             )
 
-    async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
+    async def await_host(self, ranks: Sequence[ProcessSpec]) -> None:
         """This host is there."""
 
-    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+    def launch(self, ranks: Sequence[ProcessSpec]) -> list[LaunchedProcess]:
         """See ``Launcher``. Ranks are told a port that is theirs while they run."""
         held = None
         if len(ranks) > 1:
@@ -45,8 +45,8 @@ class LocalLauncher:
         processes: list[LaunchedProcess] = []
         try:
             for spec in ranks:
-                environment = worker_environment(spec, os.environ)
-                processes.append(WorkerProcess(spec.process_name, spec, environment))
+                environment = process_environment(spec, os.environ)
+                processes.append(ChildProcess(spec.process_name, spec, environment))
         except BaseException:
             for process in processes:
                 process.kill()
@@ -57,7 +57,7 @@ class LocalLauncher:
             processes[0].exited.add_done_callback(lambda _: held.close())
         return processes
 
-    def release(self, ranks: Sequence[WorkerSpec]) -> None:
+    def release(self, ranks: Sequence[ProcessSpec]) -> None:
         """They hold nothing once they have ended."""
 
     async def close(self) -> None:

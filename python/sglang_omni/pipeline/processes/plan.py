@@ -23,16 +23,16 @@ from sglang_omni.config.factory_args import (
     merge_factory_args,
 )
 from sglang_omni.pipeline.processes.prepare import PipelineRuntimePrep
-from sglang_omni.pipeline.specs import StageLaunchConfig, WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec, StageLaunchConfig
 from sglang_omni.pipeline.transport.keys import RunKeys
 
 
-def plan_workers(
+def plan_processes(
     config: PipelineConfig,
     prep: PipelineRuntimePrep,
     *,
     coordinator_tcp: Mapping[str, str] | None = None,
-) -> list[WorkerSpec]:
+) -> list[ProcessSpec]:
     """One spec for each process of the plan, the replicas that are not to start yet included.
 
     The ranks of a stage follow one another, rank 0 first. Stages are wired for the host of ``prep``: the host
@@ -41,7 +41,7 @@ def plan_workers(
     Args:
         config: The pipeline.
         prep: What was made of it.
-        coordinator_tcp: As in WorkerSpec.
+        coordinator_tcp: As in ProcessSpec.
 
     Raises:
         ValueError: A relay backend that stays within a host was chosen for an edge between hosts.
@@ -64,7 +64,7 @@ def plan_workers(
         for rank, process in enumerate(processes):
             launches[process] = (wire(instances[name], tp_rank=rank, tp_address=address),)
     return [
-        WorkerSpec(
+        ProcessSpec(
             process_name=process,
             parent_pid=os.getpid(),
             log_level=logging.getLogger().getEffectiveLevel(),

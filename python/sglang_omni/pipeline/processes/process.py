@@ -26,30 +26,30 @@ from sglang_omni.supervision.exits import STACKS_S, describe_exit
 # Without sys.path the child cannot import this package, and without that it cannot read the rest.
 _BOOTSTRAP = (
     "import pickle, sys; source = open({spec}, 'rb'); sys.path[:] = pickle.load(source); "
-    "from sglang_omni.pipeline.processes.child import worker_main; worker_main(source, {report})"
+    "from sglang_omni.pipeline.processes.child import main; main(source, {report})"
 )
 _REPORT_CHUNK = 1 << 16
 # States of a process in /proc that keep it from answering, in words.
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits inside the kernel"}
 
 # Set in a worker process.
-inside_worker = False
+inside_child = False
 
 
-def refuse_inside_worker() -> None:
+def refuse_inside_child() -> None:
     """Raise RuntimeError in a worker process.
 
     A script that starts its pipeline while it is imported would, imported by a worker for its
     functions, start another pipeline there, whose workers start the next.
     """
-    if inside_worker:
+    if inside_child:
         raise RuntimeError(
             "a stage's process must not start a pipeline of its own. Where it does so by importing the "
             'script that holds its functions, put the start under `if __name__ == "__main__":`'
         )
 
 
-class WorkerFailure(RuntimeError):
+class ProcessFailure(RuntimeError):
     """A worker process ended before its stages were ready. The text holds its traceback, if it left one.
 
     Attributes:
@@ -61,18 +61,18 @@ class WorkerFailure(RuntimeError):
         self.reason = reason
 
 
-def fail_ready(ready: asyncio.Future[None], failure: WorkerFailure) -> None:
+def fail_ready(ready: asyncio.Future[None], failure: ProcessFailure) -> None:
     """Have whoever waits for a process learn that it is not to be ready; nothing happens where it was."""
     if not ready.done():
         ready.set_exception(failure)
         ready.exception()  # counts as retrieved: the exit is acted on even where nobody awaits this
 
 
-def ended_early(name: str, exit_text: str, traceback: str | None) -> WorkerFailure:
+def ended_early(name: str, exit_text: str, traceback: str | None) -> ProcessFailure:
     """What is said of a process that ended before it was ready, with the traceback that it left."""
     # Where there is one, the text ends with its error, which needs no more words.
     early = "" if traceback else " before it was ready"
-    return WorkerFailure(f"Process {name!r} {exit_text}{early}", traceback)
+    return ProcessFailure(f"Process {name!r} {exit_text}{early}", traceback)
 
 
 def exited_with(status: int, traceback: str | None) -> str:
@@ -88,15 +88,15 @@ def _error_in(traceback: str) -> str:
     return "\n".join(lines[begins:])
 
 
-class WorkerProcess:
-    """A running child process whose ``child.worker_main`` has been given ``spec``.
+class ChildProcess:
+    """A running child process whose ``child.main`` has been given ``spec``.
 
     Created in a running event loop, which then watches it: the kernel makes a process's pidfd
     readable the moment the process ends, so nothing polls. The child asks to be killed when the
     *thread* that started it ends, so that thread must live as long as the pipeline.
 
     Attributes:
-        ready: Done once the child's stages are up; holds a ``WorkerFailure`` if it ends before that.
+        ready: Done once the child's stages are up; holds a ``ProcessFailure`` if it ends before that.
         exited: Holds the exit status once the process has ended; -9 stands for signal 9.
         failure: The traceback the child reported, or None.
         vitals: Its heartbeat.
@@ -107,7 +107,7 @@ class WorkerProcess:
 
         Args:
             name: The name used in errors.
-            spec: What ``worker_main`` receives; anything picklable.
+            spec: What ``child.main`` receives; anything picklable.
             environment: The child's whole environment.
 
         Raises:

@@ -18,12 +18,12 @@ from sglang_omni.pipeline.coordinator.build import build_coordinator
 from sglang_omni.pipeline.processes.autoscaler import Autoscaler
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess, Launcher
 from sglang_omni.pipeline.processes.local import LocalLauncher
-from sglang_omni.pipeline.processes.plan import plan_workers
+from sglang_omni.pipeline.processes.plan import plan_processes
 from sglang_omni.pipeline.processes.prepare import PipelineRuntimePrep, prepare_pipeline_runtime
-from sglang_omni.pipeline.processes.process import WorkerFailure, refuse_inside_worker
-from sglang_omni.pipeline.processes.supervisor import WorkerSlot
+from sglang_omni.pipeline.processes.process import ProcessFailure, refuse_inside_child
+from sglang_omni.pipeline.processes.supervisor import SupervisedProcess
 from sglang_omni.pipeline.processes.watchdog import Watchdog
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +75,8 @@ class MultiProcessPipelineRunner:
         self.restart_window = restart_window
         self._prep: PipelineRuntimePrep | None = None
         self._coordinator: Coordinator | None = None
-        self._workers: list[WorkerSlot] = []
-        self._supervision: dict[WorkerSlot, asyncio.Task[None]] = {}
+        self._workers: list[SupervisedProcess] = []
+        self._supervision: dict[SupervisedProcess, asyncio.Task[None]] = {}
         self._scaling: list[asyncio.Task[None]] = []
         self._watching: list[asyncio.Task[None]] = []
         self._failed: asyncio.Future[str] | None = None
@@ -109,7 +109,7 @@ class MultiProcessPipelineRunner:
         """
         if self._coordinator is not None:
             raise RuntimeError("the pipeline is running already")
-        refuse_inside_worker()
+        refuse_inside_child()
         warn_of_untried()
         validate_config(self.config)
         try:
@@ -120,14 +120,14 @@ class MultiProcessPipelineRunner:
             )
             await self._coordinator.start()
             reached_at = self._coordinator.control_plane.tcp_endpoints
-            specs = plan_workers(config, prep, coordinator_tcp=reached_at)
+            specs = plan_processes(config, prep, coordinator_tcp=reached_at)
             await self.launcher.start(specs)
             self._failed = asyncio.get_running_loop().create_future()
             self._start_timeout = timeout
-            planned = [list(ranks) for _, ranks in groupby(specs, key=lambda spec: spec.stage_names)]
+            planned = [list(ranks) for _, ranks in groupby(specs, key=lambda spec: spec.instances)]
             for ranks in planned:
                 if ranks[0].starts_at_once:
-                    self._workers.append(WorkerSlot(ranks, self.launcher))
+                    self._workers.append(SupervisedProcess(ranks, self.launcher))
             await self._all_ready(timeout)
             self._register(*self._workers)
             self._coordinator.stages.move(
@@ -171,20 +171,20 @@ class MultiProcessPipelineRunner:
     ) -> None:
         await self.stop()
 
-    def _register(self, *workers: WorkerSlot) -> None:
+    def _register(self, *workers: SupervisedProcess) -> None:
         """They are up: have the coordinator know their stages, in the config's order, which people read."""
         assert self._prep is not None
         order = [stage.name for stage in self.config.stages]
-        named = [(name, worker) for worker in workers for name in worker.stage_names]
+        named = [(name, worker) for worker in workers for name in worker.instances]
         for name, worker in sorted(named, key=lambda pair: order.index(stage_of(pair[0]))):
             endpoint = self._prep.endpoints[f"stage_{name}"]
             self.coordinator.register_stage(name, endpoint, process=worker.specs[0].process_name)
 
-    def _watch(self, worker: WorkerSlot, *, is_up: bool) -> None:
+    def _watch(self, worker: SupervisedProcess, *, is_up: bool) -> None:
         task = asyncio.create_task(self._supervise(worker, is_up), name=f"supervise {worker.name}")
         self._supervision[worker] = task
 
-    def _autoscalers(self, planned: Sequence[Sequence[WorkerSpec]]) -> Iterator[Autoscaler]:
+    def _autoscalers(self, planned: Sequence[Sequence[ProcessSpec]]) -> Iterator[Autoscaler]:
         for stages, of_group in groupby(planned, key=lambda ranks: ranks[0].group):
             replicas = list(of_group)
             config = self.config.stage(stages[0]).autoscaling
@@ -195,29 +195,29 @@ class MultiProcessPipelineRunner:
                     config, replicas, terminals, self.coordinator, workers, self._add, self._remove
                 )
 
-    def _add(self, ranks: Sequence[WorkerSpec]) -> WorkerSlot:
+    def _add(self, ranks: Sequence[ProcessSpec]) -> SupervisedProcess:
         """Start one more replica; it takes requests once it is up."""
-        worker = WorkerSlot(ranks, self.launcher)
+        worker = SupervisedProcess(ranks, self.launcher)
         self._workers.append(worker)
         self._watch(worker, is_up=False)
         return worker
 
-    async def _remove(self, worker: WorkerSlot) -> None:
+    async def _remove(self, worker: SupervisedProcess) -> None:
         """Have a replica leave that no request needs."""
         supervision = self._supervision.pop(worker)
         supervision.cancel()
         await asyncio.wait({supervision})
-        if self.coordinator.assignments.are_up(worker.stage_names):
+        if self.coordinator.assignments.are_up(worker.instances):
             try:
                 async with asyncio.timeout(_LEAVE_S):
-                    await self.coordinator.shutdown_stages(worker.stage_names)
+                    await self.coordinator.shutdown_stages(worker.instances)
                     await _ended(worker.processes, _LEAVE_S)
             except TimeoutError:
                 logger.warning("Process %s did not leave in time and is killed", worker.name)
         worker.kill()
         await _ended(worker.processes, _KILLED_S)
         self.launcher.release(worker.specs)
-        for name in worker.stage_names:
+        for name in worker.instances:
             self.coordinator.unregister_stage(name)
         self._workers.remove(worker)
         logger.info("Process %s has left", worker.name)
@@ -228,20 +228,20 @@ class MultiProcessPipelineRunner:
         for future in done:
             future.result()
         if pending:
-            stages = {p.name: worker.stage_names for worker in self._workers for p in worker.processes}
+            stages = {p.name: worker.instances for worker in self._workers for p in worker.processes}
             late = [ready[future].name for future in pending]
             raise TimeoutError(
                 f"not ready after {timeout:g} s: "
                 + ", ".join(f"process {name!r} (stages {stages[name]})" for name in late)
             )
 
-    async def _supervise(self, worker: WorkerSlot, is_up: bool) -> None:
+    async def _supervise(self, worker: SupervisedProcess, is_up: bool) -> None:
         while True:
             if not is_up:
                 await self._come_up(worker)
             is_up = False
             reason = await worker.ended()
-            self.coordinator.stage_down(worker.stage_names, reason)
+            self.coordinator.stage_down(worker.instances, reason)
             await _ended(worker.processes, _KILLED_S)
             if worker.is_leaving:
                 logger.warning("%s, before it was to leave", reason)
@@ -253,7 +253,7 @@ class MultiProcessPipelineRunner:
             if not await self._restart(worker, reason):
                 return
 
-    async def _restart(self, worker: WorkerSlot, reason: str) -> bool:
+    async def _restart(self, worker: SupervisedProcess, reason: str) -> bool:
         """Start it again, as soon as that can be. Whether it has been: it may be given up instead."""
         while True:
             await worker.await_host()
@@ -262,11 +262,11 @@ class MultiProcessPipelineRunner:
                 return True
             except OSError as exc:
                 again = f"{reason}; it could not be started again yet: {exc}"
-            self.coordinator.stage_down(worker.stage_names, again)
+            self.coordinator.stage_down(worker.instances, again)
             if not await self._outlast(worker, again):
                 return False
 
-    async def _outlast(self, worker: WorkerSlot, reason: str) -> bool:
+    async def _outlast(self, worker: SupervisedProcess, reason: str) -> bool:
         """Return when it is to be started again after a death, longer after each; False if it is given up."""
         now = asyncio.get_running_loop().time()
         worker.deaths.append(now)
@@ -281,11 +281,11 @@ class MultiProcessPipelineRunner:
         await asyncio.sleep(worker.backoff())
         return True
 
-    async def _come_up(self, worker: WorkerSlot) -> None:
+    async def _come_up(self, worker: SupervisedProcess) -> None:
         """Wait until it is up, or about to end."""
         try:
             await asyncio.wait_for(worker.ready(), self._start_timeout)
-        except WorkerFailure:
+        except ProcessFailure:
             return
         except TimeoutError:
             logger.error("Process %s was not ready after %g s", worker.name, self._start_timeout)
@@ -293,10 +293,10 @@ class MultiProcessPipelineRunner:
             return
         self._register(worker)
         self.coordinator.stages.move(worker.endpoints)
-        self.coordinator.stage_up(worker.stage_names)
+        self.coordinator.stage_up(worker.instances)
         logger.info("Process %s is up", worker.name)
 
-    def _give_up(self, worker: WorkerSlot, reason: str) -> None:
+    def _give_up(self, worker: SupervisedProcess, reason: str) -> None:
         worker.is_given_up = True
         self.launcher.release(worker.specs)
         if all(other.is_given_up for other in self._workers if other.group == worker.group):

@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Sequence
 
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess, Launcher
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 
 # The first restart comes at once; each further one within the window waits twice as long.
 _FIRST_BACKOFF_S = 0.5
 _LONGEST_BACKOFF_S = 30.0
 
 
-class WorkerSlot:
+class SupervisedProcess:
     """One process of the plan, or all ranks of a tensor-parallel stage. It is filled when created.
 
     Raises OSError where its processes cannot be started.
@@ -24,7 +24,7 @@ class WorkerSlot:
         is_given_up: Whether it has died too often to be filled again.
     """
 
-    def __init__(self, specs: Sequence[WorkerSpec], launcher: Launcher) -> None:
+    def __init__(self, specs: Sequence[ProcessSpec], launcher: Launcher) -> None:
         self.specs = specs
         self._launcher = launcher
         self.processes: list[LaunchedProcess] = launcher.launch(specs)
@@ -36,9 +36,9 @@ class WorkerSlot:
         self.is_given_up = False
 
     @property
-    def stage_names(self) -> list[str]:
+    def instances(self) -> list[str]:
         """The instances of stages that run here."""
-        return self.specs[0].stage_names
+        return self.specs[0].instances
 
     @property
     def group(self) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ class WorkerSlot:
         self._fault = None
 
     async def ready(self) -> None:
-        """Returns when all of its processes are. Raises the WorkerFailure of the first that is not to be."""
+        """Returns when all of its processes are. Raises the ProcessFailure of the first that is not to be."""
         ready = [process.ready for process in self.processes]
         done, _ = await asyncio.wait(ready, return_when=asyncio.FIRST_EXCEPTION)
         for future in done:
@@ -92,7 +92,7 @@ class WorkerSlot:
         # Where several are gone by now, the one that was killed is not the one that noticed.
         first = min((exits[exited] for exited in done), key=lambda process: process.exited.result())
         self.kill()
-        names = self.stage_names
+        names = self.instances
         stages = f"stage {names[0]!r}" if len(names) == 1 else f"stages {', '.join(map(repr, names))}"
         if self._fault is None:
             return f"{stages}: process {first.name!r} {first.describe_exit()}"

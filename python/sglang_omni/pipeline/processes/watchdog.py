@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from sglang_omni.config import WatchdogConfig
 from sglang_omni.pipeline.coordinator.replicas import Assignments
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
-from sglang_omni.pipeline.processes.supervisor import WorkerSlot
+from sglang_omni.pipeline.processes.supervisor import SupervisedProcess
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +40,16 @@ class Watchdog:
     """
 
     def __init__(
-        self, config: WatchdogConfig, workers: Callable[[], Sequence[WorkerSlot]], assignments: Assignments
+        self,
+        config: WatchdogConfig,
+        workers: Callable[[], Sequence[SupervisedProcess]],
+        assignments: Assignments,
     ) -> None:
         self._config = config
         self._workers = workers
         self._assignments = assignments
         assignments.unhealthy_after = config.unhealthy_after
-        self._ended_for_failing: dict[WorkerSlot, deque[float]] = {}
+        self._ended_for_failing: dict[SupervisedProcess, deque[float]] = {}
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -62,7 +65,7 @@ class Watchdog:
                 if worker.is_up and not worker.is_ending:
                     self._look(worker)
 
-    def _look(self, worker: WorkerSlot) -> None:
+    def _look(self, worker: SupervisedProcess) -> None:
         for process in worker.processes:
             if (fault := self._fault(worker, process)) is not None:
                 logger.error(
@@ -70,17 +73,17 @@ class Watchdog:
                     *(process.name, process.pid, fault),
                 )
                 worker.end(process, fault)
-                self._assignments.mark_hung(worker.stage_names, f"{fault}; it is being ended")
+                self._assignments.mark_hung(worker.instances, f"{fault}; it is being ended")
                 return
         silent = max(worker.processes, key=lambda process: process.vitals.silent_s)
         if silent.vitals.silent_s > self._config.unhealthy_after:
             fault = _silence(silent)
-            if self._assignments.mark_hung(worker.stage_names, fault):
+            if self._assignments.mark_hung(worker.instances, fault):
                 logger.warning("Process %r (pid %d) %s", silent.name, silent.pid, fault)
-        elif self._assignments.clear_hung(worker.stage_names):
+        elif self._assignments.clear_hung(worker.instances):
             logger.warning("Process %s answers again", worker.name)
 
-    def _fault(self, worker: WorkerSlot, process: LaunchedProcess) -> str | None:
+    def _fault(self, worker: SupervisedProcess, process: LaunchedProcess) -> str | None:
         """What it is to be ended for."""
         limits, vitals = self._config, process.vitals
         if 0 < limits.heartbeat_timeout < vitals.own_silent_s:
@@ -100,7 +103,7 @@ class Watchdog:
             )
         return None
 
-    def _is_spared(self, worker: WorkerSlot) -> bool:
+    def _is_spared(self, worker: SupervisedProcess) -> bool:
         """Whether it was ended for that too short a time ago. If not, it is about to be."""
         now = asyncio.get_running_loop().time()
         before = self._ended_for_failing.setdefault(worker, deque())

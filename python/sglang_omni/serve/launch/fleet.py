@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_omni.serve.api.keys import replicas_environment, runs_key
-from sglang_omni.serve.launch.member import Member, MemberFailed
+from sglang_omni.serve.launch.member import FleetMember, MemberFailed
 from sglang_omni.serve.launch.router_process import ROUTER_CONFIG
 from sglang_omni.serve.launch.stopping import StopSignals
 from sglang_omni.supervision.ports import bind
@@ -61,7 +61,9 @@ async def run_fleet(options: FleetOptions) -> int:
         return await _run(replicas, _router(options), options, signals)
 
 
-async def _run(replicas: list[Member], router: Member, options: FleetOptions, signals: StopSignals) -> int:
+async def _run(
+    replicas: list[FleetMember], router: FleetMember, options: FleetOptions, signals: StopSignals
+) -> int:
     """Runs the replicas and, once they are healthy, the router; ends all of them."""
     tasks = [asyncio.ensure_future(r.keep_running(options.start_timeout)) for r in replicas]
     stopped = asyncio.ensure_future(signals.received.wait())
@@ -88,7 +90,7 @@ async def _run(replicas: list[Member], router: Member, options: FleetOptions, si
         await _end(replicas, router, drain_timeout, signals)
 
 
-async def _all_healthy(members: Sequence[Member]) -> None:
+async def _all_healthy(members: Sequence[FleetMember]) -> None:
     for member in members:
         await member.healthy.wait()
 
@@ -115,7 +117,7 @@ async def _either(
 
 
 async def _end(
-    replicas: Sequence[Member], router: Member, drain_timeout: float, signals: StopSignals
+    replicas: Sequence[FleetMember], router: FleetMember, drain_timeout: float, signals: StopSignals
 ) -> None:
     """The router takes no more requests and, when the last has ended, leaves. Then, or after
     ``drain_timeout``, the replicas leave, and what they still have to say reaches clients through it."""
@@ -134,7 +136,7 @@ async def _end(
     await asyncio.gather(*waits)
 
 
-def _replica(index: int, port: int, options: FleetOptions, key: str) -> Member:
+def _replica(index: int, port: int, options: FleetOptions, key: str) -> FleetMember:
     command = [
         *(sys.executable, "-m", "sglang_omni.launch_server"),
         *("--host", "127.0.0.1", "--port", str(port), "--parent-pid", str(os.getpid())),
@@ -143,19 +145,21 @@ def _replica(index: int, port: int, options: FleetOptions, key: str) -> Member:
     ]
     url = f"http://127.0.0.1:{port}"
     environment = replicas_environment(key)
-    return Member(f"replica {index}", command, url, environment, heartbeat_timeout=options.heartbeat_timeout)
+    return FleetMember(
+        f"replica {index}", command, url, environment, heartbeat_timeout=options.heartbeat_timeout
+    )
 
 
-def _router(options: FleetOptions) -> Member:
+def _router(options: FleetOptions) -> FleetMember:
     """What is to be started in an environment that is known once the replicas are up."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
     scheme = "https" if options.router.get("tls_cert_path") else "http"
     url = f"{scheme}://{host}:{options.port}"
     command = [sys.executable, "-m", "sglang_omni.serve.launch.router_process", str(os.getpid())]
-    return Member("router", command, url, heartbeat_timeout=options.heartbeat_timeout)
+    return FleetMember("router", command, url, heartbeat_timeout=options.heartbeat_timeout)
 
 
-def _router_environment(replicas: Sequence[Member], options: FleetOptions) -> dict[str, str]:
+def _router_environment(replicas: Sequence[FleetMember], options: FleetOptions) -> dict[str, str]:
     limits = router_limits([replica.limits for replica in replicas]) | dict(options.router)
     if (limits.get("max_concurrent_requests") or -1) != -1:
         logger.info(

@@ -29,7 +29,7 @@ class MemberFailed(RuntimeError):
     """A member ended before it was ever healthy: starting it again would not help."""
 
 
-class Member:
+class FleetMember:
     """One process of the fleet, and those that take its place.
 
     One that is up is asked for its ``/health`` for as long as it runs. Any answer will do: what is wrong in a

@@ -16,7 +16,7 @@ from sglang_omni.config.io import config_to_dict
 from sglang_omni.config.strict import did_you_mean
 from sglang_omni.pipeline.processes.hosts.addresses import require_own_address
 from sglang_omni.pipeline.processes.hosts.join_sockets import RouterSocket
-from sglang_omni.pipeline.processes.hosts.member import Member
+from sglang_omni.pipeline.processes.hosts.member import HostMember
 from sglang_omni.pipeline.processes.hosts.messages import (
     HEARTBEATS,
     FromHost,
@@ -29,7 +29,7 @@ from sglang_omni.pipeline.processes.hosts.messages import (
 )
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.local import LocalLauncher
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.transport.keys import RunKeys
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class HostsLauncher:
         self._key_file = key_file
         self._local = LocalLauncher()
         self._socket: RouterSocket | None = None
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, HostMember] = {}
         self._welcome: WelcomeMessage | None = None
         self._numbers = count(1)
         self._tasks: list[asyncio.Task[None]] = []
@@ -113,7 +113,7 @@ class HostsLauncher:
         """Stages run here that do not name a node."""
         return config
 
-    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+    async def start(self, specs: Sequence[ProcessSpec]) -> None:
         """Listen, and wait for all hosts. See ``Launcher``.
 
         Raises:
@@ -122,7 +122,7 @@ class HostsLauncher:
             ConfigError: The config cannot be sent to another host.
         """
         nodes = dict.fromkeys(spec.node for spec in specs if spec.node is not None)
-        self._members = {node: Member(node) for node in nodes}
+        self._members = {node: HostMember(node) for node in nodes}
         if not nodes:
             logger.warning("No stage of this config has a `node`, so that no host need join")
             return
@@ -153,12 +153,12 @@ class HostsLauncher:
                 f"there says what keeps it from {self.endpoint}"
             ) from None
 
-    async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
+    async def await_host(self, ranks: Sequence[ProcessSpec]) -> None:
         """See ``Launcher``."""
         if ranks[0].node is not None:
             await self._members[ranks[0].node].joined.wait()
 
-    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+    def launch(self, ranks: Sequence[ProcessSpec]) -> list[LaunchedProcess]:
         """See ``Launcher``."""
         node = ranks[0].node
         if node is None:
@@ -169,7 +169,7 @@ class HostsLauncher:
         self._tell(member)
         return list(processes)
 
-    def release(self, ranks: Sequence[WorkerSpec]) -> None:
+    def release(self, ranks: Sequence[ProcessSpec]) -> None:
         """They hold nothing once they have ended."""
 
     async def close(self) -> None:
@@ -275,7 +275,7 @@ class HostsLauncher:
         for member in self._members.values():
             self._tell(member)
 
-    def _tell(self, member: Member) -> None:
+    def _tell(self, member: HostMember) -> None:
         """Tell its host what is to run, unless it is lost."""
         if member.session is None or self._socket is None:
             return
@@ -292,12 +292,12 @@ class HostsLauncher:
         elif now - member.unreachable_since > self._reconnect_s:
             self._lose(member, f"host {member.name!r} has closed its connection")
 
-    def _lose(self, member: Member, reason: str) -> None:
+    def _lose(self, member: HostMember, reason: str) -> None:
         logger.error("%s%s", reason[0].upper(), reason[1:])
         member.lose(reason)
 
 
-def _welcome(spec: WorkerSpec, host_timeout: float) -> WelcomeMessage:
+def _welcome(spec: ProcessSpec, host_timeout: float) -> WelcomeMessage:
     paths = [spec.config.model_path] if spec.config.model_path else []
     return WelcomeMessage(
         config=config_to_dict(spec.config),

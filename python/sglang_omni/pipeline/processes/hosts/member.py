@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sglang_omni.pipeline.processes.hosts.messages import Launch, ProcessReport, ReportMessage, WantedMessage
-from sglang_omni.pipeline.processes.process import WorkerFailure, ended_early, fail_ready
+from sglang_omni.pipeline.processes.process import ProcessFailure, ended_early, fail_ready
 from sglang_omni.pipeline.processes.pulse import Vitals
 from sglang_omni.supervision.exits import STACKS_S
 
@@ -78,11 +78,11 @@ class RemoteProcess:
         self._exit_text = f"on host {self.node!r} {exit_text}"
         self.exited.set_result(status)
         text = f"Host {self.node!r}: {failure or f'process {self.name!r} {exit_text}'}"
-        fail_ready(self.ready, WorkerFailure(text))
+        fail_ready(self.ready, ProcessFailure(text))
 
 
 @dataclass
-class Member:
+class HostMember:
     """A node, and the host that is in for it.
 
     Attributes:

@@ -17,10 +17,10 @@ from sglang_omni.pipeline.processes.hosts.messages import (
 )
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.local import LocalLauncher
-from sglang_omni.pipeline.processes.plan import plan_workers
+from sglang_omni.pipeline.processes.plan import plan_processes
 from sglang_omni.pipeline.processes.prepare import prepare_pipeline_runtime
 from sglang_omni.pipeline.processes.pulse import PULSE_S
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.transport.keys import RunKeys
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class NodeRun:
         try:
             self._specs = {
                 spec.process_name: spec
-                for spec in plan_workers(config, self._prep, coordinator_tcp=welcome.endpoints)
+                for spec in plan_processes(config, self._prep, coordinator_tcp=welcome.endpoints)
                 if spec.node == node
             }
         except BaseException:
@@ -130,7 +130,7 @@ class NodeRun:
             process.exited.add_done_callback(partial(self._on_exit, process))
         self.changed.set()
 
-    def _spec(self, name: str) -> WorkerSpec:
+    def _spec(self, name: str) -> ProcessSpec:
         if name not in self._specs:
             raise ValueError(f"process {name!r} is not on this node: {sorted(self._specs)} are")
         return self._specs[name]

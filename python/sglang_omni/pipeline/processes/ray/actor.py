@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import ray
 from ray.util.metrics import Gauge
 
-from sglang_omni.pipeline.processes import process as worker_process
+from sglang_omni.pipeline.processes import process
 from sglang_omni.pipeline.processes.child import LONGEST_TRACEBACK, configure_logging, run_stages
-from sglang_omni.pipeline.processes.plan import plan_workers
+from sglang_omni.pipeline.processes.plan import plan_processes
 from sglang_omni.pipeline.processes.prepare import prepare_pipeline_runtime
 from sglang_omni.pipeline.processes.run_dir import IpcRuntimeDir, join_ipc_runtime_dir
-from sglang_omni.pipeline.specs import StageLaunchConfig, WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec, StageLaunchConfig
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.pipeline.stage.stats import DESCRIPTIONS
 
@@ -60,7 +60,7 @@ class StageActor:
     def __init__(self, process_name: str) -> None:
         self._name = process_name
         self._token = uuid.uuid4().hex
-        worker_process.inside_worker = True
+        process.inside_child = True
 
     def __repr__(self) -> str:
         return self._name  # what Ray puts before each of its lines at the driver
@@ -76,7 +76,7 @@ class StageActor:
         return Arrival(self._token, os.getpid(), node_id, address, port, _stderr_file())
 
     @ray.method(max_task_retries=0)  # a second process would not know what the first one's requests were
-    def run(self, spec: WorkerSpec, port: int) -> Iterator[dict[str, object]]:
+    def run(self, spec: ProcessSpec, port: int) -> Iterator[dict[str, object]]:
         """Run the stages until they have been told to leave. Yields reports as a worker process writes.
 
         Args:
@@ -102,7 +102,7 @@ def _stderr_file() -> str:
     return path if os.path.isfile(path) else ""
 
 
-def _planned_here(spec: WorkerSpec, folder: IpcRuntimeDir, port: int) -> WorkerSpec:
+def _planned_here(spec: ProcessSpec, folder: IpcRuntimeDir, port: int) -> ProcessSpec:
     """The process with what it has on this node: sockets, addresses, and the one GPU that Ray lets it see."""
     prep = prepare_pipeline_runtime(
         spec.config,
@@ -112,7 +112,7 @@ def _planned_here(spec: WorkerSpec, folder: IpcRuntimeDir, port: int) -> WorkerS
         keys=spec.keys,
         coordinator_endpoints=spec.coordinator_tcp,
     )
-    planned = plan_workers(spec.config, prep, coordinator_tcp=spec.coordinator_tcp)
+    planned = plan_processes(spec.config, prep, coordinator_tcp=spec.coordinator_tcp)
     (own,) = (it for it in planned if it.process_name == spec.process_name)
     return replace(own, log_level=spec.log_level, stages=tuple(on_first_gpu(it, port) for it in own.stages))
 

@@ -11,7 +11,7 @@ import ray
 
 from sglang_omni.config import PipelineConfig
 from sglang_omni.config.instances import is_anywhere, stage_instances
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 
 # What a process asks for, of which no stage says it. With none, Ray would put any number on one core.
 _DEFAULT_CPUS = 1.0
@@ -29,7 +29,7 @@ class Demand:
     num_gpus: float
 
 
-def demand_of(spec: WorkerSpec) -> Demand:
+def demand_of(spec: ProcessSpec) -> Demand:
     """CPUs as its stages say, one where none does; GPUs as its placement says.
 
     Stages that declare what fraction of a GPU's memory they use get that fraction of a GPU; the ranks of a

@@ -38,11 +38,11 @@ from sglang_omni.config import PipelineConfig
 from sglang_omni.config.instances import is_anywhere
 from sglang_omni.config.spread import spread_out
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
-from sglang_omni.pipeline.processes.process import WorkerFailure, ended_early, exited_with, fail_ready
+from sglang_omni.pipeline.processes.process import ProcessFailure, ended_early, exited_with, fail_ready
 from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
 from sglang_omni.pipeline.processes.ray.actor import Arrival, StageActor
 from sglang_omni.pipeline.processes.ray.capacity import Bundle, demand_of, describe_shortage, most_cpus
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -106,7 +106,7 @@ class RayLauncher:
         self.host_address = ray.util.get_node_ip_address()
         return spread_out(config)
 
-    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+    async def start(self, specs: Sequence[ProcessSpec]) -> None:
         """Reserve what the processes ask for.
 
         Those of replicas that may be added later reserve theirs when they are, except where they name a
@@ -124,10 +124,10 @@ class RayLauncher:
         now = {node: it for node, it in bundles.items() if not is_anywhere(node) or node not in later}
         await self._reserve(self.name, now)
 
-    async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
+    async def await_host(self, ranks: Sequence[ProcessSpec]) -> None:
         """Ray finds a node by itself, and ``launch`` waits for the actor's process there."""
 
-    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+    def launch(self, ranks: Sequence[ProcessSpec]) -> list[LaunchedProcess]:
         """See ``Launcher``. Waits for nothing: where Ray has no process for it, it is not ready."""
         room = self._track(asyncio.create_task(self._room(ranks)))
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -138,7 +138,7 @@ class RayLauncher:
             processes.append(process)
         return processes
 
-    def release(self, ranks: Sequence[WorkerSpec]) -> None:
+    def release(self, ranks: Sequence[ProcessSpec]) -> None:
         """End their actors for good, which Ray would start again."""
         for rank in ranks:
             if (handle := self._actors.pop(rank.process_name, None)) is not None:
@@ -210,7 +210,7 @@ class RayLauncher:
             "for less with runtime.resources of the stages"
         )
 
-    async def _room(self, ranks: Sequence[WorkerSpec]) -> _Place:
+    async def _room(self, ranks: Sequence[ProcessSpec]) -> _Place:
         """The place of a process or of the ranks of a stage; reserved now where none is."""
         node = _node_of(ranks[0])
         if node not in self._places:
@@ -221,8 +221,8 @@ class RayLauncher:
     async def _live(
         self,
         process: RayProcess,
-        spec: WorkerSpec,
-        ranks: Sequence[WorkerSpec],
+        spec: ProcessSpec,
+        ranks: Sequence[ProcessSpec],
         room: asyncio.Task[_Place],
         port: asyncio.Future[int],
     ) -> None:
@@ -255,7 +255,7 @@ class RayLauncher:
             process.failure = traceback.format_exc()
             process.ends(1)
 
-    def _actor(self, spec: WorkerSpec, place: _Place) -> Any:
+    def _actor(self, spec: ProcessSpec, place: _Place) -> Any:
         """The process's actor; made where there is none."""
         if (handle := self._actors.get(spec.process_name)) is None:
             demand = demand_of(spec)
@@ -286,14 +286,14 @@ class RayLauncher:
                 return arrival
             await asyncio.sleep(_RETRY_S)  # it has been told to end, and has not yet
 
-    async def _end(self, spec: WorkerSpec, ranks: Sequence[WorkerSpec]) -> None:
+    async def _end(self, spec: ProcessSpec, ranks: Sequence[ProcessSpec]) -> None:
         """End an actor for good, whose stages have left."""
         handle = self._actors.pop(spec.process_name)
         ray.kill(handle, no_restart=True)
         await _gone(handle)
         self._leave_place(ranks)
 
-    def _leave_place(self, ranks: Sequence[WorkerSpec]) -> None:
+    def _leave_place(self, ranks: Sequence[ProcessSpec]) -> None:
         """Give back the place of these, if they were the last there, and had it to themselves."""
         place = self._places.get(node := _node_of(ranks[0]))
         used = any(rank.process_name in self._actors for rank in ranks)
@@ -400,15 +400,15 @@ class RayProcess:
         self.exited.set_result(status)
         # In full, for the actor's stderr is elsewhere.
         failure = ended_early(self.name, self.describe_exit(), self.failure)
-        fail_ready(self.ready, WorkerFailure(str(failure)))
+        fail_ready(self.ready, ProcessFailure(str(failure)))
 
 
-def _node_of(spec: WorkerSpec) -> str:
+def _node_of(spec: ProcessSpec) -> str:
     assert spec.node is not None  # since spread_out()
     return spec.node
 
 
-def _environment(spec: WorkerSpec) -> dict[str, str]:
+def _environment(spec: ProcessSpec) -> dict[str, str]:
     """What is set in the actor's process: of the pipeline's defaults, those that this process has otherwise
     are passed on as they are here."""
     environment = {name: os.environ.get(name, value) for name, value in spec.config.env_defaults.items()}

@@ -11,12 +11,12 @@ import pytest
 from sglang_omni import launch_server
 from sglang_omni.config import PipelineConfig, StageConfig
 from sglang_omni.config.spread import spread_out
-from sglang_omni.pipeline.processes.plan import plan_workers
+from sglang_omni.pipeline.processes.plan import plan_processes
 from sglang_omni.pipeline.processes.prepare import prepare_pipeline_runtime
 from sglang_omni.pipeline.processes.ray.actor import on_first_gpu
 from sglang_omni.pipeline.processes.ray.capacity import Bundle, Demand, demand_of, most_cpus
 from sglang_omni.pipeline.processes.ray.launcher import RayLauncher
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 
 
 def stage(name: str, *, cpus: float | None = None, fraction: float | None = None, **fields) -> StageConfig:
@@ -32,12 +32,12 @@ def chain(*stages: StageConfig, **fields) -> PipelineConfig:
     return PipelineConfig(model_path="m", stages=list(stages), **fields)
 
 
-def planned(config: PipelineConfig) -> dict[str, WorkerSpec]:
+def planned(config: PipelineConfig) -> dict[str, ProcessSpec]:
     """Its processes as the actors plan them."""
     config = spread_out(config)
     prep = prepare_pipeline_runtime(config, host_address="127.0.0.1")
     with prep.runtime_dir:
-        return {spec.process_name: spec for spec in plan_workers(config, prep)}
+        return {spec.process_name: spec for spec in plan_processes(config, prep)}
 
 
 def test_processes_that_name_no_node_have_one_each() -> None:
