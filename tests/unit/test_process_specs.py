@@ -1,4 +1,4 @@
-"""What worker processes are told: who runs where, next to whom, in which environment."""
+"""What the processes of a plan are told: their stages, their neighbours, their environment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
 from sglang_omni.pipeline.processes.environment import get_stage_process_env, process_environment, with_port
-from sglang_omni.pipeline.processes.plan import plan_processes
-from sglang_omni.pipeline.processes.prepare import prepare_pipeline_runtime
+from sglang_omni.pipeline.processes.plan import prepare_pipeline_runtime
 from sglang_omni.pipeline.specs import ProcessSpec, StageLaunchConfig
 from sglang_omni.pipeline.stage.build import as_scheduler
 from sglang_omni.proto import OmniRequest, StagePayload
@@ -22,9 +21,9 @@ def plan(folder: Path, *stages: StageConfig, **fields) -> dict[str, ProcessSpec]
     config = PipelineConfig(
         model_path="m", stages=list(stages), endpoints=EndpointsConfig(base_path=str(folder)), **fields
     )
-    prep = prepare_pipeline_runtime(config)
-    with prep.runtime_dir:
-        return {spec.process_name: spec for spec in plan_processes(config, prep)}
+    made = prepare_pipeline_runtime(config)
+    with made.runtime_dir:
+        return {spec.process_name: spec for spec in made.process_specs()}
 
 
 def stage(name: str, process: str, **fields) -> StageConfig:

@@ -11,8 +11,7 @@ import pytest
 from sglang_omni import launch_server
 from sglang_omni.config import PipelineConfig, StageConfig
 from sglang_omni.config.spread import spread_out
-from sglang_omni.pipeline.processes.plan import plan_processes
-from sglang_omni.pipeline.processes.prepare import prepare_pipeline_runtime
+from sglang_omni.pipeline.processes.plan import prepare_pipeline_runtime
 from sglang_omni.pipeline.processes.ray.actor import on_first_gpu
 from sglang_omni.pipeline.processes.ray.capacity import Bundle, Demand, demand_of, most_cpus
 from sglang_omni.pipeline.processes.ray.launcher import RayLauncher
@@ -35,9 +34,9 @@ def chain(*stages: StageConfig, **fields) -> PipelineConfig:
 def planned(config: PipelineConfig) -> dict[str, ProcessSpec]:
     """Its processes as the actors plan them."""
     config = spread_out(config)
-    prep = prepare_pipeline_runtime(config, host_address="127.0.0.1")
-    with prep.runtime_dir:
-        return {spec.process_name: spec for spec in plan_processes(config, prep)}
+    plan = prepare_pipeline_runtime(config, host_address="127.0.0.1")
+    with plan.runtime_dir:
+        return {spec.process_name: spec for spec in plan.process_specs()}
 
 
 def test_processes_that_name_no_node_have_one_each() -> None:

@@ -10,11 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_omni.client import Client
-from sglang_omni.config import (
-    PipelineConfig,
-    build_process_topology_plan,
-    build_stage_placement_plan,
-)
+from sglang_omni.config import PipelineConfig
 from sglang_omni.config.instances import stage_of
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.pipeline.processes.launcher import Launcher
@@ -23,6 +19,7 @@ from sglang_omni.pipeline.transport import open_files
 from sglang_omni.serve.api.admission import AdmissionLimits
 from sglang_omni.serve.api.app import create_app
 from sglang_omni.serve.api.keys import Access
+from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.state import Capabilities
 from sglang_omni.serve.launch.stopping import StopSignals, exit_after
 from sglang_omni.serve.launch.web_server import WebServer
@@ -55,8 +52,8 @@ class ReplicaOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     model_name: str | None = None
-    max_body_size: int = 64 * 2**20
-    max_json_size: int = 8 * 2**20
+    max_body_size: int = BodyLimits.max_body_size
+    max_json_size: int = BodyLimits.max_json_size
     start_timeout: float = 600.0
     drain_timeout: float = 30.0
     request_timeout: float | None = 600.0
@@ -166,16 +163,8 @@ async def _drain(runner: MultiProcessPipelineRunner, signals: StopSignals, timeo
 
 def _info(runner: MultiProcessPipelineRunner) -> dict[str, Any]:
     """What ``/get_server_info`` tells: the config, and which process runs which stages."""
-    config = runner.config
-    plan = build_process_topology_plan(config, build_stage_placement_plan(config))
-    stages = {group.name: list(group.stage_names) for group in plan.groups}
-    for stage, processes in plan.tp_stage_to_processes.items():
-        stages |= {name: [stage] for name in processes}
     return {
-        "model_path": config.model_path,
-        "config": config_to_dict(config),
-        "processes": [
-            {"name": name, "pid": pid, "stages": stages.get(name, [])}
-            for name, pid in runner.process_ids.items()
-        ],
+        "model_path": runner.config.model_path,
+        "config": config_to_dict(runner.config),
+        "processes": runner.describe_processes(),
     }

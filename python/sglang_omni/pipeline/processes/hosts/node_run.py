@@ -17,8 +17,7 @@ from sglang_omni.pipeline.processes.hosts.messages import (
 )
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.local import LocalLauncher
-from sglang_omni.pipeline.processes.plan import plan_processes
-from sglang_omni.pipeline.processes.prepare import prepare_pipeline_runtime
+from sglang_omni.pipeline.processes.plan import prepare_pipeline_runtime
 from sglang_omni.pipeline.processes.pulse import PULSE_S
 from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.transport.keys import RunKeys
@@ -52,22 +51,18 @@ class NodeRun:
             )
         config = PipelineConfig.from_dict(welcome.config)
         validate_config(config)
-        self._prep = prepare_pipeline_runtime(
+        self._plan = prepare_pipeline_runtime(
             config,
             node=node,
             host_address=address,
             keys=RunKeys.from_secret(welcome.run_key),
             coordinator_endpoints=welcome.endpoints,
         )
-        try:
-            self._specs = {
-                spec.process_name: spec
-                for spec in plan_processes(config, self._prep, coordinator_tcp=welcome.endpoints)
-                if spec.node == node
-            }
-        except BaseException:
-            self._prep.runtime_dir.close()
-            raise
+        self._specs = {
+            spec.process_name: spec
+            for spec in self._plan.process_specs(welcome.endpoints)
+            if spec.node == node
+        }
         self._launcher = LocalLauncher()
         self._launched: dict[int, list[LaunchedProcess]] = {}
         # Launches of which nothing could be started.
@@ -109,7 +104,7 @@ class NodeRun:
             process.kill()
         if processes:
             await asyncio.wait([process.exited for process in processes], timeout=_KILLED_S)
-        self._prep.runtime_dir.close()
+        self._plan.runtime_dir.close()
 
     def _start(self, launch: Launch) -> None:
         try:

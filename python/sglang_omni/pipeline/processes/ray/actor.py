@@ -18,15 +18,18 @@ import ray
 from ray.util.metrics import Gauge
 
 from sglang_omni.pipeline.processes import process
-from sglang_omni.pipeline.processes.child import LONGEST_TRACEBACK, configure_logging, run_stages
-from sglang_omni.pipeline.processes.plan import plan_processes
-from sglang_omni.pipeline.processes.prepare import prepare_pipeline_runtime
+from sglang_omni.pipeline.processes.child import (
+    LONGEST_TRACEBACK,
+    STATS_DESCRIPTIONS,
+    ReadStats,
+    configure_logging,
+    run_stages,
+)
+from sglang_omni.pipeline.processes.plan import prepare_pipeline_runtime
 from sglang_omni.pipeline.processes.run_dir import IpcRuntimeDir, join_ipc_runtime_dir
 from sglang_omni.pipeline.specs import ProcessSpec, StageLaunchConfig
-from sglang_omni.pipeline.stage.runtime import Stage
-from sglang_omni.pipeline.stage.stats import DESCRIPTIONS
 
-# Ray's own default interval of export is 10 s; what is newer than that is not seen by anybody.
+# Ray itself exports every 10 s by default.
 _METRICS_INTERVAL_S = 1.0
 # Characters of the name of a run's folder, which is part of its sockets' paths.
 _RUN_NAME = 12
@@ -37,10 +40,10 @@ class Arrival:
     """A process that Ray has started for an actor, and where.
 
     Attributes:
-        token: Another one for each process; a process id may come back.
-        address: Its node's, as Ray's other nodes reach it.
+        token: Unique to the process, which its id is not: the system gives ids out again.
+        address: Its node's address for Ray's other nodes.
         free_port: A port that is free on its node now.
-        log: The file on its node that Ray has made its stderr, or "".
+        log: The file on its node that is its stderr, or "".
     """
 
     token: str
@@ -54,7 +57,7 @@ class Arrival:
 class StageActor:
     """Runs the stages of one process, once. Ray starts another process for the next time.
 
-    Its methods run in the process's main thread, one after the other, as in a worker process of this host.
+    Its methods run in the process's main thread, one after the other, as in a process of this host.
     """
 
     def __init__(self, process_name: str) -> None:
@@ -67,7 +70,7 @@ class StageActor:
 
     @ray.method(max_task_retries=-1)  # answered by the process that Ray is about to start
     def enter(self, python_path: Sequence[str]) -> Arrival:
-        """Get ready to run: modules of the driver can be imported then, where this node has them."""
+        """Get ready to run: the driver's modules can be imported then, if this node has them."""
         sys.path += [folder for folder in python_path if folder not in sys.path and os.path.isdir(folder)]
         address = ray.util.get_node_ip_address()
         with socket.create_server((address, 0)) as server:
@@ -77,11 +80,11 @@ class StageActor:
 
     @ray.method(max_task_retries=0)  # a second process would not know what the first one's requests were
     def run(self, spec: ProcessSpec, port: int) -> Iterator[dict[str, object]]:
-        """Run the stages until they have been told to leave. Yields reports as a worker process writes.
+        """Run the stages until they have been told to leave. Yields the reports of ``run_stages``.
 
         Args:
-            spec: The process. How its stages are wired follows from its config, here as on any host.
-            port: Where the collectives of a stage's ranks begin.
+            spec: The process. Its stages are wired from its config, here as on any host.
+            port: The port where the collectives of a stage's ranks begin.
         """
         multiprocessing.current_process().name = spec.process_name
         configure_logging(spec)
@@ -91,7 +94,7 @@ class StageActor:
                 reports = run_stages(_planned_here(spec, folder, port), beside=_export_metrics)
                 while (report := runner.run(_next(reports))) is not None:
                     yield report
-        except BaseException:  # noqa: BLE001  whatever it is, sys.exit() included, the driver is told
+        except BaseException:  # noqa: BLE001  the driver is told of anything, sys.exit() included
             text = traceback.format_exc()
             logging.getLogger(__name__).error("The process ends with an error\n%s", text)
             yield {"failure": text[-LONGEST_TRACEBACK:]}
@@ -103,8 +106,8 @@ def _stderr_file() -> str:
 
 
 def _planned_here(spec: ProcessSpec, folder: IpcRuntimeDir, port: int) -> ProcessSpec:
-    """The process with what it has on this node: sockets, addresses, and the one GPU that Ray lets it see."""
-    prep = prepare_pipeline_runtime(
+    """The process, wired for this node: its sockets, addresses, and the one GPU that Ray lets it see."""
+    plan = prepare_pipeline_runtime(
         spec.config,
         ipc_runtime_dir=folder,
         node=spec.node,
@@ -112,20 +115,20 @@ def _planned_here(spec: ProcessSpec, folder: IpcRuntimeDir, port: int) -> Proces
         keys=spec.keys,
         coordinator_endpoints=spec.coordinator_tcp,
     )
-    planned = plan_processes(spec.config, prep, coordinator_tcp=spec.coordinator_tcp)
+    planned = plan.process_specs(spec.coordinator_tcp)
     (own,) = (it for it in planned if it.process_name == spec.process_name)
     return replace(own, log_level=spec.log_level, stages=tuple(on_first_gpu(it, port) for it in own.stages))
 
 
 def on_first_gpu(launch: StageLaunchConfig, port: int) -> StageLaunchConfig:
-    """The stage on the GPU that Ray lets its process see, whichever the config names."""
+    """The stage on the one GPU that Ray lets its process see, whatever number the config names."""
     if launch.gpu_id is None:
         return replace(launch, nccl_port=port)
     relays = {
         backend: options | ({"device": "cuda:0"} if str(options["device"]).startswith("cuda") else {})
         for backend, options in launch.relay_configs.items()
     }
-    # The share of a GPU that another process has may be of another GPU.
+    # Another process of this GPU's number may have another GPU.
     return replace(launch, gpu_id=0, nccl_port=port, relay_configs=relays, same_gpu_targets=frozenset())
 
 
@@ -133,17 +136,17 @@ async def _next(reports: AsyncIterator[dict[str, object]]) -> dict[str, object] 
     return await anext(reports, None)
 
 
-async def _export_metrics(process: str, stages: Sequence[Stage]) -> None:
+async def _export_metrics(process: str, read: ReadStats) -> None:
     """Have Ray export the stages' numbers on this node's metrics port, under the names of ``/metrics``."""
     gauges: dict[str, Gauge] = {}
     while True:
-        for stage in stages:
-            for name, value in stage.stats().items():
+        for stage, numbers in read().items():
+            for name, value in numbers.items():
                 if name not in gauges:
                     gauges[name] = Gauge(
                         f"sglang_omni_stage_{name}",
-                        description=DESCRIPTIONS.get(name, "Reported by the stage."),
+                        description=STATS_DESCRIPTIONS.get(name, "Reported by the stage."),
                         tag_keys=("stage", "process"),
                     )
-                gauges[name].set(value, {"stage": stage.name, "process": process})
+                gauges[name].set(value, {"stage": stage, "process": process})
         await asyncio.sleep(_METRICS_INTERVAL_S)
