@@ -57,7 +57,7 @@ async def watched(worker: Worker, **limits: float) -> AsyncIterator[Assignments]
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(module, "_POLL_S", 0.02)
 
 
 async def some_looks() -> None:

@@ -1,4 +1,4 @@
-"""The environment of a process: variables, the GPU it may see, and the port of its ranks."""
+"""The environment of a process: its variables, the GPU it sees, and the port of its ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang_omni.supervision.ports import bind
 
 
 def with_port(ranks: Sequence[ProcessSpec]) -> tuple[list[ProcessSpec], socket.socket]:
-    """The ranks of one stage, told a port of their own.
+    """The ranks of one stage with a port of their own.
 
     Returns:
         The ranks, and the socket that holds the port for them until it is closed.
@@ -29,8 +29,8 @@ def get_stage_process_env(spec: StageLaunchConfig, env: Mapping[str, str] | None
     """The variables that let a TP rank's process see its own GPU alone; none for other stages, or on the CPU.
 
     Args:
-        spec: The rank. Its ``gpu_id`` counts within what ``CUDA_VISIBLE_DEVICES`` lets through.
-        env: The environment to start from; this process's when None.
+        spec: The rank. Its ``gpu_id`` counts within the GPUs of ``CUDA_VISIBLE_DEVICES``.
+        env: The environment to start from; None: this process's.
 
     Raises:
         ValueError: The rank's GPU is not visible.
@@ -51,7 +51,7 @@ def get_stage_process_env(spec: StageLaunchConfig, env: Mapping[str, str] | None
 
 
 def process_environment(spec: ProcessSpec, env: Mapping[str, str]) -> dict[str, str]:
-    """``env`` with the pipeline's defaults under it and what the stages' ranks require over it."""
+    """``env``, which overrides the pipeline's defaults, with the variables that the stages' ranks require."""
     environment = {**spec.config.env_defaults, **env}
     for stage in spec.stages:
         environment |= get_stage_process_env(stage, environment)

@@ -1,4 +1,4 @@
-"""Processes of this host."""
+"""The launcher of processes on this host."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class LocalLauncher:
     host_address = None
 
     def place(self, config: PipelineConfig) -> PipelineConfig:
-        """All stages run here that do not say otherwise."""
+        """The config as it is: a stage without a ``node`` runs here."""
         return config
 
     async def start(self, specs: Sequence[ProcessSpec]) -> None:
-        """There is nothing to get ready.
+        """Nothing needs to be prepared.
 
         Raises:
             RuntimeError: One of them belongs on another host.
@@ -35,10 +35,10 @@ class LocalLauncher:
             )
 
     async def await_host(self, ranks: Sequence[ProcessSpec]) -> None:
-        """This host is there."""
+        """Return at once: this host is there."""
 
     def launch(self, ranks: Sequence[ProcessSpec]) -> list[LaunchedProcess]:
-        """See ``Launcher``. Ranks are told a port that is theirs while they run."""
+        """See ``Launcher``. Ranks get a port that is theirs while they run."""
         held = None
         if len(ranks) > 1:
             ranks, held = with_port(ranks)
@@ -58,7 +58,7 @@ class LocalLauncher:
         return processes
 
     def release(self, ranks: Sequence[ProcessSpec]) -> None:
-        """They hold nothing once they have ended."""
+        """Nothing: processes that have ended hold nothing."""
 
     async def close(self) -> None:
-        """There is nothing to give back."""
+        """Nothing: there is nothing to give back."""

@@ -1,9 +1,8 @@
-"""One worker process as its parent sees it: started, ready, ended.
+"""One process of a pipeline as its parent sees it: started, ready, ended. Its own side is ``child.py``.
 
-A worker is started by ``subprocess`` and not by ``multiprocessing``: its environment is its own
-instead of the parent's patched for a moment, no helper process appears beside it, and a parent that
-exits in any way does not wait for it. What ``multiprocessing`` gives a spawned child, the parent's
-``sys.path`` and its ``__main__``, is kept.
+It is started by ``subprocess`` and not by ``multiprocessing``: it has an environment of its own, instead of
+the parent's patched for a moment; no helper process appears beside it; and a parent that exits in any way
+does not wait for it. Like a child of ``multiprocessing`` it has the parent's ``sys.path`` and ``__main__``.
 """
 
 from __future__ import annotations
@@ -23,37 +22,37 @@ from pathlib import Path
 from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
 from sglang_omni.supervision.exits import STACKS_S, describe_exit
 
-# Without sys.path the child cannot import this package, and without that it cannot read the rest.
+# Without sys.path the child cannot import this package, which it needs to read the rest.
 _BOOTSTRAP = (
     "import pickle, sys; source = open({spec}, 'rb'); sys.path[:] = pickle.load(source); "
     "from sglang_omni.pipeline.processes.child import main; main(source, {report})"
 )
 _REPORT_CHUNK = 1 << 16
-# States of a process in /proc that keep it from answering, in words.
+# States in /proc that keep a process from answering, in words.
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits inside the kernel"}
 
-# Set in a worker process.
+# Set in a pipeline's process.
 inside_child = False
 
 
 def refuse_inside_child() -> None:
-    """Raise RuntimeError in a worker process.
+    """Raise RuntimeError in a pipeline's process.
 
-    A script that starts its pipeline while it is imported would, imported by a worker for its
-    functions, start another pipeline there, whose workers start the next.
+    A script that starts its pipeline while it is imported would start another one in each process that
+    imports it for its functions, and so on without end.
     """
     if inside_child:
         raise RuntimeError(
-            "a stage's process must not start a pipeline of its own. Where it does so by importing the "
+            "a stage's process must not start a pipeline of its own. If it does so by importing the "
             'script that holds its functions, put the start under `if __name__ == "__main__":`'
         )
 
 
 class ProcessFailure(RuntimeError):
-    """A worker process ended before its stages were ready. The text holds its traceback, if it left one.
+    """A process ended before its stages were ready. The text holds its traceback, if it left one.
 
     Attributes:
-        reason: The text without the traceback, where the process has written that to this one's stderr.
+        reason: The text without the traceback, which the process has also written to stderr.
     """
 
     def __init__(self, reason: str, traceback: str | None = None) -> None:
@@ -62,15 +61,15 @@ class ProcessFailure(RuntimeError):
 
 
 def fail_ready(ready: asyncio.Future[None], failure: ProcessFailure) -> None:
-    """Have whoever waits for a process learn that it is not to be ready; nothing happens where it was."""
+    """End the wait for a process to be ready with a failure; does nothing if it was ready."""
     if not ready.done():
         ready.set_exception(failure)
-        ready.exception()  # counts as retrieved: the exit is acted on even where nobody awaits this
+        ready.exception()  # counts as retrieved: the exit is handled even if nothing awaits this
 
 
 def ended_early(name: str, exit_text: str, traceback: str | None) -> ProcessFailure:
-    """What is said of a process that ended before it was ready, with the traceback that it left."""
-    # Where there is one, the text ends with its error, which needs no more words.
+    """The failure of a process that ended before it was ready, with the traceback that it left."""
+    # With a traceback, the text ends with its error, which needs no more words.
     early = "" if traceback else " before it was ready"
     return ProcessFailure(f"Process {name!r} {exit_text}{early}", traceback)
 
@@ -81,7 +80,7 @@ def exited_with(status: int, traceback: str | None) -> str:
 
 
 def _error_in(traceback: str) -> str:
-    """What the traceback ends with: the error, whose text may have several lines."""
+    """The error at the end of a traceback; its text may have several lines."""
     *_, last = traceback.rpartition('\n  File "')
     lines = last.strip().splitlines()
     begins = next((at for at, line in enumerate(lines) if at > 0 and not line.startswith(" ")), -1)
@@ -89,14 +88,14 @@ def _error_in(traceback: str) -> str:
 
 
 class ChildProcess:
-    """A running child process whose ``child.main`` has been given ``spec``.
+    """A running child process, in which ``child.main`` runs with ``spec``.
 
-    Created in a running event loop, which then watches it: the kernel makes a process's pidfd
-    readable the moment the process ends, so nothing polls. The child asks to be killed when the
-    *thread* that started it ends, so that thread must live as long as the pipeline.
+    The running event loop watches it: the kernel makes a process's pidfd readable the moment the process
+    ends, so nothing polls. The child asks to be killed when the *thread* that started it ends, so that
+    thread must live as long as the pipeline.
 
     Attributes:
-        ready: Done once the child's stages are up; holds a ``ProcessFailure`` if it ends before that.
+        ready: Done once the child's stages are up; holds a ``ProcessFailure`` if it ends before.
         exited: Holds the exit status once the process has ended; -9 stands for signal 9.
         failure: The traceback the child reported, or None.
         vitals: Its heartbeat.
@@ -112,7 +111,7 @@ class ChildProcess:
 
         Raises:
             ValueError: ``spec`` cannot be pickled.
-            OSError: There is no descriptor, process or memory left for it. Nothing is left of it.
+            OSError: There is no descriptor, process or memory left for it. No part of it remains.
         """
         loop = asyncio.get_running_loop()
         self.name = name
@@ -142,12 +141,12 @@ class ChildProcess:
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """Where stages on other hosts reach its stages, by instance; there when it is ready."""
+        """Where stages on other hosts reach its stages, by instance; complete when it is ready."""
         return self._endpoints
 
     @property
     def host_lost(self) -> bool:
-        """Without this host, nobody would ask."""
+        """False: it runs on this host."""
         return False
 
     @property
@@ -160,7 +159,7 @@ class ChildProcess:
         return _STATES.get(stat.rpartition(")")[2].split()[0], "")
 
     def kill(self, *, stacks: bool = False) -> None:
-        """End the process, unless it has ended; never another one that got its id since.
+        """End the process, unless it has ended; never another one that has its id by now.
 
         Args:
             stacks: Have it write its threads' stacks to stderr first, for which it has a second.
@@ -179,7 +178,7 @@ class ChildProcess:
         return exited_with(status, self.failure if status >= 0 else None)
 
     def _read_reports(self) -> bool:
-        """Handle what the child has written. Returns False where there was nothing."""
+        """Handle the child's new reports. Returns whether there were any."""
         try:
             chunk = os.read(self._report_fd, _REPORT_CHUNK)
         except BlockingIOError:
@@ -223,8 +222,8 @@ def _spec_file(name: str, spec: object) -> int:
             "factory_args may hold plain data and importable classes, not functions defined inside functions "
             "or open resources"
         ) from exc
-    # Importing the script again costs a child what the script imports, e.g. a whole web server, so it is
-    # done only where the spec refers to it.
+    # A child imports the script again only if the spec refers to it: the script's own imports, e.g. of a
+    # whole web server, cost time.
     preparation = spawn.get_preparation_data(name) if b"__main__" in pickled else {}
     main = {
         key: preparation[key] for key in ("init_main_from_name", "init_main_from_path") if key in preparation
@@ -243,8 +242,8 @@ def _spec_file(name: str, spec: object) -> int:
 
 
 def _start(environment: Mapping[str, str], spec_fd: int, report_fd: int) -> subprocess.Popen[bytes]:
-    # A terminal's Ctrl-C reaches the whole process group, while shutting down is the parent's
-    # business. A blocked signal stays blocked across exec until the child can ignore it.
+    # A terminal's Ctrl-C reaches the whole process group, but only the parent shuts processes down. A
+    # blocked signal stays blocked across exec until the child can ignore it.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
@@ -258,6 +257,6 @@ def _start(environment: Mapping[str, str], spec_fd: int, report_fd: int) -> subp
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """One that cannot be watched."""
+    """End a process that cannot be watched."""
     process.kill()
     process.wait()
