@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni host") -> i
         level=args.log_level.upper(),
         format=f"%(asctime)s %(levelname)s [host {args.name}] %(name)s: %(message)s",
     )
-    # Imported here, so that --help is there at once.
+    # Imported here, so that --help comes at once.
     from sglang_omni.config.imports import import_beside
     from sglang_omni.pipeline.processes.hosts.agent import HostAgent
     from sglang_omni.pipeline.processes.hosts.join_key import default_key_file, read_join_key
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni host") -> i
 
 
 async def _until_told(running: Coroutine[Any, Any, None]) -> None:
-    """Run it until it ends, or is told to."""
+    """Run it until it ends, or a signal stops it."""
     task = asyncio.create_task(running)
     on_stop_signals(lambda _: task.cancel())
     try:

@@ -182,7 +182,7 @@ def _log_to_stderr(args: argparse.Namespace) -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     """Decide what is served, and serve it as one replica or as a fleet."""
-    # Imported here, so that --help is there at once.
+    # Imported here, so that --help comes at once.
     from sglang_omni.config import ConfigError, validate_config
     from sglang_omni.pipeline.processes.process import ProcessFailure
 

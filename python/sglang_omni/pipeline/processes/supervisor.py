@@ -141,7 +141,7 @@ class Supervisor:
         start_timeout: Seconds that a process has to get its stages up, at the start and after a restart.
 
     Attributes:
-        processes: All that run or are to be restarted, and those that were given up.
+        processes: All that run or await a restart, and those that were given up.
         lost: Holds the reason once the pipeline is lost: all replicas of some process were given up.
     """
 

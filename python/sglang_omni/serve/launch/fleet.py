@@ -1,4 +1,4 @@
-"""Several replicas and the router in front of them: started, watched, restarted and stopped together."""
+"""Several server replicas and a router in front of them: started, restarted and stopped together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sglang_omni.supervision.ports import bind
 
 logger = logging.getLogger(__name__)
 
-# What members may take to leave before they are killed; theirs must leave with them.
+# Seconds that members have to leave, with their own children, before they are killed.
 _LEAVE_S = 4.5
 
 
@@ -29,10 +29,14 @@ _LEAVE_S = 4.5
 class FleetOptions:
     """
     Attributes:
+        size: How many replicas there are.
+        host: The router's address.
+        port: The router's port; 0 picks a free one.
         replica_args: Arguments of ``launch_server`` common to all replicas.
-        router: Fields of the RouterConfig beside the workers, where to listen, and how long to drain.
+        router: Fields of the RouterConfig except the workers, the address and the time to drain.
+        start_timeout: Seconds for a replica to come up.
         drain_timeout: Seconds that requests have to end after SIGTERM.
-        heartbeat_timeout: Seconds of silence after which a member is started again; 0: it never is.
+        heartbeat_timeout: Seconds of silence after which a member is restarted; 0: it never is.
     """
 
     size: int
@@ -49,8 +53,8 @@ async def run_fleet(options: FleetOptions) -> int:
     """Serve until a signal. Returns an exit status."""
     signals = StopSignals()
     with contextlib.ExitStack() as held:
-        # Bound, and never listened on here: the ports stay the members', whenever those start. That one is in
-        # use is better known before the models are loaded.
+        # Bound, and never listened on here: the ports stay the members', whenever those start. A port in use
+        # is known before the models are loaded.
         of_router = held.enter_context(bind(options.host, options.port))
         options = replace(options, port=of_router.getsockname()[1])
         of_replicas = [held.enter_context(bind("127.0.0.1")) for _ in range(options.size)]
@@ -64,7 +68,7 @@ async def run_fleet(options: FleetOptions) -> int:
 async def _run(
     replicas: list[FleetMember], router: FleetMember, options: FleetOptions, signals: StopSignals
 ) -> int:
-    """Runs the replicas and, once they are healthy, the router; ends all of them."""
+    """Run the replicas and, once they are healthy, the router; in the end, end all of them."""
     tasks = [asyncio.ensure_future(r.keep_running(options.start_timeout)) for r in replicas]
     stopped = asyncio.ensure_future(signals.received.wait())
     try:
@@ -119,13 +123,13 @@ async def _either(
 async def _end(
     replicas: Sequence[FleetMember], router: FleetMember, drain_timeout: float, signals: StopSignals
 ) -> None:
-    """The router takes no more requests and, when the last has ended, leaves. Then, or after
-    ``drain_timeout``, the replicas leave, and what they still have to say reaches clients through it."""
+    """End the fleet. The router takes no more requests, and leaves when the last has ended. Then, or after
+    ``drain_timeout``, the replicas leave; their last answers reach clients through the router."""
     if router.is_running:
         router.send_signal(signal.SIGTERM)
         await signals.give_time(router.gone(), drain_timeout)
     for replica in replicas:
-        # One that is still importing has no request, nor a way to take SIGINT in silence.
+        # One that is still importing has no requests, and would show SIGINT as a traceback.
         replica.send_signal(signal.SIGINT if replica.is_up else signal.SIGTERM)
     waits = [asyncio.ensure_future(member.gone()) for member in (*replicas, router)]
     await asyncio.wait(waits, timeout=_LEAVE_S)
@@ -151,7 +155,7 @@ def _replica(index: int, port: int, options: FleetOptions, key: str) -> FleetMem
 
 
 def _router(options: FleetOptions) -> FleetMember:
-    """What is to be started in an environment that is known once the replicas are up."""
+    """The router's process, whose environment is known once the replicas are up."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
     scheme = "https" if options.router.get("tls_cert_path") else "http"
     url = f"{scheme}://{host}:{options.port}"
@@ -172,21 +176,21 @@ def _router_environment(replicas: Sequence[FleetMember], options: FleetOptions) 
         "worker_urls": [replica.base_url for replica in replicas],
         "host": options.host,
         "port": options.port,
-        # The replicas end first what is under way by then.
+        # Longer than the replicas take to end their requests.
         "drain_timeout": options.drain_timeout + _LEAVE_S,
     }
     return {**os.environ, ROUTER_CONFIG: json.dumps(config)}
 
 
 def router_limits(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What replicas hold together is the router's to hand out: requests wait there, in one line, and replicas
+    """The router's limits from those of its replicas: requests wait in the router, in one queue, and replicas
     seldom refuse any.
 
     Args:
-        replicas: The ``limits`` that each tells of itself.
+        replicas: The ``limits`` in the health of each.
 
     Returns:
-        Fields of the RouterConfig; none if a replica takes any number of requests, or does not say.
+        Fields of the RouterConfig; none if a replica takes any number of requests, or reports no limits.
     """
     running = [each.get("max_concurrent_requests") for each in replicas]
     if not running or None in running:

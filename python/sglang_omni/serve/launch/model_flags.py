@@ -1,4 +1,4 @@
-"""The launcher's flags about the model, under SGLang's names, and what they change in a pipeline."""
+"""The flags about the model, under SGLang's names, and their effect on a pipeline."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def apply_model_flags(config: PipelineConfig, args: argparse.Namespace) -> None:
 
 
 def _check_setting(setting: str) -> None:
-    """Raises ValueError if ``STAGE.NAME=VALUE`` gives a value that NAME's own flag would refuse."""
+    """Raise ValueError if ``STAGE.NAME=VALUE`` has a value that NAME's own flag would refuse."""
     name, _, text = setting.partition("=")
     if text.strip() in ("", "~", "null"):
         return

@@ -19,7 +19,7 @@ def stop_with_parent(parent_pid: int) -> None:
     Args:
         parent_pid: The expected parent; if it has already exited, this process exits too.
     """
-    # A shell has what it starts with `&` ignore Ctrl-C, and the children of that inherit it.
+    # A program that a shell starts with `&` ignores SIGINT, and so do its children.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not end_with_parent(parent_pid, signal.SIGINT):
@@ -27,9 +27,9 @@ def stop_with_parent(parent_pid: int) -> None:
 
 
 def on_stop_signals(told: Callable[[signal.Signals], object]) -> None:
-    """Have the running loop call this at SIGINT, SIGTERM, and SIGHUP where it is not ignored (``nohup``).
+    """Have the running loop call ``told`` at SIGINT and SIGTERM, and at SIGHUP unless ``nohup`` ignores it.
 
-    SIGINT is ignored, too, in what a shell starts with ``&``, but there whoever sends it means it.
+    A program that a shell starts with ``&`` ignores SIGINT, too, but a SIGINT that is sent to it is meant.
     """
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -38,13 +38,13 @@ def on_stop_signals(told: Callable[[signal.Signals], object]) -> None:
 
 
 class StopSignals:
-    """What a server is asked by signals, from when this is made in its event loop.
+    """The signals that stop a server, from its creation in the event loop on.
 
     SIGTERM and SIGHUP let requests end first; SIGINT does not, nor does a second signal of any kind.
 
     Attributes:
-        received: Set by the first.
-        at_once: Set as soon as nothing is to be waited for.
+        received: Set by the first signal.
+        at_once: Set as soon as requests must not be waited for.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class StopSignals:
         self.received.set()
 
     async def give_time(self, ending: Coroutine[Any, Any, None], seconds: float) -> None:
-        """Wait until it has ended, for so long at the most, and not where nothing is to be waited for."""
+        """Run ``ending`` for as many seconds at most, and only until ``at_once``."""
         ended = asyncio.ensure_future(ending)
         hurried = asyncio.ensure_future(self.at_once.wait())
         await asyncio.wait({ended, hurried}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -69,12 +69,12 @@ class StopSignals:
             waiting.cancel()
 
     def status_unserved(self) -> int:
-        """The exit status where nothing was served before: 130 for Ctrl-C, as shells have it."""
+        """The exit status if nothing was served before the signal: 130 for Ctrl-C, as shells have it."""
         return 128 + signal.SIGINT if self._number == signal.SIGINT else 0
 
 
 def exit_after(seconds: float) -> None:
-    """The last resort of a shutdown: end this process, finished or not."""
+    """End this process after this time, as the last resort of a shutdown."""
 
     def end() -> None:
         print(f"still not shut down after {seconds:g} s: exiting", file=sys.stderr, flush=True)

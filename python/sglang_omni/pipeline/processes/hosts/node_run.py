@@ -1,4 +1,4 @@
-"""The processes of one run on one host, started and ended as the coordinator wants them."""
+"""The processes of a run on one host, started and ended as the coordinator wants."""
 
 from __future__ import annotations
 
@@ -29,19 +29,24 @@ _KILLED_S = 60.0
 
 
 class NodeRun:
-    """What this host does for a run. It plans its processes itself, from the run's config.
+    """A run's processes on this host, which plans them itself from the run's config.
 
     Attributes:
-        changed: Set whenever ``report`` has become another one.
+        changed: Set whenever ``report`` has changed.
     """
 
     def __init__(self, node: str, address: str, welcome: WelcomeMessage) -> None:
-        """Plan it; nothing is started.
+        """Plan the processes, and start none.
+
+        Args:
+            node: This host's node in the config.
+            address: This host's address for other hosts.
+            welcome: The coordinator's message about the run.
 
         Raises:
             ValueError: The config does not work on this host.
             ImportError: A class that the config names is not installed here.
-            OSError: A file that the config names is missing here, or there is no place for the sockets.
+            OSError: A file that the config names is missing here, or there is no folder for the sockets.
         """
         missing = [path for path in welcome.paths if not Path(path).exists()]
         if missing:
@@ -65,14 +70,14 @@ class NodeRun:
         }
         self._launcher = LocalLauncher()
         self._launched: dict[int, list[LaunchedProcess]] = {}
-        # Launches of which nothing could be started.
+        # Launches that could not be started.
         self._failed: dict[int, list[ProcessReport]] = {}
-        # Told to end, by launch and name: the coordinator says so until it hears that they have.
+        # Processes told to end, by launch and name: the coordinator repeats it until they have ended.
         self._killed: set[tuple[int, str]] = set()
         self.changed = asyncio.Event()
 
     def apply(self, wanted: WantedMessage) -> None:
-        """Start what is new, kill what is to end, and forget what is over."""
+        """Start new launches, kill what must end, and forget launches that are over."""
         numbers = {launch.number for launch in wanted.launches}
         for number in self._launched.keys() - numbers:
             for process in self._launched.pop(number):
@@ -89,7 +94,7 @@ class NodeRun:
                     process.kill(stacks=process.name in launch.with_stacks)
 
     def report(self) -> ReportMessage:
-        """How everything is that was started."""
+        """The state of every process of the wanted launches."""
         running = [
             _report(number, process) for number, processes in self._launched.items() for process in processes
         ]
@@ -98,7 +103,7 @@ class NodeRun:
         )
 
     async def close(self) -> None:
-        """End everything, and remove what it left."""
+        """End every process, and remove the folder of their sockets."""
         processes = [process for processes in self._launched.values() for process in processes]
         for process in processes:
             process.kill()

@@ -1,4 +1,4 @@
-"""What runs in a Ray actor: one process of a pipeline."""
+"""A Ray actor that runs one process of a pipeline."""
 
 from __future__ import annotations
 
