@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,13 @@ from router_cases import Row, show_value, table
 from router_ways import OURS, PEER_NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
-# The columns of the README's table.
-SHORT = ("1 client", "32 clients", "256 clients", "32 streams")
+# The lines of the README's table: a measured row, its name there, and which value of the peers is the best.
+SHORT: dict[str, tuple[str, Callable[..., str]]] = {
+    "32 clients: requests/s, share of direct": ("32 clients: share of the direct path's requests/s", max),
+    "32 streams: requests/s, share of direct": ("32 streams: the same", max),
+    "32 clients: CPU s per 1,000": ("32 clients: CPU seconds for 1,000 requests", min),
+    "memory when idle": ("memory when idle", min),
+}
 PEER_VERSIONS = Path(__file__).with_name("router_peers.txt")
 
 
@@ -59,31 +65,16 @@ def notes(measured: dict[str, Any]) -> str:
 
 
 def summary(measured: dict[str, Any]) -> str:
-    """A line a router: shares of the direct path, CPU, memory."""
+    """A line for each of ``SHORT``: a bare pass-through, the best peer by name, and ours."""
     rows = {row.case: row for row in _rows(measured["speed"])}
-
-    def cell(case: str, way: str) -> str:
-        value = rows[case].values.get(way)
-        return "-" if value is None else show_value(value, rows[case].unit)
-
-    head = ["requests/s as a share of the direct path (p50)", *SHORT, "CPU s per 1,000, 32 clients"]
-    head += ["memory, idle"]
-    lines = [head, ["---"] * len(head)]
-    for way in ("pass", OURS, *PEER_NAMES):
-        shares = [
-            f"{cell(f'{case}: requests/s, share of direct', way)} ({cell(f'{case}: p50', way)})"
-            for case in SHORT
-        ]
-        figures = [*shares, cell("32 clients: CPU s per 1,000", way), cell("memory when idle", way)]
-        lines.append([_title(way), *(f"**{text}**" if way == OURS else text for text in figures)])
+    versions = dict(line.split("==") for line in PEER_VERSIONS.read_text().split())
+    lines = [["", "a bare TCP pass-through", "the best peer", "sglang_omni"], ["---"] * 4]
+    for case, (what, best) in SHORT.items():
+        values, unit = rows[case].values, rows[case].unit
+        peer = best((name for name in PEER_NAMES if values.get(name) is not None), key=values.__getitem__)
+        shown = {way: show_value(values[way], unit) for way in ("pass", peer, OURS)}
+        lines.append([what, shown["pass"], f"{shown[peer]} ({peer} {versions[peer]})", f"**{shown[OURS]}**"])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _title(way: str) -> str:
-    if way in PEER_NAMES:
-        versions = dict(line.split("==") for line in PEER_VERSIONS.read_text().split())
-        return f"{way} {versions[way]}"
-    return {"pass": "a bare TCP pass-through", OURS: "**sglang_omni**"}[way]
 
 
 PARTS = {"speed": speed, "real": real, "hits": hits, "notes": notes, "summary": summary}

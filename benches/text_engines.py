@@ -22,7 +22,7 @@ from sglang_omni.engines.base import Engine
 from sglang_omni.engines.build import build_engine
 from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.request import EngineRequest
-from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.speech_chat.components.smollm2 import ensure_checkpoint
 
 CONCURRENT = (1, 4, 8)
@@ -94,7 +94,7 @@ def _generate(path: object, dtype: str, prompt: list[int], tokens: int) -> Calla
 
 
 def _answers(engine: Engine, prompts: Sequence[list[int]], tokens: int) -> Callable[[], None]:
-    sampling = SamplingParams(temperature=0.0, max_new_tokens=tokens, ignore_eos=True)
+    sampling = RequestSampling(temperature=0.0, max_new_tokens=tokens, ignore_eos=True)
 
     def run() -> None:
         for prompt in prompts:

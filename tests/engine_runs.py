@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from sglang_omni.engines.base import Engine
 from sglang_omni.engines.request import EngineRequest
 
-# No test needs more; an engine that makes no progress must not hang the run.
+# More steps than any test needs: an engine that makes no progress must not hang the run.
 MAX_STEPS = 3000
 
 
 def finish(engine: Engine) -> None:
-    """Steps while there is something to compute."""
+    """Steps while the engine has work."""
     for _ in range(MAX_STEPS):
         if not engine.has_work:
             return

@@ -10,19 +10,19 @@ from sglang_omni.engines.options import DecoderSpec, EngineOptions
 from sglang_omni.engines.sglang.build import build_sglang_engine
 
 if TYPE_CHECKING:
-    # Importing SGLang is the engine's builder's to do, which prepares for it.
+    # The engine's builder prepares the import of SGLang.
     from sglang_omni.engines.sglang.engine import SGLangEngine
 
 
 class Build(Protocol):
     def __call__(self, spec: DecoderSpec, **options: Any) -> SGLangEngine:
-        """``options`` are those of ``EngineOptions``."""
+        """``options`` are fields of ``EngineOptions``."""
         ...
 
 
 @contextmanager
 def engines() -> Iterator[Build]:
-    """Engines that are closed at the end."""
+    """Makes engines, and closes them at the end."""
     built: list[SGLangEngine] = []
 
     def build(spec: DecoderSpec, **options: Any) -> SGLangEngine:
@@ -36,12 +36,12 @@ def engines() -> Iterator[Build]:
 
 
 def expect_short_answers(engine: SGLangEngine) -> None:
-    """As after a long run of them: SGLang lets more requests in than the pool holds if they are long."""
+    """As after many short requests: SGLang then admits more than the pool holds if they are long."""
     engine.scheduler.new_token_ratio_tracker.current = 0.05
 
 
 def assert_empty(engine: SGLangEngine) -> None:
-    """Nothing is in use, and SGLang's accounts of its pools add up."""
+    """No KV is in use, and SGLang's accounts of its pools add up."""
     stats = engine.stats()
     assert [stats[name] for name in ("num_running_reqs", "num_queue_reqs", "kv_used_tokens")] == [0, 0, 0]
     engine.check_pools()

@@ -10,13 +10,13 @@ from typing import Any
 from engine_runs import finish
 from tiny_checkpoints import VOCAB_SIZE, TinyCheckpoint
 
-from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, OmniEngine, SamplingParams
+from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, OmniEngine, RequestSampling
 from sglang_omni.engines.base import Engine
 from sglang_omni.engines.build import build_omni_engine
 
 
 def text_engine(model_path: Path, **options: Any) -> OmniEngine:
-    """``options`` are those of ``EngineOptions``."""
+    """``options`` are fields of ``EngineOptions``."""
     return build_omni_engine(DecoderSpec.from_dir(model_path), EngineOptions(**options))
 
 
@@ -27,7 +27,7 @@ def prompts(seed: int, lengths: Sequence[int]) -> list[list[int]]:
 
 
 def greedy(request_id: str, prompt: list[int], max_new_tokens: int | None) -> EngineRequest:
-    return EngineRequest(request_id, prompt, SamplingParams(temperature=0.0, max_new_tokens=max_new_tokens))
+    return EngineRequest(request_id, prompt, RequestSampling(temperature=0.0, max_new_tokens=max_new_tokens))
 
 
 def serve_random_traffic(engine: Engine, checkpoint: TinyCheckpoint) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sglang_omni.engines.request import EngineRequest
 from sglang_omni.model_runner.media import ThinkerState
-from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sequence import RotaryPositions
 
 
@@ -95,7 +95,7 @@ class ThinkerPrompt:
         return EngineRequest(
             request_id,
             self.prompt_token_ids,
-            SamplingParams(temperature=0.0, max_new_tokens=len(self.token_ids)),
+            RequestSampling(temperature=0.0, max_new_tokens=len(self.token_ids)),
             state=ThinkerState(
                 self.media_positions, self.embeds, self.visual_positions, self.deepstack, wants_hidden
             ),

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, SamplingParams, build_engine
+from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, RequestSampling, build_engine
 from sglang_omni.engines.options import EngineKind, TensorParallel
 from sglang_omni.model_runner.parallel import TensorParallelGroup
 from sglang_omni.proto import StagePayload
@@ -28,7 +28,7 @@ def create_engine(
     nccl_port: int | None = None,
     **options: Any,
 ) -> OmniScheduler:
-    """``{"prompt_token_ids": [...]}`` -> generated ids, one a chunk where the request streams.
+    """``{"prompt_token_ids": [...]}`` -> generated ids, one per chunk if the request streams.
 
     Args:
         chunk: Prompt tokens of one step.
@@ -54,7 +54,7 @@ def create_engine(
 def create_compared(
     model_path: str, tp_rank: int, tp_size: int, nccl_port: int | None, **options: Any
 ) -> OmniScheduler:
-    """A rank that compares after every step what it did with the others.
+    """A rank that compares its work with the others' after every step.
 
     A prompt that begins with 11 makes rank 1 hang in its step until it is killed.
     """
@@ -70,8 +70,8 @@ def create_compared(
             threading.Event().wait()
         told = [(r.request_id, r.output_token_ids[-1]) for r in advanced]
         mine = torch.tensor([[zlib.crc32(repr(told).encode())]])
-        if group.join_columns(mine).unique().numel() > 1:
-            raise AssertionError(f"rank {tp_rank} has come to {told}, and another to something else")
+        if group.all_gather_columns(mine).unique().numel() > 1:
+            raise AssertionError(f"rank {tp_rank} computed {told}, another rank something else")
         return advanced
 
     scheduler.engine.step = compared_step  # type: ignore[method-assign]
@@ -79,7 +79,7 @@ def create_compared(
 
 
 def build(payload: StagePayload) -> EngineRequest:
-    sampling = SamplingParams.from_params(payload.request.params)
+    sampling = RequestSampling.from_params(payload.request.params)
     return EngineRequest(payload.request_id, payload.request.inputs["prompt_token_ids"], sampling)
 
 

@@ -1,4 +1,4 @@
-"""Stages of the earlier form for tests: executors, an engine, and routes."""
+"""Stages of the legacy form for tests: executors, an engine, and routes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sglang_omni.executors import EngineExecutor, Executor, FusedExecutor, PreprocessingExecutor
-from sglang_omni.executors.fused_executor import create_fused_executor
+from sglang_omni.executors import (
+    EngineExecutor,
+    Executor,
+    FusedExecutor,
+    PreprocessingExecutor,
+    create_fused_executor,
+)
 from sglang_omni.proto import StagePayload
 
 
@@ -33,7 +38,7 @@ def passing() -> PreprocessingExecutor:
 
 
 def rendezvous() -> PreprocessingExecutor:
-    """Two requests, neither of which ends before the other has begun."""
+    """Two requests, of which none ends before the other has begun."""
     barrier = threading.Barrier(2, timeout=60)
 
     def meet(payload: StagePayload) -> str:

@@ -1,4 +1,4 @@
-"""One rank of several models, run as a script: builds its part of each, and prints the tokens it comes to."""
+"""One rank of several models, run as a script: builds its shard of each, and prints its tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, SamplingParams, build_engine
+from sglang_omni.engines import DecoderSpec, EngineOptions, EngineRequest, RequestSampling, build_engine
 from sglang_omni.engines.options import TensorParallel
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
@@ -15,7 +15,7 @@ from sglang_omni.preprocessing.text import read_json
 
 
 def describe(path: str) -> DecoderSpec:
-    """The language model in ``path``, which may be a part of a larger one."""
+    """The language model in ``path``, which may be part of a larger model."""
     if "thinker_config" not in read_json(Path(path, "config.json")):
         return DecoderSpec.from_dir(path)
     return thinker_decoder(Qwen3OmniCheckpoint.from_dir(path), for_speech=False)
@@ -27,7 +27,7 @@ def run(path: str, prompts: list[list[int]], tp: TensorParallel) -> Any:
         engine = build_engine("omni", describe(path), options)
     except ValueError as error:
         return str(error)
-    sampling = SamplingParams(temperature=0.0, max_new_tokens=16)
+    sampling = RequestSampling(temperature=0.0, max_new_tokens=16)
     requests = [EngineRequest(str(index), prompt, sampling) for index, prompt in enumerate(prompts)]
     for request in requests:
         engine.add(request)

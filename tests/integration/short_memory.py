@@ -1,4 +1,4 @@
-"""A thinker on a machine whose memory holds a smaller KV pool than is asked for."""
+"""A thinker on a machine with memory for a smaller KV pool than the option asks for."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from edge_factories import CHUNK_BYTES, CHUNKS, PAYLOAD_BYTES, STREAMED, block
 from relay_peers import BACKENDS, make_relay, require
 from waiting import until
 
-from sglang_omni.config import LOCAL_OBJECT, EndpointsConfig, PipelineConfig, StageConfig, plan_edges
+from sglang_omni.config import LOCAL_OBJECT, EndpointsConfig, PipelineConfig, StageConfig, plan_pipeline
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.pipeline.stage.edges import relay_io
 from sglang_omni.proto import OmniRequest
@@ -136,7 +136,7 @@ async def test_no_backend_reads_what_another_has_written() -> None:
 
 
 async def test_the_plan_says_so() -> None:
-    ways = {(edge.source, edge.target): edge.transport for edge in plan_edges(pipeline("/tmp"))}
+    ways = {(edge.source, edge.target): edge.transport for edge in plan_pipeline(pipeline("/tmp")).edges}
     for names, transport in ((NEAR, LOCAL_OBJECT), (LEFT, "shm"), (RIGHT, "nixl")):
         for name in names:
             assert ways["source", name] == ways[name, "sink"] == transport

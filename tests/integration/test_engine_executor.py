@@ -1,4 +1,4 @@
-"""EngineExecutor drives the project's own engines in a pipeline of the earlier form."""
+"""EngineExecutor drives the project's own engines in a pipeline of the legacy form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tiny_checkpoints import TinyCheckpoint
 from tokenizers import Tokenizer
 
 from sglang_omni.config import ExecutorConfig, PipelineConfig, PipelineRunner, StageConfig, compile_pipeline
-from sglang_omni.engines import DecoderSpec, EngineRequest, OmniEngine, SamplingParams
+from sglang_omni.engines import DecoderSpec, EngineRequest, OmniEngine, RequestSampling
 from sglang_omni.executors import EngineExecutor, FusedExecutor
 from sglang_omni.models.speech_chat.components.smollm2 import ensure_checkpoint
 from sglang_omni.pipeline.coordinator import Coordinator
@@ -23,7 +23,7 @@ from sglang_omni.proto import CompleteMessage, OmniRequest, StagePayload, Stream
 
 HERE = __name__
 Make = Callable[..., TinyCheckpoint]
-# What the stages' factories return: a config names them by their dotted paths.
+# What the stages' factories return; a config has dotted paths of factories only.
 executors: dict[str, Any] = {}
 
 
@@ -36,7 +36,7 @@ def end(request_id: str, output: StagePayload) -> None:
 
 
 def build_request(payload: StagePayload) -> EngineRequest:
-    sampling = SamplingParams.from_params({"temperature": 0, **payload.request.params})
+    sampling = RequestSampling.from_params({"temperature": 0, **payload.request.params})
     return EngineRequest(payload.request_id, payload.data["raw_inputs"], sampling)
 
 
@@ -178,7 +178,7 @@ async def test_a_failed_step_fails_what_was_in_it(
 
 
 class Crashing(OmniEngine):
-    """An engine that breaks where no request is to blame."""
+    """An engine that fails without the fault of a request."""
 
     def stats(self) -> dict[str, int]:
         if self._requests:
@@ -195,14 +195,14 @@ async def test_an_engine_that_breaks_ends_its_stage(tiny_checkpoint: Make) -> No
 
 
 async def test_a_real_model_answers() -> None:
-    """SmolLM2 as a user of the earlier form serves it: two at once, one of them streamed."""
+    """SmolLM2 served in the legacy form: two requests at once, one of them streamed."""
     checkpoint = ensure_checkpoint()
     prompt_encoder = PromptEncoder(checkpoint)
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
 
     def chat(payload: StagePayload) -> EngineRequest:
         prompt = prompt_encoder.encode_messages([{"role": "user", "content": payload.data["raw_inputs"]}])
-        return EngineRequest(payload.request_id, prompt, SamplingParams(temperature=0.0, max_new_tokens=24))
+        return EngineRequest(payload.request_id, prompt, RequestSampling(temperature=0.0, max_new_tokens=24))
 
     def text(payload: StagePayload, request: EngineRequest) -> dict[str, Any]:
         return {"text": tokenizer.decode(request.output_token_ids), "finish_reason": request.finish_reason}

@@ -11,10 +11,10 @@ from engine_runs import run
 from text_engines import greedy, prompts, serve_random_traffic, text_engine
 from tiny_checkpoints import SHAPES, TinyCheckpoint, make_checkpoint
 
-from sglang_omni.engines import EngineRequest, SamplingParams
+from sglang_omni.engines import EngineRequest, RequestSampling
 
 Make = Callable[..., TinyCheckpoint]
-GREEDY = SamplingParams(temperature=0.0)
+GREEDY = RequestSampling(temperature=0.0)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -43,7 +43,7 @@ def test_prompts_in_chunks_beside_running_requests(tiny_checkpoint: Make) -> Non
     expected = [checkpoint.greedy(prompt, 20) for prompt in many]
     requests = [greedy(str(i), prompt, 20) for i, prompt in enumerate(many)]
 
-    # They join while others are decoded: one every third step.
+    # One joins every third step, while others are decoded.
     for request in requests:
         engine.add(request)
         for _ in range(3):
@@ -89,7 +89,7 @@ def test_a_cached_prefix_gives_the_same_tokens(tiny_checkpoint: Make) -> None:
         checkpoint.greedy(common + third, 30),
     ]
     assert run(engine, [again]) == [checkpoint.greedy(common + first, 30)]
-    # 7 whole pages of 4 lie inside the common 30 tokens; 9 inside all of the 37.
+    # The common 30 tokens fill 7 pages of 4; all 37 tokens fill 9.
     assert [request.cached_tokens for request in (*requests, again)] == [28, 28, 36]
 
 
@@ -129,8 +129,8 @@ def test_repetition_penalty_as_transformers_computes_it(tiny_checkpoint: Make) -
     checkpoint = tiny_checkpoint("qwen2", 1)
     engine = text_engine(checkpoint.path, page_size=4)
     (prompt,) = prompts(11, [12])
-    plain = SamplingParams(temperature=0.0, max_new_tokens=30)
-    penalised = SamplingParams(temperature=0.0, max_new_tokens=30, repetition_penalty=1.5)
+    plain = RequestSampling(temperature=0.0, max_new_tokens=30)
+    penalised = RequestSampling(temperature=0.0, max_new_tokens=30, repetition_penalty=1.5)
 
     outputs = run(engine, [EngineRequest("p", prompt, penalised), EngineRequest("q", prompt, plain)])
 
@@ -150,11 +150,11 @@ def test_a_seed_fixes_the_tokens_in_any_company(tiny_checkpoint: Make, params: d
     checkpoint = tiny_checkpoint("llama", 0)
     engine = text_engine(checkpoint.path, page_size=4, max_total_tokens=160, chunked_prefill_size=16)
     prompt, *others = prompts(12, [15, 30, 22, 9])
-    seeded = SamplingParams.from_params({**params, "seed": 7, "max_new_tokens": 40})
-    other_seed = SamplingParams.from_params({**params, "seed": 8, "max_new_tokens": 40})
+    seeded = RequestSampling.from_params({**params, "seed": 7, "max_new_tokens": 40})
+    other_seed = RequestSampling.from_params({**params, "seed": 8, "max_new_tokens": 40})
 
     (alone,) = run(engine, [EngineRequest("a", prompt, seeded)])
-    company = [EngineRequest(str(i), p, SamplingParams(max_new_tokens=40)) for i, p in enumerate(others)]
+    company = [EngineRequest(str(i), p, RequestSampling(max_new_tokens=40)) for i, p in enumerate(others)]
     (*_, among) = run(engine, [*company, EngineRequest("a", prompt, seeded)])
     (different,) = run(engine, [EngineRequest("a", prompt, other_seed)])
 
@@ -169,7 +169,7 @@ def test_end_tokens(tiny_checkpoint: Make) -> None:
     expected = checkpoint.greedy(prompt, 20)
     end = next(token for token in expected[5:] if token not in expected[:5])
     cut = expected[: expected.index(end) + 1]
-    stop = SamplingParams(temperature=0.0, max_new_tokens=20, stop_token_ids=(end,), ignore_eos=True)
+    stop = RequestSampling(temperature=0.0, max_new_tokens=20, stop_token_ids=(end,), ignore_eos=True)
     request = EngineRequest("a", prompt, stop)
 
     assert run(engine, [request]) == [cut]
@@ -186,7 +186,7 @@ def test_the_models_own_end_token(tmp_path: Path, tiny_checkpoint: Make) -> None
     (tmp_path / "generation_config.json").unlink(missing_ok=True)
     (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [{end}, 198]}}')
     engine = text_engine(tmp_path)
-    ignoring = SamplingParams(temperature=0.0, max_new_tokens=20, ignore_eos=True)
+    ignoring = RequestSampling(temperature=0.0, max_new_tokens=20, ignore_eos=True)
 
     outputs = run(engine, [greedy("a", prompt, 20), EngineRequest("b", prompt, ignoring)])
 

@@ -17,7 +17,7 @@ from sglang_omni.engines.base import Engine
 from sglang_omni.engines.build import build_engine
 from sglang_omni.engines.options import EngineOptions
 from sglang_omni.engines.request import EngineRequest
-from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.fish_s2_pro.components.dual_ar import FishDualARStrategy, dual_ar_decoder
 from sglang_omni.models.fish_s2_pro.components.dual_ar_state import DualARState
@@ -43,9 +43,9 @@ class Case(NamedTuple):
         given = {"max_total_tokens": 1024, **options}
         return build_engine("omni", dual_ar_decoder(self.checkpoint, strategy), EngineOptions(**given))
 
-    def request(self, index: int, sampling: SamplingParams | None = None) -> EngineRequest:
+    def request(self, index: int, sampling: RequestSampling | None = None) -> EngineRequest:
         speech = self.speeches[index]
-        sampling = sampling or SamplingParams(temperature=0.0, max_new_tokens=MAX_NEW_TOKENS)
+        sampling = sampling or RequestSampling(temperature=0.0, max_new_tokens=MAX_NEW_TOKENS)
         state = DualARState(
             speech.prompt,
             sampling,
@@ -118,7 +118,7 @@ def test_drawn_codes_depend_on_the_seed_alone(case: Case) -> None:
     engine = case.engine()
 
     def drawn(seed: int) -> EngineRequest:
-        sampling = SamplingParams(temperature=0.9, top_p=0.9, seed=seed, max_new_tokens=MAX_NEW_TOKENS)
+        sampling = RequestSampling(temperature=0.9, top_p=0.9, seed=seed, max_new_tokens=MAX_NEW_TOKENS)
         return case.request(1, sampling)
 
     alone = [drawn(seed) for seed in (1, 2)]

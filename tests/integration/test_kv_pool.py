@@ -1,4 +1,4 @@
-"""What the KV pool cannot hold is refused or failed at once, and keeps no other request waiting."""
+"""A request that the KV pool cannot hold is refused or fails at once, and delays no other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sglang_omni.scheduling.messages import IncomingMessage
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
 Make = Callable[..., TinyCheckpoint]
-# What memory leaves, where 2048 are asked for.
+# Memory is left for so many tokens; the option asks for 2048.
 REAL_POOL = 200
 
 
@@ -31,7 +31,7 @@ def build(tiny_checkpoint: Make) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang finds room for ``REAL_POOL`` tokens, and says no more than a warning about it."""
+    """SGLang finds room for ``REAL_POOL`` tokens only, and logs a warning."""
     compat.prepare("cpu")
     from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 
@@ -58,7 +58,7 @@ def test_admission_goes_by_the_pool_that_was_built(
         engine.add(greedy("long", prompt, 1))
     assert refused.value.code == "context_length_exceeded"
 
-    # One that just fits runs, and so does the one behind it.
+    # A request that just fits runs, and so does the next one.
     fits, behind = greedy("fits", prompt[:room], None), greedy("behind", prompt[:20], 4)
     engine.add(fits)
     engine.add(behind)
@@ -79,7 +79,7 @@ def test_a_pool_too_small_for_any_request_is_no_engine(
 
 
 def occupy_sglang(engine: Any, tokens: int) -> Callable[[], None]:
-    """Takes KV that no request has, as a leak would. Returns what gives it back."""
+    """Takes KV for no request, as a leak would. Returns a function that frees it."""
     pool = engine.scheduler.token_to_kv_pool_allocator
     slots = pool.alloc(tokens)
     return lambda: pool.free(slots)
@@ -121,7 +121,7 @@ def test_what_can_never_run_fails_and_lets_the_others_go_on(
 
 
 def test_an_answer_that_outgrows_the_pool_ends(tiny_checkpoint: Make) -> None:
-    """A running request that no longer fits is put back in line; it must not go round for ever."""
+    """A running request that no longer fits returns to the line; it must not do so for ever."""
     engine = text_engine(tiny_checkpoint("llama").path, max_total_tokens=64, page_size=4)
     request = greedy("grows", prompts(3, [20])[0], 40)
     engine.add(request)

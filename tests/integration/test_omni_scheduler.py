@@ -1,4 +1,4 @@
-"""The engine behind a stage's inbox and outbox."""
+"""OmniScheduler over a real engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from text_engines import text_engine
 from tiny_checkpoints import TinyCheckpoint
 
-from sglang_omni.engines import EngineRequest, SamplingParams
+from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler
@@ -19,7 +19,7 @@ PROMPT = [5, 9, 2, 77, 31]
 
 
 class Stage:
-    """The callbacks of a stage, and what came out."""
+    """The callbacks of a stage, and a scheduler's outputs."""
 
     def __init__(self, checkpoint: TinyCheckpoint, **options: Any) -> None:
         self.aborted: list[str] = []
@@ -33,7 +33,7 @@ class Stage:
         self.thread = threading.Thread(target=self.scheduler.start)
 
     def build(self, payload: StagePayload) -> EngineRequest:
-        sampling = SamplingParams.from_params(payload.request.params)
+        sampling = RequestSampling.from_params(payload.request.params)
         return EngineRequest(payload.request_id, payload.data, sampling)
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
@@ -156,7 +156,7 @@ def test_a_step_that_raises_fails_what_was_running(stage: Stage, monkeypatch: py
 
 
 def test_flushed_prefixes_are_computed_again(stage: Stage) -> None:
-    """A prompt's pages are reused until they are forgotten."""
+    """A prompt's pages are reused until the cache is flushed."""
 
     def cached(request_id: str) -> int:
         build = stage.build

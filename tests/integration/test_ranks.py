@@ -1,4 +1,4 @@
-"""A stage split over two ranks in processes of their own: one does the talking, both do the same."""
+"""A stage split over two ranks, each in a process of its own: rank 0 leads, both do the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.proto import OmniRequest, RequestError, StreamMessage
 
-# Bounds a wait for what must happen; what is tested is that it happens.
+# A bound for waits; the tests check that things happen, not how fast.
 PATIENCE = 60
 PROMPT = [5, 9, 2, 77, 31]
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -73,7 +73,7 @@ async def ask(coordinator: Coordinator, request_id: str, prompt: list[int] = PRO
 
 
 def requests_in(coordinator: Coordinator) -> float:
-    """How many requests the engine has, as it says itself."""
+    """The number of requests in the engine, by its own stats."""
     numbers = coordinator.stage_stats().get("thinker", {})
     return numbers.get("num_running_reqs", 0) + numbers.get("num_queue_reqs", 0)
 
@@ -82,7 +82,7 @@ def requests_in(coordinator: Coordinator) -> float:
 async def test_ranks_stay_in_step_with_one_anothers_requests(
     replicas: MultiProcessPipelineRunner, checkpoint: TinyCheckpoint
 ) -> None:
-    """Among them aborts, refused requests, and sampling that nobody has given a seed."""
+    """With aborts, refused requests, and sampling without a seed."""
     coordinator = replicas.coordinator
     expected = checkpoint.greedy(PROMPT, 30, eos_token_id=None)
     long = asyncio.create_task(ask(coordinator, "long", max_new_tokens=240))
@@ -116,7 +116,7 @@ async def test_a_killed_rank_fails_its_groups_requests_by_name_and_the_group_com
     replicas: MultiProcessPipelineRunner, checkpoint: TinyCheckpoint
 ) -> None:
     coordinator = replicas.coordinator
-    # The one that has no sockets: nobody but its starter can miss it.
+    # Rank 1 has no sockets: only its parent can notice its end.
     before = dict(replicas.process_ids)
     await until(lambda: requests_in(coordinator) == 0)
     held = asyncio.create_task(ask(coordinator, "held", [11, 3], max_new_tokens=50))
@@ -134,7 +134,7 @@ async def test_a_killed_rank_fails_its_groups_requests_by_name_and_the_group_com
 async def test_a_stopped_rank_takes_its_group_down_with_it_and_the_group_comes_back(
     replicas: MultiProcessPipelineRunner, checkpoint: TinyCheckpoint
 ) -> None:
-    """The others wait for it in the middle of a step: which one it is, its silence tells."""
+    """The others wait for it in the middle of a step; its silence shows which rank it is."""
     coordinator = replicas.coordinator
     before = dict(replicas.process_ids)
     held = asyncio.create_task(ask(coordinator, "stopped", [11, 3], max_new_tokens=50))

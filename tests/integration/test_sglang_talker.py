@@ -17,7 +17,7 @@ from talker_oracle import Spoken, spoken
 
 from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.engines.request import EngineRequest
-from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import talker_decoder
 from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
@@ -41,7 +41,7 @@ class Case(NamedTuple):
             EngineRequest(
                 str(index),
                 [0] * reference.prompt(self.checkpoint).num_rows,
-                SamplingParams(
+                RequestSampling(
                     temperature=0.0,
                     max_new_tokens=reference.max_new_tokens,
                     repetition_penalty=reference.penalty,

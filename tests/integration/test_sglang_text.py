@@ -15,7 +15,7 @@ from tiny_checkpoints import SHAPES, VOCAB_SIZE, TinyCheckpoint, make_checkpoint
 
 from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.engines.request import EngineRequest
-from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.proto import RequestError
 
 Make = Callable[..., TinyCheckpoint]
@@ -244,7 +244,7 @@ def test_repetition_penalty_as_transformers_computes_it(tiny_checkpoint: Make, b
     checkpoint = tiny_checkpoint("qwen2", 1)
     engine = build(checkpoint.path, chunked_prefill_size=8)
     (prompt,) = prompts(11, [12])
-    penalised = SamplingParams(temperature=0.0, max_new_tokens=30, repetition_penalty=1.5)
+    penalised = RequestSampling(temperature=0.0, max_new_tokens=30, repetition_penalty=1.5)
 
     outputs = run(engine, [EngineRequest("p", prompt, penalised), greedy("q", prompt, 30)])
 
@@ -258,10 +258,10 @@ def test_a_seed_fixes_the_tokens_in_any_company_and_with_either_engine(
     checkpoint = tiny_checkpoint("llama", 0)
     engine = build(checkpoint.path, max_total_tokens=160, chunked_prefill_size=16)
     prompt, *others = prompts(12, [35, 30, 22, 9])
-    sampling = SamplingParams(
+    sampling = RequestSampling(
         temperature=0.8, top_p=0.9, top_k=50, presence_penalty=0.5, seed=7, max_new_tokens=40
     )
-    company = [EngineRequest(str(i), p, SamplingParams(max_new_tokens=40)) for i, p in enumerate(others)]
+    company = [EngineRequest(str(i), p, RequestSampling(max_new_tokens=40)) for i, p in enumerate(others)]
     ours = EngineRequest("a", prompt, sampling)
     omni = text_engine(checkpoint.path)
     omni.add(ours)
@@ -281,7 +281,7 @@ def test_end_tokens_and_stop_strings(tiny_checkpoint: Make, build: Build) -> Non
     expected = checkpoint.greedy(prompt, 20)
     end = next(token for token in expected[5:] if token not in expected[:5])
     cut = expected[: expected.index(end) + 1]
-    stop = SamplingParams(temperature=0.0, max_new_tokens=20, stop_token_ids=(end,), ignore_eos=True)
+    stop = RequestSampling(temperature=0.0, max_new_tokens=20, stop_token_ids=(end,), ignore_eos=True)
     by_token = EngineRequest("a", prompt, stop)
     by_text = greedy("b", prompt, 20)
     by_text.detokenizer = _StopsAt(end)

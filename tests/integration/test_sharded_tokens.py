@@ -21,8 +21,8 @@ PROMPTS = [[5, 9, 2, 77, 31], [8], [n * 7 % 199 for n in range(50)]]
 
 
 def run_ranks(paths: list[Path], size: int) -> list[list[object]]:
-    """What each rank of each model came to."""
-    # Held until they are done: they take a while to come, and nobody else is given the port meanwhile.
+    """The tokens of each rank of each model."""
+    # Held until they are done: until the ranks bind the port, no other process must get it.
     with bind("127.0.0.1", 0) as held:
         port = held.getsockname()[1]
         job = {"size": size, "port": port, "prompts": PROMPTS, "paths": [str(path) for path in paths]}

@@ -9,7 +9,7 @@ import torch
 from text_engines import text_engine
 from tokenizers import Tokenizer
 
-from sglang_omni.engines import EngineRequest, SamplingParams
+from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.models.speech_chat.components.smollm2 import ensure_checkpoint
 
 QUESTIONS = [
@@ -40,7 +40,7 @@ def test_greedy_tokens_in_float32(checkpoint: Path) -> None:
     ]
     del oracle
     engine = text_engine(checkpoint, max_total_tokens=1024)
-    sampling = SamplingParams(temperature=0.0, max_new_tokens=24)
+    sampling = RequestSampling(temperature=0.0, max_new_tokens=24)
 
     for batch in ([0], [0, 1, 2, 3]):
         requests = [EngineRequest(str(index), prompts[index], sampling) for index in batch]

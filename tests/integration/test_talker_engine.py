@@ -16,7 +16,7 @@ from sglang_omni.engines.base import Engine
 from sglang_omni.engines.build import build_engine
 from sglang_omni.engines.options import EngineKind, EngineOptions
 from sglang_omni.engines.request import EngineRequest
-from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import talker_decoder
 from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
@@ -47,7 +47,7 @@ class Talker(NamedTuple):
     def request(self, index: int, *, text_is_there: bool = True) -> EngineRequest:
         reference = self.spoken[index]
         state = reference.state(self.checkpoint, text_is_there=text_is_there)
-        sampling = SamplingParams(
+        sampling = RequestSampling(
             temperature=0.0,
             repetition_penalty=reference.penalty,
             max_new_tokens=reference.max_new_tokens,

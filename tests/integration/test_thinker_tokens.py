@@ -15,7 +15,7 @@ from qwen3_omni_oracle import Oracle
 from sample_media import audio_part, image_part, picture, sound, user, video, video_part
 from torch import Tensor
 
-from sglang_omni.engines import EngineOptions, EngineRequest, OmniEngine, SamplingParams
+from sglang_omni.engines import EngineOptions, EngineRequest, OmniEngine, RequestSampling
 from sglang_omni.engines.build import build_omni_engine
 from sglang_omni.model_runner.media import ThinkerState
 from sglang_omni.model_runner.sequence import RotaryPositions
@@ -53,7 +53,7 @@ class Case(NamedTuple):
         return EngineRequest(
             request_id,
             self.prompt,
-            SamplingParams(temperature=0.0, max_new_tokens=MAX_TOKENS),
+            RequestSampling(temperature=0.0, max_new_tokens=MAX_TOKENS),
             state=replace(self.state, media_hidden=None),
             positions=self.positions,
             key_token_ids=self.keys,
@@ -262,7 +262,7 @@ class Hesitant:
 
 def hesitant(case: Case, name: str, ready: int) -> tuple[EngineRequest, Hesitant]:
     state = Hesitant(ready)
-    sampling = SamplingParams(temperature=0.0, max_new_tokens=MAX_TOKENS)
+    sampling = RequestSampling(temperature=0.0, max_new_tokens=MAX_TOKENS)
     return EngineRequest(name, case.prompt, sampling, state=state), state
 
 
@@ -275,7 +275,7 @@ def test_requests_wait_for_their_inputs(qwen3_omni: Make, cases: Any) -> None:
     assert engine.step() == []
 
     state.ready = len(case.prompt) + 3
-    other = EngineRequest("other", case.prompt, SamplingParams(temperature=0.0, max_new_tokens=MAX_TOKENS))
+    other = EngineRequest("other", case.prompt, RequestSampling(temperature=0.0, max_new_tokens=MAX_TOKENS))
     run(engine, [other])
     assert other.output_token_ids == case.tokens
     assert late.output_token_ids == case.tokens[:4], "it is held where its fifth token's input is missing"

@@ -69,7 +69,7 @@ class Pipeline:
         await self.stages[stage].send_stream(StreamMessage(request_id, stage, {"text": text}))
 
     async def progress(self, stage: str, *changes: Any, spans: Any = ()) -> None:
-        message = ProgressMessage(stage, [list(change) for change in changes], [list(span) for span in spans])
+        message = ProgressMessage(stage, [*changes], [*spans])
         await self.stages[stage].send_progress(message)
 
     async def settle(self) -> None:

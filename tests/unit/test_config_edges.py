@@ -1,79 +1,43 @@
-"""What carries an edge: chosen by where its ends run, and by what the config says."""
+"""The transport of an edge: chosen by where its ends run, and by the config."""
 
 from __future__ import annotations
 
 import itertools
-import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from edge_pipelines import FACTORY, LENDING, NEAR, NETWORKED, edges_of, pipeline, stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_omni.cli import main
 from sglang_omni.config import (
     LOCAL_OBJECT,
-    ConfigError,
     Edge,
     ExecutorConfig,
     PipelineConfig,
-    RelayConfig,
     StageConfig,
     StageRuntimeConfig,
-    build_process_topology_plan,
-    build_stage_placement_plan,
     describe_config,
-    plan_edges,
+    plan_pipeline,
     resolve_config,
     save_config,
     stage_instances,
     validate_config,
 )
-from sglang_omni.config.edges import check_edges
-from sglang_omni.config.io import config_to_dict
 from sglang_omni.config.relay_backends import relay_backend
 from sglang_omni.pipeline.processes.plan import plan_stage_launch
-from sglang_omni.relay import Relay
-
-HERE = __name__
-NETWORKED = ["nixl", "mooncake", "nccl"]
-
-
-ELSE = f"{HERE}.SomebodyElses"
-
-
-class SomebodyElses(Relay):
-    lends_tensors = True
-
-
-class Near(Relay):
-    crosses_hosts = False
-
-
-def make(gpu_id: int | None = None) -> None: ...
-
-
-def stage(name: str, *targets: str, **fields: Any) -> StageConfig:
-    """A stage in a process of its own that hands on to ``targets``, or to the caller."""
-    if fields.get("tp_size", 1) == 1:
-        fields.setdefault("process", name)
-    following = {"next": list(targets)} if targets else {"terminal": True}
-    return StageConfig(name=name, factory=f"{HERE}.make", **(following | fields))
-
-
-def pipeline(*stages: StageConfig, **fields: Any) -> PipelineConfig:
-    return PipelineConfig(model_path="m", stages=list(stages), **fields)
 
 
 def planned(config: PipelineConfig, **options: Any) -> dict[tuple[str, str], Edge]:
-    return {(edge.source, edge.target): edge for edge in plan_edges(config, **options)}
+    return {(edge.source, edge.target): edge for edge in edges_of(config, **options)}
 
 
 def only(config: PipelineConfig, **options: Any) -> Edge:
-    (edge,) = plan_edges(config, **options)
+    (edge,) = edges_of(config, **options)
     return edge
 
 
@@ -104,7 +68,7 @@ def test_a_stream_within_a_process_needs_no_relay() -> None:
     assert edges["a", "c"] == Edge("a", "c", ("stream",), LOCAL_OBJECT, "same process", None)
 
 
-@pytest.mark.parametrize("backend", ["shm", *NETWORKED, ELSE])
+@pytest.mark.parametrize("backend", ["shm", *NETWORKED, LENDING])
 def test_on_one_host_the_pipelines_relay_is_used(backend: str) -> None:
     edge = only(pipeline(stage("a", "b", stream_to=["b"]), stage("b"), relay_backend=backend))
     assert edge == Edge("a", "b", ("payload", "stream"), backend, "same host", backend)
@@ -113,14 +77,14 @@ def test_on_one_host_the_pipelines_relay_is_used(backend: str) -> None:
     assert (edge.transport, edge.reason) == (backend, "both on node 'x'")
 
 
-@pytest.mark.parametrize("backend", [*NETWORKED, ELSE])
+@pytest.mark.parametrize("backend", [*NETWORKED, LENDING])
 def test_a_relay_that_reaches_other_hosts_is_used_between_them(backend: str) -> None:
     edge = only(pipeline(stage("a", "b"), stage("b", node="x"), relay_backend=backend))
     assert (edge.transport, edge.reason) == (backend, "from the coordinator's host to node 'x'")
 
 
 @pytest.mark.parametrize("network", NETWORKED)
-def test_where_it_does_not_reach_the_network_relay_is_used(network: str) -> None:
+def test_if_it_does_not_reach_the_network_relay_is_used(network: str) -> None:
     config = pipeline(stage("a", "b", node="x"), stage("b", node="y"), network_relay_backend=network)
     edge = only(config)
     assert edge.transport == edge.relay == network
@@ -136,23 +100,22 @@ def test_an_edges_own_relay_counts_for_that_edge_alone() -> None:
 
 
 def test_any_stage_may_be_the_target_of_get_next() -> None:
-    earlier = [
-        StageConfig(name=name, executor=ExecutorConfig(factory=f"{HERE}.make"), get_next=f"{HERE}.make")
-        for name in "abc"
+    legacy = [
+        StageConfig(name=name, executor=ExecutorConfig(factory=FACTORY), get_next=FACTORY) for name in "abc"
     ]
-    edges = planned(PipelineConfig(stages=earlier))
+    edges = planned(PipelineConfig(stages=legacy))
     assert edges.keys() == set(itertools.product("abc", repeat=2))
     assert edges["a", "b"].transport == "shm"
     # It may name several, and itself, which shares the process.
     assert (edges["a", "a"].transport, edges["a", "a"].relay) == (LOCAL_OBJECT, "shm")
 
 
-def test_where_all_share_the_callers_process_nothing_else_counts() -> None:
+def test_in_the_callers_process_nothing_else_counts() -> None:
     config = pipeline(stage("a", "b", edge_relays={"b": "nixl"}), stage("b", node="x"))
     assert only(config, process_of={"a": "", "b": ""}).transport == LOCAL_OBJECT
 
 
-def test_ranks_are_nobodys_neighbours() -> None:
+def test_ranks_share_no_process_with_other_stages() -> None:
     edge = only(pipeline(stage("a", "b", tp_size=2), stage("b", tp_size=2)))
     assert (edge.transport, edge.reason) == ("shm", "same host")
 
@@ -227,16 +190,16 @@ QUARTER = {"runtime": StageRuntimeConfig(resources={"total_gpu_memory_fraction":
     ("sender", "receiver", "fields", "label"),
     [
         ({"gpu": 0}, {"gpu": 0}, {}, "shm + cuda_ipc"),
-        ({"gpu": 0}, {"gpu": 0}, {"relay_backend": ELSE}, f"{ELSE} + cuda_ipc"),
+        ({"gpu": 0}, {"gpu": 0}, {"relay_backend": LENDING}, f"{LENDING} + cuda_ipc"),
         ({"gpu": 0}, {"gpu": 0}, {"relay_backend": "nccl"}, "nccl"),
         ({"gpu": 0}, {"gpu": 1}, {}, "shm"),
         ({"gpu": 0}, {}, {}, "shm"),
         ({"gpu": 0, "process": "p"}, {"gpu": 0, "process": "p"}, {}, LOCAL_OBJECT),
         ({"gpu": 0, "node": "x"}, {"gpu": 0, "node": "y"}, {}, "nixl"),
-        ({"gpu": 0}, {"gpu": 0, "node": "y"}, {"relay_backend": ELSE}, ELSE),
+        ({"gpu": 0}, {"gpu": 0, "node": "y"}, {"relay_backend": LENDING}, LENDING),
     ],
 )
-def test_streams_on_one_gpu_are_lent_where_the_relay_can(
+def test_streams_on_one_gpu_are_lent_if_the_relay_can(
     sender: dict[str, Any], receiver: dict[str, Any], fields: dict[str, Any], label: str
 ) -> None:
     config = pipeline(
@@ -259,28 +222,23 @@ def test_ranks_do_not_lend() -> None:
 # --- what is refused -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("config", "text"),
-    [
-        (
-            {"edge_relays": {"b": "shm"}},
-            "stage 'a' sends to 'b' from the coordinator's host to node 'x', but 'shm', of edge_relays, does "
-            "not reach other hosts; use one of ",
-        ),
-        (
-            {"network_relay_backend": "shm"},
-            "stage 'a' sends to 'b' from the coordinator's host to node 'x', but 'shm', of "
-            "network_relay_backend, does not reach other hosts",
-        ),
-    ],
-)
-def test_a_relay_of_one_host_cannot_leave_it(config: dict[str, Any], text: str) -> None:
-    own = {key: config.pop(key) for key in ["edge_relays"] if key in config}
+@pytest.mark.parametrize("field", ["edge_relays", "network_relay_backend"])
+def test_a_relay_of_one_host_cannot_leave_it(field: str) -> None:
+    own, shared = {"edge_relays": {"b": "shm"}}, {"network_relay_backend": "shm"}
+    config = pipeline(
+        stage("a", "b", **(own if field in own else {})),
+        stage("b", node="x"),
+        **(shared if field in shared else {}),
+    )
+    text = (
+        f"stage 'a' sends to 'b' from the coordinator's host to node 'x', but 'shm', of {field}, does not "
+        "reach other hosts; use one of "
+    )
     with pytest.raises(ValueError, match=re.escape(text)):
-        check_edges(pipeline(stage("a", "b", **own), stage("b", node="x"), **config))
+        plan_pipeline(config)
 
 
-def test_it_may_where_no_edge_leads_there() -> None:
+def test_it_is_accepted_if_no_edge_leaves_the_host() -> None:
     config = pipeline(stage("a", "b", node="x"), stage("b", node="x"), network_relay_backend="shm")
     validate_config(config)
 
@@ -299,23 +257,16 @@ def test_edge_relays_name_targets() -> None:
     pipeline(stage("a", "b", stream_to=["c"], edge_relays={"c": "nixl"}), stage("b"), stage("c"))
 
 
-@pytest.mark.parametrize("wrong", ["carrier-pigeon", "zmq", ""])
-def test_a_backend_that_nobody_knows_is_refused_with_the_known_ones(wrong: str) -> None:
-    text = f"relay_backend: there is no relay backend {wrong!r}; valid names: 'mooncake', 'nccl', 'nixl'"
-    with pytest.raises(ValueError, match=re.escape(text)):
-        pipeline(stage("a", "b"), stage("b"), relay_backend=wrong)
-
-
 def test_a_relay_of_ones_own_is_its_class() -> None:
-    near = pipeline(stage("a", "b"), stage("b", node="x"), relay_backend=f"{HERE}.Near")
+    near = pipeline(stage("a", "b"), stage("b", node="x"), relay_backend=NEAR)
     assert only(near).transport == "nixl"
-    near.network_relay_backend = f"{HERE}.Near"
+    near.network_relay_backend = NEAR
     with pytest.raises(ValueError, match="does not reach other hosts; use one of"):
-        check_edges(near)
+        plan_pipeline(near)
     for path, problem in (
-        (f"{HERE}.Neer", "has no 'Neer'; did you mean 'Near'"),
+        (f"{NEAR[:-4]}Neer", "has no 'Neer'; did you mean 'Near'"),
         ("no_such_module.Relay", "relay backend: cannot import 'no_such_module.Relay': no module named"),
-        (f"{HERE}.HERE", "is a str, not a class"),
+        (f"{FACTORY[:-4]}FACTORY", "is a str, not a class"),
     ):
         near.relay_backend = path
         with pytest.raises(ValueError, match=re.escape(problem)):
@@ -326,16 +277,21 @@ def test_a_relay_of_ones_own_is_its_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("nixi", "nixl"), ("moncake", "mooncake"), ("SHM", "shm"), ("ncccl", "nccl")]
+    ("wrong", "hint"),
+    [
+        *((wrong, "valid names: 'mooncake', 'nccl', 'nixl'") for wrong in ("carrier-pigeon", "zmq", "")),
+        *(("nixi", "did you mean 'nixl'?"), ("moncake", "did you mean 'mooncake'?")),
+        *(("SHM", "did you mean 'shm'?"), ("ncccl", "did you mean 'nccl'?")),
+    ],
 )
-def test_a_misspelt_backend_is_named_with_the_nearest(wrong: str, right: str) -> None:
+def test_an_unknown_backend_is_refused_with_the_nearest_or_all(wrong: str, hint: str) -> None:
     fields: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("relay_backend", {}, {"relay_backend": wrong}),
         ("network_relay_backend", {}, {"network_relay_backend": wrong}),
         ("stage 'a': edge_relays['b']", {"edge_relays": {"b": wrong}}, {}),
     ]
     for where, of_stage, of_pipeline in fields:
-        text = f"{where}: there is no relay backend {wrong!r}; did you mean {right!r}?"
+        text = f"{where}: there is no relay backend {wrong!r}; {hint}"
         with pytest.raises(ValueError, match=re.escape(text)):
             pipeline(stage("a", "b", **of_stage), stage("b"), **of_pipeline)
 
@@ -385,7 +341,7 @@ def test_the_command_shows_what_ray_would_do(tmp_path: Path, capsys: pytest.Capt
 def pipelines(draw: st.DrawFn) -> PipelineConfig:
     """Up to six stages over up to four processes, which have nodes and replicas of their own."""
     nodes = st.sampled_from([None, "x", "y"])
-    backends = st.sampled_from([*NETWORKED, ELSE])
+    backends = st.sampled_from([*NETWORKED, LENDING])
     processes = []
     for name in "pqrs":
         count = draw(st.integers(1, 3))
@@ -413,7 +369,7 @@ def pipelines(draw: st.DrawFn) -> PipelineConfig:
 @given(pipelines())
 @settings(max_examples=200, deadline=None)
 def test_both_ends_of_every_edge_agree_on_what_carries_it(config: PipelineConfig) -> None:
-    processes = build_process_topology_plan(config, build_stage_placement_plan(config))
+    processes = plan_pipeline(config).processes
     instances = {instance.name: instance for instance in stage_instances(config)}
     edges = planned(config)
     endpoints = dict.fromkeys(["completion", "abort", *(f"stage_{name}" for name in instances)], "")
@@ -453,127 +409,3 @@ def test_a_request_finds_every_edge_whatever_replicas_it_is_given(config: Pipeli
         for sender in config.stages:
             for target in {*sender.next_stages, *sender.stream_to}:
                 assert (instance(sender), instance(config.stage(target))) in edges
-
-
-# --- the options of a stage's relays ---------------------------------------------------------
-
-
-def relays_of(config: PipelineConfig, name: str, **options: Any) -> dict[str, dict[str, Any]]:
-    (instance,) = [it for it in stage_instances(config) if it.name == name]
-    endpoints = dict.fromkeys(["completion", "abort", *(f"stage_{s.name}" for s in config.stages)], "")
-    return plan_stage_launch(instance, config, endpoints, plan_edges(config), **options).relay_configs
-
-
-def test_each_relay_of_a_stage_has_the_stages_options() -> None:
-    given_options = RelayConfig(
-        slot_size_mb=8, credits=3, backend_options={"timeout_s": 5.0, "protocol": "rdma"}
-    )
-    config = pipeline(
-        stage("a", "b", "c", relay=given_options, edge_relays={"c": "mooncake"}), stage("b"), stage("c")
-    )
-    relays = relays_of(config, "a")
-    assert relays.keys() == {"shm", "mooncake"}
-    for options in relays.values():
-        assert (options["slot_size_mb"], options["credits"], options["timeout_s"]) == (8, 3, 5.0)
-    assert relays_of(config, "b").keys() == {"shm"}
-
-
-def test_shared_memory_stays_on_the_cpu_beside_a_relay_of_the_gpu() -> None:
-    config = pipeline(stage("a", "b", "c", gpu=1, edge_relays={"c": "nccl"}), stage("b"), stage("c"))
-    devices = {name: options["device"] for name, options in relays_of(config, "a").items()}
-    assert devices == {"shm": "cpu", "nccl": "cuda:1"}
-    config.stages[0].relay = RelayConfig(device="cuda:1")
-    devices = {name: options["device"] for name, options in relays_of(config, "a").items()}
-    assert devices == {"shm": "cpu", "nccl": "cuda:1"}
-
-
-def test_the_hosts_address_is_where_networked_relays_are_reached() -> None:
-    config = pipeline(stage("a", "b", node="x"), stage("b", node="y"))
-    assert "host" not in relays_of(config, "a")["nixl"]
-    assert relays_of(config, "a", host_address="10.0.0.1")["nixl"]["host"] == "10.0.0.1"
-    config.stages[0].relay = RelayConfig(backend_options={"host": "10.9.0.1"})
-    assert relays_of(config, "a", host_address="10.0.0.1")["nixl"]["host"] == "10.9.0.1"
-
-
-def test_a_relays_device_follows_the_placement_unless_it_was_set() -> None:
-    config = pipeline(stage("a", "b", gpu=1), stage("b"), relay_backend="nccl")
-    for relay, device in [
-        (None, "cuda:1"),
-        (RelayConfig(credits=4), "cuda:1"),
-        (RelayConfig(credits=4, device="cpu"), "cpu"),
-        (RelayConfig(device="cuda:2"), "cuda:2"),
-    ]:
-        config.stages[0].relay = relay
-        assert relays_of(config, "a")["nccl"]["device"] == device
-        # It is still so in another process, and after a file.
-        again = PipelineConfig.from_dict(config_to_dict(pickle.loads(pickle.dumps(config))))
-        assert relays_of(again, "a")["nccl"]["device"] == device
-        dumped = PipelineConfig.from_dict(config.model_dump(mode="json"))
-        assert relays_of(dumped, "a")["nccl"]["device"] == device
-    assert RelayConfig().device == "cpu"
-
-
-def test_shared_memory_takes_no_device_from_a_stage_that_says_nothing_of_it() -> None:
-    config = pipeline(stage("a", "b", gpu=1, relay=RelayConfig(credits=4)), stage("b"))
-    assert relays_of(config, "a")["shm"]["device"] == "cpu"
-
-
-class Ranked(SomebodyElses):
-    def __init__(self, engine_id: str, rank: int, world_size: int, device: str) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("backend", "relay", "text"),
-    [
-        (
-            "shm",
-            {"rank": 1},
-            r"stage 'a': relay.rank: none of the stage's relays, shm, reads it; leave",
-        ),
-        ("nccl", {"world_size": 2}, r"relay.world_size: none of the stage's relays, nccl, reads it"),
-        ("nixl", {"device": "cuda:0"}, r"relay.device: none of .*, nixl, reads it; leave it out \(nccl and "),
-        ("mooncake", {"device": "cuda"}, r"relay.device: none of the stage's relays, mooncake, reads it"),
-        ("shm", {"device": "cuda:1"}, r"relay.device: none of the stage's relays, shm, reads it"),
-        (f"{HERE}.Ranked", {"credits": 3}, r"relay.credits: none of .*Ranked, reads it; .*shm and nixl"),
-    ],
-)
-def test_a_setting_that_no_relay_of_the_stage_reads_is_refused(
-    backend: str, relay: dict[str, Any], text: str
-) -> None:
-    config = pipeline(stage("a", "b", relay=RelayConfig(**relay)), stage("b"), relay_backend=backend)
-    with pytest.raises(ConfigError, match=text):
-        validate_config(config)
-
-
-@pytest.mark.parametrize(
-    ("backend", "relay"),
-    [
-        ("nixl", {"device": "cpu", "credits": 1, "rank": None}),
-        ("nccl", {"device": "cuda:1", "slot_size_mb": 8}),
-        (f"{HERE}.Ranked", {"rank": 3, "world_size": 7, "device": "cuda"}),
-    ],
-)
-def test_a_setting_that_a_relay_of_the_stage_reads_is_good(backend: str, relay: dict[str, Any]) -> None:
-    config = pipeline(stage("a", "b", relay=RelayConfig(**relay)), stage("b"), relay_backend=backend)
-    validate_config(config)
-    given = relays_of(config, "a")[backend]
-    assert {name: given[name] for name in relay if relay[name] is not None} == {
-        name: value for name, value in relay.items() if value is not None
-    }
-
-
-def test_a_setting_counts_for_the_relays_that_the_stages_edges_have() -> None:
-    near = pipeline(stage("a", "b", relay=RelayConfig(rank=1)), stage("b", process="a"))
-    validate_config(near)  # It has no relay at all.
-    config = pipeline(stage("a", "b", "c", edge_relays={"c": "nccl"}), stage("b"), stage("c"))
-    config.stages[2].relay = RelayConfig(device="cuda:1")  # What it receives comes over nccl.
-    validate_config(config)
-    config.stages[1].relay = RelayConfig(device="cuda:1")
-    with pytest.raises(ConfigError, match=r"stage 'b': relay.device: none of the stage's relays, shm, reads"):
-        validate_config(config)
-
-
-def test_only_the_first_rank_has_relays() -> None:
-    config = pipeline(stage("a", "b", tp_size=2), stage("b"))
-    assert relays_of(config, "a", tp_rank=0).keys() == {"shm"}
-    assert relays_of(config, "a", tp_rank=1) == {}

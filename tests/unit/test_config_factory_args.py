@@ -215,7 +215,7 @@ def test_an_argument_the_factory_does_not_take_is_refused() -> None:
     assert resolve("anything", factory_args={"sise": 1}) == {"sise": 1}
 
 
-def test_the_earlier_forms_args_are_resolved_alike() -> None:
+def test_the_legacy_forms_args_are_resolved_alike() -> None:
     stage = StageConfig(
         name="a",
         executor=ExecutorConfig(factory=f"{__name__}.placed", args={"gpu_id": 1}),

@@ -27,9 +27,13 @@ from sglang_omni.config import (
     save_config,
     validate_config,
 )
-from sglang_omni.config.io import config_class
+from sglang_omni.config.config_cls import find_config_cls
 
 HERE = __name__
+
+
+def find(name: str) -> type[PipelineConfig]:
+    return find_config_cls(name, default=PipelineConfig, root=PipelineConfig)
 
 
 def make(model_path: str, size: int, depth: int = 1, gpu_id: int | None = None) -> None: ...
@@ -99,10 +103,10 @@ def full() -> PipelineConfig:
     )
 
 
-def earlier() -> PipelineConfig:
+def legacy() -> PipelineConfig:
     executor = ExecutorConfig(factory=f"{HERE}.make", args={"size": 1})
     return PipelineConfig(
-        name="earlier",
+        name="legacy",
         stages=[
             StageConfig(name="a", executor=executor, get_next=f"{HERE}.choose"),
             StageConfig(
@@ -116,7 +120,7 @@ def earlier() -> PipelineConfig:
 
 
 @pytest.mark.parametrize("suffix", [".yaml", ".yml", ".json"])
-@pytest.mark.parametrize("build", [full, earlier, Shipped, lambda: WithOptions(voices=["é"])])
+@pytest.mark.parametrize("build", [full, legacy, Shipped, lambda: WithOptions(voices=["é"])])
 def test_a_saved_config_loads_as_what_it_was(tmp_path: Path, suffix: str, build: Any) -> None:
     config = build()
     path = tmp_path / f"config{suffix}"
@@ -207,8 +211,8 @@ def test_a_bare_name_is_looked_for_among_the_bundled_models(
         (tmp_path / path).write_text("")
     (tmp_path / "bundled/fam/config.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("sglang_omni.config.io._MODELS", "bundled")
-    found = config_class({"config_cls": "BundledConfig"})
+    monkeypatch.setattr("sglang_omni.config.config_cls._MODELS", "bundled")
+    found = find("BundledConfig")
     assert (found.__module__, found.__name__) == ("bundled.fam.config", "BundledConfig")
 
 
@@ -217,8 +221,8 @@ def test_a_bare_name_of_two_classes_is_refused() -> None:
     with pytest.raises(
         ImportError, match=r"could be any of \['one.Twice', 'two.Twice'\]; give the dotted path"
     ):
-        config_class({"config_cls": "Twice"})
-    assert config_class({"config_cls": "two.Twice"}) is kept[1]
+        find("Twice")
+    assert find("two.Twice") is kept[1]
 
 
 def test_arguments_become_plain_values(tmp_path: Path) -> None:
@@ -325,7 +329,7 @@ def test_describe_shows_stages_edges_and_processes() -> None:
           main (cpu): pre, text
           thinker_tp0 (gpu 0): thinker
           thinker_tp1 (gpu 1): thinker""")
-    assert f"a  entry; -> {HERE}.choose" in describe_config(earlier())
+    assert f"a  entry; -> {HERE}.choose" in describe_config(legacy())
 
 
 def test_resolve_shows_what_factories_are_called_with() -> None:
@@ -378,9 +382,12 @@ def test_resolve_shows_what_factories_are_called_with() -> None:
     yaml.safe_dump(resolved)
 
 
-def test_validate_accepts_what_can_run() -> None:
-    validate_config(full())
-    validate_config(earlier())
+def test_validate_accepts_what_can_run_and_returns_its_plan() -> None:
+    plan = validate_config(config := full())
+    assert (plan.config, list(plan.placement.gpus)) == (config, [0, 1])
+    assert plan.processes.stage_to_process == {"pre": "main", "text": "main"}
+    assert [edge.label for edge in plan.edges] == ["shm", "local_object", "shm"]
+    validate_config(legacy())
 
 
 def test_validate_lists_every_path_and_argument_that_is_wrong() -> None:

@@ -79,32 +79,61 @@ def test_gpu_ids_are_one_for_each_rank() -> None:
     ]
 
 
-def test_tp_with_one_gpu_id_is_refused() -> None:
-    config = chain({"tp_size": 2, "gpu": 0})
-    with pytest.raises(
-        ValueError, match="stage 'a': TP placement requires a list of 2 unique GPU ids, got scalar"
-    ):
-        build_stage_placement_plan(config)
+REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
+    "TP with one GPU id": (
+        [{"tp_size": 2, "gpu": 0}],
+        {},
+        "stage 'a': TP placement requires a list of 2 unique GPU ids, got scalar",
+    ),
+    "TP with the same GPU twice": (
+        [{"tp_size": 2, "gpu": [0, 0]}],
+        {},
+        r"2 unique GPU ids, got gpu=\[0, 0\]",
+    ),
+    "budgets over the limit, even inside one process": (
+        [{"gpu": 0, "fraction": 0.35}, {"gpu": 0, "fraction": 0.75}],
+        {},
+        r"GPU 0: .*\['a', 'b'\] adds up to 1.100, which exceeds placement limit 1.000",
+    ),
+    "two TP stages with one process name": (
+        [{"tp_size": 2, "gpu": [0, 1], "process": "x"}, {"tp_size": 2, "gpu": [2, 3], "process": "x"}],
+        {},
+        r"stage 'b': Duplicate TP process names: 'x_tp0' .* stage 'a'",
+    ),
+    "a TP process that hosts another stage": (
+        [{"process": "b_tp1"}, {"tp_size": 2, "gpu": [0, 1]}],
+        {},
+        r"stage 'b': .* collide with the process 'b_tp1' of stages \['a'\]",
+    ),
+    "a process on two GPUs": (
+        [{"gpu": 0}, {}, {"gpu": 1}],
+        {},
+        r"process 'main' spans multiple GPUs \[0, 1\] \('a' on 0, 'c' on 1\)",
+    ),
+    "a rank without a budget on a shared GPU": (
+        [{"gpu": 1, "process": "p", "fraction": 0.5}, {"tp_size": 2, "gpu": [0, 1]}],
+        {},
+        r"GPU 1 is shared .* on \['b'\]; every stage of processes \['b_tp1', 'p'\]",
+    ),
+    "merged processes on two GPUs": (
+        [{"process": "p", "gpu": 0}, {"process": "p"}, {"process": "q"}, {"process": "q", "gpu": 1}],
+        {"fused_stages": [["b", "c"]]},
+        "process 'p' spans multiple GPUs",
+    ),
+}
 
 
-def test_tp_with_the_same_gpu_twice_is_refused() -> None:
-    config = chain({"tp_size": 2, "gpu": [0, 0]})
-    with pytest.raises(ValueError, match=r"2 unique GPU ids, got gpu=\[0, 0\]"):
-        build_stage_placement_plan(config)
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_plan_is_refused(case: str) -> None:
+    stages, fields, text = REFUSED[case]
+    with pytest.raises(ValueError, match=text):
+        processes(chain(*stages, **fields))
 
 
 def test_tp_size_assigned_later_is_checked_against_the_gpus() -> None:
     config = chain({"gpu": [0]})
     config.stages[0].tp_size = 2
     with pytest.raises(ValueError, match="gpu has 1 entries but tp_size=2"):
-        build_stage_placement_plan(config)
-
-
-def test_budgets_over_the_limit_are_refused_even_inside_one_process() -> None:
-    config = chain({"gpu": 0, "fraction": 0.35}, {"gpu": 0, "fraction": 0.75})
-    with pytest.raises(
-        ValueError, match=r"GPU 0: .*\['a', 'b'\] adds up to 1.100, which exceeds placement limit 1.000"
-    ):
         build_stage_placement_plan(config)
 
 
@@ -181,28 +210,6 @@ def test_each_tp_rank_has_a_process_of_its_own() -> None:
     assert plan.tp_stage_to_processes == {"b": ("b_tp0", "b_tp1"), "c": ("talk_tp0", "talk_tp1")}
 
 
-def test_two_tp_stages_with_one_process_name_are_refused() -> None:
-    config = chain(
-        {"tp_size": 2, "gpu": [0, 1], "process": "x"}, {"tp_size": 2, "gpu": [2, 3], "process": "x"}
-    )
-    with pytest.raises(ValueError, match=r"stage 'b': Duplicate TP process names: 'x_tp0' .* stage 'a'"):
-        processes(config)
-
-
-def test_a_tp_process_hosts_nothing_else() -> None:
-    config = chain({"process": "b_tp1"}, {"tp_size": 2, "gpu": [0, 1]})
-    with pytest.raises(ValueError, match=r"stage 'b': .* collide with the process 'b_tp1' of stages \['a'\]"):
-        processes(config)
-
-
-def test_a_process_on_two_gpus_is_refused() -> None:
-    config = chain({"gpu": 0}, {}, {"gpu": 1})
-    with pytest.raises(
-        ValueError, match=r"process 'main' spans multiple GPUs \[0, 1\] \('a' on 0, 'c' on 1\)"
-    ):
-        processes(config)
-
-
 def test_processes_share_a_gpu_only_with_budgets() -> None:
     config = chain({"gpu": 0, "process": "p", "fraction": 0.2}, {"gpu": 0, "process": "q"})
     with pytest.raises(
@@ -222,14 +229,6 @@ def test_budgets_across_processes_may_be_waived() -> None:
     waived = PlacementConfig(require_memory_fraction_for_colocation=False)
     config = chain({"gpu": 0, "process": "p"}, {"gpu": 0, "process": "q"}, placement=waived)
     assert len(processes(config).groups) == 2
-
-
-def test_a_rank_that_shares_its_gpu_needs_a_budget() -> None:
-    config = chain({"gpu": 1, "process": "p", "fraction": 0.5}, {"tp_size": 2, "gpu": [0, 1]})
-    with pytest.raises(
-        ValueError, match=r"GPU 1 is shared .* on \['b'\]; every stage of processes \['b_tp1', 'p'\]"
-    ):
-        processes(config)
 
 
 def test_fusing_merges_processes_under_the_first_ones_name() -> None:
@@ -284,16 +283,7 @@ def test_processes_are_what_is_connected(data: st.DataObject) -> None:
     assert [group.name for group in plan.groups] == [declared[names.index(first)] for first in expected]
 
 
-def test_merging_processes_may_not_bring_two_gpus_together() -> None:
-    config = chain(
-        {"process": "p", "gpu": 0}, {"process": "p"}, {"process": "q"}, {"process": "q", "gpu": 1},
-        fused_stages=[["b", "c"]],
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="process 'p' spans multiple GPUs"):
-        processes(config)
-
-
-def test_stages_of_the_earlier_form_have_processes_of_their_own_names() -> None:
+def test_stages_of_the_legacy_form_have_processes_of_their_own_names() -> None:
     config = PipelineConfig(
         stages=[
             StageConfig(name=name, executor=ExecutorConfig(factory="pkg.make"), get_next="pkg.next")

@@ -27,7 +27,7 @@ def stage(name: str, **fields: Any) -> StageConfig:
     return StageConfig(name=name, **fields)
 
 
-def earlier(name: str, **fields: Any) -> StageConfig:
+def legacy(name: str, **fields: Any) -> StageConfig:
     return StageConfig(
         **{"name": name, "executor": ExecutorConfig(factory="pkg.make"), "get_next": "pkg.n", **fields}
     )
@@ -158,7 +158,7 @@ BROKEN: dict[str, tuple[list[StageConfig], dict[str, Any], str]] = {
     ),
     "sources of one sender at a time": (
         [
-            earlier("a"),
+            legacy("a"),
             {
                 "name": "b",
                 "executor": {"factory": "pkg.make"},
@@ -211,23 +211,23 @@ BROKEN: dict[str, tuple[list[StageConfig], dict[str, Any], str]] = {
         {},
         "stage 'a': input_handler belongs to",
     ),
-    "both forms": ([earlier("a", factory="pkg.make")], {}, "stage 'a': set either executor or factory"),
+    "both forms": ([legacy("a", factory="pkg.make")], {}, "stage 'a': set either executor or factory"),
     "executor without a route": (
-        [earlier("a", get_next=None)],
+        [legacy("a", get_next=None)],
         {},
         "stage 'a': a stage with executor needs get_next",
     ),
-    "two routes": ([earlier("a", next="b"), earlier("b")], {}, "stage 'a': get_next decides the route"),
+    "two routes": ([legacy("a", next="b"), legacy("b")], {}, "stage 'a': get_next decides the route"),
     "sources": (
         [
-            earlier("a"),
-            earlier("b", input_handler={"type": "aggregated", "sources": ["aa"], "merge_fn": "pkg.m"}),
+            legacy("a"),
+            legacy("b", input_handler={"type": "aggregated", "sources": ["aa"], "merge_fn": "pkg.m"}),
         ],
         {},
         "stage 'b': input_handler.sources has unknown stages: \\['aa'\\]; did you mean 'a'",
     ),
     "two inputs": (
-        [earlier("a"), earlier("b", wait_for=["a"], merge_fn="pkg.m", input_handler={"type": "direct"})],
+        [legacy("a"), legacy("b", wait_for=["a"], merge_fn="pkg.m", input_handler={"type": "direct"})],
         {},
         "stage 'b': set either wait_for or input_handler",
     ),
@@ -308,9 +308,9 @@ def test_groups_of_fused_stages_may_share_a_stage() -> None:
     assert config.fused_stages == [["a", "b"], ["b", "c"]]
 
 
-def test_fused_stages_of_the_earlier_form_route_when_they_run() -> None:
-    config = PipelineConfig(stages=[earlier("a"), earlier("b")], fused_stages=[["a", "b"]])
-    assert config.is_earlier_form
+def test_fused_stages_of_the_legacy_form_route_when_they_run() -> None:
+    config = PipelineConfig(stages=[legacy("a"), legacy("b")], fused_stages=[["a", "b"]])
+    assert config.is_legacy
 
 
 def test_the_first_stage_of_a_fused_group_may_fan_in() -> None:
@@ -414,6 +414,6 @@ def test_no_stage_waits_for_a_payload_that_none_sends() -> None:
         compile_pipeline(pipeline(*waiting))
     # Another field decides.
     check_inputs(pipeline(*stages, stage("c", next="d", wait_for_fn="pkg.w", **merged), stage("d", **END)))
-    routed = earlier("a")
+    routed = legacy("a")
     handler = {"type": "aggregated", "sources": ["a"], "merge_fn": "pkg.m"}
-    check_inputs(pipeline(routed, earlier("b", input_handler=handler)))
+    check_inputs(pipeline(routed, legacy("b", input_handler=handler)))

@@ -208,9 +208,9 @@ def test_numbers_in_env_defaults_become_strings() -> None:
         PipelineConfig(model_path="m", stages=[stage()], env_defaults={"A": True})
 
 
-def test_earlier_form_needs_no_process_next_terminal_or_model_path() -> None:
+def test_legacy_form_needs_no_process_next_terminal_or_model_path() -> None:
     config = PipelineConfig(
-        name="earlier",
+        name="legacy",
         stages=[
             StageConfig(
                 name="a", executor=ExecutorConfig(factory="pkg.make", args={"x": 1}), get_next="pkg.next"
@@ -223,12 +223,12 @@ def test_earlier_form_needs_no_process_next_terminal_or_model_path() -> None:
             ),
         ],
     )
-    assert config.is_earlier_form
+    assert config.is_legacy
     assert config.resolved_entry_stage == "a"
     assert config.terminal_stages == []
 
 
-def test_earlier_form_lists_terminal_stages_and_gpus_beside_the_stages() -> None:
+def test_legacy_form_lists_terminal_stages_and_gpus_beside_the_stages() -> None:
     executor = ExecutorConfig(factory="pkg.make")
     config = PipelineConfig(
         model_path="m",

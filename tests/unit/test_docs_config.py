@@ -71,9 +71,9 @@ def test_the_errors_read_as_shown(folder: Path) -> None:
         assert line in done.stderr.splitlines()
 
 
-def test_the_earlier_form_is_accepted() -> None:
+def test_the_legacy_form_is_accepted() -> None:
     config = PipelineConfig.from_dict(yaml.safe_load(block("yaml", 4)))
-    assert config.is_earlier_form
+    assert config.is_legacy
 
 
 @pytest.mark.parametrize("model", [PipelineConfig, StageConfig])

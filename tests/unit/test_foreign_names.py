@@ -26,8 +26,8 @@ OURS = "sglang_omni"
 
 # The only files that may, and whose names: each says in its docstring for which versions, and why.
 PLACES = {
-    "compat/asyncio.py": {"asyncio"},
-    "compat/torch.py": {"torch"},
+    "versions/asyncio.py": {"asyncio"},
+    "versions/torch.py": {"torch"},
     "engines/sglang/compat.py": {"sglang"},
     # A subclass of SGLang's scheduler: it has to override what that one calls itself.
     "engines/sglang/scheduler.py": {"sglang"},

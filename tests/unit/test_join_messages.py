@@ -1,4 +1,4 @@
-"""What hosts and their coordinator take from each other, and what not."""
+"""Messages between a host and the coordinator: accepted ones and refused ones."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 from sglang_omni.pipeline.coordinator.in_flight import ProgressCounters
 from sglang_omni.pipeline.stage.progress import ProgressReporter
 from sglang_omni.pipeline.stage.requests import RequestTable
-from sglang_omni.proto import ProgressMessage, parse_message
+from sglang_omni.proto import ProgressMessage
 
 # A diamond with a stream: entry -> (left, right) -> join -> coordinator, and left streams to join.
 ROUTE: dict[str, list[str | None]] = {
@@ -52,13 +52,13 @@ async def test_the_sums_settle_whatever_the_order_of_reports(seed: int) -> None:
     counters = ProgressCounters()
     counters.track("r")
     changes = [change for report in books.reports for change in report.changes]
-    changes += [["r", "entry", 1], ["r", "join", -1]]  # What the coordinator books itself.
+    changes += [("r", "entry", 1), ("r", "join", -1)]  # What the coordinator books itself.
     random.Random(seed).shuffle(changes)
     for change in changes:
         counters.add(*change)
     assert counters.is_settled("r")
     assert counters.holders("r") == []
-    assert [report.spans for report in books.reports] == [[["r", 0.5, 0.25]]] * 4
+    assert [report.spans for report in books.reports] == [[("r", 0.5, 0.25)]] * 4
 
 
 async def test_both_ends_of_a_hand_off_hold_it_until_it_is_received() -> None:
@@ -124,13 +124,6 @@ async def test_a_stream_counts_once_however_many_chunks_it_has_and_late_ones_set
     assert counters.is_settled("r")
 
 
-@pytest.mark.parametrize("span", [["r"], ["r", "fast", 0.5], [1, 0.5, 0.5], "r"])
-def test_a_malformed_span_is_refused(span: object) -> None:
-    wire = {"type": "progress", "from_stage": "s", "changes": [], "spans": [span]}
-    with pytest.raises(ValueError, match=r"\[request_id, work, wait\]"):
-        parse_message(wire)
-
-
 async def test_reports_are_batched_and_opposite_changes_cancel() -> None:
     reports: list[ProgressMessage] = []
     reporter = ProgressReporter("s", reports.append)
@@ -141,7 +134,7 @@ async def test_reports_are_batched_and_opposite_changes_cancel() -> None:
     assert reports == []
     await asyncio.sleep(0.05)
     assert len(reports) == 1
-    assert reports[0].changes == [["b", "s", 1], ["b", "up", -1]]
-    assert reports[0].spans == [["a", 1.0, 0.0]]
+    assert reports[0].changes == [("b", "s", 1), ("b", "up", -1)]
+    assert reports[0].spans == [("a", 1.0, 0.0)]
     reporter.flush()
     assert len(reports) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from sglang_omni import launch_server
 from sglang_omni.config import PipelineConfig, StageConfig
-from sglang_omni.config.spread import spread_out
+from sglang_omni.config.plan import plan_pipeline, with_placeholder_nodes
 from sglang_omni.pipeline.processes.plan import prepare_pipeline_runtime
 from sglang_omni.pipeline.processes.ray.actor import on_first_gpu
 from sglang_omni.pipeline.processes.ray.capacity import Bundle, Demand, demand_of, most_cpus
@@ -33,7 +33,7 @@ def chain(*stages: StageConfig, **fields) -> PipelineConfig:
 
 def planned(config: PipelineConfig) -> dict[str, ProcessSpec]:
     """Its processes as the actors plan them."""
-    config = spread_out(config)
+    config = with_placeholder_nodes(plan_pipeline(config)).config
     plan = prepare_pipeline_runtime(config, host_address="127.0.0.1")
     with plan.runtime_dir:
         return {spec.process_name: spec for spec in plan.process_specs()}

@@ -15,7 +15,8 @@ from sglang_omni._core import Extents
 from sglang_omni.pipeline.stage.edges import relay_io
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut
 from sglang_omni.relay import RelayError, RelayReadError, RelayTimeout
-from sglang_omni.relay.one_sided.relay import OneSidedRelay, Source
+from sglang_omni.relay.one_sided.engine import Source
+from sglang_omni.relay.one_sided.relay import OneSidedRelay
 from sglang_omni.relay.one_sided.slots import CHECKED_BYTES, HEADER_BYTES, Segment, Slots
 
 NBYTES = 150_000

@@ -129,8 +129,8 @@ def test_what_is_remembered_of_finished_requests_and_sessions_is_bounded(
         pool.inbox.put(request(f"r{number}", f"s{number}"))
         pool.outbox.put(OutgoingMessage(f"r{number}", "result"))
     assert not pool._of_request
-    assert [*pool._of_finished._workers] == [f"r{number}" for number in range(96, 100)]
-    assert [*pool._of_session._workers] == [hash(f"s{number}") for number in range(96, 100)]
+    assert [*pool._of_finished] == [f"r{number}" for number in range(96, 100)]
+    assert [*pool._of_session] == [hash(f"s{number}") for number in range(96, 100)]
 
 
 def test_the_caches_of_all_workers_are_flushed() -> None:

@@ -1,4 +1,4 @@
-"""Pipeline configs: what they hold, how they are loaded and saved, and the plans made from them.
+"""Pipeline configs: their fields, loading and saving, checks, and the plans made from them.
 
 ``compile_pipeline`` and ``PipelineRunner`` live in the pipeline package and are loaded when asked for.
 """
@@ -19,6 +19,7 @@ from sglang_omni.config.placement import (
     build_stage_placement_plan,
     resolve_stage_gpu_ids,
 )
+from sglang_omni.config.plan import PipelinePlan, plan_pipeline
 from sglang_omni.config.report import describe_config, resolve_config, validate_config
 from sglang_omni.config.schema import (
     AutoscalingConfig,
@@ -52,6 +53,7 @@ __all__ = [
     "InputHandlerConfig",
     "ParallelismConfig",
     "PipelineConfig",
+    "PipelinePlan",
     "PipelineRunner",
     "PlacementConfig",
     "PlacementPolicy",
@@ -78,6 +80,7 @@ __all__ = [
     "instance_name",
     "load_config",
     "plan_edges",
+    "plan_pipeline",
     "resolve_config",
     "resolve_stage_factory_args",
     "resolve_stage_gpu_ids",

@@ -1,4 +1,4 @@
-"""What carries each edge between two instances of stages, and why."""
+"""The edges between instances of stages: what carries each of them, and why."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sglang_omni.config.instances import StageInstance, instances_of, stage_instances, stage_of
-from sglang_omni.config.placement import build_stage_placement_plan
 from sglang_omni.config.relay_backends import network_backends, refuse_unread_settings, relay_backend
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.config.topology import build_process_topology_plan
 
 LOCAL_OBJECT = "local_object"
 
@@ -24,13 +22,13 @@ class Edge:
     Attributes:
         source: The instance that sends.
         target: The instance that receives.
-        kinds: What goes over it: payloads, stream chunks or both.
-        transport: ``LOCAL_OBJECT``, where the object itself is handed over, or the name of a relay backend.
-        reason: Why that one, in words.
-        relay: The backend that both ends open for it: the transport or, within a process, what payloads
-            take of which a fan-out gives one object to several stages. None where nothing needs one.
-        cuda_ipc: Whether the GPU tensors of its stream chunks stay where they are, on the GPU that both
-            ends share, and only a handle of them is sent.
+        kinds: Payloads, stream chunks or both.
+        transport: ``LOCAL_OBJECT`` if the object itself is handed over, else the name of a relay backend.
+        reason: Why this transport, in words.
+        relay: The backend that both ends open for the edge; None if none is needed. An edge within a process
+            needs one for payloads that a fan-out gives to several stages as one object.
+        cuda_ipc: True if GPU tensors of stream chunks stay on the GPU that both ends share, and only a handle
+            to them is sent.
     """
 
     source: str
@@ -47,22 +45,18 @@ class Edge:
         return f"{self.transport} + cuda_ipc" if self.cuda_ipc else self.transport
 
 
-def plan_edges(config: PipelineConfig, process_of: Mapping[str, str] | None = None) -> list[Edge]:
+def plan_edges(config: PipelineConfig, process_of: Mapping[str, str]) -> list[Edge]:
     """Every edge that there may come to be, in the order of the stages.
 
-    Both ends of an edge take from here what they send and read with. With ``get_next``, of the earlier form,
-    any stage may turn out to be a target.
+    Both ends of an edge take its relay from here. With ``get_next`` (legacy form) any stage may be a target.
 
     Args:
         config: The pipeline.
-        process_of: Stage, or replica of one -> the process it runs in, without TP stages, which nobody can
-            reach in-process; as the config says when None.
+        process_of: Instance -> its process. TP stages are absent: no stage shares their processes.
 
     Raises:
         ValueError: A backend that stays within a host was chosen for an edge between hosts.
     """
-    if process_of is None:
-        process_of = build_process_topology_plan(config, build_stage_placement_plan(config)).stage_to_process
     return [
         _plan_edge(source, target, config, process_of)
         for source in stage_instances(config)
@@ -72,7 +66,7 @@ def plan_edges(config: PipelineConfig, process_of: Mapping[str, str] | None = No
 
 
 def merge_replicas(edges: list[Edge]) -> list[Edge]:
-    """The edges between stages. Those of replicas are told apart only where they are not all alike."""
+    """The edges between stages. Edges between replicas are listed one by one only if they differ."""
     alike: dict[tuple[str, str], list[Edge]] = {}
     for edge in edges:
         alike.setdefault((stage_of(edge.source), stage_of(edge.target)), []).append(edge)
@@ -83,9 +77,8 @@ def merge_replicas(edges: list[Edge]) -> list[Edge]:
     return merged
 
 
-def check_edges(config: PipelineConfig) -> None:
-    """Raise ValueError where what the config says of relays does not fit where its stages run."""
-    edges = plan_edges(config)
+def check_edges(config: PipelineConfig, edges: Iterable[Edge]) -> None:
+    """Raise ValueError if a setting of relays does not fit the planned edges."""
     for edge in edges:
         source, target = stage_of(edge.source), stage_of(edge.target)
         if edge.transport == LOCAL_OBJECT and target in config.stage(source).edge_relays:
@@ -98,29 +91,29 @@ def check_edges(config: PipelineConfig) -> None:
             continue
         ends = ((edge.relay, stage_of(edge.source), stage_of(edge.target)) for edge in edges)
         backends = {relay for relay, *both in ends if relay is not None and stage.name in both}
-        if backends:  # Else it has no relay: its neighbours are all in its process.
+        if backends:  # Else the stage has no relay: all its neighbours are in its process.
             refuse_unread_settings(f"stage {stage.name!r}: relay", stage.relay.restricting, backends)
 
 
 def check_terminals(config: PipelineConfig) -> None:
-    """Raise ValueError where every request would wait for a terminal stage that none reaches."""
+    """Raise ValueError if every request would wait for a terminal stage that no request reaches."""
     if config.terminal_stages_fn is not None:
-        return  # It says which ones a request waits for.
+        return  # The function says which terminals a request waits for.
     entry = config.resolved_entry_stage
     lost = [name for name in config.terminal_stages if name not in terminals_after([entry], config)]
     if lost:
         raise ValueError(
             f"stage {lost[0]!r} is terminal, and no route from the entry stage {entry!r} leads to it, so "
             "every request would wait for it for ever: name it in 'next' or stream_to of a stage that "
-            "requests reach, leave it out, or have terminal_stages_fn say who answers"
+            "requests reach, leave it out, or name the stages that answer a request in terminal_stages_fn"
         )
 
 
 def check_inputs(config: PipelineConfig) -> None:
-    """Raise ValueError where every request would wait for a payload that no stage sends."""
+    """Raise ValueError if every request would wait for a payload that no stage sends."""
     for stage in config.stages:
         if stage.wait_for_fn is not None:
-            continue  # It says which ones a request waits for.
+            continue  # The function says which stages a request waits for.
         field, sources = "wait_for", stage.wait_for
         if stage.input_handler is not None:
             field, sources = "input_handler.sources", stage.input_handler.sources
@@ -128,13 +121,13 @@ def check_inputs(config: PipelineConfig) -> None:
             if source.get_next is None and stage.name not in source.next_stages:
                 raise ValueError(
                     f"stage {stage.name!r}: {field} names {source.name!r}, which sends it no payload, so "
-                    f"that every request would wait for it for ever: name {stage.name!r} in 'next' of "
+                    f"every request would wait for it for ever: name {stage.name!r} in 'next' of "
                     f"{source.name!r}, or leave {source.name!r} out"
                 )
 
 
 def terminals_after(stages: Iterable[str], config: PipelineConfig) -> frozenset[str]:
-    """The terminal stages to whose results these stages may contribute, themselves included."""
+    """The terminal stages that a request in any of ``stages`` may reach, or is in."""
     found: set[str] = set()
     ahead = list(stages)
     while ahead:
@@ -154,7 +147,7 @@ def _reachable(
     source: StageInstance, target: StageConfig, process_of: Mapping[str, str]
 ) -> list[StageInstance]:
     instances = instances_of(target)
-    # Stages of a process are replicated together, and a request has one replica of all of them.
+    # Stages of a process are replicated together, and a request has the same replica of all of them.
     together = [instance for instance in instances if _share_process(source, instance, process_of)]
     return together or instances
 
@@ -191,7 +184,7 @@ def _plan_edge(
 
 
 def _backend(source: StageInstance, target: StageInstance, config: PipelineConfig) -> tuple[str, str]:
-    """The backend of an edge between processes, and why that one."""
+    """The backend of an edge between processes, and the reason in words."""
     chosen = source.stage.edge_relays.get(target.stage.name)
     if source.node == target.node:
         where = "same host" if source.node is None else f"both on {source.host}"

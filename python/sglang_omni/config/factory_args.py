@@ -1,15 +1,15 @@
-"""What a stage's factory is called with."""
+"""The keyword arguments of a stage's factory."""
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from sglang_omni.config.imports import import_callable
+from sglang_omni.config.nearest import did_you_mean
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.config.strict import did_you_mean
 
 
 def resolve_stage_factory_args(
@@ -23,8 +23,8 @@ def resolve_stage_factory_args(
         gpu_id: The GPU of the rank being built; the stage's first GPU when None.
 
     Raises:
-        ImportError: the factory cannot be imported.
-        ValueError: an argument that the factory does not take, or a typed value without a mapping.
+        ImportError: The factory cannot be imported.
+        ValueError: The factory does not take an argument, or ``runtime_arg_map`` lacks a typed value.
     """
     path, field = stage_factory_path(stage)
     factory = import_callable(path, stage=stage.name, field=field)
@@ -42,12 +42,12 @@ def stage_factory_path(stage: StageConfig) -> tuple[str, str]:
 def merge_factory_args(stage: StageConfig, config: PipelineConfig) -> dict[str, Any]:
     """The arguments that the config sets, found without importing the factory.
 
-    ``factory_args`` are the stage's defaults. ``runtime_overrides`` and the stage's typed runtime values go
-    over them, mappings key by key; neither goes over the other.
+    ``runtime_overrides`` and the stage's typed runtime values are merged over its ``factory_args``, mappings
+    key by key. If the two set one argument, they must agree.
 
     Raises:
-        ValueError: A typed runtime value is set and ``runtime_arg_map`` does not say where it goes, or
-            ``runtime_overrides`` give the same argument another value.
+        ValueError: ``runtime_arg_map`` lacks a typed value that needs it, or ``runtime_overrides`` give an
+            argument another value than a typed value does.
     """
     args = stage.executor.args if stage.executor is not None else stage.factory_args
     overrides = config.runtime_overrides.get(stage.name, {})
@@ -59,7 +59,7 @@ def merge_factory_args(stage: StageConfig, config: PipelineConfig) -> dict[str, 
 
 
 def _typed_arguments(stage: StageConfig) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each typed runtime value that is set for the factory: its field of the stage, and the argument."""
+    """Each typed runtime value that goes to the factory: the field of the stage, and the argument with it."""
     runtime, targets = stage.runtime, stage.runtime_arg_map
     for name, value in (("max_seq_len", runtime.max_seq_len), ("video_fps", runtime.video_fps)):
         if value is None:
@@ -98,12 +98,12 @@ def _refuse_conflict(
 
 
 def refuse_unread_gpu(stage: StageConfig, accepts: Callable[[str], bool], arguments: Collection[str]) -> None:
-    """Raise ValueError for a stage that is placed on a GPU of which its factory would not hear.
+    """Raise ValueError if a stage is placed on a GPU and its factory would not be told so.
 
     Args:
         stage: The stage.
-        accepts: Whether its factory takes an argument of this name.
-        arguments: The names of those that the config sets.
+        accepts: True for the name of an argument that its factory takes.
+        arguments: Names of the arguments that the config sets.
     """
     if stage.gpu is None or accepts("gpu_id") or "device" in arguments:
         return
@@ -112,6 +112,31 @@ def refuse_unread_gpu(stage: StageConfig, accepts: Callable[[str], bool], argume
         f"stage {stage.name!r}: gpu={stage.gpu}, but {field} {path} takes no gpu_id, so that the stage would "
         "compute on the CPU; leave gpu out, or have the factory take gpu_id: the GPU's id, None for the CPU"
     )
+
+
+def unknown_argument(stage: StageConfig, name: str, taken: Iterable[str]) -> str:
+    """The text of an error: a stage's factory takes the arguments ``taken``, but not ``name``."""
+    path, field = stage_factory_path(stage)
+    return f"stage {stage.name!r}: {field} {path} takes no argument {name!r}{did_you_mean(name, taken)}"
+
+
+def injected_args(
+    stage: StageConfig,
+    config: PipelineConfig,
+    *,
+    gpu_id: int | None = None,
+    tp_rank: int = 0,
+    nccl_port: int | None = None,
+) -> dict[str, Any]:
+    """The arguments that the runtime fills in if a factory takes them and the config does not set them."""
+    return {
+        "model_path": config.model_path,
+        "gpu_id": gpu_id if gpu_id is not None else next(iter(stage.gpu_ids), None),
+        "total_gpu_memory_fraction": stage.runtime.resources.total_gpu_memory_fraction,
+        "tp_rank": tp_rank,
+        "tp_size": stage.tp_size,
+        "nccl_port": nccl_port,
+    }
 
 
 def complete_factory_args(
@@ -124,49 +149,46 @@ def complete_factory_args(
     tp_rank: int = 0,
     nccl_port: int | None = None,
 ) -> dict[str, Any]:
-    """``args`` with ``model_path``, ``gpu_id``, ``total_gpu_memory_fraction``, ``tp_rank``, ``tp_size`` and
-    ``nccl_port`` where ``factory`` has such a parameter and nothing set it.
+    """``args``, and those of ``injected_args`` that ``factory`` takes and ``args`` does not set.
 
-    A factory that takes ``**kwargs`` gets what the stage says of where it runs: ``gpu_id`` on a GPU, and the
-    ranks' three if it is split over ranks.
+    A factory with ``**kwargs`` gets ``gpu_id`` on a GPU, and ``tp_rank``, ``tp_size`` and ``nccl_port`` if
+    the stage is split over ranks.
+
+    Args:
+        factory: The stage's factory.
+        args: The arguments that the config sets.
+        stage: The stage.
+        config: The pipeline.
+        gpu_id: The GPU of the rank being built; the stage's first GPU when None.
+        tp_rank: The rank being built.
+        nccl_port: The port at which the ranks meet.
 
     Raises:
-        ValueError: ``args`` holds one that the factory does not take.
+        ValueError: The factory does not take one of ``args``.
     """
     parameters = inspect.signature(factory).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     for name in args:
         if name not in parameters and not takes_any:
-            path, _ = stage_factory_path(stage)
-            raise ValueError(
-                f"stage {stage.name!r}: factory {path} takes no argument {name!r}"
-                f"{did_you_mean(name, parameters)}"
-            )
-    injected: dict[str, Any] = {
-        "tp_rank": tp_rank,
-        "tp_size": stage.tp_size,
-        "nccl_port": nccl_port,
-        "model_path": config.model_path,
-        "gpu_id": gpu_id if gpu_id is not None else next(iter(stage.gpu_ids), None),
-    }
-    budget = stage.runtime.resources.total_gpu_memory_fraction
-    if budget is not None:
-        injected["total_gpu_memory_fraction"] = budget
+            raise ValueError(unknown_argument(stage, name, parameters))
+    injected = injected_args(stage, config, gpu_id=gpu_id, tp_rank=tp_rank, nccl_port=nccl_port)
     wanted = set(parameters)
     if takes_any:
         wanted |= {"gpu_id"} if injected["gpu_id"] is not None else set()
         wanted |= {"tp_rank", "tp_size", "nccl_port"} if stage.tp_size > 1 else set()
+    if injected["total_gpu_memory_fraction"] is None:
+        wanted.discard("total_gpu_memory_fraction")
     return {**{name: value for name, value in injected.items() if name in wanted}, **args}
 
 
 def apply_env_defaults(defaults: Mapping[str, str], env: MutableMapping[str, str] = os.environ) -> None:
-    """Set the environment variables that are not set yet. Call it before factories are imported."""
+    """Set environment variables that are not set yet. Must be called before factories are imported."""
     for name, value in defaults.items():
         env.setdefault(name, value)
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``over`` on top; mappings that both hold under a key are merged in turn."""
+    """``base`` updated with ``over``; mappings under one key are merged likewise."""
     merged = dict(base)
     for key, value in over.items():
         current = merged.get(key)

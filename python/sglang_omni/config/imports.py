@@ -1,4 +1,4 @@
-"""Dotted import paths, as configs name factories and functions by them."""
+"""Dotted import paths, by which configs name factories and functions."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import symtable
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.abc import InspectLoader
 from pathlib import Path
 from typing import Any
 
-from sglang_omni.config.strict import did_you_mean
+from sglang_omni.config.nearest import did_you_mean
 
 
 def import_string(path: str) -> Any:
     """The object that ``"package.module.name"`` stands for.
 
     Raises:
-        ImportError: the module or the name in it does not exist, or the module fails to import.
+        ImportError: The module or the name in it does not exist, or the module fails to import.
         ValueError: ``path`` has no dot.
     """
     module_path, name = _split(path)
@@ -35,9 +36,10 @@ def import_string(path: str) -> Any:
 
 
 def import_beside(config_file: Path | None = None) -> None:
-    """Lets a config name functions in modules beside it, and in the current directory.
+    """Let a config name functions in modules of its own folder and of the current directory.
 
-    They come last: what is installed keeps its name. Processes that are started get the same path.
+    Both folders go to the end of ``sys.path``, so installed modules keep their names. Processes that are
+    started get the same path.
     """
     folders = [] if config_file is None else [config_file.absolute().parent]
     for folder in (*folders, Path.cwd()):
@@ -46,11 +48,16 @@ def import_beside(config_file: Path | None = None) -> None:
 
 
 def import_callable(path: str, *, stage: str | None, field: str) -> Callable[..., Any]:
-    """``import_string`` for a config's field, whose errors say which field of which stage it is.
+    """The callable at a dotted path; errors name the field of the config.
+
+    Args:
+        path: ``"package.module.name"``.
+        stage: The stage whose field it is; None for a field of the pipeline.
+        field: The field's name.
 
     Raises:
-        ImportError: as ``import_string``.
-        TypeError: what ``path`` names cannot be called.
+        ImportError: The path has no dot, its module or name does not exist, or the module fails to import.
+        TypeError: The object cannot be called.
     """
     where = f"stage {stage!r}: {field}" if stage is not None else field
     try:
@@ -64,7 +71,7 @@ def import_callable(path: str, *, stage: str | None, field: str) -> Callable[...
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments a callable takes. ``names`` is None where only importing it would tell."""
+    """The arguments a callable takes. ``names`` is None if any may be, or if only an import would tell."""
 
     names: frozenset[str] | None = None
     required: frozenset[str] = frozenset()
@@ -74,13 +81,13 @@ class Signature:
 
 
 def inspect_path(path: str) -> Signature:
-    """Find out what a dotted path names without running the module it is in.
+    """The arguments of what a dotted path names, from the module's source: the module is not run.
 
-    Factories live in modules that import torch; this reads their source instead, so that a parent
-    process can check a whole config in milliseconds before it starts any other.
+    Factories live in modules that import torch and read the environment, which ``env_defaults`` must have set
+    by then. Unimported, a whole config is checked in milliseconds, also where torch is not installed.
 
     Raises:
-        ImportError: the module does not exist, does not parse, or has no such name.
+        ImportError: The module does not exist, does not parse, or has no such name.
         ValueError: ``path`` has no dot.
     """
     module_path, name = _split(path)
@@ -97,14 +104,19 @@ def inspect_path(path: str) -> Signature:
         return Signature()
     try:
         tree = ast.parse(source)
+        table = symtable.symtable(source, module_path, "exec")
     except SyntaxError as exc:
         raise ImportError(f"cannot import {path!r}: {spec.origin}, line {exc.lineno}: {exc.msg}") from exc
-    names = set()
-    for statement in _module_level(tree):
-        if isinstance(statement, ast.FunctionDef) and statement.name == name:
-            return _signature_in(statement)
-        names |= _names_bound(statement)
-    if name not in names and not names & {"*", "__getattr__"}:
+    names = {
+        symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()
+    }
+    lines = {scope.get_lineno() for scope in table.get_children() if scope.get_name() == name}
+    takes_all = False
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == name and node.lineno in lines:
+            return _signature_in(node)
+        takes_all |= isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
+    if not takes_all and not names & {name, "__getattr__"}:
         raise ImportError(_missing_name(path, module_path, name, names))
     return Signature()
 
@@ -129,7 +141,7 @@ def _missing_name(path: str, module_path: str, name: str, names: Any) -> str:
 
 
 def signature_of(found: Any) -> Signature:
-    """The arguments that an object takes when it is called."""
+    """The arguments of an imported object."""
     try:
         parameters = inspect.signature(found).parameters.values()
     except (TypeError, ValueError):  # not a callable, or one written in C
@@ -149,37 +161,11 @@ def _signature_in(function: ast.FunctionDef) -> Signature:
     if arguments.kwarg is not None or function.decorator_list:
         return Signature()
     positional = [*arguments.posonlyargs, *arguments.args]
-    without_default = positional[: len(positional) - len(arguments.defaults)]
-    keyword_required = [
-        argument
-        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        if default is None
+    required = positional[: len(positional) - len(arguments.defaults)]
+    required += [
+        it for it, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if not default
     ]
     return Signature(
         names=frozenset(argument.arg for argument in [*positional, *arguments.kwonlyargs]),
-        required=frozenset(argument.arg for argument in [*without_default, *keyword_required]),
+        required=frozenset(argument.arg for argument in required),
     )
-
-
-def _module_level(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Every statement that runs when the module does: also those under ``if``, ``try`` and ``with``."""
-    pending: list[ast.AST] = list(reversed(tree.body))
-    while pending:
-        node = pending.pop()
-        if isinstance(node, ast.stmt):
-            yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.expr):
-            pending += reversed(list(ast.iter_child_nodes(node)))
-
-
-def _names_bound(statement: ast.stmt) -> set[str]:
-    match statement:
-        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-            return {name}
-        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-            return {alias.asname or alias.name.partition(".")[0] for alias in aliases}
-        case ast.Assign() | ast.AnnAssign() | ast.For() | ast.With():
-            return {
-                n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-            }
-    return set()

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
-import pkgutil
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +10,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from sglang_omni.config.imports import import_string
 from sglang_omni.config.schema import PipelineConfig, RelayConfig
-from sglang_omni.config.strict import did_you_mean, dotted, error_text
+from sglang_omni.config.strict import dotted, error_text
 
 _YAML = {".yaml", ".yml"}
-_MODELS = "sglang_omni.models"
 
 
 class ConfigError(ValueError):
@@ -30,7 +24,7 @@ def load_config(path: str | Path) -> PipelineConfig:
     """Read a pipeline's config from a YAML or JSON file, as the class its ``config_cls`` names.
 
     Raises:
-        ConfigError: the file cannot be read or parsed, or breaks a rule of the config.
+        ConfigError: The file cannot be read or parsed, or breaks a rule of the config.
     """
     path = Path(path)
     _check_suffix(path)
@@ -53,8 +47,8 @@ def save_config(config: PipelineConfig, path: str | Path) -> None:
     """Write a config as YAML or JSON, by the file's suffix. Fields at their defaults are left out.
 
     Raises:
-        ConfigError: the suffix is neither ``.yaml``, ``.yml`` nor ``.json``, or an argument of a factory
-            is an object that no file can hold.
+        ConfigError: The suffix is neither ``.yaml``, ``.yml`` nor ``.json``, or an argument of a factory is
+            an object that no file can hold.
     """
     path = Path(path)
     _check_suffix(path)
@@ -70,7 +64,7 @@ def config_to_dict(config: PipelineConfig) -> dict[str, Any]:
     """The config as plain values without fields at their defaults; ``PipelineConfig.from_dict`` reads it.
 
     Raises:
-        ConfigError: an argument of a factory is an object that no file can hold.
+        ConfigError: An argument of a factory is an object that no file can hold.
     """
     try:
         data = _without_defaults(config, config.model_dump(mode="json"))
@@ -80,36 +74,12 @@ def config_to_dict(config: PipelineConfig) -> dict[str, Any]:
     return {"config_cls": config.config_cls, "model_path": config.model_path, **data}
 
 
-def config_class(
-    data: Mapping[str, Any], *, default: type[PipelineConfig] = PipelineConfig
-) -> type[PipelineConfig]:
-    """The class that a config's ``config_cls`` names: a dotted path, or the bare name of a known class.
-
-    Args:
-        data: A config as plain values.
-        default: The class of a config that names none, and the base of what is accepted.
-
-    Raises:
-        ImportError: there is no such class.
-        TypeError: it is not a ``default``.
-    """
-    name = data.get("config_cls")
-    if name is None:
-        return default
-    found = _find_class(name) if isinstance(name, str) else name
-    if isinstance(found, type) and issubclass(default, found):
-        return default
-    if not (isinstance(found, type) and issubclass(found, default)):
-        raise TypeError(f"config_cls {name!r} is not a {default.__name__}")
-    return found
-
-
 def describe_errors(exc: ValidationError) -> list[str]:
-    """A validation error as one line a problem, each with the stage and the field it is about."""
+    """A validation error as one line for each problem, with its stage and field."""
     lines = []
     for error in exc.errors(include_url=False):
         text = error_text(error)
-        # Errors inside a stage already say which stage and field they are about.
+        # Errors inside a stage already name the stage and the field.
         lines.append(
             text if text.startswith("stage ") or not error["loc"] else f"{dotted(error['loc'])}: {text}"
         )
@@ -124,12 +94,12 @@ def _parse(path: Path) -> Any:
 
 
 class _YamlLoader(yaml.SafeLoader):
-    """Refuses a key that a mapping holds twice, where YAML's own loader drops the first value silently."""
+    """Refuses a key that a mapping holds twice; YAML's own loader would silently drop the first value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            # Keys that "<<" brings in may be overridden; that is what it is for.
+            # Keys that "<<" brings in may be overridden.
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
@@ -157,8 +127,8 @@ def _without_defaults(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, field in type(model).model_fields.items():
         value = getattr(model, name)
-        # Stages are written even at a class's defaults: the file then says what runs, and still
-        # means it when the defaults change. A relay's device says something else when it is not set.
+        # Stages are written even at a class's defaults, so that the file keeps its meaning when the defaults
+        # change; so is each field of a relay that was set, because an unset device means another thing.
         is_said = name == "stages" or (isinstance(model, RelayConfig) and name in model.model_fields_set)
         if not is_said and value == field.get_default(call_default_factory=True):
             continue
@@ -169,40 +139,3 @@ def _without_defaults(model: BaseModel, data: dict[str, Any]) -> dict[str, Any]:
         else:
             kept[name] = data[name]
     return kept
-
-
-def _find_class(name: str) -> Any:
-    known: list[type[PipelineConfig]] = [PipelineConfig, *_subclasses(PipelineConfig)]
-    # Looked up before importing: a class of __main__ or of a function cannot be imported by its path.
-    for cls in reversed(known):
-        if name == f"{cls.__module__}.{cls.__qualname__}":
-            return cls
-    if "." in name:
-        return import_string(name)
-    bare = [cls for cls in known if cls.__name__ == name] or list(_model_configs(name))
-    if not bare:
-        raise ImportError(
-            f"config_cls {name!r} is not a known config; name a class of your own by its dotted path"
-            f"{did_you_mean(name, (cls.__name__ for cls in known))}"
-        )
-    if len(bare) > 1:
-        paths = sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in bare)
-        raise ImportError(f"config_cls {name!r} could be any of {paths}; give the dotted path")
-    return bare[0]
-
-
-def _subclasses(cls: type[PipelineConfig]) -> Iterator[type[PipelineConfig]]:
-    for sub in cls.__subclasses__():
-        yield sub
-        yield from _subclasses(sub)
-
-
-def _model_configs(name: str) -> Iterator[type[PipelineConfig]]:
-    """The config class called ``name`` in ``models/<family>/config.py``, where there is one."""
-    models = importlib.import_module(_MODELS)
-    for family in pkgutil.iter_modules(models.__path__):
-        module_path = f"{_MODELS}.{family.name}.config"
-        if family.ispkg and importlib.util.find_spec(module_path) is not None:
-            found = getattr(importlib.import_module(module_path), name, None)
-            if found is not None:
-                yield found

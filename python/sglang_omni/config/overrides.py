@@ -1,4 +1,4 @@
-"""What is set beside a pipeline's config: for one stage, or for every stage that has such a setting."""
+"""Settings from the command line: of one stage, or of every stage whose factory takes them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from pydantic import TypeAdapter, ValidationError
 
 from sglang_omni.config.factory_args import stage_factory_path
 from sglang_omni.config.imports import import_callable
+from sglang_omni.config.nearest import did_you_mean
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.config.strict import did_you_mean, error_text
+from sglang_omni.config.strict import error_text
 
 
 def override_stage(config: PipelineConfig, setting: str) -> None:
-    """Applies ``STAGE.NAME=VALUE``; NAME is a field of ``StageConfig`` or an argument of the stage's factory.
+    """Apply ``STAGE.NAME=VALUE``.
 
     Args:
-        setting: VALUE is YAML: ``thinker.gpu=[0, 1]``, ``preprocess.max_images=8``, ``thinker.engine=omni``.
+        config: The pipeline, which is changed.
+        setting: NAME is a field of ``StageConfig`` or an argument of the stage's factory, VALUE is YAML:
+            ``thinker.gpu=[0, 1]``, ``preprocess.max_images=8``, ``thinker.engine=omni``.
 
     Raises:
-        ValueError: It is not of this form, or the pipeline has no such stage or setting.
+        ValueError: ``setting`` has another form, or the pipeline has no such stage or setting.
     """
     path, equals, text = setting.partition("=")
     name, dot, field = path.strip().partition(".")
@@ -38,7 +41,7 @@ def override_stage(config: PipelineConfig, setting: str) -> None:
     if (info := StageConfig.model_fields.get(field)) is not None:
         declared: Any = Annotated[info.annotation, info]
         try:
-            # What has fields of its own comes as a map, which assigning does not turn into it.
+            # An assignment alone would not turn a map into the field's own model.
             value = TypeAdapter[Any](declared).validate_python(value)
         except ValidationError as exc:
             problems = "; ".join(error_text(error) for error in exc.errors(include_url=False))
@@ -53,9 +56,15 @@ def override_stage(config: PipelineConfig, setting: str) -> None:
 
 
 def override_stages(config: PipelineConfig, argument: str, value: Any) -> list[str]:
-    """Sets a factory argument of every stage that takes it; returns those stages' names.
+    """Set a factory argument of every stage whose factory takes it.
 
-    ``tp_size`` is set for the stages whose factories can build one rank of several.
+    Args:
+        config: The pipeline, which is changed.
+        argument: The argument's name. ``tp_size`` is set for stages whose factories take ``tp_rank``.
+        value: Its value.
+
+    Returns:
+        The names of the changed stages.
     """
     changed = []
     for stage in config.stages:
@@ -81,5 +90,5 @@ def _parameters(stage: StageConfig) -> set[str]:
     factory = import_callable(path, stage=stage.name, field=field)
     try:
         return set(inspect.signature(factory).parameters)
-    except ValueError:  # a builtin that does not tell
+    except ValueError:  # a builtin without a signature
         return set()

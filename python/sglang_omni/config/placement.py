@@ -1,4 +1,4 @@
-"""Which stage runs on which GPUs, and whether it fits."""
+"""The placement of stages on GPUs, and the check of their memory budgets."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Protocol
 from sglang_omni.config.imports import import_callable
 from sglang_omni.config.instances import host_text, instances_of
 from sglang_omni.config.schema import PipelineConfig, StageConfig
+from sglang_omni.config.validation import check_gpu_count
 
-# Fractions are decimal numbers a person wrote; 0.1 + 0.2 + 0.7 must fit a limit of 1.0.
+# Fractions are written as decimal numbers: 0.1 + 0.2 + 0.7 must fit a limit of 1.0.
 _ROUNDING = 1e-9
 
 
-# A GPU's id on the coordinator's host, and a node with the id that the GPU has there.
+# A GPU's id on the coordinator's host, or a node and the id that the GPU has there.
 GpuKey = int | tuple[str, int]
 
 
@@ -22,7 +23,12 @@ GpuKey = int | tuple[str, int]
 class StagePlacement:
     """A stage on GPUs.
 
-    ``gpu_ids`` is by rank, replica after replica; the fraction is what each rank may use of its GPU.
+    Attributes:
+        stage_name: The stage.
+        gpu_ids: The GPU of each rank, replica after replica.
+        tp_size: The number of ranks.
+        total_gpu_memory_fraction: The fraction of its GPU's memory that each rank may use; None if
+            undeclared.
     """
 
     stage_name: str
@@ -33,7 +39,15 @@ class StagePlacement:
 
 @dataclass(frozen=True)
 class GpuPlacement:
-    """What shares one GPU. The fraction is the sum of those declared; ``node`` is None on this host."""
+    """The stages that share a GPU.
+
+    Attributes:
+        gpu_id: The GPU's id on its host.
+        stage_names: The stages, in config order.
+        total_gpu_memory_fraction: The sum of the declared fractions.
+        missing_fraction_stage_names: The stages that declare none.
+        node: The GPU's host; None for the coordinator's.
+    """
 
     gpu_id: int
     stage_names: tuple[str, ...]
@@ -44,14 +58,14 @@ class GpuPlacement:
 
 @dataclass(frozen=True)
 class StagePlacementPlan:
-    """Stages on GPUs by name (stages on the CPU are absent), and GPUs by ``gpu_key``."""
+    """Stages on GPUs by name (stages on the CPU are absent), and their GPUs by ``gpu_key``."""
 
     stages: dict[str, StagePlacement]
     gpus: dict[GpuKey, GpuPlacement]
 
 
 class PlacementPolicy(Protocol):
-    """A pipeline's own rules of placement; ``PipelineConfig.placement_policy`` names the class."""
+    """A pipeline's own placement rules; ``PipelineConfig.placement_policy`` names the class."""
 
     def validate(self, config: PipelineConfig, plan: StagePlacementPlan) -> None:
         """Raise ValueError for a plan that must not run."""
@@ -59,11 +73,13 @@ class PlacementPolicy(Protocol):
 
 
 def build_stage_placement_plan(config: PipelineConfig) -> StagePlacementPlan:
-    """Resolve where every stage runs.
+    """Place every stage, and check GPU ids, memory budgets and the pipeline's own policy.
 
     Raises:
-        ValueError: a TP stage without one GPU id of its own for each rank, declared memory over
-            the placement's limit, or a placement the pipeline's policy refuses.
+        ValueError: A TP stage lacks a GPU of its own for each rank, declared memory exceeds the placement's
+            limit, or the policy refuses the placement.
+        ImportError: The policy's path leads nowhere.
+        TypeError: The policy has no ``validate``.
     """
     stages: dict[str, StagePlacement] = {}
     on_gpu: dict[tuple[str, int], list[StagePlacement]] = {}
@@ -108,7 +124,7 @@ def gpu_label(node: str | None, gpu_id: int) -> str:
 
 
 def resolve_stage_gpu_ids(plan: StagePlacementPlan, stage: StageConfig) -> list[int | None]:
-    """The GPU of each of the stage's ranks, replica after replica; all None for a stage on the CPU."""
+    """The GPU of each rank of the stage, replica after replica; None for each rank on the CPU."""
     placement = plan.stages.get(stage.name)
     return list(placement.gpu_ids) if placement is not None else [None] * stage.tp_size
 
@@ -120,8 +136,7 @@ def _stage_gpu_ids(stage: StageConfig) -> tuple[int, ...]:
             f"stage {stage.name!r}: TP placement requires a list of {stage.tp_size} unique GPU ids, "
             f"got scalar gpu={stage.gpu}"
         )
-    if gpu_ids and len(gpu_ids) not in (stage.tp_size, stage.tp_size * stage.max_replicas):
-        raise ValueError(f"stage {stage.name!r}: gpu has {len(gpu_ids)} entries but tp_size={stage.tp_size}")
+    check_gpu_count(stage)
     if any(len(set(instance.gpu_ids)) != len(instance.gpu_ids) for instance in instances_of(stage)):
         raise ValueError(
             f"stage {stage.name!r}: TP placement requires a list of {stage.tp_size} unique GPU ids, "
@@ -131,7 +146,7 @@ def _stage_gpu_ids(stage: StageConfig) -> tuple[int, ...]:
 
 
 def _refuse_untyped_budget(stage: StageConfig, config: PipelineConfig) -> None:
-    # A budget that only the factory sees is one that the plan's sums miss.
+    # The plan's sums would miss a budget that only the factory sees.
     for field, args in (
         ("factory_args", stage.factory_args),
         ("runtime_overrides", config.runtime_overrides.get(stage.name, {})),

@@ -1,23 +1,23 @@
-"""What a plan must know of a relay backend: of this package's own without importing them."""
+"""Abilities and options of relay backends, which a plan needs without importing the relays."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from sglang_omni.config.imports import import_string
-from sglang_omni.config.strict import did_you_mean
+from sglang_omni.config.nearest import did_you_mean
 
 
 class RelayBackend(NamedTuple):
     """What a backend can do.
 
     Attributes:
-        crosses_hosts: It reaches processes of other hosts.
-        lends_tensors: Processes on one GPU can share tensors over it without a copy.
-        options: What its constructor takes beside the fields of RelayConfig; None where it takes anything.
-        settings: The fields of RelayConfig that it reads; None where it takes anything.
+        crosses_hosts: True if it reaches processes of other hosts.
+        lends_tensors: True if processes on one GPU can share tensors over it without a copy.
+        options: Arguments of its constructor other than the fields of RelayConfig; None if it takes any.
+        settings: The fields of RelayConfig that it reads; None if it takes any.
     """
 
     crosses_hosts: bool = True
@@ -29,7 +29,8 @@ class RelayBackend(NamedTuple):
 _NETWORK_OPTIONS = frozenset({"host", "allow_public", "timeout_s", "keep_s"})
 _CREDIT = frozenset({"slot_size_mb", "credits"})
 
-#: The relays of this package, which are imported when they are first created.
+#: The relays of this package, declared here because their modules, which need torch, are imported only when
+#: they are first created. A test compares each with its class.
 BUILT_IN = {
     "shm": RelayBackend(crosses_hosts=False, lends_tensors=True, options=frozenset(), settings=_CREDIT),
     "nixl": RelayBackend(options=_NETWORK_OPTIONS, settings=_CREDIT),
@@ -37,22 +38,22 @@ BUILT_IN = {
     "nccl": RelayBackend(options=_NETWORK_OPTIONS, settings=_CREDIT | {"device"}),
 }
 
-# The fields of RelayConfig that every relay is told and may take.
+# The fields of RelayConfig that every relay is offered.
 _SETTINGS = frozenset({"slot_size_mb", "credits", "rank", "world_size", "device"})
 
-# What a relay has to have.
+# Required of every relay.
 _METHODS = ("put_async", "get_async", "cleanup", "close")
 
 _backends = dict(BUILT_IN)
 
 
 def declare_backend(name: str, relay: type) -> None:
-    """Have ``name`` stand for this class. The last one of a name counts."""
+    """Let ``name`` stand for this class, in place of any other of that name."""
     _backends[name] = _describe(relay)
 
 
 def relay_backend(name: str) -> RelayBackend:
-    """What the backend called ``name`` can do. A class that is named by its dotted path is imported.
+    """The abilities of the backend ``name``. If it is a dotted path, the class is imported.
 
     Raises:
         ValueError: There is no such backend.
@@ -65,12 +66,12 @@ def relay_backend(name: str) -> RelayBackend:
 
 
 def is_class_path(name: str) -> bool:
-    """Whether a backend's name is the dotted path of a relay's class, which needs no registration."""
+    """True if a backend's name is the dotted path of a relay's class, which needs no registration."""
     return "." in name
 
 
 def import_relay(path: str) -> type:
-    """The class at a dotted path. Raises ImportError where there is none, ValueError where it is no relay."""
+    """The class at a dotted path. Raises ImportError if there is none, ValueError if it is not a relay."""
     try:
         found = import_string(path)
     except ImportError as exc:
@@ -85,7 +86,7 @@ def import_relay(path: str) -> type:
 
 
 def constructor_parameters(relay: type) -> frozenset[str] | None:
-    """What the constructor takes; None where it takes anything."""
+    """Names of the constructor's arguments; None if it takes any."""
     parameters = inspect.signature(relay).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
@@ -108,34 +109,31 @@ def network_backends() -> list[str]:
     return sorted(name for name, backend in _backends.items() if backend.crosses_hosts)
 
 
-def refuse_unknown_options(where: str, given: Iterable[str], backends: Iterable[str]) -> None:
-    """Raise ValueError where none of the backends that a stage may use takes an option of this name."""
-    given = list(given)
-    if not given:
-        return
-    options = {name: relay_backend(name).options for name in sorted(set(backends))}
-    taken = [names for names in options.values() if names is not None]
-    if len(taken) < len(options):
-        return
-    for option in given:
-        if any(option in names for names in taken):
-            continue
+def refuse_unknown_options(where: str, given: Collection[str], backends: Iterable[str]) -> None:
+    """Raise ValueError for an option that none of the backends takes.
+
+    Args:
+        where: The stage and field, for the error's text.
+        given: Names of options.
+        backends: The backends that the stage may use.
+    """
+    options = {name: relay_backend(name).options for name in sorted(set(backends))} if given else {}
+    for option, taken in _not_among(options, given):
         others = [name for name, known in _backends.items() if known.options and option in known.options]
-        hint = (
-            f"; {' and '.join(others)} would" if others else did_you_mean(option, frozenset().union(*taken))
-        )
+        hint = f"; {' and '.join(others)} would" if others else did_you_mean(option, taken)
         raise ValueError(f"{where}: none of the stage's relays, {', '.join(options)}, takes {option!r}{hint}")
 
 
 def refuse_unread_settings(where: str, given: Iterable[str], backends: Iterable[str]) -> None:
-    """Raise ValueError where none of the backends that a stage uses reads a field that is given."""
+    """Raise ValueError for a field of RelayConfig that none of the backends reads.
+
+    Args:
+        where: The stage and field, for the error's text.
+        given: Names of fields that are set.
+        backends: The backends that the stage uses.
+    """
     settings = {name: relay_backend(name).settings for name in sorted(set(backends))}
-    read = [names for names in settings.values() if names is not None]
-    if len(read) < len(settings):
-        return
-    for field in sorted(given):
-        if any(field in names for names in read):
-            continue
+    for field, _ in _not_among(settings, given):
         others = [name for name, known in _backends.items() if known.settings and field in known.settings]
         others.append("a relay of your own whose constructor takes it")
         raise ValueError(
@@ -144,8 +142,18 @@ def refuse_unread_settings(where: str, given: Iterable[str], backends: Iterable[
         )
 
 
+def _not_among(
+    of_backends: Mapping[str, frozenset[str] | None], given: Iterable[str]
+) -> Iterator[tuple[str, frozenset[str]]]:
+    """Each given name that no backend takes, with all that are taken. Nothing if a backend takes any name."""
+    known = [names for names in of_backends.values() if names is not None]
+    taken = frozenset().union(*known)
+    if len(known) == len(of_backends):
+        yield from ((name, taken) for name in sorted(given) if name not in taken)
+
+
 def refuse_unknown_backend(where: str, name: str) -> None:
-    """Raise ValueError where nothing is known under this name, which is no dotted path either."""
+    """Raise ValueError if ``name`` is neither a known backend nor a dotted path."""
     if name not in _backends and not is_class_path(name):
         raise ValueError(
             f"{where}: there is no relay backend {name!r}{did_you_mean(name.lower(), _backends)} "

@@ -1,61 +1,55 @@
-"""A config on the command line: what it says, what it comes to, and what is wrong with it."""
+"""What ``sgl-omni config view``, ``validate`` and ``resolve`` show of a config."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from sglang_omni.config.edges import (
-    Edge,
-    check_edges,
-    check_inputs,
-    check_terminals,
-    merge_replicas,
-    plan_edges,
-)
+from sglang_omni.config.edges import check_edges, check_inputs, check_terminals, merge_replicas
 from sglang_omni.config.factory_args import (
+    injected_args,
     merge_factory_args,
     refuse_unread_gpu,
     resolve_stage_factory_args,
     stage_factory_path,
+    unknown_argument,
 )
 from sglang_omni.config.imports import Signature, inspect_path
-from sglang_omni.config.instances import is_anywhere, stage_instances, stage_of
+from sglang_omni.config.instances import is_placeholder, stage_instances, stage_of
 from sglang_omni.config.io import ConfigError, config_to_dict
-from sglang_omni.config.placement import build_stage_placement_plan, gpu_label, resolve_stage_gpu_ids
+from sglang_omni.config.placement import gpu_label, resolve_stage_gpu_ids
+from sglang_omni.config.plan import PipelinePlan, plan_pipeline, with_placeholder_nodes
 from sglang_omni.config.relay_backends import is_class_path
 from sglang_omni.config.schema import PipelineConfig, StageConfig
-from sglang_omni.config.spread import spread_out
-from sglang_omni.config.strict import did_you_mean
-from sglang_omni.config.topology import ProcessTopologyPlan, build_process_topology_plan
 from sglang_omni.config.validation import validate_pipeline
 
-# What the runtime passes to a factory beside the arguments that the config resolves to.
-_INJECTED = frozenset(
-    {"model_path", "gpu_id", "total_gpu_memory_fraction", "tp_rank", "tp_size", "nccl_port"}
-)
 
-
-def validate_config(config: PipelineConfig) -> None:
+def validate_config(config: PipelineConfig) -> PipelinePlan:
     """Check a config as a whole before any process starts: rules, plans, dotted paths, factory arguments.
 
-    Modules named by the config are not run.
+    Modules named by the config are not run: they may import torch, and read the environment before
+    ``env_defaults`` are set.
+
+    Returns:
+        The plan of a run. It is good until the config changes.
 
     Raises:
-        ConfigError: one line for each problem, naming the stage, the field and the nearest valid name.
+        ConfigError: One line for each problem, with the stage, the field and the nearest valid name.
     """
     try:
         validate_pipeline(config)
         check_inputs(config)
         check_terminals(config)
-        check_edges(config)
+        plan = plan_pipeline(config)
+        check_edges(config, plan.edges)
     except (ValueError, ImportError, TypeError) as exc:
         raise ConfigError(str(exc)) from exc
     problems = list(_path_problems(config))
     if problems:
         raise ConfigError("\n".join(problems))
+    return plan
 
 
 def resolve_config(config: PipelineConfig, *, on_any_host: bool = False) -> dict[str, Any]:
@@ -63,25 +57,24 @@ def resolve_config(config: PipelineConfig, *, on_any_host: bool = False) -> dict
 
     Args:
         config: The pipeline.
-        on_any_host: Whether processes that name no ``node`` may be on any host each, as under Ray, and not
-            all on the coordinator's.
+        on_any_host: True if a process without a ``node`` may be on any host, as under Ray, and not only on
+            the coordinator's.
 
     Raises:
-        ConfigError: as ``validate_config``.
-        ImportError: a factory's module fails to import.
-        ValueError: a factory does not take an argument that is set.
+        ConfigError: The config cannot run; one line for each problem.
+        ImportError: A factory's module fails to import.
+        ValueError: A factory does not take an argument that is set.
     """
-    validate_config(config)
-    placed = spread_out(config) if on_any_host else config
-    placement = build_stage_placement_plan(placed)
-    processes = build_process_topology_plan(placed, placement)
+    plan = validate_config(config)
+    if on_any_host:
+        plan = with_placeholder_nodes(plan)
     return {
         "config": config_to_dict(config),
         "entry_stage": config.resolved_entry_stage,
         "terminal_stages": config.terminal_stages,
         "processes": [
-            {"name": name, "stages": stages, "gpu": gpu, "node": _node_text(processes.node_of[name])}
-            for name, stages, gpu in _processes(placed, processes)
+            {"name": name, "stages": stages, "gpu": gpu, "node": _node_text(plan.processes.node_of[name])}
+            for name, stages, gpu in _processes(plan)
         ],
         "edges": [
             {
@@ -91,7 +84,7 @@ def resolve_config(config: PipelineConfig, *, on_any_host: bool = False) -> dict
                 "transport": edge.label,
                 "reason": edge.reason,
             }
-            for edge in merge_replicas(plan_edges(placed, processes.stage_to_process))
+            for edge in merge_replicas(plan.edges)
         ],
         "gpus": {
             gpu_label(gpu.node, gpu.gpu_id) if gpu.node else gpu.gpu_id: {
@@ -99,13 +92,13 @@ def resolve_config(config: PipelineConfig, *, on_any_host: bool = False) -> dict
                 "total_gpu_memory_fraction": round(gpu.total_gpu_memory_fraction, 6),
                 "missing_fraction": list(gpu.missing_fraction_stage_names),
             }
-            for gpu in placement.gpus.values()
+            for gpu in plan.placement.gpus.values()
         },
         "stages": {
             stage.name: {
                 "factory": stage_factory_path(stage)[0],
                 "factory_args": to_jsonable_python(resolve_stage_factory_args(stage, config)),
-                "gpus": resolve_stage_gpu_ids(placement, stage),
+                "gpus": resolve_stage_gpu_ids(plan.placement, stage),
             }
             for stage in config.stages
         },
@@ -116,37 +109,34 @@ def describe_config(config: PipelineConfig) -> str:
     """The pipeline at a glance: its stages with what carries their edges, and its processes.
 
     Raises:
-        ValueError: no placement or no process topology fits the config.
+        ValueError: The stages do not fit their GPUs, processes or relays.
     """
-    plan = build_process_topology_plan(config, build_stage_placement_plan(config))
+    plan = plan_pipeline(config)
     lines = [
         f"{config.name} ({config.config_cls})",
         f"model {config.model_path or '-'}, relay {config.relay_backend}",
     ]
     lines.append("stages")
     width = max(len(stage.name) for stage in config.stages)
-    edges = plan_edges(config, plan.stage_to_process)
-    lines += [
-        f"  {stage.name:<{width}}  {'; '.join(_edges(stage, config, edges))}" for stage in config.stages
-    ]
+    lines += [f"  {stage.name:<{width}}  {'; '.join(_edges(stage, plan))}" for stage in config.stages]
     lines.append("processes")
-    for name, stages, gpu in _processes(config, plan):
-        node = plan.node_of[name]
+    for name, stages, gpu in _processes(plan):
+        node = plan.processes.node_of[name]
         where = ("cpu" if gpu is None else f"gpu {gpu}") + (f", node {node}" if node is not None else "")
         lines.append(f"  {name} ({where}): {', '.join(stages)}")
     return "\n".join(lines)
 
 
-def _edges(stage: StageConfig, config: PipelineConfig, edges: Sequence[Edge]) -> Iterator[str]:
+def _edges(stage: StageConfig, plan: PipelinePlan) -> Iterator[str]:
     def over(target: str) -> str:
         labels = dict.fromkeys(
             edge.label
-            for edge in edges
+            for edge in plan.edges
             if (stage_of(edge.source), stage_of(edge.target)) == (stage.name, target)
         )
         return f"{target} ({', '.join(labels)})"
 
-    if stage.name == config.resolved_entry_stage:
+    if stage.name == plan.config.resolved_entry_stage:
         yield "entry"
     if stage.wait_for:
         yield f"waits for {', '.join(stage.wait_for)}"
@@ -167,45 +157,33 @@ def _edges(stage: StageConfig, config: PipelineConfig, edges: Sequence[Edge]) ->
 
 
 def _node_text(node: str | None) -> str | None:
-    return "any" if node is not None and is_anywhere(node) else node
+    return "any" if node is not None and is_placeholder(node) else node
 
 
-def _processes(
-    config: PipelineConfig, plan: ProcessTopologyPlan
-) -> Iterator[tuple[str, list[str], int | None]]:
-    for group in plan.groups:
+def _processes(plan: PipelinePlan) -> Iterator[tuple[str, list[str], int | None]]:
+    for group in plan.processes.groups:
         yield group.name, list(group.stage_names), group.gpu_id
-    for instance in stage_instances(config):
-        for rank, name in enumerate(plan.tp_stage_to_processes.get(instance.name, ())):
+    for instance in stage_instances(plan.config):
+        for rank, name in enumerate(plan.processes.tp_stage_to_processes.get(instance.name, ())):
             yield name, [instance.name], instance.gpu_ids[rank] if instance.gpu_ids else None
 
 
 def _path_problems(config: PipelineConfig) -> Iterator[str]:
     for stage in config.stages:
         for field, path in _dotted_paths(stage):
-            problem, _ = _inspect(f"stage {stage.name!r}: {field}", path)
-            if problem:
-                yield problem
+            yield from _inspect(f"stage {stage.name!r}: {field}", path)[0]
         yield from _factory_problems(stage, config)
-    for field in ("terminal_stages_fn", "placement_policy"):
+    for field in ("terminal_stages_fn", "placement_policy", "relay_backend", "network_relay_backend"):
         path = getattr(config, field)
-        if path is not None:
-            problem, _ = _inspect(field, path)
-            if problem:
-                yield problem
-    for field in ("relay_backend", "network_relay_backend"):
-        backend = getattr(config, field)
-        if is_class_path(backend):
-            problem, _ = _inspect(field, backend)
-            if problem:
-                yield problem
+        if path is not None and (is_class_path(path) or not field.endswith("relay_backend")):
+            yield from _inspect(field, path)[0]
 
 
 def _factory_problems(stage: StageConfig, config: PipelineConfig) -> Iterator[str]:
     path, field = stage_factory_path(stage)
-    problem, signature = _inspect(f"stage {stage.name!r}: {field}", path)
-    if problem:
-        yield problem
+    problems, signature = _inspect(f"stage {stage.name!r}: {field}", path)
+    if problems:
+        yield from problems
         return
     try:
         args = merge_factory_args(stage, config)
@@ -218,11 +196,8 @@ def _factory_problems(stage: StageConfig, config: PipelineConfig) -> Iterator[st
         yield str(exc)
     for name in args:
         if not signature.accepts(name):
-            yield (
-                f"stage {stage.name!r}: {field} {path} takes no argument {name!r}"
-                f"{did_you_mean(name, signature.names or ())}"
-            )
-    missing = sorted(signature.required - args.keys() - _INJECTED)
+            yield unknown_argument(stage, name, signature.names or ())
+    missing = sorted(signature.required - args.keys() - injected_args(stage, config).keys())
     if missing:
         yield f"stage {stage.name!r}: {field} {path} needs {missing}, which factory_args does not set"
 
@@ -241,8 +216,9 @@ def _dotted_paths(stage: StageConfig) -> Iterator[tuple[str, str]]:
             yield f"edge_relays[{target!r}]", backend
 
 
-def _inspect(where: str, path: str) -> tuple[str | None, Signature]:
+def _inspect(where: str, path: str) -> tuple[list[str], Signature]:
+    """The problem with a dotted path, if any, and the arguments of what it names."""
     try:
-        return None, inspect_path(path)
+        return [], inspect_path(path)
     except (ImportError, ValueError) as exc:
-        return f"{where}: {exc}", Signature()
+        return [f"{where}: {exc}"], Signature()

@@ -1,7 +1,7 @@
-"""What a pipeline is made of: stages, how they connect, and where they run.
+"""The fields of a pipeline's config: its stages, how they connect, and where they run.
 
-Every field is assignable after construction. Assignments are checked where plans are built
-(``build_stage_placement_plan``, ``build_process_topology_plan``) or on ``validate_pipeline``.
+Every field is assignable after construction. ``validate_pipeline`` and the functions that make plans
+(``build_stage_placement_plan``, ``build_process_topology_plan``) check assignments.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from sglang_omni.config.config_cls import find_config_cls
 from sglang_omni.config.strict import Integer, Number, StrictModel, dotted, error_text
 from sglang_omni.config.validation import refuse_unknown_stages, validate_pipeline
 from sglang_omni.config.watchdog import WatchdogConfig
 
-# Fields of a stage that are one thing or a list, in words.
+# Fields of a stage that hold one value or a list, in words.
 _ONE_OR_MORE = {
     "gpu": "a GPU's id or a list of ids",
     "next": "a stage's name or a list of names",
@@ -37,14 +38,14 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 class ExecutorConfig(StrictModel):
-    """A stage's factory in the earlier form. ``factory`` is a dotted path, ``args`` its arguments."""
+    """A stage's factory in the legacy form. ``factory`` is a dotted path, ``args`` its arguments."""
 
     factory: str = Field(min_length=1)
     args: dict[str, Any] = Field(default_factory=dict)
 
 
 class InputHandlerConfig(StrictModel):
-    """A stage's input in the earlier form: from one sender at a time, or merged from all ``sources``."""
+    """A stage's input in the legacy form: from one sender at a time, or merged from all ``sources``."""
 
     type: Literal["direct", "aggregated"] = "direct"
     sources: list[str] | None = None
@@ -60,18 +61,18 @@ class InputHandlerConfig(StrictModel):
 
 
 class RelayConfig(StrictModel):
-    """How a stage's tensors travel to other processes.
+    """The relay of a stage, which carries its tensors to other processes.
 
     Attributes:
         slot_size_mb: The size of a slot in MiB. Through shared memory each edge may have ``slot_size_mb`` x
-            ``credits`` under way, in payloads of any size.
-        credits: How many slots may be in flight at once.
+            ``credits`` in flight, in payloads of any size.
+        credits: The number of slots that may be in flight at once.
         rank: This stage's rank, for a relay of your own that has ranks; its position when None. No relay of
-            this package has: nccl's groups are pairs, made as they are needed.
-        world_size: The number of ranks, likewise; the number of stages when None.
-        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``; the stage's own unless it is set. Of this package's
-            relays, nccl reads it; the others are for the CPU.
-        backend_options: What the backend's constructor takes beside these, as ``host`` or ``protocol``. A
+            this package has ranks: nccl makes groups of two on demand.
+        world_size: The number of ranks, for a relay of your own; the number of stages when None.
+        device: ``"cpu"``, ``"cuda"`` or ``"cuda:N"``; the stage's own device unless it is set. Of this
+            package's relays nccl reads it; the others are for the CPU.
+        backend_options: Other arguments of the backend's constructor, such as ``host`` or ``protocol``. A
             name that none of the stage's backends takes is an error.
     """
 
@@ -84,19 +85,19 @@ class RelayConfig(StrictModel):
 
     @model_serializer(mode="wrap")
     def _only_what_was_set(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # A device that was written out would be one that was set when it is read again.
+        # A device that is written out would count as set when it is read again.
         return {name: value for name, value in handler(self).items() if name in self.model_fields_set}
 
     @property
     def explicit_device(self) -> str | None:
-        """``device`` if it was set; None if it is to follow the placement."""
+        """``device`` if it was set; None if it follows the placement."""
         return self.device if "device" in self.model_fields_set else None
 
     @property
     def restricting(self) -> set[str]:
-        """The fields that were set and that a relay must read to be what they say."""
+        """The fields that were set and have no effect unless a relay reads them."""
         given = {name for name in self.model_fields_set if getattr(self, name) is not None}
-        # A relay that reads no device is on the CPU.
+        # A relay that does not read the device is on the CPU.
         unread = {"backend_options", *(["device"] if self.device == "cpu" else [])}
         return given - unread
 
@@ -116,13 +117,13 @@ def _default_base_path() -> str:
 
 
 class EndpointsConfig(StrictModel):
-    """Where the control plane's sockets are.
+    """Addresses of the control plane's sockets.
 
     Attributes:
         base_path: Folder of the run's ``ipc://`` sockets; by default under the user's runtime folder.
         scheme: ``"ipc"`` within a machine, ``"tcp"`` across machines.
         host: The address ``tcp`` sockets bind to.
-        base_port: First of the consecutive ``tcp`` ports; free ports are picked when None.
+        base_port: The first of the consecutive ``tcp`` ports; free ports are picked when None.
     """
 
     base_path: str = Field(default_factory=_default_base_path)
@@ -135,9 +136,9 @@ class PlacementConfig(StrictModel):
     """Limits on what stages may share a GPU.
 
     Attributes:
-        max_total_gpu_memory_fraction_per_gpu: What the declared fractions on one GPU may add up to.
-        require_memory_fraction_for_colocation: Whether every stage of a GPU that several processes
-            share must declare its fraction.
+        max_total_gpu_memory_fraction_per_gpu: The limit of the sum of declared fractions on one GPU.
+        require_memory_fraction_for_colocation: True if every stage on a GPU that several processes share must
+            declare its fraction.
     """
 
     max_total_gpu_memory_fraction_per_gpu: Number = Field(default=1.0, gt=0, le=1)
@@ -145,20 +146,20 @@ class PlacementConfig(StrictModel):
 
 
 class ParallelismConfig(StrictModel):
-    """How many ranks a stage is split over. ``tp`` is kept equal to the stage's ``tp_size``."""
+    """The number of ranks of a stage. ``tp`` is kept equal to the stage's ``tp_size``."""
 
     tp: Integer = Field(default=1, ge=1)
 
 
 class AutoscalingConfig(StrictModel):
-    """How many replicas a stage has, by how much waits for it. Names and meaning as in Ray Serve.
+    """Limits for the number of a stage's replicas, which follows the load. Fields as in Ray Serve.
 
     Attributes:
-        min_replicas: Fewest that run.
-        max_replicas: Most that run.
-        target_ongoing_requests: Requests for each replica, running and waiting, above which one is added.
-        upscale_delay_s: For how long there must have been more than that.
-        downscale_delay_s: For how long fewer replicas must have been enough before one leaves.
+        min_replicas: The fewest that run.
+        max_replicas: The most that run.
+        target_ongoing_requests: Requests per replica, running and waiting, above which a replica is added.
+        upscale_delay_s: Seconds for which there must be more requests than that before one is added.
+        downscale_delay_s: Seconds for which fewer replicas must be enough before one is removed.
     """
 
     min_replicas: Integer = Field(default=1, ge=1)
@@ -177,12 +178,12 @@ class AutoscalingConfig(StrictModel):
 
 
 class StageResourceConfig(StrictModel):
-    """What a stage may use.
+    """Resources of a stage.
 
     Attributes:
-        total_gpu_memory_fraction: Of a GPU's whole memory, per rank.
-        num_cpus: CPUs that Ray sets aside for the stage, per rank. A process asks for the sum over its
-            stages, and for one where none of them says. Without Ray nothing is set aside.
+        total_gpu_memory_fraction: The fraction of a GPU's whole memory that each rank may use.
+        num_cpus: CPUs that Ray reserves for each rank. A process reserves the sum over its stages, or one CPU
+            if none of them sets this. Without Ray it has no effect.
     """
 
     total_gpu_memory_fraction: Number | None = Field(default=None, gt=0, le=1)
@@ -196,7 +197,7 @@ class SGLangServerArgsConfig(StrictModel):
 
 
 class StageRuntimeConfig(StrictModel):
-    """Typed values a deployment tunes; the stage's ``runtime_arg_map`` says where the factory takes them."""
+    """Typed values that a deployment tunes; ``runtime_arg_map`` names the factory arguments that get them."""
 
     resources: StageResourceConfig = Field(default_factory=StageResourceConfig)
     max_seq_len: Integer | None = Field(default=None, gt=0)
@@ -205,43 +206,41 @@ class StageRuntimeConfig(StrictModel):
 
 
 class StageConfig(StrictModel):
-    """One stage: how it is built, where its output goes, and where it runs.
-
-    Functions and factories are dotted import paths.
+    """One stage: its factory, its routes, and its place. Functions and factories are dotted import paths.
 
     Attributes:
         name: Unique in the pipeline.
         factory: Builds the stage's scheduler.
         factory_args: Keyword arguments of the factory.
         next: The stage or stages that receive every result. Exclusive with ``terminal``.
-        terminal: Whether results of this stage go to the caller.
+        terminal: True if results of this stage go to the caller.
         route_fn: ``(request_id, output)`` -> the subset of ``next`` that receives this result.
-        gpu: The GPU's id, or one id for each rank; None for the CPU. A list for all replicas, one after
-            another, puts each on GPUs of its own.
+        gpu: The GPU's id, or one id for each rank; None for the CPU. Replicas share these GPUs unless the
+            list has ids for the ranks of all replicas, one replica after another.
         tp_size: The number of tensor-parallel ranks, each in a process of its own.
-        node: The host it runs on, by the name under which that host joins; None for the coordinator's. A
-            list has one, or None, for each replica.
-        num_replicas: How many processes like this one share the stage's requests. Each request stays with
-            one of them. Stages that share a process are replicated together.
-        autoscaling: Has the number of replicas follow the load; in place of ``num_replicas``.
-        process: The process this stage shares with all others that name it. Required without TP.
+        node: The name under which the stage's host joins; None for the coordinator's host. A list has one
+            entry for each replica.
+        num_replicas: The number of stage replicas, which share the requests; each request stays with one of
+            them. Stages that share a process are replicated together.
+        autoscaling: Limits for a number of replicas that follows the load; in place of ``num_replicas``.
+        process: The process that this stage shares with all others that name it. Required without TP.
         wait_for: The stages whose payloads are merged into this stage's input.
         wait_for_fn: ``(request_id, from_stage, payload)`` -> the non-empty subset of ``wait_for`` to
-            expect for this request, or None while it cannot tell.
+            expect for this request, or None if it cannot tell yet.
         merge_fn: ``({stage: payload})`` -> the merged payload.
         stream_to: The stages that receive this stage's stream chunks.
-        stream_done_to_fn: ``(request_id, output)`` -> the subset of ``stream_to`` to tell of the end.
+        stream_done_to_fn: ``(request_id, output)`` -> the subset of ``stream_to`` that is told of the end.
         project_payload: Target stage -> function ``(payload)`` -> the part of the payload it needs.
-        relay: How tensors leave this stage's process; inferred from the placement when None.
-        edge_relays: Target stage -> the relay backend of that edge, in place of what the placement implies.
-        num_workers: How many schedulers work side by side in the stage.
-        runtime: Typed values a deployment tunes.
+        relay: Settings of the stage's relays; inferred from the placement when None.
+        edge_relays: Target stage -> the relay backend of that edge, in place of the one its place implies.
+        num_workers: The number of schedulers side by side in the stage.
+        runtime: Typed values that a deployment tunes.
         runtime_arg_map: Name of a typed runtime value -> the factory argument that receives it.
         parallelism: Another spelling of ``tp_size``.
-        can_accept_stream_before_payload: Whether chunks may arrive before the request's payload.
-        executor: Earlier form: the factory and its arguments.
-        get_next: Earlier form: ``(request_id, output)`` -> name, names, or None at the end.
-        input_handler: Earlier form: where the input comes from.
+        can_accept_stream_before_payload: True if chunks may arrive before the request's payload.
+        executor: Legacy form: the factory and its arguments.
+        get_next: Legacy form: ``(request_id, output)`` -> name, names, or None at the end.
+        input_handler: Legacy form: the senders of the input.
     """
 
     name: str = Field(min_length=1)
@@ -286,7 +285,7 @@ class StageConfig(StrictModel):
             for error in exc.errors(include_url=False):
                 field, *inside = error["loc"] or ("",)
                 if inside and field in _ONE_OR_MORE:
-                    # pydantic has an error for each of the types that it might have been.
+                    # pydantic reports an error for each type of the union.
                     problem = f"{field} must be {_ONE_OR_MORE[str(field)]}, not {data[field]!r}"
                 else:
                     problem = ": ".join(filter(None, [dotted(error["loc"]), error_text(error)]))
@@ -302,7 +301,7 @@ class StageConfig(StrictModel):
     @model_validator(mode="after")
     def _normalize(self) -> Self:
         if self.name == "coordinator" or "/" in self.name or "@" in self.name:
-            # Names are stream targets and parts of socket paths; "@" sets off a replica's number.
+            # Names are stream targets and parts of socket paths; "@" separates a replica's number.
             raise ValueError(f"stage {self.name!r}: name must not be 'coordinator' or contain '/' or '@'")
         if self.parallelism.tp != self.tp_size:
             given = self.model_fields_set
@@ -325,15 +324,15 @@ class StageConfig(StrictModel):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        # Two spellings of one fact: who assigns one has assigned the other.
+        # Two spellings of one fact: an assignment to one sets the other.
         if name == "tp_size" and self.parallelism.tp != value:
             self.parallelism = ParallelismConfig(tp=value)
         elif name == "parallelism" and self.tp_size != value.tp:
             self.tp_size = value.tp
 
     @property
-    def is_earlier_form(self) -> bool:
-        """Whether the stage is given as ``executor`` and ``get_next``."""
+    def is_legacy(self) -> bool:
+        """True if the stage is given as ``executor`` and ``get_next``."""
         return self.executor is not None
 
     @property
@@ -345,17 +344,17 @@ class StageConfig(StrictModel):
 
     @property
     def is_replicated(self) -> bool:
-        """Whether there is, or may come to be, more than one replica."""
+        """True if there are several replicas, or autoscaling may add some."""
         return self.max_replicas > 1
 
     @property
     def min_replicas(self) -> int:
-        """How many replicas run at first."""
+        """The number of replicas that start with the pipeline."""
         return self.autoscaling.min_replicas if self.autoscaling is not None else self.num_replicas
 
     @property
     def max_replicas(self) -> int:
-        """How many replicas may come to run."""
+        """The most replicas that may run."""
         return self.autoscaling.max_replicas if self.autoscaling is not None else self.num_replicas
 
     @property
@@ -372,20 +371,20 @@ class PipelineConfig(StrictModel):
     Attributes:
         model_path: The checkpoint; given to every factory that takes a ``model_path``.
         stages: At least one, with unique names.
-        name: What the pipeline is called; ``model_path`` by default.
-        entry_stage: Where requests enter; the first stage by default.
-        relay_backend: What carries payloads between processes: ``shm``, ``nixl``, ``mooncake``, ``nccl``, or
+        name: The pipeline's name; ``model_path`` by default.
+        entry_stage: The stage that requests enter; the first one by default.
+        relay_backend: The relay of payloads between processes: ``shm``, ``nixl``, ``mooncake``, ``nccl``, or
             the dotted path of a relay's class.
-        network_relay_backend: What carries them between hosts, where ``relay_backend`` stays within one.
+        network_relay_backend: The relay between hosts if ``relay_backend`` stays within one.
         fused_stages: Chains of adjacent stages to keep in one process.
         runtime_overrides: Stage -> factory arguments merged over its ``factory_args``.
         env_defaults: Environment variables set before factories are imported, unless already set.
-        endpoints: Where the control plane's sockets are.
-        placement: Limits on what shares a GPU.
+        endpoints: Addresses of the control plane's sockets.
+        placement: Limits on what stages may share a GPU.
         placement_policy: Dotted path of a class with ``validate(config, plan)``.
-        watchdog: When a process counts as hung or broken, and is replaced.
+        watchdog: Limits after which a process counts as hung or broken and is replaced.
         terminal_stages_fn: ``(request)`` -> the terminal stages that answer it, or None for all.
-        config_cls: The class this config is saved as and loaded through. Filled in by itself.
+        config_cls: The class of this config, by which a saved one is loaded. Filled in by itself.
     """
 
     model_path: str = ""
@@ -417,8 +416,8 @@ class PipelineConfig(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _fold_earlier_fields(cls, data: Any) -> Any:
-        """The earlier form lists terminal stages and GPUs beside the stages; they belong to the stages."""
+    def _fold_legacy_fields(cls, data: Any) -> Any:
+        """Move terminal stages and GPUs, which the legacy form lists beside the stages, into the stages."""
         if not isinstance(data, dict) or not data.keys() & {"terminal_stages", "gpu_placement"}:
             return data
         data = dict(data)
@@ -452,7 +451,7 @@ class PipelineConfig(StrictModel):
 
     @property
     def resolved_entry_stage(self) -> str:
-        """The stage where requests enter."""
+        """The stage that requests enter."""
         return self.entry_stage if self.entry_stage is not None else self.stages[0].name
 
     @property
@@ -466,15 +465,15 @@ class PipelineConfig(StrictModel):
         return {stage.name: stage.gpu for stage in self.stages if stage.gpu is not None}
 
     @property
-    def is_earlier_form(self) -> bool:
-        """Whether every stage is given as ``executor`` and ``get_next``."""
-        return all(stage.is_earlier_form for stage in self.stages)
+    def is_legacy(self) -> bool:
+        """True if every stage is given as ``executor`` and ``get_next``."""
+        return all(stage.is_legacy for stage in self.stages)
 
     def stage(self, name: str) -> StageConfig:
         """The stage called ``name``.
 
         Raises:
-            KeyError: there is none.
+            KeyError: There is none.
         """
         for stage in self.stages:
             if stage.name == name:
@@ -483,7 +482,12 @@ class PipelineConfig(StrictModel):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> PipelineConfig:
-        """The config a plain mapping stands for, as the class its ``config_cls`` names."""
-        from sglang_omni.config.io import config_class  # io imports this module
+        """The config in a plain mapping, as the class its ``config_cls`` names.
 
-        return config_class(data, default=cls).model_validate(data)
+        Raises:
+            ValidationError: The mapping breaks a rule.
+            ImportError: ``config_cls`` names no class.
+            TypeError: ``config_cls`` names another kind of class.
+        """
+        found = find_config_cls(data.get("config_cls"), default=cls, root=PipelineConfig)
+        return found.model_validate(data)

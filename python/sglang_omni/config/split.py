@@ -1,4 +1,4 @@
-"""Over how many ranks a decoder can be split, told from the numbers in its ``config.json``."""
+"""Tensor-parallel sizes that divide a decoder evenly, from the numbers in its ``config.json``."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ _SPLIT_EVENLY = (
 
 
 def check_split(fields: Mapping[str, Any], ranks: int) -> None:
-    """
+    """Check that a decoder can be split over this many ranks.
+
     Args:
-        fields: Those of the decoder's ``config.json``; one that is missing counts as 0.
+        fields: The fields of the decoder's ``config.json``; a missing one counts as 0.
+        ranks: The number of ranks.
 
     Raises:
-        ValueError: Some dimension of the model cannot be split evenly.
+        ValueError: A dimension of the model cannot be split evenly.
     """
     for name in _SPLIT_EVENLY:
         _check(name, fields.get(name) or 0, ranks)
     kv_heads = fields.get("num_key_value_heads") or fields.get("num_attention_heads") or ranks
-    # If there are fewer of them than ranks, several ranks have the same one.
+    # With fewer key-value heads than ranks, several ranks have the same one.
     if ranks % kv_heads:
         _check("num_key_value_heads", kv_heads, ranks)
 
 
 def possible_splits(fields: Mapping[str, Any]) -> list[int]:
-    """Every number of ranks that ``check_split`` takes, 1 first."""
+    """Every number of ranks over which the decoder can be split, in ascending order."""
     possible = []
     for ranks in range(1, (fields.get("num_attention_heads") or 0) + 1):
         try:

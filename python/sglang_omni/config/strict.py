@@ -1,22 +1,13 @@
-"""The base of every config model: unknown fields are refused with the nearest valid name."""
+"""The base of every config model, which refuses unknown fields with the nearest valid name."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-
-def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the valid name nearest to ``name``, else what there is to choose from."""
-    choices = sorted(set(valid))
-    close = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; valid names: {', '.join(map(repr, choices))}" if choices else ""
+from sglang_omni.config.nearest import did_you_mean
 
 
 def _refuse_bool(value: Any) -> Any:
@@ -25,7 +16,7 @@ def _refuse_bool(value: Any) -> Any:
     return value
 
 
-#: A number of a config. To Python, and so to pydantic, ``true`` is one, too.
+#: Numbers in a config. Python and pydantic would accept ``true`` as one.
 Integer = Annotated[int, BeforeValidator(_refuse_bool)]
 Number = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=False)]
 
@@ -33,13 +24,13 @@ Number = Annotated[float, BeforeValidator(_refuse_bool), Field(allow_inf_nan=Fal
 class StrictModel(BaseModel):
     """A config model: no extra fields, every field assignable after construction."""
 
-    # "model_path" is ours; pydantic would like to keep names that begin with "model_" to itself.
+    # pydantic reserves names that begin with "model_"; "model_path" is ours.
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_fields(cls, data: Any) -> Any:
-        # pydantic's own refusal names the field but not what it should have been.
+        # pydantic's own error does not suggest a field.
         if isinstance(data, dict):
             for key in data:
                 if key not in cls.model_fields:
@@ -56,7 +47,7 @@ class StrictModel(BaseModel):
 
 
 def dotted(loc: tuple[int | str, ...]) -> str:
-    """A pydantic error location the way a config file's reader would write it: ``stages[0].next``."""
+    """A pydantic error location as text: ``stages[0].next``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
 
 

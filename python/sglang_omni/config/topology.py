@@ -1,4 +1,4 @@
-"""Which stages share a process."""
+"""The processes of a pipeline, and the instances of stages that share each of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from sglang_omni.config.schema import PipelineConfig, StageConfig
 
 
 class ProcessGroup(NamedTuple):
-    """A process of stages without TP, or of replicas of them. ``gpu_id`` is None where all run on the CPU."""
+    """A process of stages without TP.
+
+    Attributes:
+        name: The process.
+        stage_names: The instances in it: stages, or one replica of each (``"talker@r1"``).
+        gpu_id: The GPU of those that have one; None if all run on the CPU.
+    """
 
     name: str
     stage_names: tuple[str, ...]
@@ -21,16 +27,15 @@ class ProcessGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class ProcessTopologyPlan:
-    """Every process of a pipeline, and of each replica that there may come to be.
+    """Every process of a pipeline, including those of replicas that autoscaling may add.
 
-    A replica of a stage is called as ``config.instances`` says, and so is its process.
+    Instances and their processes are named by ``config.instances.instance_name``.
 
     Attributes:
         groups: Processes of stages without TP, in the order of their first stages.
-        stage_to_process: Stage without TP, or replica of one -> its process.
-        tp_stage_to_processes: TP stage, or replica of one -> the processes of its ranks. They host nothing
-            else.
-        node_of: Process -> the host it runs on; None for the coordinator's.
+        stage_to_process: Instance of a stage without TP -> its process.
+        tp_stage_to_processes: Instance of a TP stage -> the processes of its ranks, which host nothing else.
+        node_of: Process -> its host; None for the coordinator's.
     """
 
     groups: tuple[ProcessGroup, ...]
@@ -42,11 +47,11 @@ class ProcessTopologyPlan:
 def build_process_topology_plan(
     config: PipelineConfig, placement_plan: StagePlacementPlan
 ) -> ProcessTopologyPlan:
-    """Group the stages into processes: by their ``process``, merged where ``fused_stages`` connect them.
+    """Group the stages into processes by their ``process``, and merge those that ``fused_stages`` connect.
 
     Raises:
-        ValueError: a group spans several GPUs or nodes or is not replicated as a whole, two processes have
-            one name, or processes share a GPU without declared memory fractions.
+        ValueError: A process spans several GPUs or nodes, its stages have different numbers of replicas, two
+            processes have one name, or processes share a GPU without declared memory fractions.
     """
     merged = _merged_process_names(config)
     members: dict[str, list[StageConfig]] = {}
@@ -82,7 +87,7 @@ def build_process_topology_plan(
 
 
 def _replicas(name: str, stages: list[StageConfig]) -> Iterator[tuple[StageInstance, ...]]:
-    """What is in the process of these stages, or in that of each of their replicas."""
+    """The instances in each process that these stages share: one process, or one for each replica."""
     first = stages[0]
     for stage in stages[1:]:
         if (stage.num_replicas, stage.autoscaling) != (first.num_replicas, first.autoscaling):
@@ -102,12 +107,12 @@ def _replicas(name: str, stages: list[StageConfig]) -> Iterator[tuple[StageInsta
 
 
 def _process_name(stage: StageConfig) -> str:
-    # Only a TP stage, or one in the earlier form, may leave its process unnamed.
+    # Only a TP stage or a legacy one may leave its process unnamed.
     return stage.process or stage.name
 
 
 def _merged_process_names(config: PipelineConfig) -> dict[str, str]:
-    """Process name -> the name of the process it became part of, which is the first one's in config order."""
+    """Declared process -> the process it is merged into, which is the first of them in config order."""
     order = list(dict.fromkeys(_process_name(stage) for stage in config.stages))
     merged = {name: name for name in order}
     process_of = {stage.name: _process_name(stage) for stage in config.stages}

@@ -1,7 +1,7 @@
-"""The rules a config must keep, beyond the types of its fields.
+"""Checks of a config's rules beyond the types of its fields.
 
-Every error names the stage and the field. What needs a placement (GPU ids, memory budgets, process
-groups) is checked where the plans are built.
+Every error names the stage and the field. Rules about placement (GPU ids, memory budgets, processes) are
+checked when the plans are made.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from sglang_omni.config.nearest import did_you_mean
 from sglang_omni.config.relay_backends import refuse_unknown_backend, refuse_unknown_options
-from sglang_omni.config.strict import did_you_mean
 
 if TYPE_CHECKING:
     from sglang_omni.config.schema import EndpointsConfig, PipelineConfig, StageConfig
@@ -23,7 +23,7 @@ def validate_pipeline(config: PipelineConfig) -> None:
     """Check every rule of the pipeline's graph.
 
     Raises:
-        ValueError: the first rule broken, with the stage and the field.
+        ValueError: The first broken rule, with the stage and the field.
     """
     if not config.stages:
         raise ValueError("stages: a pipeline needs at least one stage")
@@ -33,7 +33,7 @@ def validate_pipeline(config: PipelineConfig) -> None:
             raise ValueError(
                 f"stage {name!r}: name is used {names.count(name)} times; stage names must be unique"
             )
-    if not config.model_path and not config.is_earlier_form:
+    if not config.model_path and not config.is_legacy:
         raise ValueError("model_path is required")
     if config.resolved_entry_stage not in names:
         raise ValueError(
@@ -57,7 +57,7 @@ def validate_pipeline(config: PipelineConfig) -> None:
     if not any(stage.terminal or stage.get_next is not None for stage in config.stages):
         raise ValueError("stages: none is terminal, so no request would ever be answered")
     refuse_unknown_stages("runtime_overrides", config.runtime_overrides, names)
-    missing = [s.name for s in config.stages if not s.is_earlier_form and s.tp_size == 1 and not s.process]
+    missing = [s.name for s in config.stages if not s.is_legacy and s.tp_size == 1 and not s.process]
     if missing:
         raise ValueError(
             f"Non-TP stages must declare process; missing for {missing}. "
@@ -70,7 +70,7 @@ def _check_endpoints(endpoints: EndpointsConfig) -> None:
     if endpoints.scheme == "tcp":
         return
     for field in ("host", "base_port"):
-        # A saved config has every field: what is the default there may not have been set.
+        # A dumped config holds every field, so a field at its default counts as not set.
         if getattr(endpoints, field) != type(endpoints).model_fields[field].default:
             raise ValueError(
                 f"endpoints: {field}={getattr(endpoints, field)!r} is of scheme 'tcp', but scheme is "
@@ -84,7 +84,7 @@ def _check_form(stage: StageConfig) -> None:
         for field in ("get_next", "input_handler"):
             if getattr(stage, field) is not None:
                 raise ValueError(
-                    f"stage {stage.name!r}: {field} belongs to the earlier form and needs executor"
+                    f"stage {stage.name!r}: {field} belongs to the legacy form and needs executor"
                 )
         if not stage.factory:
             raise ValueError(f"stage {stage.name!r}: factory is missing")
@@ -126,13 +126,8 @@ def _check_parallelism(stage: StageConfig) -> None:
             f"stage {stage.name!r}: tp_size={stage.tp_size} conflicts with "
             f"parallelism.tp={stage.parallelism.tp}"
         )
+    check_gpu_count(stage)
     replicas = stage.max_replicas
-    if isinstance(stage.gpu, list) and len(stage.gpu) not in (stage.tp_size, stage.tp_size * replicas):
-        each = f" and {replicas} replicas; give one id for each rank, of one replica or of all of them"
-        raise ValueError(
-            f"stage {stage.name!r}: gpu has {len(stage.gpu)} entries but tp_size={stage.tp_size}"
-            f"{each if replicas > 1 else '; give one id for each rank'}"
-        )
     if isinstance(stage.node, list) and len(stage.node) != replicas:
         there_are = f"there may be {replicas} replicas" if replicas > 1 else "the stage is not replicated"
         raise ValueError(f"stage {stage.name!r}: node has {len(stage.node)} entries, but {there_are}")
@@ -154,20 +149,25 @@ def _check_parallelism(stage: StageConfig) -> None:
         )
 
 
+def check_gpu_count(stage: StageConfig) -> None:
+    """Raise ValueError if ``gpu`` is a list of the wrong length."""
+    replicas = stage.max_replicas
+    if isinstance(stage.gpu, list) and len(stage.gpu) not in (stage.tp_size, stage.tp_size * replicas):
+        each = f" and {replicas} replicas; give one id for each rank, of one replica or of all of them"
+        raise ValueError(
+            f"stage {stage.name!r}: gpu has {len(stage.gpu)} entries but tp_size={stage.tp_size}"
+            f"{each if replicas > 1 else '; give one id for each rank'}"
+        )
+
+
 def _check_references(stage: StageConfig, names: list[str]) -> None:
     where = f"stage {stage.name!r}: "
-    refuse_unknown_stages(f"{where}next", stage.next_stages, names)
-    refuse_unknown_stages(f"{where}wait_for", stage.wait_for or [], names)
-    refuse_unknown_stages(f"{where}stream_to", stage.stream_to, names)
-    refuse_unknown_stages(f"{where}project_payload", stage.project_payload, names)
-    refuse_unknown_stages(f"{where}edge_relays", stage.edge_relays, names)
-    if stage.input_handler is not None:
-        refuse_unknown_stages(f"{where}input_handler.sources", stage.input_handler.sources or [], names)
-    for field, values in (
-        ("next", stage.next_stages),
-        ("wait_for", stage.wait_for or []),
-        ("stream_to", stage.stream_to),
-    ):
+    listed = {"next": stage.next_stages, "wait_for": stage.wait_for or [], "stream_to": stage.stream_to}
+    sources = (stage.input_handler.sources if stage.input_handler is not None else None) or []
+    keyed = {"project_payload": stage.project_payload, "edge_relays": stage.edge_relays}
+    for field, used in {**listed, **keyed, "input_handler.sources": sources}.items():
+        refuse_unknown_stages(f"{where}{field}", used, names)
+    for field, values in listed.items():
         repeated = sorted({value for value in values if values.count(value) > 1})
         if repeated:
             raise ValueError(f"{where}{field} names {repeated} more than once")
@@ -175,7 +175,7 @@ def _check_references(stage: StageConfig, names: list[str]) -> None:
 
 def _check_projections(stage: StageConfig) -> None:
     if stage.get_next is not None:
-        return  # where it routes is known only when it runs
+        return  # get_next decides at run time where the stage routes
     for target in stage.project_payload:
         if target not in stage.next_stages:
             raise ValueError(
@@ -233,7 +233,7 @@ def _check_fusion(config: PipelineConfig, names: list[str]) -> None:
             raise ValueError(f"fused_stages: group {group} spans multiple GPUs {gpus}; it must fit on one")
         for stage, successor in zip(members, group[1:], strict=False):
             if stage.get_next is not None:
-                continue  # where it routes is known only when it runs
+                continue  # get_next decides at run time where the stage routes
             if stage.next_stages != [successor] or stage.route_fn is not None:
                 raise ValueError(
                     f"fused_stages: group {group} must be linear: stage {stage.name!r} must route only to "
@@ -247,7 +247,7 @@ def _check_fusion(config: PipelineConfig, names: list[str]) -> None:
 
 
 def refuse_unknown_stages(where: str, used: Iterable[str], names: list[str]) -> None:
-    """Raise ValueError where ``used`` holds a name that is not among ``names``."""
+    """Raise ValueError, with ``where`` first, if ``used`` holds a name that is not in ``names``."""
     unknown = sorted(set(used) - set(names))
     if unknown:
         raise ValueError(f"{where} has unknown stages: {unknown}{did_you_mean(unknown[0], names)}")

@@ -1,4 +1,4 @@
-"""When a process of a pipeline counts as hung or broken, and is replaced."""
+"""The limits after which a process counts as hung or broken and is replaced."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ class WatchdogConfig(StrictModel):
     """The limits of the watchdog, the same for every process of a pipeline.
 
     Attributes:
-        step_timeout: Seconds that one step of a stage may take; its process is ended then. 0: any time.
-        heartbeat_timeout: Seconds without a heartbeat after which a process is ended. 0: it never is.
+        step_timeout: Seconds that one step of a stage may take before its process is ended. 0: no limit.
+        heartbeat_timeout: Seconds without a heartbeat after which a process is ended. 0: no limit.
         unhealthy_after: Seconds without a heartbeat, or without a process that runs a stage, after which
-            ``/health`` says so and new requests go to other replicas.
-        max_failed_steps: Steps in a row that have failed without a single result between them, after which
-            a process is ended. 0: it never is.
+            ``/health`` reports it and new requests go to other replicas.
+        max_failed_steps: Steps that may fail in a row, without a result between them, before the process is
+            ended. 0: no limit.
     """
 
     step_timeout: Number = Field(default=300.0, ge=0)

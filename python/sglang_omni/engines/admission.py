@@ -1,4 +1,4 @@
-"""Which requests an engine takes, the same for all of them."""
+"""Admission: which requests an autoregressive engine takes, and how many tokens each may get."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from sglang_omni.proto import RequestError
 
 
 def admit(request: EngineRequest, *, vocab_size: int, context_length: int, pool_tokens: int) -> None:
-    """Checks a new request and fixes how many tokens it may get: ``max_new_tokens`` is set.
+    """Checks a new request and sets its ``max_new_tokens``.
 
     Args:
-        context_length: Tokens of prompt and output together.
-        pool_tokens: Tokens of one request that the KV pool can hold, as it was built.
+        context_length: The most tokens of prompt and output together.
+        pool_tokens: The most tokens of one request that the KV pool holds, as it was built.
 
     Raises:
-        RequestError: It can never run: an empty prompt, unknown tokens, or a prompt that is too long.
+        RequestError: The request can never run: an empty prompt, unknown tokens, or a prompt too long.
     """
     request.sampling.validate()
     prompt = request.prompt_token_ids
@@ -28,7 +28,7 @@ def admit(request: EngineRequest, *, vocab_size: int, context_length: int, pool_
             param="prompt_token_ids",
             code="invalid_value",
         )
-    # The last token of an answer is never fed back: it needs no room in the pool.
+    # The last token of an answer is never fed back, so it needs no room in the pool.
     limit = min(context_length, pool_tokens + 1)
     if len(prompt) >= limit:
         what = "the model's context" if limit == context_length else "the engine's KV cache"
@@ -44,7 +44,7 @@ def admit(request: EngineRequest, *, vocab_size: int, context_length: int, pool_
 
 
 def never_runs(request: EngineRequest, free_tokens: int, pool_tokens: int) -> RuntimeError:
-    """The failure of a request that finds no room although nothing else is running."""
+    """The failure of a request that finds no room although no other request is running."""
     more = request.max_new_tokens - len(request.output_token_ids)
     return RuntimeError(
         f"the engine cannot go on with the request: its {request.num_tokens} tokens, and up to {more} more "

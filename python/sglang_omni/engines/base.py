@@ -1,62 +1,64 @@
-"""What a stage's scheduler needs of an engine, whichever it is."""
+"""The interface of an engine to the stage's scheduler, the same for every kind of engine."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from sglang_omni.engines.request import EngineRequest
+from sglang_omni.engines.request import BaseRequest
+
+RequestT = TypeVar("RequestT", bound=BaseRequest)
 
 
-class Engine(Protocol):
+class Engine(Protocol[RequestT]):
     """One model, one batch. Not thread-safe: a single thread adds, steps and aborts.
 
     Attributes:
-        stepped: The ids of the requests that the last step computed something for.
+        stepped: The ids of the requests in the last step.
     """
 
     stepped: Collection[str]
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute something now; requests that wait for input do not count."""
+        """True if a step would compute something now. Requests that wait for input do not count."""
         ...
 
     @property
-    def running(self) -> list[EngineRequest]:
-        """The requests that a failed step takes with it."""
+    def running(self) -> list[RequestT]:
+        """The requests that are lost if a step fails."""
         ...
 
-    def add(self, request: EngineRequest) -> None:
+    def add(self, request: RequestT) -> None:
         """Takes a request in.
 
         Raises:
-            RequestError: The request cannot be served as it is.
-            ValueError: A request of this id is in the engine already.
+            RequestError: The request can never be served.
+            ValueError: The engine already has a request of this id.
         """
         ...
 
-    def abort(self, request_id: str) -> EngineRequest | None:
-        """Ends a request between steps and frees what it holds; None where it is not here (any more)."""
+    def abort(self, request_id: str) -> RequestT | None:
+        """Ends a request between steps and frees what it holds; None if the engine does not have it."""
         ...
 
-    def step(self) -> list[EngineRequest]:
-        """Computes one batch. Returns the requests that got a token, finished ones among them.
+    def step(self) -> list[RequestT]:
+        """Computes one batch. Returns the requests that got a token, and those that ended.
 
-        A request that can never run is ended with a ``failure``, and returned too: if nothing runs and the
-        first in line still finds no room, no later step could change that.
+        A request that can never run ends with a ``failure``: nothing runs, and the first in line still finds
+        no room, so no later step could change that.
         """
         ...
 
     def flush_cache(self) -> None:
-        """Forgets what no request uses. Called between steps."""
+        """Empties the cache of all that no request uses. Called between steps."""
         ...
 
     def stats(self) -> dict[str, int]:
-        """What ``/metrics`` shows of this engine; names that end in ``_total`` are counters, others gauges.
+        """The engine's part of ``/metrics``. Names that end in ``_total`` are counters, the others gauges.
 
-        SGLang's names, where it has one. Autoregressive engines: ``num_running_reqs``, ``max_running_reqs``
-        (at once, at the most), ``num_queue_reqs``, ``kv_used_tokens`` (held by requests),
+        The names are SGLang's if it has one. Autoregressive engines: ``num_running_reqs``,
+        ``max_running_reqs`` (the limit), ``num_queue_reqs``, ``kv_used_tokens`` (held by requests),
         ``kv_evictable_tokens`` (kept for later ones), ``max_total_num_tokens``, ``prompt_tokens_total``,
         ``cached_tokens_total``, ``generation_tokens_total``, ``num_retracted_requests_total``,
         ``num_steps_total``, ``max_batch_size`` (the largest so far). Encoders: ``num_running_reqs``,

@@ -1,4 +1,4 @@
-"""From a planned step to the tensors of a forward batch."""
+"""Builds the tensors of a forward batch from the chunks of a planned step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang_omni.model_runner.sequence import SequenceSpan
 
 
 class StepBatch(NamedTuple):
-    """``chunks`` in the order of the batch's rows; ``sampling`` in that of its logit rows."""
+    """``chunks`` are in the order of the batch's rows, ``sampling`` in that of its logit rows."""
 
     chunks: list[Chunk]
     forward: ForwardBatch
@@ -24,7 +24,7 @@ class StepBatch(NamedTuple):
 
 
 class BatchBuilder:
-    """Lays a step's tokens out flat: single ones by the length of their sequences, then longer chunks."""
+    """Lays a step's tokens out flat: one-token chunks by the length of their sequence, then longer ones."""
 
     def __init__(self, config: DecoderConfig, *, page_size: int, dtype: torch.dtype) -> None:
         self._page_size = page_size
@@ -76,7 +76,7 @@ class BatchBuilder:
         groups: list[DecodeGroup] = []
         first = 0
         while first < len(decode):
-            # Rows are padded to the longest of their group: none is read at more than about twice its length.
+            # Rows are padded to the longest of their group: none reads more than about twice its own length.
             limit = max(2 * decode[first].request.num_computed, 256)
             last = first
             while last < len(decode) and decode[last].request.num_computed <= limit:
@@ -123,7 +123,7 @@ class BatchBuilder:
 
 
 def _on_three_axes(places: Tensor, chunks: list[Chunk]) -> Tensor:
-    """(T,) -> (3, T): generated tokens have one place on all axes, prompts' tokens those they were given."""
+    """(T,) -> (3, T): prompts' tokens have given positions, generated ones the same on all axes."""
     axes = places.expand(3, -1)
     row = 0
     for request, count, _ in chunks:

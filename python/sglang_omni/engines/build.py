@@ -1,4 +1,4 @@
-"""From a decoder's description to an engine, of either kind."""
+"""Builds an engine of either kind from a decoder's description."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from sglang_omni.engines.engine import OmniEngine
 from sglang_omni.engines.iteration import IterationController
 from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
 from sglang_omni.engines.planner import BatchPlanner
+from sglang_omni.engines.request import EngineRequest
 from sglang_omni.engines.resources import ResourceManager
-from sglang_omni.engines.scheduler import Scheduler
+from sglang_omni.engines.scheduler import BatchScheduler
 from sglang_omni.model_runner import Decoder, ModelRunner, PagedKVCache
 from sglang_omni.model_runner.feedback_runner import FeedbackARModelRunner
 from sglang_omni.model_runner.loader import DTYPES, Checkpoint
@@ -20,12 +21,12 @@ from sglang_omni.model_runner.parallel import TensorParallelGroup
 PAGE_SIZE = 16
 
 
-def build_engine(kind: EngineKind, spec: DecoderSpec, options: EngineOptions) -> Engine:
-    """An engine for ``spec``; which kind it is shows in nothing but its speed.
+def build_engine(kind: EngineKind, spec: DecoderSpec, options: EngineOptions) -> Engine[EngineRequest]:
+    """An engine for ``spec``. Both kinds give the same tokens; they differ in speed.
 
     Raises:
-        ImportError: SGLang is asked for, and not installed or of a version that is not supported.
-        FileNotFoundError, ValueError: The checkpoint or an option is not what it should be.
+        ImportError: SGLang is needed, but is not installed or not of the supported version.
+        FileNotFoundError, ValueError: The checkpoint or an option is wrong.
     """
     if kind == "sglang":
         if spec.open_checkpoint is not Checkpoint:
@@ -42,10 +43,10 @@ def build_engine(kind: EngineKind, spec: DecoderSpec, options: EngineOptions) ->
 
 
 def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
-    """An engine that schedules by itself.
+    """An engine on the CPU with a scheduler and KV cache of its own.
 
     Raises:
-        FileNotFoundError, ValueError: The checkpoint or an option is not what it should be.
+        FileNotFoundError, ValueError: The checkpoint or an option is wrong.
     """
     if options.dtype not in DTYPES:
         raise ValueError(f"dtype {options.dtype!r} is not supported; known: {', '.join(DTYPES)}")
@@ -71,9 +72,9 @@ def build_omni_engine(spec: DecoderSpec, options: EngineOptions) -> OmniEngine:
             f"max_total_tokens ({options.max_total_tokens}) must hold at least one page of {page_size} tokens"
         )
     cache = PagedKVCache(
-        config, num_pages=num_pages, page_size=page_size, dtype=model.dtype, tap_layer=spec.tap_layer
+        config, num_pages=num_pages, page_size=page_size, dtype=model.dtype, capture_layer=spec.capture_layer
     )
-    scheduler = Scheduler(
+    scheduler = BatchScheduler(
         BatchPlanner(
             max_running_requests=options.max_running_requests,
             chunked_prefill_size=options.max_total_tokens

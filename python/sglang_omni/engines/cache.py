@@ -1,4 +1,4 @@
-"""Outputs of encoders, kept for the next request that brings the same content."""
+"""A cache of encoders' outputs, for later requests with the same content."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections import OrderedDict
 
 from torch import Tensor
 
-# What an encoder gives for one item.
+# An encoder's output for one item.
 ItemOutput = tuple[Tensor, ...]
 
 
 class OutputCache:
-    """The most recently used outputs, as many as fit ``max_bytes``; by the hash of the content they are of.
+    """The most recently used outputs, by the hash of their content, up to ``max_bytes`` of tensors.
 
     Attributes:
-        used_bytes: What the tensors hold.
+        used_bytes: Bytes of the tensors it holds.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -32,7 +32,7 @@ class OutputCache:
         return output
 
     def put(self, key: bytes, output: ItemOutput) -> None:
-        """Keeps ``output``, whose tensors must own their memory, unless it alone is larger than the cache."""
+        """Keeps ``output`` unless it is larger than the cache. Its tensors must own their memory."""
         size = _size(output)
         if size > self.max_bytes:
             return

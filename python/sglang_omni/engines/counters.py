@@ -1,4 +1,4 @@
-"""What an autoregressive engine has done so far."""
+"""Counters of an autoregressive engine, for its metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sglang_omni.engines.request import EngineRequest
 
 
 class StepCounters:
-    """Counted step by step, for ``Engine.stats``."""
+    """Steps and tokens so far, under the names of ``Engine.stats``."""
 
     def __init__(self) -> None:
         self._max_batch_size = 0
@@ -18,11 +18,7 @@ class StepCounters:
         self._num_generated_tokens = 0
 
     def count(self, batch_size: int, advanced: Iterable[EngineRequest]) -> None:
-        """
-        Args:
-            batch_size: Requests that the step computed.
-            advanced: Those of them that got a token.
-        """
+        """Counts one step of ``batch_size`` requests, of which ``advanced`` got a token."""
         self._num_steps += 1
         self._max_batch_size = max(self._max_batch_size, batch_size)
         for request in advanced:
@@ -32,7 +28,6 @@ class StepCounters:
                 self._num_cached_tokens += request.cached_tokens
 
     def stats(self) -> dict[str, int]:
-        """Under the names of ``Engine.stats``."""
         return {
             "prompt_tokens_total": self._num_prompt_tokens,
             "cached_tokens_total": self._num_cached_tokens,

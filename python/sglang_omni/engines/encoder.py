@@ -1,4 +1,4 @@
-"""An engine for encoders: images, clips and videos of many requests, computed in batches of bounded cost."""
+"""An engine for encoders, which computes items (images, audio clips, videos) of many requests in batches."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from sglang_omni.engines.cache import ItemOutput, OutputCache
-from sglang_omni.engines.request import EngineRequest
+from sglang_omni.engines.request import BaseRequest
 
 
 class ItemInfo(NamedTuple):
     """What the engine knows of an item.
 
     Attributes:
-        key: Hash of its content; items of equal keys have equal outputs.
-        cost: What it adds to a batch, in the encoder's own unit.
-        group: Only items of one group can be computed together.
+        key: Hash of its content. Items with equal keys have equal outputs.
+        cost: Its share of ``max_batch_cost``, in the encoder's own unit.
+        group: Items of different groups are never computed together.
     """
 
     key: bytes
@@ -25,35 +25,31 @@ class ItemInfo(NamedTuple):
 
 
 class Encoder(Protocol):
-    """A model without state between items."""
+    """A model that keeps no state between items."""
 
     def info(self, item: Any) -> ItemInfo: ...
 
     def encode(self, items: Sequence[Any]) -> list[ItemOutput]:
-        """An output for each item, independent of what else is in the batch. Its tensors share no memory."""
+        """One output for each item, independent of the rest of the batch. Its tensors share no memory."""
         ...
 
 
 @dataclass(eq=False, slots=True)
-class EncoderRequest(EngineRequest):
-    """A request that has items where others have tokens.
+class EncoderRequest(BaseRequest):
+    """A request for the outputs of some items.
 
     Attributes:
         outputs: One for each item, in order; complete when the request is finished.
+        missing: Indices of the items that are not computed yet, by key.
     """
 
-    items: Sequence[Any] = ()
+    items: Sequence[Any]
     outputs: list[ItemOutput] = field(default_factory=list)
-    # Indices into items, by key, of what is not computed yet.
     missing: dict[bytes, list[int]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, request_id: str, items: Sequence[Any]) -> EncoderRequest:
-        return cls(request_id, [], items=items)
 
 
 class _Pending(NamedTuple):
-    """An item that has to be computed, and the requests that wait for it."""
+    """An item to compute, and the requests that wait for it."""
 
     item: Any
     info: ItemInfo
@@ -61,12 +57,13 @@ class _Pending(NamedTuple):
 
 
 class EncoderEngine:
-    """Implements ``engines.base.Engine``; its requests are ``EncoderRequest``.
+    """Implements ``engines.base.Engine``, which documents the methods.
 
-    Items are computed in the order of their arrival. What several requests ask for at once is computed once.
+    Items are computed in the order of arrival, and once for all the requests that wait for the same content.
 
     Args:
-        max_batch_cost: Of a batch's items together; a more costly one is computed alone.
+        max_batch_cost: The most that the items of a batch may cost together; an item that costs more is
+            computed alone.
     """
 
     def __init__(self, encoder: Encoder, cache: OutputCache, *, max_batch_cost: int) -> None:
@@ -86,13 +83,12 @@ class EncoderEngine:
         return bool(self._pending or self._complete)
 
     @property
-    def running(self) -> list[EngineRequest]:
+    def running(self) -> list[EncoderRequest]:
         return list(
             {id(request): request for item in self._batch for request in item.waiting.values()}.values()
         )
 
-    def add(self, request: EngineRequest) -> None:
-        assert isinstance(request, EncoderRequest)
+    def add(self, request: EncoderRequest) -> None:
         request_id = request.request_id
         if request_id in self._requests:
             raise ValueError(f"request {request_id!r} is already in the engine")
@@ -114,7 +110,7 @@ class EncoderEngine:
         self._finish_if_complete(request)
 
     def abort(self, request_id: str) -> EncoderRequest | None:
-        """Takes a request out; what only it was waiting for is not computed any more."""
+        """Takes a request out. Items that no other request waits for are not computed."""
         request = self._requests.pop(request_id, None)
         if request is None:
             return None
@@ -127,8 +123,7 @@ class EncoderEngine:
                     del self._pending[key]
         return request
 
-    def step(self) -> list[EngineRequest]:
-        """Computes one batch. Returns the requests that are complete."""
+    def step(self) -> list[EncoderRequest]:
         self._batch = self._schedule()
         self.stepped = {request_id for pending in self._batch for request_id in pending.waiting}
         if self._batch:
@@ -139,7 +134,7 @@ class EncoderEngine:
             self._num_items += len(self._batch)
             self._max_batch_size = max(self._max_batch_size, len(self._batch))
             self._batch = []
-        complete: list[EngineRequest] = list(self._complete.values())
+        complete = list(self._complete.values())
         for request in complete:
             del self._requests[request.request_id]
         self._complete = {}
@@ -149,7 +144,7 @@ class EncoderEngine:
         self._cache.clear()
 
     def stats(self) -> dict[str, int]:
-        """Hits count what was computed before, or is being computed, for another item."""
+        """A hit is an item that has been computed, or will be, for another request."""
         return {
             "num_running_reqs": sum(any(request.outputs) for request in self._requests.values()),
             "num_queue_reqs": sum(not any(request.outputs) for request in self._requests.values()),
@@ -163,7 +158,7 @@ class EncoderEngine:
         }
 
     def _schedule(self) -> list[_Pending]:
-        """The oldest item, and what goes with it. They leave the queue: what fails is not tried again."""
+        """The oldest item and others that fit its batch. They leave the queue: failures are not retried."""
         batch: list[_Pending] = []
         cost = 0
         for pending in self._pending.values():

@@ -7,14 +7,14 @@ from collections.abc import Collection
 from sglang_omni.engines.batching import BatchBuilder
 from sglang_omni.engines.counters import StepCounters
 from sglang_omni.engines.request import EngineRequest
-from sglang_omni.engines.scheduler import Scheduler
+from sglang_omni.engines.scheduler import BatchScheduler
 from sglang_omni.model_runner.runner import ModelRunner
 
 
 class OmniEngine:
-    """One model, one batch. Not thread-safe: a single thread adds, steps and aborts."""
+    """Implements ``engines.base.Engine``, which documents the methods."""
 
-    def __init__(self, scheduler: Scheduler, builder: BatchBuilder, runner: ModelRunner) -> None:
+    def __init__(self, scheduler: BatchScheduler, builder: BatchBuilder, runner: ModelRunner) -> None:
         self.scheduler = scheduler
         self.builder = builder
         self.runner = runner
@@ -31,26 +31,18 @@ class OmniEngine:
         return list(self.scheduler.running)
 
     def add(self, request: EngineRequest) -> None:
-        """Takes a request in.
-
-        Raises:
-            RequestError: the request cannot be served as it is.
-            ValueError: a request of this id is in the engine already.
-        """
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id!r} is already in the engine")
         self.scheduler.add(request)
         self._requests[request.request_id] = request
 
     def abort(self, request_id: str) -> EngineRequest | None:
-        """Ends a request between steps and frees its pages; None where it is not here (any more)."""
         request = self._requests.pop(request_id, None)
         if request is not None:
             self.scheduler.abort(request)
         return request
 
     def step(self) -> list[EngineRequest]:
-        """Computes one batch. Returns the requests that got a token or ended, see ``Engine.step``."""
         chunks = self.scheduler.schedule()
         self.stepped = [chunk.request.request_id for chunk in chunks]
         if not chunks:
@@ -60,8 +52,8 @@ class OmniEngine:
             del self._requests[lost.request_id]
             return [lost]
         step = self.builder.build(chunks)
-        output = self.runner.execute(step.forward, step.sampling)
-        advanced = self.scheduler.update(step.chunks, output.tokens)
+        tokens = self.runner.execute(step.forward, step.sampling)
+        advanced = self.scheduler.update(step.chunks, tokens)
         self._counters.count(len(chunks), advanced)
         for request in advanced:
             if request.finish_reason is not None:
@@ -69,11 +61,9 @@ class OmniEngine:
         return advanced
 
     def flush_cache(self) -> None:
-        """Forgets the prefixes that no request uses. Called between steps."""
         self.scheduler.resources.clear_prefix_cache()
 
     def stats(self) -> dict[str, int]:
-        """Counters and gauges for metrics. See ``Engine.stats``."""
         scheduler, resources = self.scheduler, self.scheduler.resources
         size = resources.page_size
         return {

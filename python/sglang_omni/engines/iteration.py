@@ -1,4 +1,4 @@
-"""What a new token means for its request."""
+"""The end of a request: what decides that a token is the last."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sglang_omni.engines.request import EngineRequest, FinishReason
 
 
 class IterationController:
-    """Appends tokens to requests and decides when they are finished.
+    """Appends tokens to requests and decides which of them end a request.
 
     Args:
         eos_token_ids: The model's own end tokens.
@@ -16,7 +16,7 @@ class IterationController:
         self._eos = frozenset(eos_token_ids)
 
     def advance(self, request: EngineRequest, token: int) -> FinishReason | None:
-        """Takes the request's next token; says why the request ends with it, if it does."""
+        """Takes the request's next token. Returns why the request ends with it, None if it goes on."""
         request.output_token_ids.append(token)
         if request.history is not None:
             request.history.add(token)

@@ -1,4 +1,4 @@
-"""How an engine is set up, under SGLang's names."""
+"""An engine's options, under SGLang's names, and the description of the decoder it computes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """One rank of a group. ``port`` is where its ranks meet, on this host."""
+    """One rank of a tensor parallel group, whose ranks meet at ``port`` on this host."""
 
     rank: int = 0
     size: int = 1
@@ -29,17 +29,16 @@ class EngineOptions:
     """
     Attributes:
         max_running_requests: Sequences decoded together.
-        max_total_tokens: Size of the KV pool that all sequences share. What memory leaves of it is what the
-            engine goes by, and says in ``stats()``.
-        chunked_prefill_size: Tokens of prompts in one step; longer prompts are computed in several. -1 for
-            whole prompts.
-        context_length: Tokens of prompt and answer together; the checkpoint's own limit where None.
-        page_size: Tokens of a page of the KV pool, within which nothing is shared; the engine's own choice
-            where None.
-        prefix_cache: Whether requests share what they have in common.
-        num_threads: Threads torch uses in this process; None leaves its choice.
+        max_total_tokens: Size of the KV pool that all sequences share. If memory is short, SGLang builds a
+            smaller one; ``stats()`` has its size.
+        chunked_prefill_size: The most prompt tokens in one step; longer prompts take several. -1 for whole
+            prompts.
+        context_length: The most tokens of prompt and answer together; None for the checkpoint's own limit.
+        page_size: Tokens in a page of the KV pool, the unit of sharing; None for the engine's own choice.
+        prefix_cache: Whether requests share the keys and values of common prefixes.
+        num_threads: Threads that torch uses in this process; None leaves its choice.
         device: ``"cpu"`` or ``"cuda:N"``.
-        mem_fraction_static: Share of the GPU's memory for weights and KV pool, where there is one.
+        mem_fraction_static: Share of a GPU's memory for weights and KV pool.
     """
 
     dtype: Dtype = "float32"
@@ -57,7 +56,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         """
         Raises:
-            ValueError: With such an option no request could ever be computed.
+            ValueError: An option with which no request could ever be computed.
         """
         for name in (
             "max_running_requests",
@@ -86,28 +85,29 @@ class DecoderSpec:
 
     Attributes:
         weights: Its tensors' names; every other tensor of the checkpoint belongs to other components.
-        component: Prefix of all the tensors that are this decoder's; one of them left over is an error.
-        tap_layer: ``hidden_states[tap_layer]`` (transformers' numbering) of prompts is kept for states that
-            ask for it.
+        component: Prefix of the names of the decoder's tensors. One that is not used is an error.
+        capture_layer: ``hidden_states[capture_layer]`` (transformers' numbering) of prompts is kept, for
+            states that want it.
         strategy: For models whose input rows are not embeddings of their tokens.
-        suppress_token_ids: Never chosen.
-        open_checkpoint: How its tensors are read where they are named or laid out in another way.
+        suppress_token_ids: Tokens that are never chosen.
+        open_checkpoint: Reads checkpoints whose tensors have other names or layouts.
     """
 
     model_path: Path
     config: DecoderConfig
     weights: WeightNames = field(default_factory=WeightNames)
     component: str = ""
-    tap_layer: int | None = None
+    capture_layer: int | None = None
     strategy: FeedbackStrategy | None = None
     suppress_token_ids: tuple[int, ...] = ()
     open_checkpoint: OpenCheckpoint = Checkpoint
 
     @classmethod
     def from_dir(cls, model_path: str | Path) -> DecoderSpec:
-        """A checkpoint directory that holds a language model and nothing else.
+        """The decoder of a checkpoint directory that holds nothing but a language model.
 
         Raises:
-            FileNotFoundError, ValueError: As ``DecoderConfig.from_dir``.
+            FileNotFoundError: There is no ``config.json``.
+            ValueError: The model is of a family, or has a feature, that is not supported.
         """
         return cls(Path(model_path), DecoderConfig.from_dir(model_path))

@@ -1,4 +1,4 @@
-"""Which tokens of which requests the next step computes."""
+"""Plans a step: which tokens of which requests it computes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_omni.engines.resources import ResourceManager
 
 
 class Chunk(NamedTuple):
-    """The next ``num_tokens`` tokens of a request; ``samples`` if they reach its end."""
+    """The next ``num_tokens`` tokens of a request. ``samples`` is True if they reach its end."""
 
     request: EngineRequest
     num_tokens: int
@@ -18,7 +18,7 @@ class Chunk(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One step. ``admitted`` and ``preempted`` requests change between the waiting line and the batch."""
+    """One step. ``admitted`` requests move from the waiting line into the batch, ``preempted`` ones back."""
 
     chunks: list[Chunk]
     admitted: list[EngineRequest]
@@ -26,11 +26,11 @@ class Plan(NamedTuple):
 
 
 class BatchPlanner:
-    """Decodes everything that runs and is ready, and fills the step up with prompts, the oldest first.
+    """Decodes every running request that is ready, and fills the step with prompts, oldest first.
 
     Args:
-        max_running_requests: Sequences in the batch at once, held ones among them.
-        chunked_prefill_size: Tokens of prompts in one step; longer prompts are computed in several.
+        max_running_requests: The most sequences in the batch at once, held ones included.
+        chunked_prefill_size: The most prompt tokens in one step; longer prompts take several.
     """
 
     def __init__(self, *, max_running_requests: int, chunked_prefill_size: int) -> None:
@@ -45,11 +45,11 @@ class BatchPlanner:
     def plan(
         self, waiting: deque[EngineRequest], running: list[EngineRequest], resources: ResourceManager
     ) -> Plan:
-        """Plans a step and takes the pages it needs.
+        """Plans a step and takes its pages.
 
-        When the pool runs out, running requests give their pages back and are computed again later: held
-        ones first, then the youngest.
-        A request alone always fits: admission refuses what the whole pool cannot hold.
+        If the pool runs out, running requests give their pages back and are computed again later: held ones
+        first, then the youngest. A request alone always fits, because admission refuses one that the whole
+        pool cannot hold.
         """
         budget = self.chunked_prefill_size
         chunks: list[Chunk] = []
@@ -96,10 +96,10 @@ class BatchPlanner:
     def next_in_line(
         self, waiting: deque[EngineRequest], num_running: int, resources: ResourceManager
     ) -> EngineRequest | None:
-        """The request to admit next; None where none is ready, or there is no room for the first that is.
+        """The request to admit next; None if none is ready, or the first that is finds no room.
 
-        Room for the whole sequence, not only a chunk: half a prompt in a full pool helps nobody. The others
-        keep a page each to grow into, or the newcomer would soon be put out again.
+        There must be room for the whole sequence, not only a chunk: half a prompt in a full pool is of no
+        use. The running requests keep a page each to grow into, or the newcomer would soon be preempted.
         """
         if num_running >= self.max_running_requests:
             return None
@@ -111,7 +111,7 @@ class BatchPlanner:
     def has_work(
         self, waiting: deque[EngineRequest], running: list[EngineRequest], resources: ResourceManager
     ) -> bool:
-        """Whether a step would change something now: compute, or give up what can never run."""
+        """True if a step would do something now: compute, or give up a request that can never run."""
         if any(map(_is_ready, running)):
             return True
         if not running:
@@ -120,7 +120,7 @@ class BatchPlanner:
 
 
 def _is_ready(request: EngineRequest) -> bool:
-    # A prompt is admitted whole: only the token after it may have to be waited for.
+    # A prompt is admitted whole, so only the tokens after it may be missing.
     return request.is_ready(request.num_tokens)
 
 

@@ -1,14 +1,14 @@
-"""A request inside an engine."""
+"""Requests as engines know them: what all have, and one that is a sequence of tokens."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal, Protocol
 
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sampling import SamplingRow, TokenHistory
-from sglang_omni.model_runner.sampling_params import SamplingParams
 from sglang_omni.model_runner.sequence import RotaryPositions, SequenceState
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -21,38 +21,60 @@ class RequestStatus(Enum):
 
 
 class TextSink(Protocol):
-    """Turns output tokens into text as they come; see ``scheduling.detokenizer``."""
+    """Turns output tokens into text as they come, as ``IncrementalDetokenizer`` does."""
 
     def feed(self, token_ids: list[int]) -> bool:
-        """Takes tokens; True once a stop string is complete."""
+        """Takes tokens. Returns True once a stop string is complete."""
         ...
 
     def finish(self) -> None:
-        """No more tokens will come."""
+        """Called after the last token."""
         ...
 
 
 @dataclass(eq=False, slots=True)
-class EngineRequest:
-    """One sequence: its prompt, how to go on from it, and how far it is.
+class BaseRequest:
+    """A request of any engine, as far as the stage's scheduler knows it.
 
     Attributes:
-        detokenizer: Where output tokens go as text; a stop string it finds ends the request.
-        state: What the model's runner needs of the sequence beyond its tokens.
-        positions: Rotary positions on three axes, for models that have them.
-        key_token_ids: What the prefix cache compares instead of the prompt's tokens: media placeholders are
-            replaced by ids outside the vocabulary that stand for the media's content.
-        cacheable: Whether equal tokens mean equal keys and values, so that they can be shared. Where they do
-            not, the prompt's tokens are placeholders, and penalties leave them out.
-        output_token_ids: What was generated, with the end token where one was.
-        failure: Why the engine ended the request without its answer; its finish reason is ``"abort"`` then.
-        num_computed: Tokens of prompt and output whose keys and values are in the cache.
-        cached_tokens: Prompt tokens that were found in the cache when the request first ran.
+        output_token_ids: The tokens generated so far, an end token included; always empty in an encoder.
+        finish_reason: None until the request is over.
+        failure: Why the engine ended the request without a result; its finish reason is then ``"abort"``.
     """
 
     request_id: str
+    output_token_ids: list[int] = field(default_factory=list, kw_only=True)
+    finish_reason: FinishReason | None = field(default=None, kw_only=True)
+    failure: Exception | None = field(default=None, kw_only=True)
+
+    def set_default_seed(self, seed: int) -> None:
+        """Fixes what the request draws at random, unless its caller has."""
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the request with the output it has."""
+        self.finish_reason = reason
+
+
+@dataclass(eq=False, slots=True)
+class EngineRequest(BaseRequest):
+    """One sequence: its prompt, its sampling parameters, and how much of it is computed.
+
+    Attributes:
+        detokenizer: Receives the output tokens; a stop string that it finds ends the request.
+        state: The sequence's inputs and outputs other than tokens, for the model's runner.
+        positions: Rotary positions on three axes, for models that have them.
+        key_token_ids: Compared by the prefix cache instead of the prompt's tokens. Ids outside the vocabulary
+            stand for the content of media, where the prompt has placeholders.
+        cacheable: True if equal tokens have equal keys and values, which can then be shared. If not, the
+            prompt's tokens are placeholders, and penalties ignore them.
+        cached_tokens: Prompt tokens found in the cache when the request first ran.
+        num_computed: Tokens of prompt and output whose keys and values are in the cache.
+        prefix_node: The prefix cache's id of the last published page of this request.
+        num_published: How many of its pages are published.
+    """
+
     prompt_token_ids: list[int]
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sampling: RequestSampling = field(default_factory=RequestSampling)
     detokenizer: TextSink | None = None
     state: SequenceState | None = None
     positions: RotaryPositions | None = None
@@ -60,15 +82,11 @@ class EngineRequest:
     cacheable: bool = True
 
     status: RequestStatus = RequestStatus.WAITING
-    output_token_ids: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    failure: Exception | None = None
     cached_tokens: int = 0
     max_new_tokens: int = 0
     num_computed: int = 0
     num_preempted: int = 0
     pages: list[int] = field(default_factory=list)
-    # The prefix cache's name for the last page it knows of this request, and how many it knows.
     prefix_node: int = 0
     num_published: int = 0
     history: TokenHistory | None = None
@@ -76,6 +94,16 @@ class EngineRequest:
 
     def __post_init__(self) -> None:
         self.generator = random.Random(self.sampling.seed)
+
+    def set_default_seed(self, seed: int) -> None:
+        if self.sampling.seed is None:
+            self.sampling = replace(self.sampling, seed=seed)
+            self.generator.seed(seed)
+
+    def finish(self, reason: FinishReason) -> None:
+        self.finish_reason = reason
+        if self.detokenizer is not None:
+            self.detokenizer.finish()
 
     @property
     def num_tokens(self) -> int:
@@ -86,15 +114,15 @@ class EngineRequest:
         return _slice(self.prompt_token_ids, self.output_token_ids, start, stop)
 
     def key_tokens(self, start: int, stop: int) -> tuple[int, ...]:
-        """What the prefix cache compares in their place."""
+        """What the prefix cache compares instead of ``tokens(start, stop)``."""
         return tuple(_slice(self.key_token_ids or self.prompt_token_ids, self.output_token_ids, start, stop))
 
     def is_ready(self, num_tokens: int) -> bool:
-        """Whether the inputs of the first ``num_tokens`` tokens are there."""
+        """True if the inputs of the first ``num_tokens`` tokens have arrived."""
         return self.state is None or self.state.is_ready(num_tokens)
 
     def sampling_row(self, vocab_size: int) -> SamplingRow:
-        """What choosing the next token needs. Draws a random number: ask once for each token."""
+        """What the sampler needs for the next token. Draws a random number: call once for each token."""
         params = self.sampling
         if params.has_penalties and self.history is None:
             prompt = self.prompt_token_ids if self.cacheable else ()

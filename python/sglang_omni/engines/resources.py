@@ -1,4 +1,4 @@
-"""Who owns which page of the KV cache, and which pages can be shared."""
+"""The pages of the KV cache: their owners, and the prefixes by which requests share them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class _Node(NamedTuple):
 
 
 class ResourceManager:
-    """Pages of the KV pool, counted by reference, found again by the tokens they hold.
+    """Reference-counted pages of the KV pool, found by the tokens they hold.
 
-    A full page is published under the exact chain of tokens that leads to it. It can be shared while in
-    use, and is kept after its last user until the pool needs the room, least recently used first.
+    A full page is published under the exact chain of tokens that leads to it. Requests can share it while it
+    is in use and afterwards, until the pool needs it; the least recently used page goes first.
     """
 
     def __init__(self, num_pages: int, page_size: int, *, prefix_cache: bool = True) -> None:
@@ -25,10 +25,10 @@ class ResourceManager:
         self.page_size = page_size
         self._prefix_cache = prefix_cache
         self._users = [0] * num_pages
-        # Free pages in the order they are given out: those that hold nothing first.
+        # Free pages in the order of use: those that hold no prefix first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
-        # (parent node, tokens of the page) -> node. Node ids are never reused, so that a page which was
-        # given away leaves its descendants unreachable instead of wrong.
+        # (parent node, tokens of the page) -> node. Node ids are never reused, so the descendants of a page
+        # that was reused are unreachable instead of wrong.
         self._nodes: dict[tuple[int, tuple[int, ...]], _Node] = {}
         self._key_of_page: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._last_node = 0
@@ -44,13 +44,13 @@ class ResourceManager:
         return self._num_evictable
 
     def fits(self, request: EngineRequest, *, spare: int = 0) -> bool:
-        """Whether all tokens of a request without pages could have room, leaving ``spare`` pages free."""
+        """True if a request without pages would fit as a whole and leave ``spare`` pages free."""
         shared = self._find_prefix(request)
         missing = -(-request.num_tokens // self.page_size) - len(shared)
         return missing + spare <= len(self._free) - sum(node.page in self._free for node in shared)
 
     def attach_prefix(self, request: EngineRequest) -> None:
-        """Gives a request without pages those that already hold a prefix of its tokens."""
+        """Gives a request without pages the published pages that hold a prefix of its tokens."""
         shared = self._find_prefix(request)
         for node in shared:
             self._take(node.page)
@@ -60,7 +60,7 @@ class ResourceManager:
         request.num_computed = len(shared) * self.page_size
 
     def _find_prefix(self, request: EngineRequest) -> list[_Node]:
-        """At least one token is left to compute: its logits are what the request waits for."""
+        """Leaves at least one token to compute: the request needs its logits."""
         found: list[_Node] = []
         parent, size = 0, self.page_size
         if request.cacheable:
@@ -73,15 +73,16 @@ class ResourceManager:
         return found
 
     def grow(self, request: EngineRequest, num_tokens: int) -> bool:
-        """Makes room for the request's first ``num_tokens`` tokens.
+        """Takes pages for the request's first ``num_tokens`` tokens.
 
-        False, and nothing changed, where the pool has not that many.
+        Returns:
+            False if the pool has too few; nothing has changed then.
         """
         missing = -(-num_tokens // self.page_size) - len(request.pages)
         if missing > len(self._free):
             return False
         for _ in range(missing):
-            # The neighbour of the last page, if free: consecutive pages are read without gathering them.
+            # The page after the last one, if free: consecutive pages are read without a gather.
             page = request.pages[-1] + 1 if request.pages else -1
             if page not in self._free or page in self._key_of_page:
                 page = next(iter(self._free))
@@ -91,7 +92,7 @@ class ResourceManager:
         return True
 
     def publish(self, request: EngineRequest) -> None:
-        """Lets others find the request's pages that have become full."""
+        """Lets other requests find the pages of this one that have become full."""
         if not (self._prefix_cache and request.cacheable):
             return
         size = self.page_size
@@ -107,8 +108,8 @@ class ResourceManager:
             request.num_published = index + 1
 
     def release(self, request: EngineRequest) -> None:
-        """Takes back every page of the request. Its computed tokens count as lost."""
-        # Last page first: a chain loses its end before its beginning.
+        """Takes back every page of the request, which has no computed tokens afterwards."""
+        # The last page first, so that a chain loses its end before its beginning.
         for page in reversed(request.pages):
             self._users[page] -= 1
             if self._users[page] == 0:
@@ -121,7 +122,7 @@ class ResourceManager:
         request.num_computed = request.num_published = request.prefix_node = 0
 
     def clear_prefix_cache(self) -> None:
-        """Forgets what free pages hold; pages in use stay published."""
+        """Forgets the prefixes in free pages. Pages in use stay published."""
         for page in self._free:
             self._forget(page)
         self._num_evictable = 0

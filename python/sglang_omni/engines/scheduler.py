@@ -1,4 +1,4 @@
-"""Requests on their way WAITING -> RUNNING -> FINISHED."""
+"""The waiting line and the running batch of ``OmniEngine``: WAITING -> RUNNING -> FINISHED."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sglang_omni.engines.request import EngineRequest, RequestStatus
 from sglang_omni.engines.resources import ResourceManager
 
 
-class Scheduler:
-    """Keeps the waiting line and the running batch.
+class BatchScheduler:
+    """Moves requests between the waiting line and the running batch.
 
     Args:
-        context_length: Tokens of prompt and output together.
+        context_length: The most tokens of prompt and output together.
     """
 
     def __init__(
@@ -39,14 +39,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would compute something now; requests that wait for input do not count."""
         return self.planner.has_work(self.waiting, self.running, self.resources)
 
     def add(self, request: EngineRequest) -> None:
         """Puts a request in line.
 
         Raises:
-            RequestError: it can never run: an empty prompt, unknown tokens, or a prompt that is too long.
+            RequestError: The request can never run: an empty prompt, unknown tokens, or a prompt too long.
         """
         admit(
             request,
@@ -57,7 +56,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def abort(self, request: EngineRequest) -> None:
-        """Ends a request at once and frees its pages. One that is finished stays as it is."""
+        """Ends a request at once and frees its pages. Does nothing if it is finished."""
         if request.status is RequestStatus.FINISHED:
             return
         if request.status is RequestStatus.RUNNING:
@@ -68,7 +67,7 @@ class Scheduler:
         self._finish(request)
 
     def schedule(self) -> list[Chunk]:
-        """The next step's work, with its pages taken; empty where there is none."""
+        """Plans the next step and takes its pages. Returns no chunks if there is nothing to compute."""
         plan = self.planner.plan(self.waiting, self.running, self.resources)
         self.num_retracted += len(plan.preempted)
         for request in plan.preempted:
@@ -81,10 +80,10 @@ class Scheduler:
         return plan.chunks
 
     def give_up(self) -> EngineRequest | None:
-        """After a step with nothing to compute: ends the first in line if it can never run.
+        """Ends the first request in line if it can never run. Called after a step with nothing to compute.
 
-        With nothing running, nothing will free any room for it, and it keeps all others waiting. Admission
-        refuses such a request; this is what keeps a mistake there, or lost pages, from stopping the engine.
+        If nothing runs, nothing will free room for it, and it keeps all others waiting. Admission refuses
+        such requests; this keeps a mistake there, or lost pages, from stopping the engine.
         """
         if self.running:
             return None

@@ -1,9 +1,4 @@
-"""Executors of the earlier form: adapters around functions and engines, run as a stage's scheduler."""
+"""The contract's path to the executors, whose code is in ``compat.executors``."""
 
-from sglang_omni.executors.engine_executor import EngineExecutor
-from sglang_omni.executors.fused_executor import FusedExecutor
-from sglang_omni.executors.interface import Executor
-from sglang_omni.executors.preprocessing_executor import PreprocessingExecutor
-from sglang_omni.executors.scheduler import ExecutorScheduler
-
-__all__ = ["EngineExecutor", "Executor", "ExecutorScheduler", "FusedExecutor", "PreprocessingExecutor"]
+from sglang_omni.compat.executors import *  # noqa: F403
+from sglang_omni.compat.executors import __all__ as __all__

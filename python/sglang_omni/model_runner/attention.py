@@ -11,7 +11,10 @@ from sglang_omni.model_runner.kv_cache import PagedKVCache
 
 
 def attend(queries: Tensor, layer: int, cache: PagedKVCache, batch: ForwardBatch) -> Tensor:
-    """(T, heads, head_dim) queries over the keys and values their sequences have in the cache.
+    """Attention of the queries over their sequences' keys and values in the cache.
+
+    Args:
+        queries: (T, heads, head_dim), rows in the batch's order.
 
     Returns:
         (T, heads * head_dim), rows in the batch's order.
@@ -21,7 +24,7 @@ def attend(queries: Tensor, layer: int, cache: PagedKVCache, batch: ForwardBatch
     for group in batch.decode:
         keys, values = cache.read(layer, group.kv)
         kv_heads = keys.shape[1]
-        # The query heads that share a key head go where a sequence's positions would: no key is repeated.
+        # The query heads that share a key head take the dimension of positions: no key is repeated.
         grouped = queries[group.first_row : group.first_row + group.num_rows].view(
             group.num_rows, kv_heads, heads // kv_heads, dim
         )

@@ -1,4 +1,4 @@
-"""What one forward pass computes: tokens of several requests, flat, and where their keys and values lie."""
+"""The input of one forward pass: several requests' tokens, flat, and the slots of their keys and values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sglang_omni.model_runner.sequence import SequenceSpan
 
 
 class KVSource(NamedTuple):
-    """Where the keys and values of one or more sequences are read from.
+    """The place of the keys and values of one or more sequences.
 
     Attributes:
         pages: (B, P) int64, page numbers in order; short rows are padded with any valid page.
         length: Tokens to read of each row, at most ``P * page_size``.
-        start: The first slot, where a single row's pages follow one another: read without a copy.
+        start: The first slot if there is one row and its pages are consecutive, to read without a copy.
     """
 
     pages: Tensor
@@ -24,9 +24,9 @@ class KVSource(NamedTuple):
 
 
 class DecodeGroup(NamedTuple):
-    """Sequences of similar length with one new token each, attended to in one call.
+    """Sequences of similar length with one new token each, whose attention is one call.
 
-    ``mask`` is additive, (B, 1, 1, length) in the model's dtype; None where no row is padded.
+    ``mask`` is additive, (B, 1, 1, length) in the model's dtype; None if no row is padded.
     """
 
     first_row: int
@@ -36,7 +36,7 @@ class DecodeGroup(NamedTuple):
 
 
 class PrefillSpan(NamedTuple):
-    """Consecutive new tokens of one sequence. ``mask`` is None where nothing was cached before them."""
+    """Consecutive new tokens of one sequence. ``mask`` is None if no tokens before them are cached."""
 
     first_row: int
     num_rows: int
@@ -49,12 +49,11 @@ class ForwardBatch(NamedTuple):
 
     Attributes:
         token_ids: (T,) int64.
-        positions: (T,) int64, the place of each token in its sequence; (3, T) for rotary embeddings on three
-            axes.
+        positions: (T,) int64, each token's index in its sequence; (3, T) for rotary embeddings on three axes.
         slots: (T,) int64, where each token's key and value are written.
-        logit_rows: (S,) int64, the rows whose next token is wanted; None for all of them.
-        spans: Which rows belong to which sequence, in the order of the rows.
-        pages: Of each span's sequence, page numbers in order.
+        logit_rows: (S,) int64, the rows whose next token is wanted; None for all rows.
+        spans: The rows of each sequence, in the order of the rows.
+        pages: The page numbers of each span's sequence, in order.
     """
 
     token_ids: Tensor

@@ -1,6 +1,6 @@
-"""A small decoder that completes a frame: from its first code to its others, one step each.
+"""A small decoder that completes a frame of codes: the first code is given, each other one takes a step.
 
-Qwen3-Omni's talker calls it code predictor, Fish Audio's models fast AR.
+Qwen3-Omni's talker calls it code predictor, Fish Audio's models call it fast AR.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class PredictorConfig(NamedTuple):
 
 
 class PredictorLayer(NamedTuple):
-    """The weights of norms are folded into what follows them.
+    """One layer. The weights of norms are folded into the projections that follow.
 
     ``turn_cos`` and ``turn_sin`` rotate queries and keys: (n, heads + kv_heads, head_dim) for each position
-    that a step of n rows begins at.
+    at which a step of n rows begins.
     """
 
     qkv: Tensor
@@ -51,7 +51,7 @@ class PredictorLayer(NamedTuple):
 
 
 class _Views(NamedTuple):
-    """Of one layer's buffer at one position: where keys and values are written, and what is attended to."""
+    """Views of a layer's buffer at one position: slots to write, keys and values to attend to."""
 
     slots: Tensor
     keys: Tensor
@@ -59,10 +59,10 @@ class _Views(NamedTuple):
 
 
 class CodePredictor:
-    """G - 1 residual codes of a frame, for several sequences at once. Not thread-safe.
+    """Predicts the G - 1 residual codes of a frame, for several sequences at once. Not thread-safe.
 
-    Each frame starts anew: its keys and values lie in buffers that the next one overwrites, and the views of
-    them that each step needs are made once for every size of batch.
+    A frame needs no keys and values of the one before: their buffers are overwritten. The views of them for
+    each step are made once for every batch size.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class CodePredictor:
         self._heads = heads
         self._floor = norm_floor(config.hidden_size, config.rms_norm_eps, norm.device)
         self._head_floor = norm_floor(config.head_dim, config.rms_norm_eps, norm.device)
-        # Of the first two positions, whose queries are computed together: the first sees itself alone.
+        # The first two positions are computed together; the first must not see the second.
         shared = config.num_attention_heads // config.num_key_value_heads
         mask = torch.tensor([[0.0, float("-inf")], [0.0, 0.0]], dtype=norm.dtype, device=norm.device)
         self._first_mask = mask.repeat(shared, 1)
@@ -97,7 +97,7 @@ class CodePredictor:
     ) -> CodePredictor:
         """
         Args:
-            prefix: Of the tensors' names, which go on as those of a Qwen3 decoder.
+            prefix: Of the tensors' names, which otherwise are those of a Qwen3 decoder.
             embeddings: (vocab_size, hidden_size) of each group that is read: G - 2 from group 1 on.
             heads: (vocab_size, hidden_size) of each group that is chosen: G - 1.
 
@@ -121,13 +121,13 @@ class CodePredictor:
         """Completes frames.
 
         Args:
-            hidden: (B, hidden_size), the output of the model before that each first code was chosen from.
+            hidden: (B, hidden_size), the main model's output from which each first code was chosen.
             first_codes: (B,) int64.
             first_embeds: (B, hidden_size), their embeddings.
             choose: None for the likeliest codes.
 
         Returns:
-            (B, G) int64, the first codes among them.
+            (B, G) int64, including the first codes.
         """
         groups = self.config.num_code_groups
         codes = first_codes.new_empty(len(first_codes), groups)
@@ -143,9 +143,9 @@ class CodePredictor:
         return codes
 
     def _forward(self, rows: Tensor, position: int) -> Tensor:
-        """(B, n, hidden_size) from ``position`` on -> the last's output (B, hidden_size).
+        """(B, n, hidden_size) from ``position`` on -> the output of the last row, (B, hidden_size).
 
-        n is 2 for a frame's first rows, and 1 from then on.
+        n is 2 for a frame's first rows, and 1 afterwards.
         """
         config = self.config
         heads, kv_heads, dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
@@ -163,7 +163,7 @@ class CodePredictor:
             torch.mul(unit, layer.turn_cos[position], out=turned)
             turned.addcmul_(swapped, layer.turn_sin[position])
             slots.copy_(qkv.narrow(2, heads, 2 * kv_heads))
-            # Query heads that share a key head lie where positions would: no key is repeated.
+            # Query heads that share a key head take the dimension of positions: no key is repeated.
             queries = qkv.narrow(2, 0, heads).view(batch, count, kv_heads, -1, dim)
             if count == 1:
                 out = scaled_dot_product_attention(queries.squeeze(1), keys, values)
@@ -177,7 +177,7 @@ class CodePredictor:
         return unit_norm(hidden.view(batch, count, size)[:, -1], self._floor) * self._norm
 
     def _new_buffers(self, batch: int) -> list[list[_Views]]:
-        """Of each layer and each position of a step's first row."""
+        """For each layer, the views at each position of a step's first row."""
         config = self.config
         kv_heads, positions = config.num_key_value_heads, config.num_code_groups
         buffers: list[list[_Views]] = []

@@ -12,7 +12,7 @@ from typing import Any
 # talker_config.text_config.
 THINKER, TALKER = "qwen3_omni_moe_text", "qwen3_omni_moe_talker_text"
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", THINKER, TALKER)
-# Where a config.json leaves it out.
+# For a config.json without it.
 _THETA = {THINKER: 1_000_000.0}
 
 
@@ -22,10 +22,10 @@ class DecoderConfig:
 
     Attributes:
         rope_scaling: The checkpoint's parameters of a scaled rotary embedding, without theta.
-        mrope_section: How many pairs of channels turn by time, height and width, where positions have three
-            axes (interleaved as T H W T H W ..., what is left over by time); None for plain positions.
-        num_experts: 0 where no layer is sparse.
-        norm_topk_prob: Whether the weights of a token's experts are made to sum to 1.
+        mrope_section: The pairs of channels that turn by time, height and width, if positions have three axes
+            (interleaved as T H W T H W ..., the rest by time); None for plain positions.
+        num_experts: 0 if no layer is sparse.
+        norm_topk_prob: Whether the weights of a token's experts are scaled to sum to 1.
         shared_expert_intermediate_size: Width of the expert that every token passes; 0 for none.
     """
 
@@ -57,7 +57,7 @@ class DecoderConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether a layer's MLP is a mixture of experts."""
+        """True if the layer's MLP is a mixture of experts."""
         if self.model_type == TALKER:
             return True
         return (
@@ -71,8 +71,8 @@ class DecoderConfig:
         """Reads ``config.json`` and, for the end tokens, ``generation_config.json``.
 
         Raises:
-            FileNotFoundError: there is no ``config.json``.
-            ValueError: the model is of a family or has a feature that this decoder does not compute.
+            FileNotFoundError: There is no ``config.json``.
+            ValueError: The model is of a family, or has a feature, that is not supported.
         """
         directory = Path(model_path)
         path = directory / "config.json"
@@ -81,8 +81,10 @@ class DecoderConfig:
         fields = json.loads(path.read_text())
         generation_path = directory / "generation_config.json"
         generation = json.loads(generation_path.read_text()) if generation_path.is_file() else {}
+        if generation.get("eos_token_id") is not None:
+            fields["eos_token_id"] = generation["eos_token_id"]
         try:
-            return cls.from_dict({**fields, **_present(generation, "eos_token_id")})
+            return cls.from_dict(fields)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -91,7 +93,7 @@ class DecoderConfig:
         """Reads a ``config.json``, or the part of one that describes a decoder.
 
         Raises:
-            ValueError: A field is absent, or asks for something that this decoder does not compute.
+            ValueError: A field is missing, or the model has a feature that is not supported.
         """
         try:
             return cls._from_dict(fields)
@@ -139,10 +141,6 @@ class DecoderConfig:
             **(_experts(family, fields) if family in (THINKER, TALKER, "qwen3_moe") else {}),
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
         )
-
-
-def _present(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {name: fields[name]} if fields.get(name) is not None else {}
 
 
 def _experts(family: str, fields: Mapping[str, Any]) -> dict[str, Any]:

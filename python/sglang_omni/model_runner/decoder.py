@@ -19,13 +19,13 @@ from sglang_omni.model_runner.loader import Checkpoint, OpenCheckpoint
 from sglang_omni.model_runner.media import Deepstack
 from sglang_omni.model_runner.mlp import DenseMLP, SparseMLP, load_mlp
 from sglang_omni.model_runner.norm import RMSNorm
-from sglang_omni.model_runner.parallel import ALONE, TensorParallelGroup
+from sglang_omni.model_runner.parallel import SINGLE_RANK, TensorParallelGroup
 from sglang_omni.model_runner.rope import RotaryEmbedding
 
 
 @dataclass(frozen=True)
 class WeightNames:
-    """Where a checkpoint keeps a decoder: names of tensors, ``layers`` being the prefix of ``.{i}.``"""
+    """The names of a decoder's tensors in a checkpoint; ``layers`` is the prefix of ``.{i}.``"""
 
     embed_tokens: str = "model.embed_tokens.weight"
     layers: str = "model.layers"
@@ -34,7 +34,7 @@ class WeightNames:
 
 
 class LayerWeights(NamedTuple):
-    """One layer. Projections that read the same input are stacked, and so are norms of queries and keys."""
+    """One layer. Projections with the same input are stacked, and so are the norms of queries and keys."""
 
     input_norm: RMSNorm
     qkv: Linear
@@ -45,7 +45,7 @@ class LayerWeights(NamedTuple):
 
 
 class Decoder:
-    """Weights and forward pass. Keeps nothing of a request: keys and values go to the cache it is handed."""
+    """Weights and forward pass. Keys and values go into the cache argument: no request's data stays here."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Decoder:
         layers: list[LayerWeights],
         norm: RMSNorm,
         lm_head: Linear,
-        group: TensorParallelGroup = ALONE,
+        group: TensorParallelGroup = SINGLE_RANK,
     ) -> None:
         self.config = config
         self.group = group
@@ -74,14 +74,14 @@ class Decoder:
         names: WeightNames = WeightNames(),
         component: str = "",
         open_checkpoint: OpenCheckpoint = Checkpoint,
-        group: TensorParallelGroup = ALONE,
+        group: TensorParallelGroup = SINGLE_RANK,
     ) -> Decoder:
-        """Loads a checkpoint directory of the hub's layout, or one rank's part of it.
+        """Loads a checkpoint directory in the hub's layout, or one rank's shard of it.
 
         Args:
-            config: Of the decoder; what config.json describes where None. The decoder's own ``config`` counts
-                the heads that its rank has.
-            component: Prefix of all the tensors that are the decoder's; one of them left over is an error.
+            config: Of the whole decoder; read from config.json if None. The result's ``config`` has the
+                number of heads of its rank.
+            component: Prefix of the names of the decoder's tensors. One that is not used is an error.
 
         Raises:
             FileNotFoundError, ValueError: A file or tensor is missing, misshapen or unknown.
@@ -98,10 +98,10 @@ class Decoder:
         tied = config.tie_word_embeddings
         lm_head = embed if tied else checkpoint.take(names.lm_head, tuple(embed.shape))
         checkpoint.finish(optional=(names.lm_head,) if tied else ())
-        return cls(local, embed, layers, norm, Linear(group.padded_rows(lm_head)), group)
+        return cls(local, embed, layers, norm, Linear(group.shard_rows_padded(lm_head)), group)
 
     def embed(self, token_ids: Tensor) -> Tensor:
-        """(T,) -> (T, hidden_size), a tensor of the caller's own."""
+        """(T,) -> (T, hidden_size), a new tensor."""
         return embedding(token_ids, self.embed_tokens)
 
     def forward(
@@ -111,21 +111,21 @@ class Decoder:
         cache: PagedKVCache,
         *,
         deepstack: Deepstack | None = None,
-        tap: bool = False,
+        capture: bool = False,
     ) -> Tensor:
         """Hidden states after the last norm, (T, hidden_size). Writes the batch's keys and values.
 
         Args:
             hidden: (T, hidden_size), the input rows.
-            deepstack: Added to some rows between the first layers.
-            tap: Whether to keep the rows of the cache's ``tap_layer``.
+            deepstack: Added to some rows after the first layers.
+            capture: Whether to store the hidden states of the cache's ``capture_layer``, if it has one.
         """
         config = self.config
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         cos, sin = self.rotary.at(batch.positions)
-        tap_layer = cache.tap_layer if tap else None
-        if tap_layer == 0:
-            cache.write_tapped(batch.slots, hidden)
+        capture_layer = cache.capture_layer if capture else None
+        if capture_layer == 0:
+            cache.write_captured(batch.slots, hidden)
         for index, layer in enumerate(self.layers):
             qkv = layer.qkv(layer.input_norm(hidden)).view(-1, heads + 2 * kv_heads, config.head_dim)
             queries_keys = qkv[:, : heads + kv_heads]
@@ -133,39 +133,37 @@ class Decoder:
             queries_keys.copy_(self.rotary.rotate(normed, cos, sin))
             cache.write(index, batch.slots, qkv[:, heads:])
             attended = attend(qkv[:, :heads], index, cache, batch)
-            hidden = hidden + self.group.sum(layer.o(attended))
-            hidden = hidden + self.group.sum(layer.mlp(layer.post_norm(hidden)))
-            if tap_layer == index + 1 < len(self.layers):
-                cache.write_tapped(batch.slots, hidden)
+            hidden = hidden + self.group.all_reduce(layer.o(attended))
+            hidden = hidden + self.group.all_reduce(layer.mlp(layer.post_norm(hidden)))
+            if capture_layer == index + 1 < len(self.layers):
+                cache.write_captured(batch.slots, hidden)
             if deepstack is not None and index < len(deepstack.levels):
                 hidden.index_add_(0, deepstack.rows, deepstack.levels[index].to(hidden))
         hidden = self.norm(hidden)
-        if tap_layer == len(self.layers):
-            cache.write_tapped(batch.slots, hidden)
+        if capture_layer == len(self.layers):
+            cache.write_captured(batch.slots, hidden)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(S, hidden_size) -> (S, vocab_size) float32."""
-        return self.group.join_columns(self.lm_head(hidden))[:, : self.config.vocab_size].float()
+        return self.group.all_gather_columns(self.lm_head(hidden))[:, : self.config.vocab_size].float()
 
 
 def _load_layer(
     checkpoint: Checkpoint, config: DecoderConfig, index: int, prefix: str, group: TensorParallelGroup
 ) -> LayerWeights:
-    hidden = config.hidden_size
+    hidden, kv_heads = config.hidden_size, config.num_key_value_heads
     q_size = config.num_attention_heads * config.head_dim
 
     def take(name: str, *shape: int) -> Tensor:
         return checkpoint.take(f"{prefix}.{name}", shape)
 
     def stack_qkv(part: str, *inputs: int) -> Tensor:
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        return torch.cat(
-            [
-                group.rows(take(f"self_attn.{name}_proj.{part}", count * config.head_dim, *inputs), count)
-                for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads))
-            ]
-        )
+        shards = []
+        for name, heads in (("q", config.num_attention_heads), ("k", kv_heads), ("v", kv_heads)):
+            weight = take(f"self_attn.{name}_proj.{part}", heads * config.head_dim, *inputs)
+            shards.append(group.shard_rows(weight, heads))
+        return torch.cat(shards)
 
     def norm(name: str) -> RMSNorm:
         return RMSNorm.of(take(f"{name}.weight", hidden), config.rms_norm_eps)
@@ -182,8 +180,8 @@ def _load_layer(
         qkv=Linear(stack_qkv("weight", hidden), stack_qkv("bias") if config.qkv_bias else None),
         qk_norm=qk_norm() if config.qk_norm else None,
         o=Linear(
-            group.columns(take("self_attn.o_proj.weight", hidden, q_size)),
-            group.once(take("self_attn.o_proj.bias", hidden)) if config.o_bias else None,
+            group.shard_columns(take("self_attn.o_proj.weight", hidden, q_size)),
+            group.bias_on_rank0(take("self_attn.o_proj.bias", hidden)) if config.o_bias else None,
         ),
         post_norm=norm("post_attention_layernorm"),
         mlp=load_mlp(checkpoint, config, index, f"{prefix}.mlp", group),

@@ -1,4 +1,4 @@
-"""Autoregression over more than tokens: what step n put out feeds step n + 1 (talkers, dual AR models)."""
+"""Feedback strategies, for models whose step n + 1 reads more of step n than its token (talkers, dual AR)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from sglang_omni.model_runner.sequence import SequenceSpan, SequenceState
+from sglang_omni.model_runner.sequence import SequenceSpan
 
 
 @dataclass(slots=True)
 class FeedbackBuffers:
-    """Where a strategy and its decoder meet, one step long.
+    """One step's rows, exchanged between a strategy and its decoder.
 
     Attributes:
-        input_rows: (n, hidden_size) each, of the step to come: together what enters the first layer, in the
-            order of the batch's spans. A strategy adds to them; the decoder's forward takes them.
+        input_rows: (n, hidden_size) each, together the input of the first layer in the order of the batch's
+            spans. The strategy appends them; the decoder's forward takes them.
         output_rows: (S, hidden_size) after the last norm, of the last token of each span that samples. Set by
             the decoder.
     """
@@ -27,19 +27,19 @@ class FeedbackBuffers:
     output_rows: Tensor | None = None
 
     def take_input_rows(self) -> Tensor:
-        """(T, hidden_size), without a copy if they were written at once."""
+        """Removes and returns the rows, (T, hidden_size); no copy is made of a single tensor."""
         rows, self.input_rows = self.input_rows, []
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 class FeedbackModel(Protocol):
-    """A strategy's decoder, in either engine."""
+    """The decoder of a strategy, in either engine."""
 
     feedback: FeedbackBuffers
 
 
 class FeedbackWorker(NamedTuple):
-    """What computes a batch, as far as a strategy knows it."""
+    """What a strategy sees of the worker that computes a batch."""
 
     model: FeedbackModel
 
@@ -48,55 +48,52 @@ class FeedbackBatch(NamedTuple):
     """A batch as it was scheduled.
 
     Attributes:
-        spans: All of it, in the order of its rows.
-        tokens: The chosen token of each span that samples; none before the forward.
+        spans: All spans, in the order of the batch's rows.
+        tokens: The token chosen for each span that samples; empty before the forward.
     """
 
     spans: Sequence[SequenceSpan]
     tokens: Sequence[int] = ()
 
 
-class Outbox(Protocol):
-    """Takes what a step put out beside its tokens."""
+class FeedbackSink(Protocol):
+    """Takes the outputs of a step that are not tokens."""
 
     def put(self, request: SequenceSpan, output: Tensor) -> None: ...
 
 
-class _FramesState(SequenceState, Protocol):
-    frames: list[Tensor]
-
-
-class StateOutbox:
-    """Puts each output into its sequence's state, where the next step and the stage's stream find it."""
+class StateSink:
+    """Appends each output to ``frames`` of its sequence's state, for the next step and the stage's stream."""
 
     def put(self, request: SequenceSpan, output: Tensor) -> None:
-        cast(_FramesState, request.state).frames.append(output)
+        cast(Any, request.state).frames.append(output)
 
 
 class FeedbackStrategy(Protocol):
-    """What differs between such models. Stateless: all of a sequence is in its span's state.
+    """The parts of a step that differ between such models.
 
-    ``requests`` are those of the batch that a call is about, each with its state and its part of the batch.
+    A strategy is stateless: it keeps all data of a sequence in the state of its span. ``requests`` are the
+    spans of the batch that a call is about.
     """
 
     def prefill_forward(
         self, tp_worker: FeedbackWorker, forward_batch: Any, requests: Sequence[SequenceSpan]
     ) -> object | None:
-        """Adds the input rows of prompts, or of what was computed before and has to be again.
+        """Adds the input rows of prompts, and of tokens that must be computed again.
 
         Args:
-            forward_batch: The engine's own, about to be computed.
+            forward_batch: The engine's batch that is about to be computed.
 
         Returns:
-            None: the decoder's forward follows. A strategy that computes the prompts itself is refused, since
-            nothing would keep their keys and values.
+            None: the decoder's forward follows. Any other result is an error: the keys and values of prompts
+            that a strategy computed itself would not be in the cache.
         """
         ...
 
     def write_buffers(
         self, model: FeedbackModel, schedule_batch: FeedbackBatch, requests: Sequence[SequenceSpan]
     ) -> None:
-        """Adds the input rows of one-token steps, made of what the last step put out."""
+        """Adds the input rows of one-token steps, made of the outputs of the last step."""
         ...
 
     def extract_output(
@@ -104,14 +101,14 @@ class FeedbackStrategy(Protocol):
         model: FeedbackModel,
         schedule_batch: FeedbackBatch,
         requests: Sequence[SequenceSpan],
-        outbox: Outbox,
+        outbox: FeedbackSink,
     ) -> None:
         """Completes a step: puts the rest of each sequence's output into ``outbox``.
 
         Args:
-            model: Its ``output_rows`` are those of ``requests``, in their order.
-            schedule_batch: So are its ``tokens``.
-            requests: Those that sample.
+            model: Has one of ``feedback.output_rows`` for each of ``requests``, in order.
+            schedule_batch: Has one of ``tokens`` for each of ``requests``, in order.
+            requests: The spans that sample.
         """
         ...
 
@@ -119,10 +116,10 @@ class FeedbackStrategy(Protocol):
 def prefill(
     strategy: FeedbackStrategy, model: FeedbackModel, forward_batch: Any, requests: Sequence[SequenceSpan]
 ) -> None:
-    """Has the strategy write the rows of prompts.
+    """Has the strategy write the input rows of prompts.
 
     Raises:
-        TypeError: It has computed them itself.
+        TypeError: The strategy returned a result, so it has computed the prompts itself.
     """
     if strategy.prefill_forward(FeedbackWorker(model), forward_batch, requests) is not None:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""The step of a decoder that reads what its last step put out."""
+"""The model runner of decoders with a feedback strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang_omni.model_runner.feedback import (
     FeedbackBatch,
     FeedbackBuffers,
     FeedbackStrategy,
-    StateOutbox,
+    StateSink,
     prefill,
 )
 from sglang_omni.model_runner.kv_cache import PagedKVCache
@@ -20,7 +20,7 @@ from sglang_omni.model_runner.runner import ModelRunner
 
 
 class FeedbackARModelRunner(ModelRunner):
-    """Chooses each step's first code itself, and leaves input rows and all other codes to ``strategy``."""
+    """Chooses each step's first code. ``strategy`` makes the input rows and chooses all other codes."""
 
     def __init__(
         self,
@@ -31,14 +31,14 @@ class FeedbackARModelRunner(ModelRunner):
     ) -> None:
         super().__init__(model, cache, suppress_token_ids)
         self._strategy = strategy
-        self._outbox = StateOutbox()
+        self._outbox = StateSink()
         self.feedback = FeedbackBuffers()
 
     def input_rows(self, batch: ForwardBatch) -> Tensor:
-        # Steps of one token come first in a batch, chunks of prompts after them.
+        # One-token steps come first in a batch, then chunks of prompts.
         count = next((i for i, span in enumerate(batch.spans) if span.num_tokens > 1), len(batch.spans))
         steps, prompts = batch.spans[:count], batch.spans[count:]
-        # New ones: what a step that failed has written is not the next one's.
+        # New buffers: a failed step may have left rows in the old ones.
         self.feedback = FeedbackBuffers()
         if steps:
             self._strategy.write_buffers(self, FeedbackBatch(batch.spans), steps)

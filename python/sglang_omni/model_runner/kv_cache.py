@@ -1,4 +1,4 @@
-"""The pool of keys and values that all sequences share, in pages."""
+"""The paged pool of keys and values that all sequences share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sglang_omni.model_runner.config import DecoderConfig
 class PagedKVCache:
     """Keys and values of ``num_pages`` pages of ``page_size`` tokens, for every layer.
 
-    A token's keys and values lie side by side, so that one gather fetches both.
+    A token's keys and values are adjacent, so that one gather fetches both.
 
     Args:
-        tap_layer: Keep ``hidden_states[tap_layer]`` (transformers' numbering) of tokens beside their keys and
-            values, so that they are found wherever those are: in a shared prefix, after chunks.
+        capture_layer: Keep ``hidden_states[capture_layer]`` (transformers' numbering) of tokens beside their
+            keys and values, so that shared prefixes and chunked prompts have them too.
     """
 
     def __init__(
@@ -28,22 +28,23 @@ class PagedKVCache:
         num_pages: int,
         page_size: int,
         dtype: torch.dtype,
-        tap_layer: int | None = None,
+        capture_layer: int | None = None,
     ) -> None:
-        self.num_pages = num_pages
         self.page_size = page_size
         heads, dim = config.num_key_value_heads, config.head_dim
         shape = (num_pages * page_size, 2 * heads, dim)
-        # Zeros, not whatever memory held: padding is masked by adding -inf, which a NaN survives.
-        # Fresh zero pages become resident only when they are written.
+        # Zeros, not uninitialized memory: padding is masked by adding -inf, which a NaN survives.
+        # Zero pages become resident only when they are written.
         self._slots = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_hidden_layers)]
         self._pages = [layer.view(num_pages, -1) for layer in self._slots]
         self._heads, self._dim = heads, dim
-        if tap_layer is not None and not 0 <= tap_layer <= config.num_hidden_layers:
-            raise ValueError(f"tap_layer is {tap_layer}, but the model has {config.num_hidden_layers} layers")
-        self.tap_layer = tap_layer
-        tapped = 0 if tap_layer is None else num_pages * page_size
-        self._tapped = torch.zeros((tapped, config.hidden_size), dtype=dtype)
+        if capture_layer is not None and not 0 <= capture_layer <= config.num_hidden_layers:
+            raise ValueError(
+                f"capture_layer is {capture_layer}, but the model has {config.num_hidden_layers} layers"
+            )
+        self.capture_layer = capture_layer
+        captured = 0 if capture_layer is None else num_pages * page_size
+        self._captured = torch.zeros((captured, config.hidden_size), dtype=dtype)
 
     def write(self, layer: int, slots: Tensor, keys_values: Tensor) -> None:
         """Stores (T, 2 * kv_heads, head_dim) at ``slots`` (T,)."""
@@ -60,11 +61,11 @@ class PagedKVCache:
         rows = rows.transpose(1, 2)
         return rows[:, : self._heads], rows[:, self._heads :]
 
-    def read_tapped(self, pages: Sequence[int], positions: Tensor) -> Tensor:
-        """Tapped rows (n, hidden_size) of the tokens at ``positions`` (n,) of the sequence with ``pages``."""
+    def read_captured(self, pages: Sequence[int], positions: Tensor) -> Tensor:
+        """Captured rows (n, hidden_size) at ``positions`` (n,) of the sequence that has ``pages``."""
         slots = torch.tensor(pages)[positions // self.page_size] * self.page_size + positions % self.page_size
-        return self._tapped[slots]
+        return self._captured[slots]
 
-    def write_tapped(self, slots: Tensor, hidden: Tensor) -> None:
-        """Stores tapped rows (T, hidden_size) at ``slots`` (T,)."""
-        self._tapped.index_copy_(0, slots, hidden)
+    def write_captured(self, slots: Tensor, hidden: Tensor) -> None:
+        """Stores captured rows (T, hidden_size) at ``slots`` (T,)."""
+        self._captured.index_copy_(0, slots, hidden)

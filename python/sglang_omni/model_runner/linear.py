@@ -1,23 +1,23 @@
-"""A projection, with its weight as the processor multiplies it best."""
+"""Projections, with large weights in the layout that the processor multiplies fastest."""
 
 from __future__ import annotations
 
 from torch import Tensor
 from torch.nn.functional import linear
 
-from sglang_omni.compat.torch import can_pack, pack, packed_linear
+from sglang_omni.versions.torch import can_pack, pack, packed_linear
 
-# Below this, calling oneDNN costs more than its layout saves.
+# Elements of a weight. Below this, calling oneDNN costs more than its layout saves.
 _PACKED_FROM = 2**18
-# How many rows the layout is made for; a step has one row for each running request.
+# The number of rows that the layout is made for; a step has one row for each running request.
 _ROWS = 8
 
 
 class Linear:
     """``rows @ weight.T + bias``: (T, inputs) -> (T, outputs).
 
-    A large weight on a CPU is kept as a copy in oneDNN's blocked layout (as torch's own compiler keeps frozen
-    weights). In that layout one row takes about two thirds of the time, and eight rows half of it.
+    A large weight on a CPU is copied into oneDNN's blocked layout, as torch's own compiler does with frozen
+    weights. One row then takes about two thirds of the time, and eight rows half of it.
 
     Args:
         weight: (outputs, inputs).

@@ -1,4 +1,4 @@
-"""Weights from a Hugging Face checkpoint directory: one safetensors file, or shards with an index."""
+"""Reads weights from a Hugging Face checkpoint directory: one safetensors file, or shards with an index."""
 
 from __future__ import annotations
 
@@ -27,21 +27,20 @@ _M = TypeVar("_M", bound=nn.Module)
 
 
 class Checkpoint:
-    """Named tensors of a checkpoint directory, read from memory-mapped files as they are asked for.
+    """Named tensors of a checkpoint directory, read from memory-mapped files on demand.
 
-    A tensor that already has the wanted dtype is not copied: it is the mapped file, which processes share.
-    Only shards that hold something that is asked for are opened. Every ``take`` is recorded, so that
-    ``finish`` can name what the model did not consume.
+    A tensor that has the wanted dtype already is not copied: it is the mapped file, which processes share.
+    A shard is opened when one of its tensors is taken. ``finish`` names the tensors that were not taken.
 
     Args:
-        dtype: What weights (bf16, fp16, fp32) become. None leaves them as they are stored.
-        component: Prefix of the names that this reader answers for, such as ``"thinker.visual."``. Others
-            can be taken by name, but nobody is told when they are left over.
-        device: Where tensors go.
+        dtype: Of the weights (bf16, fp16, fp32) that ``take`` gives. None leaves them as they are stored.
+        component: Prefix of the names that ``finish`` checks, such as ``"thinker.visual."``. Other tensors
+            can be taken too, but none of them has to be.
+        device: Of the tensors that ``take`` gives.
 
     Raises:
-        FileNotFoundError: There are no weights, or a shard that the component needs is absent.
-        ValueError: The index is no index, a file is corrupted, or nothing has the component's prefix.
+        FileNotFoundError: There are no weights, or a shard that the component needs is missing.
+        ValueError: The index or a file is corrupted, or no tensor has the component's prefix.
     """
 
     def __init__(
@@ -91,8 +90,8 @@ class Checkpoint:
             return {name: self._directory / shard for name, shard in weight_map.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{index} is no index of shards, which would be an object with a 'weight_map' from names of "
-                f"tensors to names of files: {error!r}"
+                f"{index} is no index of shards: it must be an object with a 'weight_map' from names of "
+                f"tensors to names of files ({error!r})"
             ) from None
 
     def _open(self, path: Path) -> Any:
@@ -115,7 +114,11 @@ class Checkpoint:
         return self._take(name, shape, integers=False).to(self._device, self._dtype)
 
     def take_integers(self, name: str, shape: Sequence[int]) -> Tensor:
-        """As ``take``, for tables of integers, whose dtype stays."""
+        """The table of integers ``name``, in the dtype in which it is stored.
+
+        Raises:
+            ValueError: The checkpoint has no such tensor, or one of another shape, or of floats.
+        """
         return self._take(name, shape, integers=True).to(self._device)
 
     def _take(self, name: str, shape: Sequence[int], *, integers: bool) -> Tensor:
@@ -149,10 +152,10 @@ class Checkpoint:
         """Ends the loading of the component, and says in the log how long it took.
 
         Raises:
-            ValueError: The component has tensors that no part of the model asked for; they are named.
+            ValueError: The component has tensors that the model did not take; the error names them.
         """
         self._progress.close()
-        # Checkpoints of early Llamas hold a buffer that everyone computes.
+        # Checkpoints of early Llamas hold a buffer that models compute themselves.
         extra = sorted(
             name for name in self._left if name not in optional and not name.endswith("rotary_emb.inv_freq")
         )
@@ -169,16 +172,16 @@ class Checkpoint:
         )
 
 
-# A component's tensors by the names that Hugging Face's decoders have: arguments as ``Checkpoint``'s.
+# (model_path, dtype, component) -> a checkpoint whose tensors have the names of Hugging Face's decoders.
 OpenCheckpoint = Callable[[str | Path, torch.dtype | None, str], Checkpoint]
 
 
 @contextmanager
 def weights_on_meta() -> Iterator[None]:
-    """Modules built inside have their parameters on the meta device, and their buffers for real.
+    """Modules built inside have parameters on the meta device, but real buffers.
 
-    Buffers that no checkpoint holds (rotary frequencies, sinusoids) are computed by constructors; a module
-    built wholly on the meta device has lost them.
+    Constructors compute the buffers that no checkpoint holds (rotary frequencies, sinusoids); a module built
+    on the meta device as a whole would lose them.
     """
 
     def to_meta(module: nn.Module, name: str, parameter: Any) -> Any:
@@ -197,7 +200,7 @@ def load_component(
     """One component of a checkpoint, on its device, in eval mode.
 
     Args:
-        prefix: What the names of its tensors begin with; no other tensor is read.
+        prefix: Of the names of its tensors; no other tensor is read.
         build: Makes the module; its parameters are not initialized.
 
     Raises:
@@ -214,8 +217,8 @@ def load_component(
 def load_module(checkpoint: Checkpoint, module: nn.Module, prefix: str) -> None:
     """Fills ``module``, built inside ``weights_on_meta``, and puts it into eval mode.
 
-    Parameters and persistent buffers are read from ``prefix + name``, in the checkpoint's dtype for this
-    process; what the constructor computed stays. ``Checkpoint.finish`` tells whether any are left over.
+    Parameters and persistent buffers are read from ``prefix + name`` in the dtype of ``checkpoint``; other
+    buffers stay as the constructor computed them.
 
     Raises:
         ValueError: The checkpoint lacks a tensor, or has it in another shape.

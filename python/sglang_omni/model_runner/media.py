@@ -1,4 +1,4 @@
-"""A thinker's media: rows of a prompt that are images, video or sound instead of tokens."""
+"""A thinker's media: rows of a prompt that are images, video or audio instead of tokens."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sglang_omni.model_runner.sequence import SequenceSpan
 
 @dataclass(eq=False)
 class ThinkerState:
-    """What a thinker is given of a prompt's media, and what it gives the talker.
+    """The media of a prompt as input of the thinker, and their hidden states as output for the talker.
 
-    H is the thinker's hidden size. Positions are places in the prompt, ascending.
+    H is the thinker's hidden size. Positions are indices into the prompt, ascending.
 
     Attributes:
         media_positions: (m,) int64, the rows that are media of any kind.
-        media_embeds: (m, H), what stands there instead of the placeholder's embedding.
-        visual_positions: (v,) int64, those of them that are images or video.
-        deepstack: (v, H) each: ``deepstack[k]`` is added to the visual rows after layer k (DeepStack,
+        media_embeds: (m, H), the embeddings that replace the placeholders'.
+        visual_positions: (v,) int64, the media rows that are images or video.
+        deepstack: (v, H) each. ``deepstack[k]`` is added to the visual rows after layer k (DeepStack,
             arXiv:2406.04334).
         wants_hidden: Whether ``media_hidden`` is wanted.
-        media_hidden: Output, (m, H): ``hidden_states[tap_layer]`` (transformers' numbering) of the media
-            rows, there at the latest with the first token.
+        media_hidden: Output, (m, H): ``hidden_states[capture_layer]`` (transformers' numbering) of the media
+            rows, set by the time of the first token.
     """
 
     media_positions: Tensor
@@ -41,7 +41,7 @@ class ThinkerState:
         if len(self.media_embeds) != count or any(len(level) != visual for level in self.deepstack):
             raise ValueError(
                 f"{count} media rows with {len(self.media_embeds)} embeddings, {visual} visual rows with "
-                f"{[len(level) for level in self.deepstack]} deepstack rows: they must be as many"
+                f"{[len(level) for level in self.deepstack]} deepstack rows: the numbers must be equal"
             )
         self.media_end = int(self.media_positions[-1]) + 1 if count else 0
 
@@ -57,12 +57,12 @@ class Deepstack(NamedTuple):
 
 
 def has_media(spans: Sequence[SequenceSpan]) -> bool:
-    """Whether any span may hold media rows."""
+    """True if a span may hold media rows."""
     return any(True for _ in _with_media(spans))
 
 
 def merge_media(hidden: Tensor, spans: Sequence[SequenceSpan]) -> None:
-    """Puts media rows into a batch's input rows (T, H), in place."""
+    """Writes media rows into a batch's input rows (T, H), in place."""
     for span, state in _with_media(spans):
         first, last = _inside(state.media_positions, span)
         if first < last:
@@ -71,9 +71,9 @@ def merge_media(hidden: Tensor, spans: Sequence[SequenceSpan]) -> None:
 
 
 def deepstack_of(spans: Sequence[SequenceSpan]) -> Deepstack | None:
-    """What is added to the batch's visual rows; None where it has none.
+    """The additions to the batch's visual rows; None if it has none.
 
-    Sequences of one batch may have come from encoders of one model only: all have as many levels.
+    All sequences of a batch must have the same number of levels, as encoders of one model give.
     """
     rows: list[Tensor] = []
     levels: list[tuple[Tensor, ...]] = []
@@ -87,8 +87,8 @@ def deepstack_of(spans: Sequence[SequenceSpan]) -> Deepstack | None:
     return Deepstack(torch.cat(rows), tuple(torch.cat(level) for level in zip(*levels, strict=True)))
 
 
-def taps_due(spans: Sequence[SequenceSpan]) -> Iterator[tuple[int, ThinkerState]]:
-    """Index and state of the spans that complete the media of a sequence whose hidden rows are wanted."""
+def captures_due(spans: Sequence[SequenceSpan]) -> Iterator[tuple[int, ThinkerState]]:
+    """Index and state of the spans that complete a sequence's media, if its hidden rows are wanted."""
     for index, span in enumerate(spans):
         state = span.state
         if (

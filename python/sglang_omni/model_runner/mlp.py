@@ -15,7 +15,7 @@ from sglang_omni.model_runner.parallel import TensorParallelGroup
 
 
 class DenseMLP(NamedTuple):
-    """``gate_up`` is gate over up: both read the same input."""
+    """A gated projection. ``gate_up`` is gate stacked on up, which read the same input."""
 
     gate_up: Linear
     down: Linear
@@ -26,16 +26,16 @@ class DenseMLP(NamedTuple):
 
 
 class SharedExpert(NamedTuple):
-    """An expert that every token passes, weighted by a gate of its own."""
+    """An expert that every token passes, weighted by its own gate."""
 
     mlp: DenseMLP
     gate: Linear
 
 
 class SparseMLP(NamedTuple):
-    """Experts, of which each token passes the ``top_k`` that ``router`` prefers.
+    """A mixture of experts: each token passes the ``top_k`` that ``router`` prefers.
 
-    ``normalize`` makes the weights of a token's experts sum to 1.
+    With ``normalize``, the weights of a token's experts sum to 1.
     """
 
     router: Linear
@@ -48,7 +48,7 @@ class SparseMLP(NamedTuple):
         weights, chosen = self.router(hidden).softmax(-1, dtype=torch.float32).topk(self.top_k)
         if self.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
-        # Tokens are sorted by expert, so that each expert's weights are read once.
+        # Tokens are sorted by expert, to read each expert's weights once.
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
         parts = hidden.index_select(0, order // self.top_k).split(counts)
@@ -67,7 +67,7 @@ def load_mlp(
 ) -> DenseMLP | SparseMLP:
     """The MLP of ``layer``, whose tensors' names begin with ``prefix`` (``"model.layers.0.mlp"``).
 
-    That of one rank of several has a part of every expert's width, and gives a part of the sum.
+    Each of several ranks has a shard of every expert's width, and computes a part of the sum.
     """
     if not config.is_sparse(layer):
         return _load_dense(checkpoint, config, prefix, config.intermediate_size, group)
@@ -99,7 +99,7 @@ def _load_dense(
 
     def stack(part: str, shape: tuple[int, ...]) -> Tensor:
         names = [f"{prefix}.{name}_proj.{part}" for name in ("gate", "up")]
-        return torch.cat([group.rows(checkpoint.take(name, shape)) for name in names])
+        return torch.cat([group.shard_rows(checkpoint.take(name, shape)) for name in names])
 
     down = checkpoint.take(f"{prefix}.down_proj.weight", (hidden, inner))
     down_bias = checkpoint.take(f"{prefix}.down_proj.bias", (hidden,)) if config.mlp_bias else None
@@ -107,5 +107,5 @@ def _load_dense(
         gate_up=Linear(
             stack("weight", (inner, hidden)), stack("bias", (inner,)) if config.mlp_bias else None
         ),
-        down=Linear(group.columns(down), group.once(down_bias)),
+        down=Linear(group.shard_columns(down), group.bias_on_rank0(down_bias)),
     )

@@ -1,8 +1,8 @@
-"""Tensor parallelism: one model's weights in several processes, which add up what each has computed.
+"""Tensor parallelism: one model's weights sharded over several processes, which add up their results.
 
-Projections that widen (query, key and value by heads; gate and up; the head by vocabulary) are split by
-rows, those that narrow again (output, down) by columns: only after the latter must the ranks meet. The
-scheme is Megatron-LM's (Shoeybi et al., 2019).
+Megatron-LM's scheme (Shoeybi et al., 2019): projections that widen (query, key and value by heads; gate and
+up; the head by vocabulary) are split by rows, those that narrow again (output, down) by columns. The ranks
+communicate only after the latter.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.nn.functional import pad
 from sglang_omni.config.split import check_split
 from sglang_omni.model_runner.config import DecoderConfig
 
-# A rank that has ended is noticed by whoever started it, long before; a rank may load for minutes.
+# A rank may load for minutes. The supervisor notices a rank that ended long before this.
 _TIMEOUT = timedelta(hours=1)
 
 
 class TensorParallelGroup:
-    """One rank's part in the collectives of a model. With one rank they change nothing.
+    """One rank's shards of a model, and its collectives. With one rank they change nothing.
 
-    Every rank gets bitwise the same sums, so that ranks which start alike stay alike.
+    Every rank gets bitwise the same sums, so that equal ranks stay equal.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -34,10 +34,13 @@ class TensorParallelGroup:
 
     @classmethod
     def join(cls, rank: int, size: int, port: int | None, device: str = "cpu") -> TensorParallelGroup:
-        """Returns when every rank of the group is here: over gloo on the CPU, NCCL on GPUs.
+        """Waits for every rank of the group: over gloo on the CPU, NCCL on GPUs.
 
         Args:
-            port: Where they meet on this host. A process is a rank of one group only.
+            port: On this host, where the ranks meet. A process is a rank of one group only.
+
+        Raises:
+            ValueError: There are several ranks and no port.
         """
         if size > 1 and not dist.is_initialized():
             if port is None:
@@ -52,10 +55,10 @@ class TensorParallelGroup:
         return cls(rank, size)
 
     def split_heads(self, config: DecoderConfig) -> DecoderConfig:
-        """``config`` with the number of heads that this rank has.
+        """``config`` with this rank's number of heads.
 
         Raises:
-            ValueError: Some dimension of the model cannot be split evenly.
+            ValueError: A dimension of the model cannot be split evenly.
         """
         if self.size == 1:
             return config
@@ -66,35 +69,35 @@ class TensorParallelGroup:
             num_key_value_heads=max(1, config.num_key_value_heads // self.size),
         )
 
-    def rows(self, weight: Tensor, most: int | None = None) -> Tensor:
-        """This rank's part of a weight's rows; where they make fewer parts, several ranks have the same."""
-        parts = min(most or self.size, self.size)
-        return weight if parts == 1 else weight.chunk(parts)[self.rank * parts // self.size].contiguous()
+    def shard_rows(self, weight: Tensor, max_shards: int | None = None) -> Tensor:
+        """This rank's shard of the rows. If ``max_shards`` (KV heads) is smaller, neighbours share one."""
+        shards = min(max_shards or self.size, self.size)
+        return weight if shards == 1 else weight.chunk(shards)[self.rank * shards // self.size].contiguous()
 
-    def columns(self, weight: Tensor) -> Tensor:
-        """This rank's part of a weight's columns."""
+    def shard_columns(self, weight: Tensor) -> Tensor:
+        """This rank's shard of the columns."""
         return weight if self.size == 1 else weight.chunk(self.size, dim=1)[self.rank].contiguous()
 
-    def once(self, bias: Tensor | None) -> Tensor | None:
-        """What only one rank may add, since all ranks' results are summed up."""
+    def bias_on_rank0(self, bias: Tensor | None) -> Tensor | None:
+        """``bias`` on rank 0, None on the others: the sum over the ranks must have it once."""
         return bias if self.rank == 0 else None
 
-    def padded_rows(self, weight: Tensor) -> Tensor:
-        """As ``rows``, where there are as many as there are: the last rank's are filled up with zeros."""
+    def shard_rows_padded(self, weight: Tensor) -> Tensor:
+        """This rank's shard of rows that need not divide evenly (the vocabulary); the last is zero-padded."""
         if self.size == 1:
             return weight
         count = -(-weight.shape[0] // self.size)
         part = weight[self.rank * count : (self.rank + 1) * count]
         return pad(part, (0, 0, 0, count - part.shape[0]))
 
-    def sum(self, partial: Tensor) -> Tensor:
-        """The sum over all ranks, in place."""
+    def all_reduce(self, partial: Tensor) -> Tensor:
+        """Sums over all ranks, in place."""
         if self.size > 1:
             dist.all_reduce(partial)
         return partial
 
-    def join_columns(self, part: Tensor) -> Tensor:
-        """The ranks' parts (rows, n) side by side, (rows, n * size)."""
+    def all_gather_columns(self, part: Tensor) -> Tensor:
+        """The ranks' shards (rows, n) side by side, (rows, n * size)."""
         if self.size == 1:
             return part
         parts = [torch.empty_like(part) for _ in range(self.size)]
@@ -102,5 +105,5 @@ class TensorParallelGroup:
         return torch.cat(parts, dim=-1)
 
 
-# A model that is whole in its process.
-ALONE = TensorParallelGroup()
+# For a model that is not sharded.
+SINGLE_RANK = TensorParallelGroup()

@@ -13,10 +13,10 @@ from sglang_omni.model_runner.config import DecoderConfig
 
 
 def inverse_frequencies(config: DecoderConfig) -> Tensor:
-    """Radians a position for each pair of channels, (head_dim / 2,) float32.
+    """Radians per position for each pair of channels, (head_dim / 2,) float32.
 
     Raises:
-        ValueError: the checkpoint scales its positions in a way that is not implemented.
+        ValueError: The checkpoint scales its positions in a way that is not implemented.
     """
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
@@ -33,7 +33,7 @@ def inverse_frequencies(config: DecoderConfig) -> Tensor:
 
 
 def _llama3(frequencies: Tensor, scaling: Mapping[str, Any]) -> Tensor:
-    """Long wavelengths are stretched by ``factor``, short ones kept, those between blended."""
+    """Stretches long wavelengths by ``factor``, keeps short ones, and blends those between."""
     factor = float(scaling["factor"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     original = float(scaling["original_max_position_embeddings"])
@@ -65,7 +65,7 @@ class RotaryEmbedding:
         if positions.dim() == 1:
             cos, sin = self._cos[positions], self._sin[positions]
         else:
-            # Positions in a video may lie beyond any context: there is no table.
+            # No table: positions in a video may exceed every context length.
             angles = positions.index_select(0, self._axis_of_pair).t() * self._frequencies
             cos, sin = self._of_angles(angles)
         return cos.unsqueeze(1), sin.unsqueeze(1)
@@ -80,7 +80,7 @@ class RotaryEmbedding:
 
 
 def _interleaved_axes(section: tuple[int, int, int], pairs: int) -> Tensor:
-    """Which axis turns each pair of channels, (pairs,) int64: T H W T H W ..., T where others are used up."""
+    """The axis that turns each pair of channels, (pairs,) int64: T H W T H W ..., at the end only T."""
     pair = torch.arange(pairs)
     axis = pair % 3
     _, height, width = section

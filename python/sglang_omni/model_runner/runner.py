@@ -1,9 +1,8 @@
-"""Runs a forward batch and chooses the next tokens. Knows no requests."""
+"""One step of a decoder: a forward batch in, the next tokens out. Requests are the engine's matter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,21 +13,15 @@ from sglang_omni.model_runner.kv_cache import PagedKVCache
 from sglang_omni.model_runner.sampling import SamplingRow, sample
 
 
-class RunnerOutput(NamedTuple):
-    """``tokens`` holds one id for each of the batch's logit rows."""
-
-    tokens: list[int]
-
-
 class ModelRunner:
     """A decoder with its cache. Everything about the sequences comes in with each batch.
 
-    A step is input rows -> forward -> choice of tokens -> output. Models that do more than tokens in, tokens
-    out override ``input_rows``, ``forward`` and ``process_output``; what they know of a sequence is in its
-    span's state.
+    A step is input rows -> forward -> choice of tokens -> output. Runners of models with more than tokens as
+    input or output override ``input_rows``, ``forward`` and ``process_output``, and keep what they know of a
+    sequence in its span's state.
 
     Args:
-        suppress_token_ids: Never chosen.
+        suppress_token_ids: Tokens that are never chosen.
     """
 
     def __init__(self, model: Decoder, cache: PagedKVCache, suppress_token_ids: Sequence[int] = ()) -> None:
@@ -37,17 +30,24 @@ class ModelRunner:
         self._suppressed = torch.tensor(suppress_token_ids, dtype=torch.long)
 
     @torch.inference_mode()
-    def execute(self, batch: ForwardBatch, sampling: Sequence[SamplingRow]) -> RunnerOutput:
-        """One step; ``sampling`` is in the order of ``batch.logit_rows``."""
+    def execute(self, batch: ForwardBatch, sampling: Sequence[SamplingRow]) -> list[int]:
+        """One step.
+
+        Args:
+            sampling: Of each of the batch's logit rows, in their order.
+
+        Returns:
+            The next token of each of them.
+        """
         hidden = self.forward(batch, self.input_rows(batch))
         if batch.logit_rows is not None:
             hidden = hidden[batch.logit_rows]
         tokens = self.choose(hidden, sampling) if sampling else []
         self.process_output(batch, hidden, tokens)
-        return RunnerOutput(tokens)
+        return tokens
 
     def input_rows(self, batch: ForwardBatch) -> Tensor:
-        """What enters the first layer, (T, hidden_size)."""
+        """The first layer's input, (T, hidden_size)."""
         return self.model.embed(batch.token_ids)
 
     def forward(self, batch: ForwardBatch, rows: Tensor) -> Tensor:
@@ -62,9 +62,9 @@ class ModelRunner:
         return sample(logits, sampling)
 
     def process_output(self, batch: ForwardBatch, hidden: Tensor, tokens: Sequence[int]) -> None:
-        """Completes a step, of which nothing may be chosen yet.
+        """Completes a step.
 
         Args:
-            hidden: (S, hidden_size) of the batch's logit rows: those of the spans that sample.
-            tokens: The chosen token of each.
+            hidden: (S, hidden_size) of the batch's logit rows, one for each span that samples.
+            tokens: The token chosen for each of them; empty if no span samples.
         """

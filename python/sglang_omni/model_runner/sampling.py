@@ -1,4 +1,4 @@
-"""From logits to the next token of every sequence."""
+"""The sampler: chooses the next token of every sequence from logits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.model_runner.request_sampling import RequestSampling
 
-# Filters look at this many of the likeliest tokens, and at all of them only if those do not suffice.
+# Filters look at this many of the likeliest tokens first, and at all tokens only if those do not suffice.
 CANDIDATES = 512
 
 
 class TokenHistory:
-    """Which tokens a sequence holds, kept up to date one token a step, for its penalties."""
+    """The tokens of a sequence, for its penalties. One token is added in each step."""
 
     def __init__(self, vocab_size: int, prompt: Iterable[int], output: Iterable[int]) -> None:
         self.seen = torch.zeros(vocab_size, dtype=torch.bool)
@@ -30,19 +30,21 @@ class TokenHistory:
 
 
 class SamplingRow(NamedTuple):
-    """What choosing one sequence's next token needs.
+    """The sampler's input for one sequence.
 
-    ``uniform`` is the one random number in [0, 1) that the choice may use: drawn by the request's own
-    generator, it makes the choice independent of the batch. ``history`` is there for penalties.
+    Attributes:
+        uniform: The one random number in [0, 1) that the choice may use. The request's own generator draws
+            it, so the choice does not depend on the batch.
+        history: Set if there are penalties.
     """
 
-    params: SamplingParams
+    params: RequestSampling
     uniform: float
     history: TokenHistory | None = None
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """The next token of each row of ``logits`` (S, vocab_size) float32, which may be changed in place."""
+    """The next token of each row of ``logits`` (S, vocab_size) float32, which are changed in place."""
     for index, row in enumerate(rows):
         if row.history is not None:
             _penalise(logits[index], row.params, row.history)
@@ -53,7 +55,7 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     return tokens.tolist()
 
 
-def _penalise(logits: Tensor, params: SamplingParams, history: TokenHistory) -> None:
+def _penalise(logits: Tensor, params: RequestSampling, history: TokenHistory) -> None:
     if params.repetition_penalty != 1.0:
         penalty = params.repetition_penalty
         scaled = torch.where(logits > 0, logits / penalty, logits * penalty)
@@ -65,7 +67,7 @@ def _penalise(logits: Tensor, params: SamplingParams, history: TokenHistory) -> 
 
 
 def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """One draw a row by inverting the cumulative distribution over tokens, likeliest first."""
+    """One draw for each row, by inverting the cumulative distribution over tokens."""
     temperatures = torch.tensor([[row.params.temperature] for row in rows], dtype=torch.float32)
     # Subtracting the maximum first keeps a very small temperature from overflowing.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures
@@ -80,7 +82,7 @@ def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     return tokens
 
 
-def _has_filter(params: SamplingParams) -> bool:
+def _has_filter(params: RequestSampling) -> bool:
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
@@ -96,13 +98,13 @@ def _draw_filtered(scaled: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     width = min(CANDIDATES, vocab_size)
     while True:
         values, ids = scaled.topk(width, dim=-1)
-        # As transformers' warpers do, top_p measures mass among what top_k left.
+        # As in transformers, top_p is a share of the probability that top_k left.
         inside_k = torch.arange(width) < top_k
         weights = torch.where(inside_k, (values - log_total).exp(), 0.0)
         reached = torch.where(top_k <= width, weights.sum(-1, keepdim=True), 1.0)
         before = weights.cumsum(dim=-1) - weights
         keep = inside_k & (before < top_p * reached) & (weights >= min_p * weights[:, :1])
-        # Where the last candidate is still kept, tokens beyond the candidates may be wanted too.
+        # If the last candidate is kept, tokens beyond the candidates may have to be kept too.
         if width == vocab_size or not bool((keep[:, -1:] & (top_k > width)).any()):
             break
         width = vocab_size
@@ -113,6 +115,6 @@ def _draw_filtered(scaled: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 def _invert(weights: Tensor, uniforms: Sequence[float]) -> Tensor:
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     targets = torch.tensor(uniforms, dtype=torch.float64).unsqueeze(1) * cumulative[:, -1:]
-    # right=True: a token of no weight is never chosen, not even by a draw of exactly 0.
+    # right=True: a token of weight 0 is never chosen, not even by a draw of exactly 0.
     chosen = torch.searchsorted(cumulative, targets, right=True).squeeze(1)
     return chosen.clamp_(max=weights.shape[-1] - 1)

@@ -1,4 +1,4 @@
-"""What a model runner is told of the sequences in a batch, beyond their tokens."""
+"""A model runner's data about the sequences in a batch, beyond their tokens."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from torch import Tensor
 
 
 class SequenceState(Protocol):
-    """One sequence's inputs that are no tokens, and its outputs that are none.
+    """The inputs and outputs of one sequence that are not tokens.
 
-    The stage that makes a request makes its state; the model's runner reads it and writes into it; an
-    engine only asks whether it is ready.
+    The stage that builds a request makes its state. The model's runner reads it and writes into it. Engines
+    only ask whether it is ready.
     """
 
     def is_ready(self, num_tokens: int) -> bool:
-        """Whether the inputs of the sequence's first ``num_tokens`` tokens are there.
+        """True if the inputs of the sequence's first ``num_tokens`` tokens have arrived.
 
-        A sequence whose next input still has to come is held out of the batch and keeps its place in the
-        KV cache.
+        A sequence whose next input is missing is held out of the batch and stays in the KV cache.
         """
         ...
 
@@ -28,7 +27,7 @@ class RotaryPositions(NamedTuple):
 
     Attributes:
         prompt: (3, T) int64, of the prompt's tokens.
-        delta: What is added to the place of a generated token to get its position on every axis.
+        delta: Added to the index of a generated token to get its position on every axis.
     """
 
     prompt: Tensor
@@ -39,11 +38,11 @@ class SequenceSpan(NamedTuple):
     """Consecutive tokens of one sequence in a batch.
 
     Attributes:
-        state: The request's own, None where it has none.
-        start: The place in the sequence of the span's first token.
-        num_tokens: How many there are.
-        first_row: The batch's row that holds the first of them.
-        samples: Whether the span reaches the sequence's end, so that a token is chosen after it.
+        state: The sequence's state, if it has one.
+        start: The index in the sequence of the span's first token.
+        num_tokens: Tokens in the span.
+        first_row: The row of the batch that holds the first of them.
+        samples: True if the span reaches the sequence's end, so that a token is chosen after it.
     """
 
     state: SequenceState | None

@@ -1,4 +1,4 @@
-"""The step of a decoder that sees and hears: rows of its prompt are media."""
+"""The model runner of a thinker, whose prompts have rows of media."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sglang_omni.model_runner.batch import ForwardBatch
-from sglang_omni.model_runner.media import deepstack_of, has_media, merge_media, taps_due
+from sglang_omni.model_runner.media import captures_due, deepstack_of, has_media, merge_media
 from sglang_omni.model_runner.runner import ModelRunner
 
 
 class ThinkerModelRunner(ModelRunner):
-    """Reads ``ThinkerState`` of sequences that have one; see there for what is injected and tapped."""
+    """Injects the media of each sequence's ``ThinkerState``, and captures hidden states for it."""
 
     def input_rows(self, batch: ForwardBatch) -> Tensor:
         rows = self.model.embed(batch.token_ids)
@@ -22,10 +22,8 @@ class ThinkerModelRunner(ModelRunner):
     def forward(self, batch: ForwardBatch, rows: Tensor) -> Tensor:
         if not has_media(batch.spans):
             return self.model.forward(rows, batch, self.cache)
-        return self.model.forward(
-            rows, batch, self.cache, deepstack=deepstack_of(batch.spans), tap=self.cache.tap_layer is not None
-        )
+        return self.model.forward(rows, batch, self.cache, deepstack=deepstack_of(batch.spans), capture=True)
 
     def process_output(self, batch: ForwardBatch, hidden: Tensor, tokens: Sequence[int]) -> None:
-        for index, state in taps_due(batch.spans):
-            state.media_hidden = self.cache.read_tapped(batch.pages[index], state.media_positions)
+        for index, state in captures_due(batch.spans):
+            state.media_hidden = self.cache.read_captured(batch.pages[index], state.media_positions)

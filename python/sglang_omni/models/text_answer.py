@@ -26,7 +26,7 @@ def new_text(request: EngineRequest) -> dict[str, Any] | None:
     delta = detokenizer.take()
     if not delta:
         return None
-    told, detokenizer.told = detokenizer.told, len(request.output_token_ids)
+    told, detokenizer.num_reported = detokenizer.num_reported, len(request.output_token_ids)
     return {"modality": "text", "text": delta, "token_ids": request.output_token_ids[told:]}
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_omni.config.nearest import nearest
 from sglang_omni.preprocessing.param_values import check_value
 from sglang_omni.preprocessing.request import answers_in_speech, mapping_param, task_of
 from sglang_omni.proto import OmniRequest, RequestError
 
-# The fields of ``model_runner.SamplingParams``, for configs, which load no torch.
+# The fields of ``model_runner.RequestSampling``, for configs, which load no torch.
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "stop", "stop_token_ids", "max_new_tokens", "ignore_eos"),
 )
-# Comparing takes time in proportion to the square of the length; no name of ours is nearly as long.
-_LONGEST_COMPARED = 100
 # What every request may hold; stages' own parameters are looked at by stage.
 _ALWAYS = ("stream", "stage_params")
 
@@ -104,17 +102,6 @@ def _check_spoken(name: str, own: TaskParams, spoken: bool, param: str | None = 
             param=param,
             code="unsupported_parameter",
         )
-
-
-def nearest(name: str, names: Collection[str], *, cutoff: float = 0.6) -> str | None:
-    """The one of ``names`` that may have been meant; None if there is none.
-
-    Args:
-        cutoff: How alike they have to be, from 0 to 1.
-    """
-    if len(name) > _LONGEST_COMPARED:
-        return None
-    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=cutoff)), None)
 
 
 def _hint(name: str, names: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""Messages, requests and payloads: what stages, coordinator and client say to one another."""
+"""Messages, requests and payloads between client, coordinator and stages."""
 
 from sglang_omni.proto.errors import DuplicateRequest, RequestError, Unavailable, shortened
 from sglang_omni.proto.messages import (

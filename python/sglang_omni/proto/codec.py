@@ -1,19 +1,20 @@
 """Python objects as msgpack with typed extensions; no pickle.
 
-What ``pack`` takes comes back from ``unpack`` with the same types: tuples, sets, dicts with any
-hashable keys, ints of any size, complex, enums, dataclasses, namedtuples, numpy scalars, arrays and
-dtypes, torch tensors, dtypes, devices and sizes. ``bytearray`` and ``memoryview`` arrive as
-``bytes``, and a tensor subclass (a ``Parameter``) as a plain tensor without its gradient.
+``unpack`` returns the types that ``pack`` was given: tuples, sets, dicts with any hashable keys, ints of any
+size, complex, enums, dataclasses, namedtuples, numpy scalars, arrays and dtypes, torch tensors, dtypes,
+devices and sizes. ``bytearray`` and ``memoryview`` arrive as ``bytes``, and a tensor subclass (a
+``Parameter``) as a plain tensor without its gradient.
 
-``plan`` and ``unpack_payload`` are the same for objects with tensors that are too large to be copied
-through a message: the tensors lie beside the message and are viewed where they were received.
+``plan`` and ``unpack_payload`` do the same for objects with tensors that are too large to be copied through a
+message: the tensors lie beside the message, and the reader gets views of them there.
 
-Classes travel by name. ``unpack`` builds instances only of dataclasses, enums and namedtuples that
-this process registered (``register_type``) or has itself packed; with ``trusted=True``, for peers
-of this host and user, it also imports them by ``module:qualname``. No constructor, ``__setstate__``
-or ``__reduce__`` of the peer's choice ever runs.
+Classes travel by name. ``unpack`` builds instances only of dataclasses, enums and namedtuples that this
+process has registered (``register_type``) or packed; with ``trusted=True``, for peers of this host and user,
+it also imports them by ``module:qualname``. No constructor, ``__setstate__`` or ``__reduce__`` of the peer's
+choice runs.
 
-The walk itself is in the Rust core. Here is what it asks once a class, and what is rare.
+The walk over an object is in the Rust core. This module answers what it asks once for each class, and handles
+the rare types.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Buffer
 
-# Extension codes that are written or read here; all of them are in the core.
+# The extension codes that are written or read here; the core has all of them.
 _NP_SCALAR, _NP_ARRAY, _NP_DTYPE = 9, 10, 11
 _TORCH_TENSOR, _TORCH_DTYPE, _TORCH_DEVICE, _TORCH_SIZE = 12, 13, 14, 15
 
@@ -56,8 +57,8 @@ def unpack(data: Buffer, *, trusted: bool = False) -> Any:
 
     Args:
         data: What ``pack`` returned.
-        trusted: The bytes come from this host and user, so classes that are not registered may be
-            imported by name.
+        trusted: True if the bytes come from this host and user, so that classes that are not registered may
+            be imported by name.
 
     Raises:
         ValueError: The bytes are malformed, or name a type that may not be built here.
@@ -66,19 +67,24 @@ def unpack(data: Buffer, *, trusted: bool = False) -> Any:
 
 
 def plan(obj: Any) -> PayloadPlan:
-    """How ``obj`` is packed as a payload. The plan keeps the tensors it points to.
+    """The layout of ``obj`` as a payload. The plan keeps the tensors that it points to.
 
     Raises:
-        As ``pack``.
+        TypeError: Something in ``obj`` cannot be encoded; the text names its path and type.
+        ValueError: ``obj`` contains itself or is nested too deeply; the text names the path.
     """
     return _codec.plan(obj)
 
 
 def unpack_payload(payload: Buffer, *, trusted: bool = False) -> Any:
-    """The object ``plan`` was given, from what the plan wrote. Its tensors are views of ``payload``.
+    """The object that ``plan`` was given. Its tensors are views of ``payload``.
+
+    Args:
+        payload: The bytes that the plan wrote.
+        trusted: As for ``unpack``.
 
     Raises:
-        As ``unpack``.
+        ValueError: The bytes are malformed, or name a type that may not be built here.
     """
     return _codec.unpack_payload(payload, trusted=trusted)
 
@@ -92,8 +98,11 @@ _types: dict[str, type] = {}
 def register_type(cls: type, name: str | None = None) -> type:
     """Allow instances of a dataclass, enum or namedtuple in messages from any peer.
 
-    Usable as a class decorator. ``name`` is what both ends call the class; by default
-    ``module:qualname``.
+    Usable as a class decorator.
+
+    Args:
+        cls: The class.
+        name: Its name in messages, the same in both processes; by default ``module:qualname``.
 
     Raises:
         TypeError: The class is of another kind.
@@ -103,7 +112,7 @@ def register_type(cls: type, name: str | None = None) -> type:
         raise TypeError(f"only dataclasses, enums and namedtuples can be registered, not {cls!r}")
     name = name or _default_name(cls)
     known = _types.get(name)
-    # A module loaded again (a notebook cell, a reload) redefines the class: the last one counts.
+    # A module that is loaded again (a notebook cell, a reload) redefines the class: the last one counts.
     if known is not None and known is not cls and _default_name(known) != _default_name(cls):
         raise ValueError(f"the name {name!r} already stands for {known!r}")
     _names[cls] = name
@@ -145,18 +154,18 @@ def _resolve(name: str, trusted: bool) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"the type {name!r} cannot be found in this process: {error}") from error
     if not _is_record(found):
-        raise ValueError(f"{name!r} is no dataclass, enum or namedtuple")
+        raise ValueError(f"{name!r} is not a dataclass, enum or namedtuple")
     _types[name] = found
     return found
 
 
 def _find(name: str, trusted: bool) -> tuple[Any, Any, bool, tuple[str, ...] | None, int | None]:
-    """What the core builds instances from: class, enum members, whether they are flags, fields, arity."""
+    """For the core, which builds instances: class, enum members, True for flags, fields, arity."""
     cls = _resolve(name, trusted)
     is_enum = issubclass(cls, enum.Enum)
     names: tuple[str, ...] | None = None
     if dataclasses.is_dataclass(cls):
-        # In the order in which they are written; then what only looks like a field.
+        # Fields in the order in which they are written; then class and init-only variables.
         written = tuple(field.name for field in dataclasses.fields(cls))
         names = written + tuple(name for name in cls.__dataclass_fields__ if name not in written)
     return (
@@ -170,22 +179,22 @@ def _find(name: str, trusted: bool) -> tuple[Any, Any, bool, tuple[str, ...] | N
 
 # --- writing ---------------------------------------------------------------------------------
 
-# An extension's code with its body: bytes as they are, or an object to be packed.
+# An extension's code and its body: bytes as they are, or an object to pack.
 _Body = tuple[int, Any]
 
 
-# Of a dataclass that is one of these as well, the fields are not all.
+# A dataclass that derives from one of these holds more than its fields.
 _WITH_CONTENT = (dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex, BaseException)
 
 
 def _describe(cls: type) -> tuple[Any, ...]:
-    """How the core writes instances of a class that it meets for the first time.
+    """For the core, which meets a class for the first time: the way to write its instances.
 
     Raises:
-        TypeError: They cannot be encoded.
+        TypeError: Instances of the class cannot be encoded.
     """
     torch: Any = sys.modules.get("torch")
-    # Where another thread is importing it there are no tensors yet.
+    # While another thread imports torch there are no tensors yet.
     if hasattr(torch, "Tensor"):
         if issubclass(cls, torch.Tensor):
             return "tensor", cls in (torch.Tensor, torch.nn.Parameter), _encode_tensor
@@ -202,7 +211,7 @@ def _describe(cls: type) -> tuple[Any, ...]:
     if issubclass(cls, np.dtype):
         return "other", lambda o: (_NP_DTYPE, _dtype_to_wire(o))
     if issubclass(cls, enum.Enum):
-        # A combination of flags has no member name of its own, so that flags travel by value.
+        # A combination of flags has no member name, so flags travel by value.
         return "enum", _known_name(cls), "_value_" if issubclass(cls, enum.Flag) else "_name_"
     if dataclasses.is_dataclass(cls) and not issubclass(cls, _WITH_CONTENT):
         return "dataclass", _known_name(cls), tuple(field.name for field in dataclasses.fields(cls))
@@ -212,7 +221,7 @@ def _describe(cls: type) -> tuple[Any, ...]:
 
 
 def _known_name(cls: type) -> str:
-    # What this process sends it also accepts back.
+    # A process accepts back the classes that it sends.
     if cls not in _names:
         register_type(cls)
     return _names[cls]
@@ -245,7 +254,7 @@ def _dtype_to_wire(dtype: np.dtype[Any]) -> Any:
 
 
 def _revive(code: int, body: Any) -> Any:
-    """The object of an extension that the core does not make by itself."""
+    """The object of an extension that the core leaves to Python."""
     return _DECODERS[code](body)
 
 

@@ -1,39 +1,40 @@
-"""Errors that cross stages."""
+"""Errors that a request's caller gets from any stage."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# Characters of a message, and of the name of a field in it.
+# Characters of an error's message, and of the name of the field in it.
 _LONGEST_MESSAGE = 2000
 _LONGEST_PARAM = 256
 
 
 def shortened(text: str, limit: int = _LONGEST_MESSAGE) -> str:
-    """``text``, of which no more than the beginning is left if it has over ``limit`` characters."""
+    """``text``, cut after ``limit`` characters."""
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 class Unavailable(RuntimeError):
-    """Requests are not served for now, whatever they ask for: another server, or a later try, may do it."""
+    """No request can be served for now. Another server, or a later try, may succeed."""
 
 
 class DuplicateRequest(ValueError):
-    """A running request has the id already. That one goes on."""
+    """A running request, which goes on, already has the id."""
 
 
 class RequestError(ValueError):
-    """A request that cannot be served as it stands, whatever stage found it out.
+    """A request that cannot be served as it stands. Any stage may raise it.
 
-    Its fields survive the way back to the caller, where the API turns them into OpenAI's error shape.
+    Its fields travel back to the caller; the API turns them into OpenAI's error shape.
 
     Attributes:
-        message: What is wrong and what would be right; cut at 2,000 characters, as it may quote requests.
+        message: What is wrong and what would be right; cut at 2,000 characters, because it may quote
+            requests.
         param: The request field at fault, as the caller spells it, cut at 256 characters.
-        code: The machine-readable reason, such as ``context_length_exceeded``, which callers may test for;
-            docs/server.md lists them. None where there is nothing to tell but the message.
-        status: The HTTP status it answers with, 4xx.
+        code: The machine-readable reason, such as ``context_length_exceeded``; docs/server.md lists them.
+            None if there is only the message.
+        status: The HTTP status of the answer, 4xx.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class RequestError(ValueError):
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> RequestError:
-        """The error that ``to_dict`` described; ``message`` is the one field it must have.
+        """The error with the fields that ``to_dict`` returned, of which only ``message`` is required.
 
         Raises:
             ValueError: ``message`` is missing, or a field is of the wrong type.

@@ -1,4 +1,4 @@
-"""What travels through a pipeline: a user's request, and a stage's payload of it."""
+"""A user's request, and the payload of it that travels from stage to stage."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypedDict
 
-#: Stage -> the replica of it that serves a request; None where no stage is replicated.
+#: Stage -> the number of its replica that serves a request; None if no stage is replicated.
 Replicas = dict[str, int] | None
 
 
 class RequestState(Enum):
-    """Where the coordinator sees a request: PENDING -> RUNNING -> COMPLETED | FAILED | ABORTED."""
+    """The state of a request in the coordinator: PENDING -> RUNNING -> COMPLETED | FAILED | ABORTED."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -30,9 +30,9 @@ class OmniRequest:
     """A user's request as it enters the pipeline.
 
     Attributes:
-        inputs: What the entry stage reads: a prompt, messages, token ids, media.
+        inputs: The input of the entry stage: a prompt, messages, token ids, media.
         params: Sampling and stage parameters, by name.
-        metadata: What stages and routing may look at but no model consumes.
+        metadata: Values for stages and routing that no model consumes.
     """
 
     inputs: Any
@@ -53,7 +53,7 @@ class OmniRequest:
 
 @dataclass
 class StagePayload:
-    """One stage's output on its way to the next, with the request it belongs to.
+    """One stage's output on its way to the next, with its request.
 
     The entry stage receives ``data={"raw_inputs": request.inputs}``.
     """
@@ -85,8 +85,15 @@ def _mapping(fields: Mapping[str, Any], name: str, owner: type) -> dict[str, Any
 
 
 class StageTime(TypedDict):
-    """Seconds of a request in a stage: ``work`` on it, and ``wait`` for its turn, its input or its output's
-    way on. What stages do at once is the work of each, so the sum of all may exceed the whole request's."""
+    """Seconds of a request in a stage.
+
+    Stages work on a request at the same time, so the sum over stages may exceed the time of the whole
+    request.
+
+    Attributes:
+        work: Work on the request.
+        wait: Waiting for its turn, for its input, or for room to send its output.
+    """
 
     work: float
     wait: float

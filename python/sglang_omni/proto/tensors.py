@@ -1,8 +1,8 @@
-"""Torch tensors where the codec cannot read or make them by itself.
+"""Torch tensors that the Rust codec cannot read or make by itself.
 
-The Rust core takes the common tensor through DLPack's C exchange table. What comes here: a torch
-without that table, tensors of other devices and layouts, lazy conjugation and negation, dtypes that
-DLPack does not have, and gaps in views of a GPU's memory.
+It takes the common tensor through DLPack's C exchange table. This module handles a torch without that table,
+tensors of other devices and layouts, lazy conjugation and negation, dtypes that DLPack does not have, and
+gaps in views of a GPU's memory.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def load_torch() -> Any:
     """torch, imported if need be.
 
     Raises:
-        ValueError: It is not installed.
+        ValueError: torch is not installed.
     """
     try:
-        # Waits where another thread is importing it.
+        # Waits if another thread is importing it.
         return import_module("torch")
     except ImportError as error:
         raise ValueError(
@@ -39,7 +39,7 @@ def load_torch() -> Any:
 
 
 def torch_dtype(name: str) -> Any:
-    """The dtype of that name, e.g. ``"bfloat16"``. Raises ValueError where this torch has none."""
+    """The torch dtype ``name``, e.g. ``"bfloat16"``. Raises ValueError if this torch has none."""
     torch = load_torch()
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
@@ -53,11 +53,13 @@ def dtype_name(dtype: Any) -> str:
 
 
 def describe(tensor: Any) -> tuple[Any, int, int, Sequence[int], Sequence[int], bool] | None:
-    """Where a tensor's elements are: stand-in, dtype code, address, shape, strides in elements, device.
+    """The location of a tensor's elements.
 
-    The stand-in owns the memory: the tensor itself, or a copy with its values resolved. ``device`` says
-    that this is the memory of a CUDA GPU, out of the CPU's reach; of other devices it is a copy.
-    None for tensors without memory of a dtype of the payload format.
+    Returns:
+        The owner of the memory (the tensor, or a copy with its values resolved), the dtype's code, the
+        address, shape, strides in elements, and True if the memory is a CUDA GPU's. A tensor of another
+        device is copied to the CPU. None if the tensor has no memory, or a dtype that the payload format does
+        not have.
     """
     torch = sys.modules["torch"]
     code = CODES.get(dtype_name(tensor.dtype))
@@ -73,7 +75,7 @@ def describe(tensor: Any) -> tuple[Any, int, int, Sequence[int], Sequence[int], 
 
 
 def has_memory(tensor: Any) -> bool:
-    """Whether its elements lie anywhere: not so in fakes, wrappers of other tensors and freed storages."""
+    """False for fake tensors, wrappers of other tensors, and tensors whose storage was freed."""
     try:
         return tensor.numel() == 0 or tensor.untyped_storage().data_ptr() != 0
     except RuntimeError:
@@ -81,26 +83,29 @@ def has_memory(tensor: Any) -> bool:
 
 
 def gather(views: Sequence[tuple[Any, int, Sequence[int]]], nbytes: int) -> tuple[Any, int]:
-    """New memory of a GPU with the values of tensors that lie there, and its address.
+    """Copy tensors of a GPU into new memory on it.
 
     Args:
-        views: Each tensor, and where in that memory it is to lie: offset and strides in its elements.
+        views: Each tensor with its offset and strides in the new memory, in elements of the tensor.
         nbytes: The memory's size.
+
+    Returns:
+        The memory and its address.
     """
     torch = sys.modules["torch"]
     memory = torch.zeros(nbytes, dtype=torch.uint8, device=views[0][0].device)
     for tensor, offset, strides in views:
-        # What is expanded is one element there as here.
+        # An expanded dimension stays one element.
         sizes = [1 if step == 0 else size for size, step in zip(tensor.shape, strides, strict=True)]
         values = tensor.detach().as_strided(sizes, tensor.stride())
         target = torch.empty(0, dtype=tensor.dtype, device=memory.device)
         target.set_(memory.untyped_storage(), offset, sizes, strides).copy_(values)
-    # What stands for the tensors is of their kind: who owns it knows where it lies.
+    # Of the tensors' own class, whose users may tell by it where the memory lies.
     return memory.as_subclass(type(views[0][0])), memory.data_ptr()
 
 
 def view(buffer: Any, name: str, offset: int, shape: Sequence[int], strides: Sequence[int]) -> Any:
-    """A tensor that views ``buffer`` from byte ``offset`` on; strides in elements."""
+    """A tensor of dtype ``name`` that views ``buffer`` from byte ``offset`` on; strides in elements."""
     torch, dtype = load_torch(), torch_dtype(name)
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)

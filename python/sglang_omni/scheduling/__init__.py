@@ -1,1 +1,1 @@
-"""Schedulers: what runs a stage's work, behind one interface of an inbox and an outbox."""
+"""Schedulers: they run a stage's work behind one interface, an inbox and an outbox."""

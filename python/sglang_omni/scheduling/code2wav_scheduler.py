@@ -1,4 +1,4 @@
-"""The streaming vocoder: codec codes in, frame by frame; audio out, chunk by chunk, without seams."""
+"""The streaming vocoder: codec codes in, frame by frame; audio out, chunk by chunk, without audible seams."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Vocoder(Protocol):
     """A causal decoder of codec codes.
 
-    Called with codes (1, groups, frames) int64; returns a waveform (1, 1, samples) of up to
-    ``frames * total_upsample`` samples that begins where its first frame does.
+    Called with codes (1, groups, frames) int64. Returns a waveform (1, 1, samples) of up to
+    ``frames * total_upsample`` samples that begins with the first frame.
     """
 
     total_upsample: int
@@ -29,7 +29,7 @@ class Vocoder(Protocol):
 
 
 class VocoderStream(Protocol):
-    """One waveform in the making."""
+    """A waveform that is decoded piece by piece."""
 
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """The new samples (1, 1, n), given the next codes (1, groups, frames)."""
@@ -38,34 +38,34 @@ class VocoderStream(Protocol):
 
 @runtime_checkable
 class StreamingVocoder(Protocol):
-    """A vocoder that remembers what later frames need of earlier ones."""
+    """A vocoder that keeps the state that later frames need of earlier ones."""
 
     def open_stream(self) -> VocoderStream: ...
 
 
 @runtime_checkable
 class BatchingVocoder(StreamingVocoder, Protocol):
-    """One that decodes several streams together."""
+    """A vocoder that decodes several streams together."""
 
     def decode_batch(self, streams: Sequence[Any], codes: torch.Tensor) -> torch.Tensor:
         """The new samples (n, 1, samples), given the next codes (n, groups, frames) of n streams.
 
-        The streams are all new, or none of them is; they are as they were where it fails.
+        Either all streams are new or none is. A failure must leave them unchanged.
         """
         ...
 
 
 class Chunking(NamedTuple):
-    """How a stream of codes is cut into pieces that are decoded one after the other. Lengths are in frames.
+    """How a stream of codes is cut into chunks, which are decoded one by one. Lengths are in frames.
 
     Attributes:
-        chunk_size: New frames of a chunk; fewer mean an earlier sound and more work in all.
-        left_context_size: Frames before a chunk that are decoded again with it, for it to sound as it does
-            in the whole; None leaves that to a ``StreamingVocoder``.
-        first_chunk_size: New frames of the first chunk; each one after it has twice as many as the one
-            before, up to ``chunk_size``.
-        gapless: A chunk begins where the one before it ended. Without, it begins where its first frame does:
-            what the decoder cut off the end of the chunk before is lost, as in transformers'
+        chunk_size: New frames of a chunk. Fewer give sound earlier, and more work in all.
+        left_context_size: Frames before a chunk that are decoded again with it, so that it sounds as in the
+            whole; None leaves that to a ``StreamingVocoder``.
+        first_chunk_size: New frames of the first chunk. Each later chunk has twice as many as the one before,
+            up to ``chunk_size``.
+        gapless: A chunk begins where the one before it ended. Otherwise it begins with its first frame, and
+            samples that the decoder cut off the end of the chunk before are lost, as in transformers'
             ``chunked_decode``.
     """
 
@@ -80,7 +80,7 @@ REFERENCE_CHUNKING = Chunking(chunk_size=300, left_context_size=25, first_chunk_
 
 
 class WindowStream:
-    """Decodes each chunk by itself, behind the frames of its left context."""
+    """Decodes each chunk together with the frames of its left context."""
 
     def __init__(self, model: Vocoder, left_context_size: int, *, gapless: bool) -> None:
         self._model = model
@@ -96,8 +96,8 @@ class WindowStream:
         start = max(0, decoded - self._left_context_size)
         wave = self._model(self._codes[..., start:])
         upsample = int(self._model.total_upsample)
-        # A decoder may give fewer samples than frames * upsample, the last frame being cut short. Without
-        # gaps, the cut is therefore where the audio so far ends, not where the last chunk's frames did.
+        # A decoder may cut the last frame short and give fewer samples than frames * upsample. Without gaps,
+        # the new samples therefore begin where the audio so far ends, not where the last chunk's frames end.
         end = self._num_samples if self._gapless else decoded * upsample
         new = wave[..., max(0, end - start * upsample) :]
         self._num_samples += new.shape[-1]
@@ -105,14 +105,28 @@ class WindowStream:
 
 
 class Code2WavScheduler(StreamScheduler):
-    """Turns a request's stream of codes into audio while the codes still come.
+    """Turns a request's stream of codes into audio while the codes arrive.
 
-    Stream items hold codes as int tensors: (groups,) one frame, (frames, groups), or (1, groups, frames).
-    A frame that begins with ``codec_eos_token_id`` is no audio and is left out. Chunks and the result are
-    ``{"modality": "audio", "audio_data": float32 (samples,), "sample_rate": int}``; the result holds the
-    whole waveform, which is the chunks put together, sample for sample, and its ``codes``: int64
-    (frames, groups). Where chunks begin depends on the number of frames alone, so that the same codes always
-    give the same samples; those of a ``BatchingVocoder`` up to its rounding, where requests come together.
+    Stream items are int tensors of codes: one frame (groups,), (frames, groups), or (1, groups, frames). A
+    frame that begins with ``codec_eos_token_id`` is no audio and is left out. Chunks and the result are
+    ``{"modality": "audio", "audio_data": float32 (samples,), "sample_rate": int}``. The result holds the
+    whole waveform, which is the chunks put together, and its ``codes``, int64 (frames, groups). The cuts
+    depend on the number of frames alone, so the same codes always give the same samples; with a
+    ``BatchingVocoder`` up to its rounding, which depends on the batch.
+
+    Args:
+        model: The decoder, on ``device``.
+        device: Of the decoding.
+        stream_chunk_size: ``Chunking.chunk_size``.
+        left_context_size: ``Chunking.left_context_size``.
+        sample_rate: Of the waveform, in Hz.
+        codec_eos_token_id: First code of the frame that ends a stream.
+        first_chunk_size: ``Chunking.first_chunk_size``.
+        chunking_of: ``(payload, chunking of the stage)`` -> the request's own chunking.
+        max_batch_frames: The most frames, of several requests, that a ``BatchingVocoder`` decodes at once.
+
+    Raises:
+        ValueError: A size is out of its range, or ``left_context_size`` is None but the model has no streams.
     """
 
     def __init__(
@@ -127,18 +141,6 @@ class Code2WavScheduler(StreamScheduler):
         chunking_of: Callable[[StagePayload, Chunking], Chunking] | None = None,
         max_batch_frames: int = 64,
     ) -> None:
-        """
-        Args:
-            model: The decoder, on ``device``.
-            device: Where codes are decoded.
-            stream_chunk_size: See ``Chunking.chunk_size``.
-            left_context_size: See ``Chunking``.
-            sample_rate: Of the waveform, Hz.
-            codec_eos_token_id: First code of the frame that ends a stream.
-            first_chunk_size: See ``Chunking``.
-            chunking_of: One request's own chunking, given the stage's.
-            max_batch_frames: Frames, of several requests, that a ``BatchingVocoder`` decodes at once.
-        """
         if stream_chunk_size < 1 or (left_context_size or 0) < 0 or first_chunk_size < 1:
             raise ValueError(
                 "stream_chunk_size and first_chunk_size must be at least 1 and left_context_size at least 0, "
@@ -163,7 +165,7 @@ class Code2WavScheduler(StreamScheduler):
         )
 
     def open_stream(self, chunking: Chunking) -> VocoderStream:
-        """A request's waveform."""
+        """Opens a request's waveform."""
         if chunking.left_context_size is None:
             assert isinstance(self.model, StreamingVocoder)
             return self.model.open_stream()
@@ -226,11 +228,11 @@ class _Code2WavSession(StreamSession):
     def result(self) -> dict[str, Any]:
         audio = np.concatenate(self._audio) if self._audio else np.zeros(0, np.float32)
         codes = torch.stack(self._frames) if self._frames else torch.zeros((0, 0), dtype=torch.int64)
-        # An array: a tensor would have the server, which needs no torch otherwise, import it for seconds.
+        # An array: for a tensor, the server would import torch, which takes seconds and which it never needs.
         return {**self._chunk(audio), "codes": codes.numpy()}
 
     def _decode(self, end: int) -> Iterator[_Piece | dict[str, Any]]:
-        """Decode the frames up to ``end`` and give out the samples that they complete."""
+        """Decodes the frames up to ``end`` and yields the samples that they complete."""
         assert self._stream is not None, "begin comes first"
         codes = torch.stack(self._frames[self._decoded_frames : end], dim=1).unsqueeze(0)
         vocoder, num_frames = self._vocoder, codes.shape[-1]

@@ -1,4 +1,4 @@
-"""From tokens to text as they come."""
+"""Decodes tokens to text as they come, and finds stop strings."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ _INCOMPLETE = "\ufffd"
 
 
 class IncrementalDetokenizer:
-    """Text of a growing list of tokens, in pieces that are never taken back.
+    """The text of a growing list of tokens, in pieces that are never taken back.
 
-    A piece is held back while later tokens may still change it: characters whose bytes are spread over
-    several tokens, and whatever might be the beginning of a stop string. The pieces together are what
-    decoding all tokens at once gives, up to the first stop string.
+    Text is held back while later tokens may still change it: characters whose bytes are spread over several
+    tokens, and a possible beginning of a stop string. The pieces together are the decoded text of all tokens,
+    up to the first stop string.
+
+    ``tokenizers.decoders.DecodeStream`` is no replacement. It never gives out a broken character at the end,
+    and its ``step`` raises "Invalid prefix encountered" if an invalid byte follows a byte-fallback token,
+    which a model may well sample.
 
     Args:
-        stop: Texts that end the output. None of their characters is handed out.
+        stop: Texts that end the output and are no part of it.
+
+    Attributes:
+        stopped: True once a stop string is complete.
+        num_reported: Tokens reported beside the text so far, a counter for the caller.
     """
 
     def __init__(
@@ -27,27 +35,26 @@ class IncrementalDetokenizer:
         self._stop = tuple(stop)
         self._skip_special_tokens = skip_special_tokens
         self._tokens: list[int] = []
-        # Tokens before _read are in the text already. Those from _context on are decoded together with new
-        # ones, because how a token reads (a leading space, say) depends on the one before it.
+        # Tokens before _read are already in the text. Those from _context on are decoded together with new
+        # ones, because a token's text (a leading space, say) depends on the token before it.
         self._context = 0
         self._read = 0
         self._context_text = ""
         self._text: list[str] = []
-        # Text that is not handed out yet; its first _safe characters cannot be part of a stop string.
+        # Text not taken yet; its first _safe characters cannot be part of a stop string.
         self._pending = ""
         self._safe = 0
         self.stopped = False
-        # How many tokens have been told of beside the text; for who hands the text out.
-        self.told = 0
+        self.num_reported = 0
         self._finished = False
 
     @property
     def text(self) -> str:
-        """All the text that is safe to show; the whole output once ``finish`` was called."""
+        """All text that is safe to show; the whole output after ``finish``."""
         return "".join(self._text) + self._pending[: self._safe]
 
     def feed(self, token_ids: Sequence[int]) -> bool:
-        """Takes tokens. True once a stop string is complete; what follows it is ignored."""
+        """Takes tokens. Returns True once a stop string is complete; later tokens are ignored."""
         for token in token_ids:
             if self._finished:
                 break
@@ -56,14 +63,14 @@ class IncrementalDetokenizer:
         return self.stopped
 
     def finish(self) -> None:
-        """No more tokens will come: everything held back becomes available."""
+        """Makes everything held back available. Called after the last token."""
         if not self._finished:
             self._decode(final=True)
             self._finished = True
             self._safe = len(self._pending)
 
     def take(self) -> str:
-        """The text that has become safe to show since the last call."""
+        """The text that became safe to show since the last call."""
         piece, self._pending = self._pending[: self._safe], self._pending[self._safe :]
         self._safe = 0
         if piece:
@@ -97,7 +104,7 @@ class IncrementalDetokenizer:
         self._safe = len(self._pending) - max((self._overlap(stop) for stop in self._stop), default=0)
 
     def _overlap(self, stop: str) -> int:
-        """How many of the last pending characters are a beginning of ``stop``."""
+        """The number of last pending characters that are a beginning of ``stop``."""
         for length in range(min(len(stop) - 1, len(self._pending)), 0, -1):
             if self._pending.endswith(stop[:length]):
                 return length

@@ -1,20 +1,22 @@
-"""What a Stage and its scheduler say to one another, and the interface every scheduler has."""
+"""The messages between a stage and its scheduler, and the interface of every scheduler."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from queue import Queue
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from sglang_omni.scheduling.ranks import RankGroup
+    from sglang_omni.scheduling.work_clock import WorkClock
 
 
 @dataclass(slots=True)
 class IncomingMessage:
     """Stage -> scheduler. ``data`` is a StagePayload, a StreamItem, or None for ``stream_done``.
 
-    A stream's end carries the stage it came from as ``data`` where the scheduler must tell several apart.
+    A ``stream_done`` carries the name of its source stage if the scheduler must tell several apart.
     """
 
     request_id: str
@@ -26,8 +28,9 @@ class IncomingMessage:
 class OutgoingMessage:
     """Scheduler -> stage.
 
-    ``result`` carries the stage's output and ends the request here; ``stream`` a chunk for ``target``,
-    or for the stage's ``stream_to`` targets (the caller, where it has none); ``error`` the exception.
+    ``result`` carries the stage's output and ends the request here. ``stream`` carries a chunk for
+    ``target``, by default for the stage's ``stream_to`` targets, or the caller if it has none. ``error``
+    carries the exception.
     """
 
     request_id: str
@@ -38,13 +41,10 @@ class OutgoingMessage:
 
 
 class Scheduler(Protocol):
-    """What runs a stage's work. ``start`` blocks until ``stop``; the stage gives it a thread of its own.
+    """Runs a stage's work. ``start`` blocks until ``stop``; the stage calls it in a thread of its own.
 
-    One that has a ``work_clock``, a ``WorkClock``, tells by it how long it worked on each request. Of
-    another, all the time that a request is in the stage counts as work.
-
-    One that tells a ``StepClock`` of its steps is ended with its process if one of them does not end, or if
-    all of them fail. Of another, only the heartbeat of its process is watched.
+    The protocols below are optional. So is a ``StepMonitor``: with one, the process is restarted if a step
+    does not end, or if all steps fail; without one, only the heartbeat of the process is watched.
     """
 
     inbox: Queue[IncomingMessage]
@@ -58,7 +58,28 @@ class Scheduler(Protocol):
 
 
 @runtime_checkable
+class HasWorkClock(Protocol):
+    """A scheduler that measures its work on each request. In others, all time in the stage counts as work."""
+
+    work_clock: WorkClock
+
+
+@runtime_checkable
+class HasStats(Protocol):
+    """A scheduler with numbers for ``/metrics``; names that end in ``_total`` are counters."""
+
+    def stats(self) -> Mapping[str, float]: ...
+
+
+@runtime_checkable
+class HasCache(Protocol):
+    """A scheduler with a cache, which ``flush_cache`` empties of all that no request uses."""
+
+    def flush_cache(self) -> None: ...
+
+
+@runtime_checkable
 class RankedScheduler(Protocol):
-    """What a scheduler also has that can be one of several ranks, which compute one model together."""
+    """A scheduler that can be one of several ranks, which compute one model together."""
 
     def join_ranks(self, ranks: RankGroup) -> None: ...

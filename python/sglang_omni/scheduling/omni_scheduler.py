@@ -1,4 +1,4 @@
-"""An autoregressive engine as a stage's scheduler."""
+"""OmniScheduler: a stage that runs an engine, autoregressive or of encoders."""
 
 from __future__ import annotations
 
@@ -6,76 +6,77 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Queue
-from typing import Any
+from typing import Any, Generic
 
-from sglang_omni.engines.base import Engine
-from sglang_omni.engines.request import EngineRequest, FinishReason
+from sglang_omni.engines.base import Engine, RequestT
+from sglang_omni.engines.request import FinishReason
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.ranks import Operation, RankGroup
 from sglang_omni.scheduling.recent_ids import RecentIds
-from sglang_omni.scheduling.step_clock import StepClock
+from sglang_omni.scheduling.step_monitor import StepMonitor
 from sglang_omni.scheduling.work_clock import WorkClock
 
 logger = logging.getLogger(__name__)
 
-RequestBuilder = Callable[[StagePayload], EngineRequest]
-ResultAdapter = Callable[[StagePayload, EngineRequest], StagePayload]
-StreamOutputBuilder = Callable[[StagePayload, EngineRequest, list[int]], list[OutgoingMessage] | None]
-StreamChunkHandler = Callable[[EngineRequest, Any], None]
-StreamDoneHandler = Callable[[EngineRequest, Any], FinishReason | None]
+RequestBuilder = Callable[[StagePayload], RequestT]
+ResultAdapter = Callable[[StagePayload, RequestT], StagePayload]
+StreamOutputBuilder = Callable[[StagePayload, RequestT, list[int]], list[OutgoingMessage] | None]
+StreamChunkHandler = Callable[[RequestT, Any], None]
+StreamDoneHandler = Callable[[RequestT, Any], FinishReason | None]
 
-# Stream messages that one request may have here before its payload comes.
-_EARLY_MOST = 4096
+# The most stream messages of one request that are kept before its payload comes.
+_MAX_EARLY = 4096
 
 
 @dataclass(slots=True)
-class _Active:
+class _Active(Generic[RequestT]):
     payload: StagePayload
-    request: EngineRequest
+    request: RequestT
     num_streamed: int = 0
 
 
-class OmniScheduler:
-    """Takes new requests into the running batch between steps, and hands out what every step produced.
+class OmniScheduler(Generic[RequestT]):
+    """Adds new requests to the running batch between steps, and puts out the results of every step.
 
-    The engine may hold requests whose next input has not come: where no other can run, the scheduler sleeps
-    until a message comes. A request's failure is that request's error; a step that fails ends the requests
-    that were running in it, and frees what they hold.
+    The engine may hold requests that wait for input; if no other can run, the scheduler sleeps until a
+    message comes. A request's failure is that request's error. A step that fails ends the requests in it and
+    frees what they hold.
 
-    An engine that is split over ranks has a scheduler in each rank's process, and each does the same. Rank 0
-    alone has an inbox and an outbox that anybody uses; what it did between two steps it tells the others. A
-    step that fails ends the group, whose ranks could no longer be known to agree.
+    An engine that is split over ranks has a scheduler in each rank's process. Rank 0 alone uses its inbox and
+    outbox; it sends all that it does between two steps to the others, which do the same. A step that fails
+    ends the group, because its ranks might no longer agree.
 
     Args:
-        request_builder: A stage's payload as a request of the engine. What it raises is the request's error.
-        result_adapter: The stage's output for a finished request.
-        stream_output_builder: Called once a step for each request that got tokens, with the new ones;
-            its messages go out at once, before the result where that is due.
-        stream_chunk_handler: Takes each item of a stream that flows into this stage. Items that came before
-            their request's payload are handed over right after ``request_builder``.
-        stream_done_handler: Takes the end of such a stream, with the name of the stage it came from. A finish
-            reason that it returns ends the request there and then, with the tokens it has.
+        request_builder: Makes a request of the engine from a stage's payload. An exception is that request's
+            error.
+        result_adapter: Makes the stage's output from a finished request.
+        stream_output_builder: Called after each step for each request that got tokens, with the new ones. Its
+            messages are put out at once, before a result.
+        stream_chunk_handler: Takes each item of a stream into this stage. Items that came before their
+            request's payload follow right after ``request_builder``.
+        stream_done_handler: Takes the end of such a stream, with the name of its source stage. If it returns
+            a finish reason, the request ends at once with the tokens it has.
         abort_callback: Called with the id of every aborted request, after its memory is free.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        request_builder: RequestBuilder,
-        result_adapter: ResultAdapter,
-        stream_output_builder: StreamOutputBuilder | None = None,
-        stream_chunk_handler: StreamChunkHandler | None = None,
-        stream_done_handler: StreamDoneHandler | None = None,
+        engine: Engine[RequestT],
+        request_builder: RequestBuilder[RequestT],
+        result_adapter: ResultAdapter[RequestT],
+        stream_output_builder: StreamOutputBuilder[RequestT] | None = None,
+        stream_chunk_handler: StreamChunkHandler[RequestT] | None = None,
+        stream_done_handler: StreamDoneHandler[RequestT] | None = None,
         abort_callback: Callable[[str], None] | None = None,
     ) -> None:
         self.inbox: Queue[Any] = Inbox[IncomingMessage | Operation]()
         self.outbox: Queue[OutgoingMessage] = Outbox()
         self.work_clock = WorkClock()
-        self.steps = StepClock()
+        self.steps = StepMonitor()
         self.engine = engine
         self._build_request = request_builder
         self._adapt_result = result_adapter
@@ -83,22 +84,22 @@ class OmniScheduler:
         self._handle_chunk = stream_chunk_handler
         self._handle_done = stream_done_handler
         self._abort_callback = abort_callback
-        self._active: dict[str, _Active] = {}
+        self._active: dict[str, _Active[RequestT]] = {}
         self._early: dict[str, list[Operation]] = {}
-        # Stream messages of a request that is over may still come.
+        # Stream messages of a finished request may still come.
         self._over = RecentIds()
         self._stats = engine.stats()
         self._ranks: RankGroup | None = None
 
     def join_ranks(self, ranks: RankGroup) -> None:
-        """Makes this the scheduler of one rank. Before ``start``."""
+        """Makes this the scheduler of one rank. Called before ``start``."""
         self._ranks = ranks
 
     def start(self) -> None:
         """Serves until ``stop``; blocks.
 
         Raises:
-            RankLost: Another rank is gone, or a step has failed in a group of ranks.
+            RankLost: Another rank has ended, or a step has failed in a group of ranks.
         """
         while self._follow() if self._follows else self._lead():
             self._stats = self.engine.stats()
@@ -114,11 +115,11 @@ class OmniScheduler:
         self.inbox.put(Operation("abort", request_id))
 
     def flush_cache(self) -> None:
-        """Before the next step, forgets the prefixes that no request uses."""
+        """Empties the cache of all that no request uses, before the next step."""
         self.inbox.put(Operation("flush_cache"))
 
     def stats(self) -> dict[str, int]:
-        """The engine's, as of the end of its last step. From any thread."""
+        """The engine's numbers at the end of its last step. May be called in any thread."""
         return self._stats
 
     @property
@@ -126,7 +127,7 @@ class OmniScheduler:
         return self._ranks is not None and not self._ranks.leads
 
     def _lead(self) -> bool:
-        """Does what has come; False to stop. Waits for something where the engine has nothing to do."""
+        """Does the operations in the inbox, and waits for one if the engine has no work. False to stop."""
         done: list[Operation] = []
         for operation in self._receive():
             done.append(self._apply(operation))
@@ -137,7 +138,7 @@ class OmniScheduler:
         return not done or done[-1].kind != "stop"
 
     def _follow(self) -> bool:
-        """Does what rank 0 has done; False to stop."""
+        """Does the operations of rank 0. False to stop."""
         assert self._ranks is not None
         for operation in self._ranks.receive():
             if operation.kind == "stop":
@@ -154,7 +155,7 @@ class OmniScheduler:
         ]
 
     def _apply(self, operation: Operation) -> Operation:
-        """Does it, where a failure is its request's. Returns what it came to."""
+        """Does an operation on rank 0. A failure aborts its request. Returns what the others must do."""
         if self._ranks is not None and operation.kind == "new_request":
             operation = operation._replace(seed=random.getrandbits(63))
         if not operation.request_id:
@@ -181,9 +182,8 @@ class OmniScheduler:
     def _add(self, operation: Operation) -> None:
         request_id, payload = operation.request_id, operation.data
         request = self._build_request(payload)
-        if operation.seed is not None and request.sampling.seed is None:
-            request.sampling = replace(request.sampling, seed=operation.seed)
-            request.generator.seed(operation.seed)
+        if operation.seed is not None:
+            request.set_default_seed(operation.seed)
         self.engine.add(request)
         self._active[request_id] = _Active(payload, request)
         self._over.discard(request_id)
@@ -208,16 +208,13 @@ class OmniScheduler:
 
     def _keep(self, operation: Operation) -> None:
         early = self._early.setdefault(operation.request_id, [])
-        if len(early) >= _EARLY_MOST:
-            raise RuntimeError(f"{_EARLY_MOST} stream messages came before the payload of their request")
+        if len(early) >= _MAX_EARLY:
+            raise RuntimeError(f"{_MAX_EARLY} stream messages came before the payload of their request")
         early.append(operation)
 
-    def _finish_now(self, active: _Active, reason: FinishReason) -> None:
-        request = active.request
-        self.engine.abort(request.request_id)
-        request.finish_reason = reason
-        if request.detokenizer is not None:
-            request.detokenizer.finish()
+    def _finish_now(self, active: _Active[RequestT], reason: FinishReason) -> None:
+        self.engine.abort(active.request.request_id)
+        active.request.finish(reason)
         self._advance(active)
 
     def _abort(self, request_id: str) -> None:
@@ -238,8 +235,8 @@ class OmniScheduler:
         except Exception as exc:
             if self._ranks is not None:
                 self._ranks.give_up(exc)
-            # What a failed step left in the cache is unknown to every request that was in it. Where it failed
-            # before any was admitted, the same ones would fail the next step too.
+            # The cache entries of every request in a failed step are unknown. If it failed before it admitted
+            # any, the same requests would fail the next step too, so all end.
             failed = [r.request_id for r in self.engine.running] or list(self._active)
             self.steps.fail(exc, failed)
             logger.exception("an engine step failed, and with it the requests %s", ", ".join(failed))
@@ -250,8 +247,8 @@ class OmniScheduler:
         for request in advanced:
             self._advance(self._active[request.request_id])
 
-    def _advance(self, active: _Active) -> None:
-        """Hands out what is new of a request, which is over if it has a finish reason."""
+    def _advance(self, active: _Active[RequestT]) -> None:
+        """Puts out a request's new output. The request is over if it has a finish reason."""
         request_id = active.request.request_id
         if active.request.finish_reason is not None:
             del self._active[request_id]
@@ -266,7 +263,7 @@ class OmniScheduler:
             self.outbox.put(OutgoingMessage(request_id, "error", exc))
             self.abort(request_id)
 
-    def _emit(self, active: _Active) -> None:
+    def _emit(self, active: _Active[RequestT]) -> None:
         payload, request = active.payload, active.request
         if request.failure is not None:
             raise request.failure

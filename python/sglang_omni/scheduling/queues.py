@@ -1,4 +1,4 @@
-"""The queues between a stage and its scheduler: a thread on one side, the stage's event loop on the other."""
+"""The queues between a scheduler's threads and its stage's event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 class Inbox(Queue[_T]):
-    """A ``queue.Queue`` that wakes its reader in half the time, without ``task_done`` and ``join``."""
+    """A ``queue.Queue`` that wakes its reader in half the time. ``task_done`` and ``join`` do not work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Inbox(Queue[_T]):
         return item
 
     def when_low(self, level: int, notify: Callable[[], None]) -> None:
-        """Has ``notify`` called once when at most ``level`` items are left, by the thread that takes one."""
+        """Calls ``notify`` once when at most ``level`` items are left, in the thread that takes one."""
         self._low = level, notify
         self._tell_low()
 
@@ -46,10 +46,10 @@ class Inbox(Queue[_T]):
 
 
 class Outbox(Inbox[_T]):
-    """An ``Inbox`` that tells a listener when there is something to take, and stops who fills it too fast.
+    """An ``Inbox`` that notifies its reader of items, and makes threads wait that fill it too fast.
 
     Args:
-        limit: Items at which ``put`` waits until the listener has taken some. Without a listener, or in
+        limit: At so many items, ``put`` waits until the listener has taken some. Without a listener, or in
             the listener's own thread, it never waits.
     """
 
@@ -63,9 +63,9 @@ class Outbox(Inbox[_T]):
         self._waiting = 0
 
     def listen(self, notify: Callable[[], None]) -> None:
-        """Has ``notify`` called, in the thread that puts, when items come after a ``take``.
+        """Calls ``notify``, in the thread that puts, for the first item after each ``take``.
 
-        The calling thread is the one that takes them.
+        The calling thread becomes the listener, which takes the items.
         """
         self._listener = threading.get_ident()
         self._notify = notify
@@ -74,7 +74,7 @@ class Outbox(Inbox[_T]):
             notify()
 
     def unlisten(self) -> None:
-        """The listener leaves: nobody is notified and nobody waits for room from here on."""
+        """Removes the listener: from now on no thread is notified or waits for room."""
         with self._room:
             self._listener = self._notify = None
             self._room.notify_all()
@@ -92,8 +92,8 @@ class Outbox(Inbox[_T]):
             notify()
 
     def take(self, most: int) -> list[_T]:
-        """Up to ``most`` of the items that are there. Where it gives fewer, ``notify`` tells of the next."""
-        # Cleared first: what is put from here on is either taken below or notified of.
+        """Takes up to ``most`` items. If it returns fewer, the next one will be notified."""
+        # Cleared first: every item from now on is either taken below or notified.
         self._notified = False
         items: list[_T] = []
         try:
@@ -101,7 +101,7 @@ class Outbox(Inbox[_T]):
                 items.append(self._items.get_nowait())
         except Empty:
             pass
-        # Who fills it is woken for a good part of it, not for every few items.
+        # Waiting threads are woken when half of the queue is free, not for every few items.
         if self._waiting and self._items.qsize() <= self._limit // 2:
             with self._room:
                 self._room.notify_all()

@@ -1,4 +1,4 @@
-"""How the ranks of one engine, each in a process of its own, come to do the same things in the same order."""
+"""Keeps the ranks of one engine in step: each does the operations of rank 0 in the same order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from sglang_omni.proto import codec
 
-# How long the other ranks are waited for before they meet.
+# The longest wait for rank 0 to listen.
 _MEET_S = 600.0
 _TRY_AGAIN_S = 0.02
-# How long a rank that cannot go on waits to see whether another one has ended, and then for its own end:
-# whoever started the ranks says best which one it was, and takes the others down with it.
+# A rank that cannot go on waits so long to see if another has ended, and then so long to be ended itself: the
+# supervisor reports best which rank was at fault, and ends the others.
 _GRACE_S = 2.0
 
 
@@ -21,8 +21,8 @@ class Operation(NamedTuple):
     """What a scheduler does between two steps.
 
     Attributes:
-        data: The payload, the stream's item, or the stage where a stream ended.
-        seed: What a new request that names no seed is sampled with, where several ranks must agree.
+        data: The payload, the stream's item, or the source stage of a stream that ended.
+        seed: For a new request that has none, because all ranks must draw the same numbers.
     """
 
     kind: Literal["new_request", "stream_chunk", "stream_done", "abort", "flush_cache", "stop"]
@@ -32,15 +32,14 @@ class Operation(NamedTuple):
 
 
 class RankLost(RuntimeError):
-    """A rank has ended, or what it does can no longer be known to be what the others do."""
+    """A rank has ended, or may no longer do the same as the others."""
 
 
 class RankGroup:
-    """Rank 0's line to the others. Belongs to the scheduler's thread.
+    """The connections between rank 0 and the others. Used by the scheduler's thread only.
 
-    Rank 0 sends one message an iteration, the operations before the next step, and nobody answers: ranks
-    that do the same with the same state stay in step, and the model's own collectives make them wait for
-    one another.
+    Before each step, rank 0 sends one message with its operations, without a reply: ranks that do the same
+    with the same state stay in step, and the model's collectives make them wait for each other.
     """
 
     def __init__(self, rank: int, connections: list[Connection]) -> None:
@@ -49,20 +48,20 @@ class RankGroup:
 
     @classmethod
     def meet(cls, rank: int, size: int, path: str | Path) -> RankGroup:
-        """Returns when all ranks are here.
+        """Connects all ranks; returns when all are connected.
 
         Args:
             path: Of a Unix socket, in a folder that only this user can enter.
 
         Raises:
-            TimeoutError: Rank 0 does not come.
+            TimeoutError: Rank 0 does not listen in time.
         """
         address = str(path)
         if rank > 0:
             connection = _connect(address)
             connection.send_bytes(rank.to_bytes(2, "little"))
             return cls(rank, [connection])
-        # That of a group which was killed.
+        # A killed group may have left its socket.
         Path(address).unlink(missing_ok=True)
         with Listener(address, "AF_UNIX", backlog=size) as listener:
             connections = [listener.accept() for _ in range(size - 1)]
@@ -76,10 +75,10 @@ class RankGroup:
         return self.rank == 0
 
     def send(self, operations: list[Operation]) -> None:
-        """Tells the other ranks what to do before the next step.
+        """Sends the other ranks the operations to do before the next step.
 
         Raises:
-            RankLost: One of them is gone.
+            RankLost: One of them has ended.
         """
         packed = codec.plan([tuple(operation) for operation in operations]).to_bytes() if operations else b""
         try:
@@ -89,10 +88,10 @@ class RankGroup:
             self.give_up(exc)
 
     def receive(self) -> list[Operation]:
-        """What rank 0 says is next.
+        """Waits for the operations of rank 0 before the next step.
 
         Raises:
-            RankLost: It is gone.
+            RankLost: Rank 0 has ended.
         """
         try:
             packed = self._connections[0].recv_bytes()
@@ -103,9 +102,9 @@ class RankGroup:
         return [Operation(*fields) for fields in codec.unpack_payload(bytearray(packed), trusted=True)]
 
     def give_up(self, error: BaseException) -> NoReturn:
-        """Raises RankLost: after ``error`` this rank does not know where the others are.
+        """Raises RankLost, because after ``error`` this rank may differ from the others.
 
-        Where one of them has ended, it waits first to be ended as well.
+        If another rank has ended, waits first to be ended by the supervisor.
         """
         if wait(self._connections, _GRACE_S if self.leads else 0.0):
             time.sleep(_GRACE_S)

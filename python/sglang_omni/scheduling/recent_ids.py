@@ -1,4 +1,4 @@
-"""A bounded memory of request ids."""
+"""A bounded set of request ids."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import OrderedDict
 
 
 class RecentIds:
-    """The last ``limit`` ids added, oldest forgotten first.
+    """The last ``limit`` ids added.
 
-    Messages of an aborted or finished request may still arrive; they are recognised by its id. That
-    memory must not grow with the number of requests ever served.
+    Late messages of an aborted or finished request are recognised by its id. The set is bounded because it
+    must not grow with the number of requests ever served.
     """
 
     def __init__(self, limit: int = 10_000) -> None:

@@ -7,7 +7,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from queue import Empty, Queue
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.recent_ids import RecentIds
-from sglang_omni.scheduling.step_clock import StepClock
+from sglang_omni.scheduling.step_monitor import StepMonitor
 from sglang_omni.scheduling.threads import run_together
 from sglang_omni.scheduling.work_clock import WorkClock
 
@@ -23,23 +23,23 @@ logger = logging.getLogger(__name__)
 
 
 class SimpleScheduler:
-    """Calls ``compute_fn(payload)`` for each request and hands its result on.
+    """Calls ``compute_fn(payload)`` for each request and puts out its result.
 
-    An exception is that request's error. Both functions may be async or return awaitables. For a stage
-    that consumes a stream, write a scheduler of its own: this one takes whole payloads.
+    An exception is that request's error. Both functions may be async or return awaitables. This scheduler
+    takes whole payloads only; a stage that consumes a stream needs another.
 
     Args:
-        compute_fn: Called with one payload, returns its result.
-        batch_compute_fn: Called with a list of payloads where several are waiting, returns as many
-            results in order; an exception in a result's place is the error of that request alone.
+        compute_fn: Takes one payload and returns its result.
+        batch_compute_fn: Takes a list of payloads if several are waiting, and returns as many results in
+            order. An exception in place of a result is that request's error.
         max_batch_size: The most requests in a batch.
         max_batch_wait_ms: How long a batch waits for more requests after its first.
-        request_cost_fn: A payload's cost, for ``max_batch_cost``.
-        max_batch_cost: The most a batch may cost together; a request that costs more runs alone.
+        request_cost_fn: Returns a payload's cost, for ``max_batch_cost``.
+        max_batch_cost: The most that a batch may cost together; a request that costs more runs alone.
         max_concurrency: How many requests run at once, each in a thread; ``compute_fn`` must allow it.
         abort_callback: Called with the id of each aborted request, in the aborting thread.
-        sees_abort: Call ``compute_fn(payload, aborted)``, so that it can give up in the middle: ``aborted()``
-            says whether the request has been aborted. What it raises then goes nowhere.
+        sees_abort: Call ``compute_fn(payload, aborted)`` instead. ``aborted()`` is True once the request has
+            been aborted; what ``compute_fn`` then returns or raises is dropped.
 
     Raises:
         ValueError: ``max_concurrency > 1`` with ``batch_compute_fn``, or a limit below its least value.
@@ -70,7 +70,7 @@ class SimpleScheduler:
         self.inbox: Queue[IncomingMessage] = Inbox()
         self.outbox: Queue[OutgoingMessage] = Outbox()
         self.work_clock = WorkClock()
-        self.steps = StepClock()
+        self.steps = StepMonitor()
         self._compute = compute_fn
         self._compute_batch = batch_compute_fn
         self._max_batch_size = max_batch_size if batch_compute_fn is not None else 1
@@ -81,9 +81,9 @@ class SimpleScheduler:
         self._abort_callback = abort_callback
         self._sees_abort = sees_abort
         self._stopped = threading.Event()
-        # Guards what `abort` shares with the working threads.
+        # Guards the state that `abort` shares with the working threads.
         self._lock = threading.Lock()
-        # By working thread, which alone writes its own.
+        # Requests in work, by thread; each thread writes its own entry only.
         self._running: dict[int, int] = {}
         self._aborted = RecentIds()
         self._awaiting: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = {}
@@ -101,7 +101,7 @@ class SimpleScheduler:
             self.inbox.put(_WAKE)
 
     def abort(self, request_id: str) -> None:
-        """Drops the request where it is waiting; a running async ``compute_fn`` is cancelled."""
+        """Drops a request that waits, or cancels its async ``compute_fn``."""
         with self._lock:
             self._aborted.add(request_id)
             if (awaiting := self._awaiting.get(request_id)) is not None:
@@ -114,7 +114,7 @@ class SimpleScheduler:
                 logger.exception("abort_callback failed for request %s", request_id)
 
     def stats(self) -> dict[str, int]:
-        """How many requests run, may run at once, and wait."""
+        """The numbers of requests that run, that may run at once, and that wait."""
         return {
             "num_running_reqs": sum(list(self._running.values())),
             "max_running_reqs": self._max_concurrency * self._max_batch_size,
@@ -122,7 +122,7 @@ class SimpleScheduler:
         }
 
     def _work(self) -> None:
-        """One thread's loop: take a batch, compute it, hand the results on."""
+        """One thread's loop: take a batch, compute it, put out the results."""
         thread = threading.get_ident()
         with asyncio.Runner() as runner:
             left_over: IncomingMessage | None = None
@@ -134,10 +134,10 @@ class SimpleScheduler:
                 elif batch:
                     self._run_batch(batch, runner)
                 self._running[thread] = 0
-                del batch  # Or an idle stage would hold on to the memory of its last payload.
+                del batch  # An idle stage must not hold the memory of its last payload.
 
     def _next_batch(self, first: IncomingMessage) -> tuple[list[IncomingMessage], IncomingMessage | None]:
-        """The requests to run together, and one taken from the inbox that must wait for the next batch."""
+        """The next batch, and a request taken from the inbox that must wait for the batch after it."""
         batch: list[IncomingMessage] = []
         total = 0.0
         deadline = time.monotonic() + self._max_batch_wait_s
@@ -161,7 +161,7 @@ class SimpleScheduler:
         return batch, None
 
     def _take(self, deadline: float | None) -> IncomingMessage | None:
-        """The next message before ``deadline``; of those already there where there is none."""
+        """The next message that comes before ``deadline``, or without one, that is already there."""
         try:
             wait = deadline - time.monotonic() if deadline is not None else 0.0
             return self.inbox.get(timeout=wait) if wait > 0 else self.inbox.get_nowait()
@@ -209,7 +209,10 @@ class SimpleScheduler:
                     results = runner.run(_as_coroutine(results))
             finally:
                 self.steps.end()
-            results = self._checked(results, len(batch))
+            if len(results) != len(batch):
+                raise ValueError(
+                    f"batch_compute_fn returned {len(results)} results for {len(batch)} requests"
+                )
         except (Exception, asyncio.CancelledError) as exc:  # noqa: BLE001  the error of each request in it
             self.steps.fail(exc, [message.request_id for message in batch])
             for message in batch:
@@ -222,12 +225,6 @@ class SimpleScheduler:
             else:
                 self.steps.succeed()
             self._answer(message.request_id, result)
-
-    @staticmethod
-    def _checked(results: Sequence[Any], expected: int) -> Sequence[Any]:
-        if len(results) != expected:
-            raise ValueError(f"batch_compute_fn returned {len(results)} results for {expected} requests")
-        return results
 
     async def _awaited(self, request_id: str, result: Any) -> Any:
         task = asyncio.current_task()

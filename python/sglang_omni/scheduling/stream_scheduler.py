@@ -1,4 +1,4 @@
-"""A scheduler for stages whose work comes or goes in pieces: vocoders, sentence-wise speech, recognition."""
+"""A scheduler for stages with streams as input or output: vocoders, sentence-wise speech, recognition."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.queues import Inbox, Outbox
 from sglang_omni.scheduling.recent_ids import RecentIds
-from sglang_omni.scheduling.step_clock import StepClock
+from sglang_omni.scheduling.step_monitor import StepMonitor
 from sglang_omni.scheduling.work_clock import WorkClock
 
 
 @dataclass(eq=False)
 class BatchItem:
-    """Work that a session yields to have it done together with that of other requests.
+    """Work that a session yields, to be done in a batch with that of other requests.
 
     Attributes:
-        key: Of what can be done together.
-        max_batch_size: How much of it.
+        key: Items with equal keys can be in one batch.
+        max_batch_size: The most items in its batch.
     """
 
     key: Hashable
@@ -35,32 +35,32 @@ class BatchItem:
 class StreamSession(ABC):
     """One request's work.
 
-    Its methods yield chunks, None to let other requests run before going on, or a ``BatchItem``, which is
-    done when they go on.
+    Its methods yield chunks, None to let other requests run, or a ``BatchItem``, which is done when they
+    continue.
     """
 
     @abstractmethod
     def begin(self, payload: StagePayload) -> Iterator[Any]:
-        """Start on the request. Always called first."""
+        """Starts on the request. Always called first."""
 
     def feed(self, data: Any) -> Iterator[Any]:
-        """Take one piece of the incoming stream."""
+        """Takes one item of the incoming stream."""
         raise TypeError(f"{type(self).__name__} takes no stream")
 
     def end(self) -> Iterator[Any]:
-        """Finish what is pending, the incoming stream (if any) being over."""
+        """Finishes pending work after the last item of the incoming stream, if there is one."""
         return iter(())
 
     @abstractmethod
     def result(self) -> Any:
-        """The ``data`` of the resulting payload. Called once, last."""
+        """Returns the ``data`` of the resulting payload. Called last, and once."""
 
 
 @dataclass
 class _Request:
     session: StreamSession
     payload: StagePayload | None = None
-    # Stream items that came before the payload, then what is left to run, in order.
+    # Steps of stream items that came before the payload, and steps left to run, in order.
     early: deque[Callable[[], Iterator[Any]]] = field(default_factory=deque)
     steps: deque[Callable[[], Iterator[Any]]] = field(default_factory=deque)
     running: Iterator[Any] | None = None
@@ -68,11 +68,14 @@ class _Request:
 
 
 class StreamScheduler:
-    """Runs one session a request and interleaves them step by step.
+    """Runs one session for each request, and interleaves them step by step.
 
-    A request is over when its payload has come and, where ``expects_stream(payload)`` holds, its stream
-    has ended. Chunks go out at once where ``wants_chunks(payload)`` holds; a session's result is complete
-    in either case.
+    Args:
+        open_session: Makes a request's session.
+        expects_stream: True for a payload with an incoming stream: its request ends after the stream.
+        wants_chunks: True for a payload whose chunks are put out at once. The result is complete either way.
+        batch_compute_fn: Does ``BatchItem``s with equal keys. If it fails, it must leave the items unchanged:
+            they are then done one by one, so that a fault is one request's.
     """
 
     def __init__(
@@ -83,17 +86,10 @@ class StreamScheduler:
         wants_chunks: Callable[[StagePayload], bool],
         batch_compute_fn: Callable[[list[Any]], None] | None = None,
     ) -> None:
-        """
-        Args:
-            open_session: Makes a request's session.
-            expects_stream, wants_chunks: See above.
-            batch_compute_fn: Does the ``BatchItem``s that sessions yield, all of one key. One that fails must
-                leave them as they were: they are then done one by one, for the fault to be one request's.
-        """
         self.inbox: queue.Queue[IncomingMessage] = Inbox()
         self.outbox: queue.Queue[OutgoingMessage] = Outbox()
         self.work_clock = WorkClock()
-        self.steps = StepClock()
+        self.steps = StepMonitor()
         self._open_session = open_session
         self._expects_stream = expects_stream
         self._wants_chunks = wants_chunks
@@ -103,11 +99,11 @@ class StreamScheduler:
         self._batchable: dict[str, BatchItem] = {}  # oldest first
         self._num_running = 0
         self._commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        # Chunks of an aborted or failed request may still be on their way when it is forgotten here.
+        # Chunks of an aborted or failed request may still arrive.
         self._dropped = RecentIds()
 
     def start(self) -> None:
-        """Serve until ``stop``; blocks."""
+        """Serves until ``stop``; blocks."""
         while True:
             message = self._next_message(wait=not self._ready and not self._batchable)
             while message is not None:
@@ -131,12 +127,12 @@ class StreamScheduler:
         self.inbox.put(_WAKE)
 
     def abort(self, request_id: str) -> None:
-        """Forget a request, once the step that is running now has come to its next chunk."""
+        """Drops a request after the next chunk of the present step."""
         self._commands.put(request_id)
         self.inbox.put(_WAKE)
 
     def stats(self) -> dict[str, int]:
-        """How many requests are in a step or batch, and how many wait for theirs."""
+        """The numbers of requests in a step or batch, and of those that wait for one."""
         waiting = len(self._ready) + len(self._batchable)
         return {"num_running_reqs": self._num_running, "num_queue_reqs": waiting}
 
@@ -147,7 +143,7 @@ class StreamScheduler:
             return None
 
     def _run_command(self) -> bool:
-        """Whether to stop. One for each wake-up: an abort must not overtake the request it is about."""
+        """Runs one command; True to stop. One per wake-up: an abort must not overtake its request."""
         request_id = self._commands.get()
         if request_id is None:
             return True
@@ -189,7 +185,7 @@ class StreamScheduler:
             self._ready.append(request_id)
 
     def _step(self, request_id: str) -> None:
-        """Run a request to its next chunk, or through one of its steps."""
+        """Runs a request up to its next chunk or the end of a step."""
         request = self._requests.get(request_id)
         if request is None or request.payload is None:
             return
@@ -228,7 +224,7 @@ class StreamScheduler:
             self._ready.append(request_id)
 
     def _next_batch(self) -> dict[str, BatchItem]:
-        """The item that has waited longest, and what can be done with it."""
+        """The item that has waited longest, and others with its key."""
         first = next(iter(self._batchable.values()))
         alike = [request_id for request_id, item in self._batchable.items() if item.key == first.key]
         return {request_id: self._batchable.pop(request_id) for request_id in alike[: first.max_batch_size]}

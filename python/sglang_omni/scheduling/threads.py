@@ -1,4 +1,4 @@
-"""Running blocking loops side by side."""
+"""Runs blocking loops side by side."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 def run_together(loops: Sequence[Callable[[], None]], stop: Callable[[], None]) -> None:
     """Runs every loop in a thread of its own until all have returned.
 
-    The first exception of one of them calls ``stop``, which ends the others, and is raised then.
+    The first exception calls ``stop``, which must end the other loops, and is then raised.
     """
     with ThreadPoolExecutor(len(loops), thread_name_prefix="worker") as pool:
         running = [pool.submit(loop) for loop in loops]

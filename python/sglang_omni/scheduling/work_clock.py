@@ -1,4 +1,4 @@
-"""How long a scheduler has worked on each of its requests, as opposed to having it wait."""
+"""Measures how long a scheduler works on each request, apart from the time that the request waits."""
 
 from __future__ import annotations
 
@@ -7,31 +7,30 @@ from typing import Protocol
 
 
 class Worked(Protocol):
-    """What is known of a request, with the seconds of work on it."""
+    """A request's record with the seconds of ``work`` on it."""
 
     work: float
 
 
 class WorkClock:
-    """Adds up the seconds of work on the requests of a stage.
+    """Adds up the seconds of work on each request of a stage.
 
-    A scheduler has one as ``work_clock``, and adds the time of a step before it hands out what the step has
-    made. What was done for several requests at once is the work of each.
+    A scheduler has one as ``work_clock``, and adds the time of a step before it puts out the step's results.
+    A step for several requests counts in full for each of them.
 
     Attributes:
-        records: The requests that the stage has now; the stage sets it to its own table. Seconds of others
-            are not counted.
+        records: The stage's present requests, set by the stage. Other requests are not counted.
     """
 
     def __init__(self) -> None:
         self.records: Mapping[str, Worked] = {}
 
     def add(self, request_id: str, seconds: float) -> None:
-        """Called by the scheduler's threads, by one at a time for a request."""
+        """Called in any of the scheduler's threads, but for one request only by one at a time."""
         if (record := self.records.get(request_id)) is not None:
             record.work += seconds
 
     def add_to_all(self, request_ids: Iterable[str], seconds: float) -> None:
-        """As ``add``, for a step of several requests."""
+        """Adds the seconds of a step to each of its requests."""
         for request_id in request_ids:
             self.add(request_id, seconds)

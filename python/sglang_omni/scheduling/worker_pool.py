@@ -1,4 +1,4 @@
-"""Several schedulers behind the interface of one."""
+"""Several schedulers of one stage behind the interface of one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,22 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from queue import Queue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from sglang_omni.proto import StagePayload
-from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage, Scheduler
+from sglang_omni.scheduling.messages import (
+    HasCache,
+    HasStats,
+    HasWorkClock,
+    IncomingMessage,
+    OutgoingMessage,
+    Scheduler,
+)
 from sglang_omni.scheduling.queues import Outbox
 from sglang_omni.scheduling.threads import run_together
 from sglang_omni.scheduling.work_clock import WorkClock
 
-# Finished requests that may come back, and sessions, whose workers are remembered.
+# The most finished requests, and the most sessions, whose workers are remembered.
 _REMEMBERED = 10_000
 
 _Key = TypeVar("_Key", bound=Hashable)
@@ -25,14 +32,16 @@ class WorkerPool:
 
     Requests go round robin, except that
 
-    - all messages of one request go to one worker. So does what comes back to the stage after its result,
-      from a pipeline that loops, as long as the request is among the 10,000 last finished;
+    - all messages of one request go to one worker, also those of a request that returns to the stage in a
+      pipeline that loops, as long as it is among the 10,000 last finished;
     - all requests of one session (``request.metadata["session_id"]``) go to one worker, as long as the
       session is among the 10,000 last seen.
 
     Args:
-        workers: At least one scheduler; each must emit through its ``outbox`` attribute, which the pool
-            replaces by its own, as it does their ``work_clock``.
+        workers: At least one. The pool replaces each one's ``outbox`` and ``work_clock`` by its own.
+
+    Raises:
+        ValueError: There is no worker.
     """
 
     def __init__(self, workers: Sequence[Scheduler]) -> None:
@@ -42,17 +51,18 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._next = 0
         self._of_request: dict[str, Scheduler] = {}
-        self._of_finished: _Recent[str] = _Recent(_REMEMBERED)
-        # By hash: a session's name is the caller's, and as long as that likes.
-        self._of_session: _Recent[int] = _Recent(_REMEMBERED)
+        self._of_finished: _Recent[str] = _Recent()
+        # By hash: the caller chooses a session's name, of any length.
+        self._of_session: _Recent[int] = _Recent()
         self.inbox: Queue[IncomingMessage] = _Spread(self)
         self.outbox: Queue[OutgoingMessage] = _Collect(self)
         for worker in self._workers:
             worker.outbox = self.outbox
-        if all(hasattr(worker, "work_clock") for worker in self._workers):
+        clocked = [worker for worker in self._workers if isinstance(worker, HasWorkClock)]
+        if len(clocked) == len(self._workers):
             self.work_clock = WorkClock()
-            for worker in self._workers:
-                worker.work_clock = self.work_clock  # type: ignore[attr-defined]
+            for worker in clocked:
+                worker.work_clock = self.work_clock
 
     def start(self) -> None:
         """Runs every worker until all have stopped. A worker's exception stops the others and is raised."""
@@ -64,23 +74,22 @@ class WorkerPool:
 
     def abort(self, request_id: str) -> None:
         with self._lock:
-            finished = self._of_finished.pop(request_id)
+            finished = self._of_finished.pop(request_id, None)
             worker = self._of_request.pop(request_id, finished)
         if worker is not None:
             worker.abort(request_id)
 
     def flush_cache(self) -> None:
-        """Has every worker that has a cache empty it."""
+        """Empties the cache of every worker that has one."""
         for worker in self._workers:
-            flush = getattr(worker, "flush_cache", None)
-            if flush is not None:
-                flush()
+            if isinstance(worker, HasCache):
+                worker.flush_cache()
 
     def stats(self) -> dict[str, float]:
-        """The workers' numbers: their sum, or of what is called a maximum, the largest."""
+        """The sums of the workers' numbers; of those called ``max_batch...``, the largest."""
         pooled: dict[str, float] = {}
         for worker in self._workers:
-            for name, value in getattr(worker, "stats", dict)().items():
+            for name, value in worker.stats().items() if isinstance(worker, HasStats) else ():
                 combine = max if name.startswith("max_batch") else sum
                 pooled[name] = combine((pooled.get(name, 0), value))
         return pooled
@@ -94,45 +103,32 @@ class WorkerPool:
             if worker is None:
                 worker = self._workers[self._next]
                 self._next = (self._next + 1) % len(self._workers)
-            # A chunk that trails behind the result starts nothing that would end again.
+            # A chunk after the result must not make the request active again: no second result would end it.
             if message.type == "new_request" or request_id not in self._of_finished:
                 self._of_request[request_id] = worker
             if session is not None:
-                self._of_session.put(session, worker)
+                self._of_session[session] = worker
         return worker
 
     def _finished(self, request_id: str) -> None:
         with self._lock:
             worker = self._of_request.pop(request_id, None)
             if worker is not None:
-                self._of_finished.put(request_id, worker)
+                self._of_finished[request_id] = worker
 
 
-class _Recent(Generic[_Key]):
-    """The workers of the ``limit`` keys that were put last."""
+class _Recent(OrderedDict[_Key, Scheduler]):
+    """The workers of the last keys set."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._workers: OrderedDict[_Key, Scheduler] = OrderedDict()
-
-    def put(self, key: _Key, worker: Scheduler) -> None:
-        self._workers[key] = worker
-        self._workers.move_to_end(key)
-        if len(self._workers) > self._limit:
-            self._workers.popitem(last=False)
-
-    def get(self, key: _Key) -> Scheduler | None:
-        return self._workers.get(key)
-
-    def pop(self, key: _Key) -> Scheduler | None:
-        return self._workers.pop(key, None)
-
-    def __contains__(self, key: _Key) -> bool:
-        return key in self._workers
+    def __setitem__(self, key: _Key, worker: Scheduler) -> None:
+        super().__setitem__(key, worker)
+        self.move_to_end(key)
+        if len(self) > _REMEMBERED:
+            self.popitem(last=False)
 
 
 class _Spread(Queue[IncomingMessage]):
-    """An inbox whose messages go straight to a worker's."""
+    """An inbox that puts each message straight into a worker's."""
 
     def __init__(self, pool: WorkerPool) -> None:
         super().__init__()
@@ -146,7 +142,7 @@ class _Spread(Queue[IncomingMessage]):
 
 
 class _Collect(Outbox[OutgoingMessage]):
-    """The outbox of all workers, which also sees their requests end."""
+    """The outbox of all workers, which also notices the ends of their requests."""
 
     def __init__(self, pool: WorkerPool) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ class Item(NamedTuple):
 
 
 class Recorder:
-    """An encoder whose output for an item is 10 floats that tell its name."""
+    """An encoder whose output for an item is 10 floats that encode its name."""
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
@@ -42,12 +42,12 @@ class Harness:
 
     def add(self, request_id: str, *items: Item | str) -> EncoderRequest:
         made = [Item(item) if isinstance(item, str) else item for item in items]
-        request = EncoderRequest.of(request_id, made)
+        request = EncoderRequest(request_id, made)
         self.engine.add(request)
         return request
 
     def run(self) -> list[list[str]]:
-        """Steps until nothing is left; what each finished."""
+        """Steps until no work is left. Returns what each step finished."""
         finished = []
         while self.engine.has_work:
             finished.append([request.request_id for request in self.engine.step()])
@@ -120,7 +120,7 @@ def test_the_cache_keeps_what_fits_and_was_used_last() -> None:
     for index, name in enumerate("abacab"):
         harness.add(str(index), name)
         harness.run()
-    # 40 bytes each: c evicts b, not a, which was used between.
+    # 40 bytes each: c evicts b, not a, which was used later.
     assert harness.encoder.batches == [["a"], ["b"], ["c"], ["b"]]
     stats = harness.engine.stats()
     assert (stats["cache_used_bytes"], stats["cache_max_bytes"]) == (80, 80)
@@ -145,7 +145,7 @@ def _run_one(harness: Harness, request_id: str, item: str) -> EncoderRequest:
     return request
 
 
-def test_an_abort_drops_what_nobody_else_waits_for() -> None:
+def test_an_abort_drops_what_no_other_request_waits_for() -> None:
     harness = Harness()
     harness.add("1", "a", "b", "c")
     kept = harness.add("2", "b")

@@ -1,4 +1,4 @@
-"""Checkpoint files: what is read, what is missing or left over, and what is broken."""
+"""Checkpoint files that are read, miss tensors, have too many, or are broken."""
 
 from __future__ import annotations
 

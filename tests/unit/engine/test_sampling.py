@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from sglang_omni.model_runner import sampling
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.model_runner.sampling import SamplingRow, TokenHistory, sample
-from sglang_omni.model_runner.sampling_params import SamplingParams
 
 VOCAB = 40
 
@@ -18,7 +18,7 @@ def logits(seed: int = 0) -> torch.Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def expected(values: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def expected(values: torch.Tensor, params: RequestSampling) -> torch.Tensor:
     """The distribution by its definition: temperature, then top_k, then top_p of what is left, and min_p."""
     order = values.argsort(descending=True)
     weights = (values / params.temperature).softmax(-1)[order]
@@ -54,7 +54,7 @@ def expected(values: torch.Tensor, params: SamplingParams) -> torch.Tensor:
 )
 def test_distribution(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], candidates: int) -> None:
     monkeypatch.setattr(sampling, "CANDIDATES", candidates)
-    params = SamplingParams.from_params(fields)
+    params = RequestSampling.from_params(fields)
     draws = 20_000
     rows = [SamplingRow(params, (index + 0.5) / draws) for index in range(draws)]
 
@@ -67,11 +67,11 @@ def test_distribution(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], c
 
 def test_rows_do_not_influence_one_another() -> None:
     params = [
-        SamplingParams(temperature=0.0),
-        SamplingParams(),
-        SamplingParams(top_k=3),
-        SamplingParams(top_p=0.95, temperature=2.0),
-        SamplingParams(temperature=0.0, repetition_penalty=3.0),
+        RequestSampling(temperature=0.0),
+        RequestSampling(),
+        RequestSampling(top_k=3),
+        RequestSampling(top_p=0.95, temperature=2.0),
+        RequestSampling(temperature=0.0, repetition_penalty=3.0),
     ]
     values = torch.stack([logits(seed) for seed in range(len(params))])
     rows = [
@@ -90,7 +90,7 @@ def test_penalties() -> None:
     values = torch.zeros(1, VOCAB)
     values[0, :4] = torch.tensor([2.0, -1.0, 3.0, 1.0])
     history = TokenHistory(VOCAB, prompt=[0, 1], output=[2, 2])
-    params = SamplingParams(
+    params = RequestSampling(
         temperature=0.0, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25
     )
 

@@ -1,4 +1,4 @@
-"""What is said where SGLang cannot be used as it is. None of this imports it."""
+"""Errors if SGLang cannot be used as it is installed. No test here imports it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_kernels_that_load_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kernels_that_do_not_load_are_replaced_on_a_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    # None makes the import fail, as a library that lacks its driver does.
+    # None makes the import fail, like a library without its driver.
     monkeypatch.setitem(sys.modules, "sgl_kernel", None)
     with pytest.raises(ImportError, match="they need a CUDA driver"):
         compat._load_kernels("cuda")
@@ -68,7 +68,7 @@ def test_kernels_that_do_not_load_are_replaced_on_a_cpu_alone(monkeypatch: pytes
 
 
 def test_engines_take_turns_in_the_order_of_asking() -> None:
-    turns = compat._Turns()
+    turns = compat._FifoLock()
     order: list[int] = []
 
     def work(number: int) -> None:
@@ -79,7 +79,7 @@ def test_engines_take_turns_in_the_order_of_asking() -> None:
     with turns:
         for number, thread in enumerate(threads):
             thread.start()
-            # It has asked once its turn is counted; the one that holds the lock has the first.
+            # A thread waits once its turn is counted; the holder of the lock has turn 1.
             for _ in range(1000):
                 if turns._last == number + 2:
                     break

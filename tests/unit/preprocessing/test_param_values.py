@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS as QWEN
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS as SPEECH_CHAT
 from sglang_omni.preprocessing.request_params import check_params
@@ -71,7 +71,7 @@ def test_what_the_api_takes_stages_take(name: str, values: tuple[Any, ...]) -> N
     ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": "a"}], name: good})
     for value in (good, None):
         check_params("chat", {"stage_params": {"thinker": {name: value}}}, SPEECH_CHAT, spoken=False)
-        SamplingParams.from_params({name: value})
+        RequestSampling.from_params({name: value})
 
 
 @pytest.mark.parametrize(
@@ -109,5 +109,5 @@ def test_a_general_parameter_of_a_wrong_type() -> None:
 )
 def test_engines_bound_what_they_look_for_in_each_step(params: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="at most") as refused:
-        SamplingParams.from_params(params)
+        RequestSampling.from_params(params)
     assert refused.value.param in params

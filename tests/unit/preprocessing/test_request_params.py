@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.fish_s2_pro.config import FishS2CodesPipelineConfig, codes_stages
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig, speech_stages
 from sglang_omni.models.speech_chat.config import SpeechChatPipelineConfig, default_stages
@@ -30,7 +30,7 @@ TAKES: RequestParams = {
 
 
 def test_sampling_is_what_engines_read() -> None:
-    assert tuple(field.name for field in fields(SamplingParams)) == SAMPLING
+    assert tuple(field.name for field in fields(RequestSampling)) == SAMPLING
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sglang_omni.model_runner.feedback import (
     FeedbackBatch,
     FeedbackBuffers,
     FeedbackStrategy,
-    StateOutbox,
+    StateSink,
     prefill,
 )
 from sglang_omni.model_runner.feedback_runner import FeedbackARModelRunner
@@ -98,7 +98,7 @@ def extract(
 ) -> None:
     model = Model()
     model.feedback.output_rows = hidden
-    strategy.extract_output(model, FeedbackBatch(spans, tokens), spans, StateOutbox())
+    strategy.extract_output(model, FeedbackBatch(spans, tokens), spans, StateSink())
 
 
 def span(state: TalkerState, start: int, count: int = 1) -> SequenceSpan:

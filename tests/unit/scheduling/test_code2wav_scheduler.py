@@ -41,7 +41,7 @@ class CausalVocoder(torch.nn.Module):
 
 
 class BatchVocoder(CausalVocoder):
-    """The same, several streams at a time; notes how many frames of how many streams."""
+    """A vocoder for several streams at a time, which notes the frames and streams of each batch."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -167,7 +167,7 @@ def test_reference_chunking_loses_what_the_decoder_cuts_off_each_chunk(drive: An
 
 
 def chunked_decode(model: CausalVocoder, codes: torch.Tensor, size: int, context: int) -> np.ndarray:
-    """As transformers defines it: every chunk by itself, cut where its first new frame begins."""
+    """transformers' definition: every chunk is decoded alone, and cut at its first new frame."""
     waves = []
     for start in range(0, len(codes), size):
         before = max(0, start - context)
@@ -198,7 +198,7 @@ def test_shapes_that_codes_may_come_in(drive: Any, items: list[Any]) -> None:
 def results_of_all_at_once(
     model: BatchVocoder, max_batch_frames: int, requests: dict[str, torch.Tensor]
 ) -> dict[str, Any]:
-    """What becomes of requests that are all there before the first is decoded."""
+    """Results of requests that have all arrived before the first is decoded."""
     scheduler = Code2WavScheduler(model, "cpu", left_context_size=None, max_batch_frames=max_batch_frames)
     for name, codes in requests.items():
         payload = StagePayload(name, OmniRequest(None, {"stream": False}), None)
@@ -221,7 +221,7 @@ def test_pieces_of_several_requests_are_decoded_together() -> None:
 
     results = results_of_all_at_once(model, 16, requests)
 
-    # The first pieces, then the second; not more frames than that at once, and only what is equally long.
+    # First pieces, then second ones; batches keep the limit of frames and have pieces of equal length.
     assert model.batches == [(4, 2), (4, 4), (2, 8)]
     for name, codes in requests.items():
         audio = results[name].data["audio_data"]

@@ -9,7 +9,7 @@ from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
 
 
 def byte_level() -> Tokenizer:
-    """A token a byte, some merged ones, and an end token."""
+    """One token per byte, some merged ones, and an end token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {symbol: index for index, symbol in enumerate(alphabet)}
     merges = [("l", "l"), ("ll", "o"), ("Ġ", "w")]
@@ -23,7 +23,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentencepiece_like() -> Tokenizer:
-    """Words that carry their leading space, and bytes for whatever has no word."""
+    """Words with their leading space, and bytes for all other text."""
     vocab = {"<unk>": 0, "▁Hello": 1, "▁world": 2, "▁": 3, "!": 4}
     vocab |= {f"<0x{byte:02X}>": 5 + byte for byte in range(256)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
@@ -39,7 +39,7 @@ def sentencepiece_like() -> Tokenizer:
 
 
 def feed_all(detokenizer: IncrementalDetokenizer, tokens: list[int]) -> list[str]:
-    """What ``take`` gives after each token, and after the end."""
+    """The results of ``take`` after each token, and after the end."""
     pieces = []
     for token in tokens:
         stopped = detokenizer.feed([token])
@@ -73,6 +73,13 @@ def test_broken_bytes_come_out_at_the_end() -> None:
     tokens = tokenizer.encode("ok🦊").ids[:-1]
 
     assert feed_all(IncrementalDetokenizer(tokenizer), tokens) == ["o", "k", "", "", "", "\ufffd"]
+
+
+def test_an_invalid_byte_is_no_error() -> None:
+    """``tokenizers.decoders.DecodeStream`` raises here."""
+    tokens = [5 + 0x68, 5 + 0xD8, 3]
+
+    assert feed_all(IncrementalDetokenizer(sentencepiece_like()), tokens) == ["h", "", "\ufffd ", ""]
 
 
 def test_leading_spaces_between_words_and_bytes() -> None:

@@ -1,4 +1,4 @@
-"""What OmniScheduler does with its engine: streams in, held requests, faults, aborts."""
+"""OmniScheduler and its engine: incoming streams, held requests, faults, aborts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class EchoEngine:
 
 
 class Stage:
-    """A running scheduler over an EchoEngine; its stream handler fills in the tokens that are waited for."""
+    """A running scheduler over an EchoEngine, whose stream handler fills in missing tokens."""
 
     def __init__(self) -> None:
         self.engine = EchoEngine()
@@ -111,7 +111,7 @@ class Stage:
     def on_abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
         if request_id == "cursed":
-            raise OSError("nobody is told")
+            raise OSError("the callback failed")
 
     def submit(self, request_id: str, prompt: list[int] | None) -> None:
         self.put(request_id, "new_request", StagePayload(request_id, OmniRequest(None), prompt))
@@ -128,7 +128,7 @@ class Stage:
         return message.request_id, message.data.data
 
     def settle(self) -> None:
-        """Returns when all that was put in before is done."""
+        """Waits until all earlier messages are done."""
         self.submit("settle", [0])
         assert self.result()[0] == "settle"
 
@@ -183,7 +183,7 @@ def test_nothing_is_kept_for_a_request_that_is_over(stage: Stage, end: str) -> N
 def test_too_much_ahead_of_its_request_is_that_requests_error(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sglang_omni.scheduling.omni_scheduler._EARLY_MOST", 3)
+    monkeypatch.setattr("sglang_omni.scheduling.omni_scheduler._MAX_EARLY", 3)
     for token in range(6):
         stage.put("r", "stream_chunk", token)
 
@@ -210,11 +210,21 @@ def test_a_streams_end_may_end_a_request_with_what_it_has(stage: Stage) -> None:
     assert stage.engine.slots == {}
 
 
+def test_a_request_that_is_ended_early_gives_out_the_text_held_back_for_its_stop_string() -> None:
+    text = SimpleNamespace(is_finished=False)
+    text.finish = lambda: setattr(text, "is_finished", True)
+    request = EngineRequest("r", [1], detokenizer=text)
+
+    request.finish("stop")
+
+    assert (request.finish_reason, text.is_finished) == ("stop", True)
+
+
 def test_a_scheduler_with_nothing_but_held_requests_sleeps_until_a_chunk_comes(stage: Stage) -> None:
     stage.submit("held", [1, -1, 3])
     stage.settle()
     steps = stage.engine.steps
-    # Each of these wakes the scheduler, and none gives the engine anything to do.
+    # Each of these wakes the scheduler, but gives the engine no work.
     for _ in range(5):
         stage.scheduler.abort("somebody else")
     stage.put("held", "stream_chunk", 2)
@@ -251,7 +261,7 @@ def test_a_failed_step_takes_only_what_was_running_in_it(
         stage.submit(name, [1, -1])
     stage.submit("waits", [1, 2])
     stage.submit("waits too", [3])
-    # The first two are held, and keep the others in line.
+    # The first two are held, and the others stay in line.
     stage.put("nobody", "stream_done")
     stage.engine.before_step = explode
     stage.put("a", "stream_chunk", 2)
@@ -283,7 +293,7 @@ def test_a_step_that_fails_before_any_request_runs_is_not_tried_for_ever(stage: 
     stage.settle()
 
 
-def test_an_abort_frees_memory_before_its_callback_and_a_callback_that_fails_harms_nobody(
+def test_an_abort_frees_memory_before_its_callback_whose_failure_does_no_harm(
     stage: Stage,
 ) -> None:
     stage.submit("cursed", [1, -1])

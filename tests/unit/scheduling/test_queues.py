@@ -95,7 +95,7 @@ def test_nothing_is_lost_between_threads() -> None:
         filler.start()
     taken: list[tuple[int, int]] = []
     while len(taken) < 6000:
-        assert something.wait(WAIT_S), "something was put and nobody was told"
+        assert something.wait(WAIT_S), "an item was put, but the listener was not notified"
         something.clear()
         while batch := outbox.take(5):
             taken += batch

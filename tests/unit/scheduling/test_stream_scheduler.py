@@ -19,13 +19,13 @@ WAIT_S = 60
 
 @dataclass
 class Item:
-    """As much of a stream item as schedulers read."""
+    """The field of a stream item that schedulers read."""
 
     data: Any
 
 
 class Echo(StreamSession):
-    """Yields what it is given, in the pieces it is told; keeps all of it as its result."""
+    """Yields its input in the given pieces; its result is all of it."""
 
     gate = threading.Event()
     at_gate = threading.Event()
@@ -86,7 +86,7 @@ class Driver:
         return [(message.request_id, message.data) for message in (self.next() for _ in range(count))]
 
     def nothing_more(self) -> bool:
-        """Whether the outbox is empty once everything before this call is served."""
+        """True if the outbox is empty once all earlier messages are served."""
         self.new("last", [], chunks=False)
         assert self.next().request_id == "last"
         return self.scheduler.outbox.empty()
@@ -179,7 +179,7 @@ def test_an_aborted_request_gives_nothing_more(driver: Driver) -> None:
     driver.done("r")
     Echo.gate.set()
 
-    # The step that was running comes to its next chunk.
+    # The running step goes on to its next chunk.
     assert driver.chunks(1) == [("r", "wait")]
     assert driver.nothing_more()
     assert not driver.scheduler._requests

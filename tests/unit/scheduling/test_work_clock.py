@@ -1,4 +1,4 @@
-"""Time that schedulers work on a request, told apart from the time it waits there."""
+"""The time that schedulers work on a request, apart from the time that it waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_S = 60
 
 
 class Hands:
-    """A clock that stands still but for what is told to take time."""
+    """A clock that advances only when a test says so."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -42,7 +42,7 @@ def payload(request_id: str, data: Any = None) -> StagePayload:
 
 
 def work(scheduler: Any, messages: list[IncomingMessage], results: int) -> dict[str, float]:
-    """Runs the scheduler on these messages, which are all there when it begins."""
+    """Runs the scheduler on these messages, which have all arrived when it starts."""
     records = {message.request_id: SimpleNamespace(work=0.0) for message in messages}
     scheduler.work_clock.records = records
     for message in messages:
@@ -53,7 +53,7 @@ def work(scheduler: Any, messages: list[IncomingMessage], results: int) -> dict[
     while results:
         out: OutgoingMessage = scheduler.outbox.get(timeout=WAIT_S)
         if out.type != "stream":
-            # As the stage does: what was worked is known when the result is there.
+            # As in a stage: the work is known when the result arrives.
             seconds[out.request_id] = records.pop(out.request_id).work
             results -= 1
     scheduler.stop()
@@ -96,7 +96,7 @@ def test_workers_of_a_pool(hands: Hands) -> None:
 
 
 class Session(StreamSession):
-    """Takes as long as it is told, for each piece of its stream; a negative time is spent in a batch."""
+    """Takes the given time for each piece of its stream; a negative time is spent in a batch."""
 
     take: Callable[[float], None]
 

@@ -1,4 +1,4 @@
-"""From a decoder's description to an engine on SGLang."""
+"""Builds an engine on SGLang from a decoder's description."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngine:
     """An engine that SGLang schedules.
 
-    A text checkpoint that SGLang has a model class for is served by that; all others by a decoder of ours
-    that is made of SGLang's layers.
+    SGLang's own model class serves a text checkpoint if there is one; ``OmniDecoder``, made of SGLang's
+    layers, serves all others.
 
     Raises:
-        ImportError: SGLang is not installed, or of a version that is not supported.
+        ImportError: SGLang is not installed, or not of the supported version.
         FileNotFoundError, ValueError: A file or tensor of the checkpoint is missing, misshapen or unknown.
-        RuntimeError: This process is in another tensor parallel group already.
+        RuntimeError: This process is already in another tensor parallel group.
     """
     compat.prepare(options.device)
     from sglang_omni.engines.sglang.engine import SGLangEngine
@@ -39,7 +39,7 @@ def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngi
     from sglang_omni.engines.sglang.weights import loader_of, write_config
 
     compat.register_model(OmniDecoder)
-    # SGLang reads a config.json of its own while it starts, and never again.
+    # SGLang reads a config.json of its own while it starts, and not afterwards.
     with TemporaryDirectory(prefix="sglang-omni-") as directory:
         write_config(Path(directory), spec.config)
         runtime = compat.Runtime(Path(directory), options, load_format=loader_of(spec))
@@ -47,7 +47,7 @@ def build_sglang_engine(spec: DecoderSpec, options: EngineOptions) -> SGLangEngi
 
 
 def _is_text_checkpoint(spec: DecoderSpec) -> bool:
-    if spec.component or spec.strategy is not None or spec.tap_layer is not None:
+    if spec.component or spec.strategy is not None or spec.capture_layer is not None:
         return False
     fields = json.loads((spec.model_path / "config.json").read_text())
     return compat.register_text_model(fields)

@@ -1,8 +1,8 @@
-"""All that depends on SGLang's version: what must be true before it is imported, and how it is set up.
+"""All that depends on SGLang's version: preparing its import, its settings, its process groups.
 
-Written for SGLang 0.5.23, whose scheduler other versions rename and reshape freely. They are refused, and not
-used with a warning: `scheduler.py` overrides methods that SGLang calls itself, and one that means something
-else, or is called no more, makes no error but other tokens. The ``sglang`` extra installs this version.
+Written for SGLang 0.5.23. Other versions rename and reshape its scheduler freely, so they are refused instead
+of used with a warning: `scheduler.py` overrides methods that SGLang calls, and one with another meaning, or
+that is no longer called, gives wrong tokens and no error. The ``sglang`` extra installs this version.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sglang_omni.packages import install_line
 
 SUPPORTED_VERSION = "0.5.23"
 
-# What SGLang imports from its kernel package by name on a machine without a GPU. All of it belongs to
-# speculative decoding and to caches that are not used here; on a CPU none of it is called.
+# The names that SGLang imports from its kernel package on a machine without a GPU. They belong to speculative
+# decoding and to caches that are not used here; on a CPU none of them is called.
 _KERNELS_IMPORTED_BY_NAME = (
     "assign_draft_cache_locs_contiguous_cpu",
     "assign_extend_cache_locs_cpu",
@@ -40,16 +40,16 @@ _KERNELS_IMPORTED_BY_NAME = (
     "verify_tree_greedy_cpu",
 )
 
-# SGLang asks for a few free pages beyond what a request can fill: with them, one that needs the whole pool
-# runs.
+# SGLang wants a few free pages beyond those that a request fills; with them, a request that needs the whole
+# pool runs.
 _POOL_SLACK = 8
 
 
 def usable_tokens(allocator: Any) -> int:
-    """Tokens of one request that a KV pool can hold, as SGLang admits requests to it.
+    """The most tokens of one request that SGLang admits to a KV pool.
 
     Args:
-        allocator: SGLang's, whose ``size`` is what was really built.
+        allocator: SGLang's allocator of the pool, with the ``size`` that was really built.
     """
     return int(allocator.size) - _POOL_SLACK * int(allocator.page_size)
 
@@ -57,8 +57,8 @@ def usable_tokens(allocator: Any) -> int:
 _prepared_for: str | None = None
 
 
-class _Turns:
-    """A lock that is had in the order of asking: an engine that is always busy does not keep others out."""
+class _FifoLock:
+    """A lock that threads get in the order of asking, so that a busy engine cannot starve the others."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -78,16 +78,16 @@ class _Turns:
             self._changed.notify_all()
 
 
-# SGLang's settings are globals that each engine swaps for its own while it works, so one works at a time.
-_TURNS = _Turns()
+# SGLang's settings are globals, which each engine swaps for its own while it works: one works at a time.
+_ENGINE_LOCK = _FifoLock()
 
 
 def prepare(device: str) -> None:
     """Makes ``import sglang`` work in this process, for engines on ``device`` ("cpu" or "cuda:N").
 
     Raises:
-        ImportError: SGLang, or on a GPU its kernels, are missing or of another version.
-        RuntimeError: The process serves another kind of device already; SGLang fixes it at import.
+        ImportError: SGLang, or its kernels for a GPU, are missing or of another version.
+        RuntimeError: The process already serves another kind of device; SGLang fixes it at import.
     """
     global _prepared_for
     kind = device.split(":")[0]
@@ -101,7 +101,7 @@ def prepare(device: str) -> None:
     _check_version()
     if kind == "cpu":
         _choose_cpu_engine()
-    # With a package of ours, SGLang does not import its own 200 models before one of them is asked for.
+    # With an external package, SGLang imports its own 200 models only when one of them is needed.
     os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", "sglang_omni.engines.sglang.models")
     _load_kernels(kind)
     _prepared_for = kind
@@ -134,7 +134,7 @@ def _choose_cpu_engine() -> None:
 
 
 def _load_kernels(kind: str) -> None:
-    """Imports SGLang's kernels; where there is no GPU and they cannot load, stands in for them."""
+    """Imports SGLang's kernels, or on a CPU that cannot load them, a stand-in."""
     try:
         import sgl_kernel  # noqa: F401
     except (ImportError, OSError) as exc:
@@ -144,14 +144,14 @@ def _load_kernels(kind: str) -> None:
                 "pip install sgl-kernel; device='cpu' does without",
                 name="sgl_kernel",
             ) from exc
-        # A half-initialised package must not be found again.
+        # A later import must not find the half-initialised package.
         for name in [name for name in sys.modules if name.split(".")[0] == "sgl_kernel"]:
             del sys.modules[name]
         sys.modules["sgl_kernel"] = _stand_in()
 
 
 def _stand_in() -> ModuleType:
-    """A module that has the names SGLang imports, none of which can be called.
+    """A module with the names that SGLang imports, which raise when they are called.
 
     ``torch.ops.sgl_kernel`` stays empty: SGLang finds no CPU kernels and computes with plain torch.
     """
@@ -169,7 +169,7 @@ def _stand_in() -> ModuleType:
     return module
 
 
-# Where SGLang keeps the models that it serves from a checkpoint as it is.
+# SGLang's modules of the models that it serves from an unchanged checkpoint.
 _TEXT_MODELS = {
     "LlamaForCausalLM": "sglang.srt.models.llama",
     "Qwen2ForCausalLM": "sglang.srt.models.qwen2",
@@ -178,13 +178,13 @@ _TEXT_MODELS = {
 
 
 def register_text_model(fields: Mapping[str, Any]) -> bool:
-    """Lets SGLang find its own class for a text checkpoint.
+    """Registers SGLang's own class for a text checkpoint.
 
     Args:
         fields: The checkpoint's ``config.json``.
 
     Returns:
-        Whether it has one that computes all of the checkpoint: some leave weights out without a word.
+        True if a class uses all weights of the checkpoint; some classes silently ignore a few.
     """
     from sglang.srt.models.registry import ModelRegistry
 
@@ -197,17 +197,17 @@ def register_text_model(fields: Mapping[str, Any]) -> bool:
 
 
 def register_model(model: type) -> None:
-    """Lets SGLang find a class of ours by its name."""
+    """Registers one of our classes with SGLang under its name."""
     from sglang.srt.models.registry import ModelRegistry
 
     ModelRegistry.models[model.__name__] = model
 
 
 class Runtime:
-    """One engine's settings, kept apart from those of the process's other engines.
+    """One engine's settings, separate from those of the process's other engines.
 
     Args:
-        model_path: A directory with a ``config.json`` that SGLang reads.
+        model_path: A directory with a ``config.json`` for SGLang.
         load_format: SGLang's name of a loader, or a loader class.
     """
 
@@ -220,7 +220,7 @@ class Runtime:
         if options.device == "cpu" and options.tp.size > 1:
             _share_cores(options.tp.size)
         self.server_args = _server_args(model_path, options, load_format)
-        # The scheduler's sockets to SGLang's other processes are not opened.
+        # No sockets: SGLang's other processes do not run here.
         self.port_args = PortArgs(
             tokenizer_ipc_name="",
             scheduler_input_ipc_name="",
@@ -241,17 +241,17 @@ class Runtime:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """This engine's settings are SGLang's; other engines of the process wait."""
+        """Makes this engine's settings SGLang's; other engines of the process wait."""
         from sglang.srt.runtime_context import use_context
 
-        with _TURNS, use_context(self._context), torch.no_grad():
+        with _ENGINE_LOCK, use_context(self._context), torch.no_grad():
             yield
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """As ``active``, while the engine's scheduler is constructed.
+        """Like ``active``, for constructing the engine's scheduler.
 
-        SGLang creates its communication groups once a process: those of the first engine serve the others.
+        SGLang creates its communication groups once per process, so all engines share those of the first.
         """
         from sglang.srt.distributed import bootstrap, parallel_state
 
@@ -277,7 +277,7 @@ class Runtime:
         with self.active():
             bootstrap.init_parallel_runtime = join
             if self.server_args.device == "cpu":
-                # SGLang takes to NCCL wherever its library is installed.
+                # SGLang uses NCCL whenever the library is installed.
                 parallel_state.init_model_parallel_group = partial(create_group, use_pynccl=False)
             try:
                 yield
@@ -287,7 +287,7 @@ class Runtime:
 
 
 class _Groups(NamedTuple):
-    """``placement``: this process's ranks and group handles, under SGLang's names."""
+    """``placement`` holds this process's ranks and group handles under SGLang's names."""
 
     tp: TensorParallel
     placement: dict[str, Any]
@@ -305,13 +305,13 @@ def _check_groups(tp: TensorParallel) -> None:
 
 
 def _device_index(options: EngineOptions) -> int:
-    """Of the GPU; on a CPU, of the rank's share of the cores."""
+    """The index of the GPU, or on a CPU, of the rank's share of the cores."""
     kind, _, index = options.device.partition(":")
     return options.tp.rank if kind == "cpu" else int(index or 0)
 
 
 def _share_cores(num_ranks: int) -> None:
-    """Gives each rank its cores, in SGLang's notation. By itself it gives each a whole NUMA node."""
+    """Gives each rank its own cores. By default SGLang gives each a whole NUMA node."""
     cores = sorted(os.sched_getaffinity(0))
     shares = [cores[rank::num_ranks] or cores for rank in range(num_ranks)]
     notation = "|".join(",".join(map(str, share)) for share in shares)
@@ -324,14 +324,14 @@ def _server_args(model_path: Path, options: EngineOptions, load_format: Any) -> 
     kind = options.device.split(":")[0]
     page_size = options.page_size or 1
     if 0 < options.chunked_prefill_size < page_size:
-        # SGLang cuts prompts at the end of a page, and would never find one to cut at.
+        # SGLang cuts prompts at the ends of pages, and would find none to cut at.
         raise ValueError(
             f"chunked_prefill_size ({options.chunked_prefill_size}) must hold a page of page_size "
             f"({page_size}) tokens"
         )
     per_device: dict[str, Any]
     if kind == "cpu":
-        # Plain torch on a CPU; elsewhere SGLang chooses by the hardware.
+        # Plain torch on a CPU; on a GPU, SGLang chooses by the hardware.
         per_device = {"attention_backend": "torch_native", "mem_fraction_static": 0.3}
     else:
         per_device = {"base_gpu_id": _device_index(options)}

@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class SGLangEngine:
-    """One model, one batch, scheduled by SGLang. Not thread-safe: one thread at a time uses it.
+    """Implements ``engines.base.Engine``, which documents the methods, with SGLang's scheduler.
 
-    A process may hold several; they take turns, because SGLang's settings are the process's. ``close`` one
-    that is no longer needed: its weights and cache go with it.
+    The engines of one process take turns, because SGLang's settings are global. ``close`` frees the weights
+    and the cache.
     """
 
     def __init__(self, runtime: Runtime, spec: DecoderSpec, options: EngineOptions) -> None:
@@ -33,7 +33,7 @@ class SGLangEngine:
         self._controller = IterationController(spec.config.eos_token_ids)
         with runtime.building():
             self.scheduler = HoldingScheduler(runtime, spec)
-        # What SGLang built, which is less than the option where memory is short: SGLang only warns of that.
+        # The size that SGLang built, below the option if memory is short: SGLang only warns of that.
         self._pool_tokens = usable_tokens(self.scheduler.token_to_kv_pool_allocator)
         if self._pool_tokens < 1:
             raise ValueError(
@@ -48,7 +48,7 @@ class SGLangEngine:
                 options.max_total_tokens,
             )
         self._requests: dict[str, ScheduledRequest] = {}
-        # After a step that could run nothing, only news can change that.
+        # True after a step that could run nothing: only a new or aborted request can change that.
         self._stalled = False
         self._counters = StepCounters()
         self.stepped: Collection[str] = ()
@@ -65,12 +65,6 @@ class SGLangEngine:
         return [req.request for req in self._requests.values() if req.kv.holds_kv]
 
     def add(self, request: EngineRequest) -> None:
-        """Takes a request in.
-
-        Raises:
-            RequestError: The request cannot be served as it is.
-            ValueError: A request of this id is in the engine already.
-        """
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id!r} is already in the engine")
         config, options = self._config, self._options
@@ -88,7 +82,6 @@ class SGLangEngine:
         self._stalled = False
 
     def abort(self, request_id: str) -> EngineRequest | None:
-        """Ends a request between steps and frees its KV; None where it is not here (any more)."""
         req = self._requests.pop(request_id, None)
         if req is None:
             return None
@@ -100,11 +93,10 @@ class SGLangEngine:
         return req.request
 
     def step(self) -> list[EngineRequest]:
-        """Computes one batch. Returns the requests that got a token or ended, see ``Engine.step``."""
         with self._runtime.active():
             stepped = self.scheduler.step()
             if not stepped and self.scheduler.is_stuck:
-                # What ended since the last step leaves SGLang's batches only with the next one.
+                # Requests that ended since the last step leave SGLang's batches only in the next one.
                 stepped = self.scheduler.step() or self.scheduler.give_up(self._pool_tokens)
         self._stalled = not stepped
         self.stepped = [req.request.request_id for req in stepped]
@@ -125,12 +117,10 @@ class SGLangEngine:
         return advanced
 
     def flush_cache(self) -> None:
-        """Forgets the prefixes that no request uses. Called between steps."""
         with self._runtime.active():
             self.scheduler.forget_unused_prefixes()
 
     def stats(self) -> dict[str, int]:
-        """Counters and gauges for metrics. See ``Engine.stats``."""
         scheduler = self.scheduler
         running = sum(req.kv.holds_kv for req in self._requests.values())
         pool = scheduler.token_to_kv_pool_allocator
@@ -147,12 +137,12 @@ class SGLangEngine:
         }
 
     def check_pools(self) -> None:
-        """Raises where SGLang's accounts of an idle engine do not add up; for tests."""
+        """Raises if SGLang's accounts of an idle engine do not add up; for tests."""
         with self._runtime.active():
             self.scheduler.on_idle()
 
     def close(self) -> None:
-        """Gives memory back. The engine is of no use afterwards."""
+        """Frees the engine's memory. The engine cannot be used afterwards."""
         for request_id in list(self._requests):
             self.abort(request_id)
         del self.scheduler

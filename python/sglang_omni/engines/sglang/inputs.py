@@ -1,4 +1,4 @@
-"""What a model of ours is told of a batch, beyond what SGLang tells it."""
+"""The inputs of a batch that SGLang does not pass to a model: spans, states, positions on three axes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sglang_omni.model_runner.sequence import SequenceSpan
 
 
 class StepInputs(NamedTuple):
-    """One batch of B sequences, T new tokens in all.
+    """One batch of B sequences with T new tokens.
 
     Attributes:
-        spans: B, in the order of the batch's rows.
-        positions: (3, T) int64, of rotary embeddings on three axes.
-        prefill: Whether prompts are computed, and not one token of each sequence.
+        spans: One for each sequence, in the order of the batch's rows.
+        positions: (3, T) int64, for rotary embeddings on three axes.
+        prefill: True for a batch of prompts, False for one token of each sequence.
     """
 
     spans: list[SequenceSpan]
@@ -32,7 +32,7 @@ class StepInputs(NamedTuple):
 
 
 def lay_out(batch: ScheduleBatch) -> StepInputs:
-    """Reads a batch that is about to be computed."""
+    """The inputs of a batch that SGLang is about to compute."""
     prefill = batch.forward_mode.is_extend()
     if prefill:
         extents = [(req.prefix_len, req.extend_len) for req in batch.reqs]
@@ -49,7 +49,7 @@ def lay_out(batch: ScheduleBatch) -> StepInputs:
 
 
 def _positions(request: EngineRequest, start: int, stop: int) -> Tensor:
-    """Of the prompt's tokens as they were given; a generated token has one place on all axes."""
+    """(3, n): prompts' tokens have given positions, generated ones the same on all axes."""
     if request.positions is None:
         return torch.arange(start, stop).expand(3, -1)
     prompt, delta = request.positions

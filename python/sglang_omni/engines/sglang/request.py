@@ -1,4 +1,4 @@
-"""A request of ours as SGLang's scheduler sees it."""
+"""An engine's request in the form that SGLang's scheduler takes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ _serial = count()
 
 
 class ScheduledRequest(Req):
-    """SGLang schedules it and keeps its cache; what its tokens mean is decided as in ``OmniEngine``.
+    """SGLang schedules it and keeps its cache; ``IterationController`` decides when it ends.
 
-    Its input ids are the ids that the prefix cache compares. Models that know media look the tokens up in
-    ``request``.
+    Its input ids are those that the prefix cache compares. Models with media read the tokens in ``request``.
     """
 
     to_finish: BaseFinishReason | None
@@ -32,7 +31,7 @@ class ScheduledRequest(Req):
     def __init__(self, request: EngineRequest, controller: IterationController, vocab_size: int) -> None:
         sampling = SamplingParams(max_new_tokens=request.max_new_tokens, temperature=0.0)
         sampling.normalize(None)
-        # SGLang matches ids by prefix, so these have one length.
+        # SGLang matches ids by prefix, so all have the same length.
         rid = f"{next(_serial):016x}"
         super().__init__(
             rid,
@@ -40,24 +39,24 @@ class ScheduledRequest(Req):
             array("q", request.key_token_ids or request.prompt_token_ids),
             sampling,
             vocab_size=vocab_size,
-            # Nobody else's key begins like this.
+            # No other request's key begins like this.
             extra_key=None if request.cacheable else rid,
         )
         if not request.cacheable:
             self.skip_radix_cache_insert = True
         self.request = request
-        # Whether the last step gave it a token.
+        # True if the last step gave it a token.
         self.took_token = False
         self._controller = controller
 
     @property
     def is_ready(self) -> bool:
-        """Whether the inputs of all its tokens are there, so that it can be computed on."""
+        """True if the inputs of all its tokens have arrived, so that its next step can run."""
         return self.request.is_ready(self.request.num_tokens)
 
     @property
     def samples(self) -> bool:
-        """Whether the step that it is in reaches its end, so that a token is chosen."""
+        """True if its present step reaches the sequence's end, so that a token is chosen."""
         return self.inflight_middle_chunks <= 0
 
     def update_finish_state(self, new_accepted_len: int = 1) -> None:
@@ -79,5 +78,5 @@ class ScheduledRequest(Req):
             self.finished_reason = FINISH_LENGTH(length=len(self.output_ids))
 
     def set_aborted(self) -> None:
-        """Leaves every batch when SGLang plans the next one. Its KV has to be given back by the caller."""
+        """Leaves every batch when SGLang plans the next one. The caller must free its KV."""
         self.finished_reason = FINISH_ABORT()

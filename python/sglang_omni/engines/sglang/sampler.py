@@ -1,4 +1,4 @@
-"""The step from logits to tokens inside SGLang's model runner: ours, so that parameters mean the same."""
+"""Our sampler inside SGLang's model runner, so that sampling parameters mean the same in both engines."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sglang_omni.model_runner.sampling import SamplingRow, sample
 
 
 class OmniSampler(Sampler):
-    """Chooses tokens by the rows that the scheduler lays out before each step.
+    """Chooses tokens by ``rows``, which the scheduler sets before each step.
 
     Args:
-        suppress_token_ids: Never chosen.
+        suppress_token_ids: Tokens that are never chosen.
 
     Attributes:
-        rows: One for each sequence of the batch; None for those whose prompt is not complete yet.
+        rows: One for each sequence of the batch; None if its prompt is not complete yet.
     """
 
     def __init__(self, suppress_token_ids: Sequence[int]) -> None:
@@ -35,7 +35,7 @@ class OmniSampler(Sampler):
         wanted = [index for index, row in enumerate(self.rows) if row is not None]
         if wanted:
             rows = [row for row in self.rows if row is not None]
-            # What penalties look at is on the host.
+            # Penalties read histories in host memory.
             picked = (logits[wanted] if len(wanted) < len(self.rows) else logits).float().cpu()
             if len(self._suppressed):
                 picked.index_fill_(1, self._suppressed, float("-inf"))

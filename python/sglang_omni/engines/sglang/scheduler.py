@@ -1,4 +1,4 @@
-"""SGLang's scheduler, told when a request has to wait and how its tokens are chosen."""
+"""SGLang's scheduler with requests that wait for input, our sampler and feedback strategies."""
 
 from __future__ import annotations
 
@@ -25,23 +25,22 @@ from sglang_omni.engines.sglang.inputs import lay_out
 from sglang_omni.engines.sglang.models.decoder import OmniDecoder
 from sglang_omni.engines.sglang.request import ScheduledRequest
 from sglang_omni.engines.sglang.sampler import OmniSampler
-from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackStrategy, StateOutbox
-from sglang_omni.model_runner.media import taps_due
+from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackStrategy, StateSink
+from sglang_omni.model_runner.media import captures_due
 from sglang_omni.model_runner.sequence import SequenceSpan
 
 
 class HoldingScheduler(Scheduler):
-    """Upstream's scheduler in which a request may wait for its next input.
+    """SGLang's scheduler with requests that may wait for their next input.
 
-    A new request joins the line when its whole prompt is there. A running one whose next input is missing is
-    split off the running batch for the step and merged back after it: it keeps its KV. Where KV runs short,
-    those that wait give theirs up first.
+    A new request joins the line when its whole prompt has arrived. A running request whose next input is
+    missing is split off the running batch for the step, keeps its KV, and is merged back afterwards. If KV
+    runs short, waiting requests lose theirs first.
 
-    Steps are taken one after another: choosing a token needs the one before it on the host, so overlap
-    scheduling is off on every device.
+    Overlap scheduling is off on every device: choosing a token needs the one before it on the host.
 
     Attributes:
-        parked: Requests that are not in line yet, in the order they came.
+        parked: Requests whose prompts are not complete, in the order of arrival.
         num_retracted: How often a request lost its KV to others.
     """
 
@@ -58,15 +57,15 @@ class HoldingScheduler(Scheduler):
         self.sampler = OmniSampler(spec.suppress_token_ids)
         self.tp_worker.model_runner.sampler = self.sampler
         self._strategy = spec.strategy
-        self._outbox = StateOutbox()
+        self._outbox = StateSink()
         model = self.tp_worker.model_runner.model
         self._decoder = model if isinstance(model, OmniDecoder) else None
         if self._decoder is not None:
-            # The first page is SGLang's own, for rows that pad a batch.
+            # SGLang keeps the first page for rows that pad a batch.
             pool = self.token_to_kv_pool_allocator
-            self._decoder.keep_tapped(pool.size + pool.page_size)
+            self._decoder.allocate_captured(pool.size + pool.page_size)
 
-    # What belongs to SGLang's own processes around the scheduler is left out.
+    # The parts that talk to SGLang's other processes are left out.
 
     def init_ipc_channels(self, port_args: Any) -> None:
         self.ipc_channels = SchedulerIpcChannels(
@@ -87,7 +86,7 @@ class HoldingScheduler(Scheduler):
     def get_output_streamer_class(self) -> type[SchedulerOutputStreamer]:
         return _NoOutput
 
-    # Taking requests in, and out again.
+    # Adding and removing requests.
 
     def _add_request_to_queue(self, req: Req, is_retracted: bool = False) -> None:
         if is_retracted:
@@ -98,11 +97,11 @@ class HoldingScheduler(Scheduler):
             self.parked.append(req)
 
     def enqueue(self, req: ScheduledRequest) -> None:
-        """Takes a new request: into the line, or beside it until its prompt is there."""
+        """Puts a new request in line, or parks it until its prompt is complete."""
         self._add_request_to_queue(req)
 
     def admit_ready(self) -> None:
-        """Puts parked requests in line whose inputs have come."""
+        """Puts in line the parked requests whose inputs have arrived."""
         ready = [req for req in self.parked if req.is_ready]
         if ready:
             self.parked = [req for req in self.parked if req not in ready]
@@ -117,7 +116,7 @@ class HoldingScheduler(Scheduler):
             self.waiting_queue.remove(req)
         if self.chunked_req is req:
             self.chunked_req = None
-        # A request that was retracted, or is in line, has none.
+        # A request that was retracted, or is still in line, holds no KV.
         if req.kv.holds_kv:
             release_kv_cache(req, self.tree_cache, checkpoint=False)
         # SGLang drops finished requests from its batches before it plans the next one.
@@ -128,7 +127,7 @@ class HoldingScheduler(Scheduler):
 
     @property
     def has_ready_running(self) -> bool:
-        """Whether a request that has been prefilled can take its next step."""
+        """True if a prefilled request can take its next step."""
         batches = (self.running_batch, self.last_batch)
         return any(
             req.is_ready and not req.finished()
@@ -143,7 +142,7 @@ class HoldingScheduler(Scheduler):
         """Plans and computes one batch.
 
         Returns:
-            The requests that were in it, and those that SGLang gave up; none where nothing can run.
+            The requests in the batch, and those that SGLang gave up; empty if nothing can run.
         """
         self.admit_ready()
         plan: NextBatchPlan = self.get_next_batch_to_run(
@@ -171,18 +170,18 @@ class HoldingScheduler(Scheduler):
             return super().run_batch(batch, *args, **kwargs)
         inputs = self._decoder.inputs = lay_out(batch)
         result = super().run_batch(batch, *args, **kwargs)
-        self._collect_tapped(batch, inputs.spans)
+        self._collect_captured(batch, inputs.spans)
         if self._strategy is not None:
             self._feed_back(self._strategy, inputs.spans, result.next_token_ids)
         return result
 
-    def _collect_tapped(self, batch: ScheduleBatch, spans: Sequence[SequenceSpan]) -> None:
+    def _collect_captured(self, batch: ScheduleBatch, spans: Sequence[SequenceSpan]) -> None:
         assert self._decoder is not None
-        if (tapped := self._decoder.tapped) is None:
+        if (captured := self._decoder.captured) is None:
             return
-        for index, state in taps_due(spans):
+        for index, state in captures_due(spans):
             slots = self.req_to_token_pool.req_to_token[batch.reqs[index].kv.req_pool_idx]
-            state.media_hidden = tapped[slots[state.media_positions.to(slots.device)].long()]
+            state.media_hidden = captured[slots[state.media_positions.to(slots.device)].long()]
 
     def _feed_back(
         self, strategy: FeedbackStrategy, spans: Sequence[SequenceSpan], next_token_ids: Tensor
@@ -197,7 +196,7 @@ class HoldingScheduler(Scheduler):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether there is a request in line, and none that holds KV and might give it back."""
+        """True if a request is in line and no other holds KV that it might free."""
         batches = (self.running_batch, self.last_batch)
         others = (req for batch in batches if batch is not None for req in batch.reqs)
         blocked = self._first_in_line
@@ -210,10 +209,10 @@ class HoldingScheduler(Scheduler):
         return self.waiting_queue[0] if self.waiting_queue else None
 
     def give_up(self, pool_tokens: int) -> list[ScheduledRequest]:
-        """Ends the first in line, which finds no room though nothing else could make some: the others go on.
+        """Ends the first request in line, for which no other can free room, so that the others go on.
 
-        Admission refuses what the pool cannot hold; this is what keeps a mistake there, or lost KV, from
-        stopping the engine.
+        Admission refuses what the pool cannot hold; this keeps a mistake there, or lost KV, from stopping the
+        engine.
         """
         req = self._first_in_line
         assert req is not None
@@ -244,7 +243,7 @@ class HoldingScheduler(Scheduler):
         self._held = held
 
     def _evict_held(self) -> None:
-        """Takes the KV of the held request that has computed least, and puts it back in line."""
+        """Frees the KV of the held request with the fewest tokens, and puts the request back in line."""
         held = self._held
         assert held is not None
         index = min(range(len(held.reqs)), key=lambda i: held.reqs[i].request.num_tokens)
@@ -266,7 +265,7 @@ class HoldingScheduler(Scheduler):
             self.running_batch.merge_batch(held)
 
     def send_abort_output(self, abort_req: AbortReq, req: Req) -> None:
-        """SGLang has ended a request that the pool does not even hold alone, and freed what it held."""
+        """Called when SGLang has ended a request that does not fit the pool even alone, and freed its KV."""
         req.took_token = False
         req.update_finish_state()
         size = self.token_to_kv_pool_allocator.size
@@ -276,7 +275,7 @@ class HoldingScheduler(Scheduler):
 
 
 class _NoOutput(SchedulerOutputStreamer):
-    """Requests are read where they are; nothing is sent to another process."""
+    """Sends nothing: results are read from the requests themselves."""
 
     def stream_output(self, reqs: list[Req], return_logprob: bool, skip_req: Req | None = None) -> None:
         pass

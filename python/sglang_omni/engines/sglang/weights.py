@@ -1,4 +1,4 @@
-"""A decoder of a larger checkpoint, as SGLang finds and loads it."""
+"""Loads one decoder of a larger checkpoint through SGLang's model loader."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sglang.srt.model_loader.loader import BaseModelLoader
 from sglang.srt.model_loader.utils import set_default_torch_dtype
 from sglang.srt.model_loader.weight_utils import default_weight_loader
 from sglang.srt.runtime_context import get_model
-from torch import Tensor, nn
+from torch import nn
 
 from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.engines.sglang.models.decoder import OmniDecoder
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.loader import Checkpoint
 
-# The shared expert is a module of its own, not one of the routed ones.
+# The shared expert is a separate module, not one of the routed experts.
 _NO_FUSION = SharedExpertsConfig(fusion_disabled=True, num_fused_shared_experts=0, use_waterfill=False)
 
 
 def write_config(directory: Path, config: DecoderConfig) -> None:
-    """Writes the ``config.json`` from which SGLang sizes its cache; the model itself is built of the spec."""
+    """Writes the ``config.json`` by which SGLang sizes its cache. The model itself is built from the spec."""
     fields = {
         name: value
         for name, value in dataclasses.asdict(config).items()
@@ -38,7 +38,7 @@ def write_config(directory: Path, config: DecoderConfig) -> None:
 
 
 def loader_of(spec: DecoderSpec) -> type[BaseModelLoader]:
-    """A loader, as SGLang takes it, that builds the decoder and reads its tensors, nobody else's."""
+    """A loader class for SGLang that builds the decoder of ``spec`` and reads its tensors only."""
 
     class DecoderLoader(BaseModelLoader):
         def download_model(self, model_config: Any) -> None:
@@ -62,7 +62,7 @@ def loader_of(spec: DecoderSpec) -> type[BaseModelLoader]:
 
 
 class _Reader:
-    """Copies a checkpoint's tensors into parameters, or into this rank's part of them."""
+    """Copies a checkpoint's tensors into parameters, or their shard for this rank."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -72,18 +72,6 @@ class _Reader:
             return
         load = getattr(parameter, "weight_loader", default_weight_loader)
         load(parameter, self._checkpoint.take(name, shape), *shard)
-
-    def read_expert(
-        self,
-        experts: Any,
-        parameter: nn.Parameter,
-        name: str,
-        shape: tuple[int, ...],
-        part: str,
-        index: int,
-    ) -> None:
-        tensor: Tensor = self._checkpoint.take(name, shape)
-        experts.weight_loader(parameter, tensor, name, shard_id=part, expert_id=index)
 
 
 def _fill(model: OmniDecoder, spec: DecoderSpec, dtype: torch.dtype) -> None:
@@ -108,7 +96,7 @@ def _fill(model: OmniDecoder, spec: DecoderSpec, dtype: torch.dtype) -> None:
     reader.read(model.norm.weight, names.norm, (config.hidden_size,))
     tied = config.tie_word_embeddings
     reader.read(model.lm_head.weight, names.embed_tokens if tied else names.lm_head, vocabulary)
-    # A strategy has the embeddings; a tied head may be stored all the same.
+    # The embeddings may belong to a strategy, and a tied head may still be stored.
     checkpoint.finish(optional=(names.embed_tokens, names.lm_head))
 
 
@@ -149,7 +137,7 @@ def _fill_sparse(reader: _Reader, mlp: Any, config: DecoderConfig, prefix: str) 
             ("down_proj", "w2", experts.w2_weight, (hidden, inner)),
         ):
             tensor = f"{prefix}.experts.{index}.{name}.weight"
-            reader.read_expert(experts, parameter, tensor, shape, part, index)
+            reader.read(parameter, tensor, shape, tensor, part, index)
     if mlp.shared is not None and mlp.shared_gate is not None:
         width = config.shared_expert_intermediate_size
         _fill_dense(reader, mlp.shared, config, f"{prefix}.shared_expert", width)

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from sglang_omni.engines import EngineRequest, SamplingParams
+from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FishS2Checkpoint
 from sglang_omni.models.fish_s2_pro.components.dual_ar_state import DualARState
 from sglang_omni.models.fish_s2_pro.preprocess import DualARInput
@@ -31,7 +31,7 @@ class DualAR:
         data: DualARInput = payload.data
         params = stage_params(payload.request, "dual_ar")
         given = {name: value for name, value in params.items() if value is not None}
-        sampling = SamplingParams.from_params({**_DEFAULTS, **given})
+        sampling = RequestSampling.from_params({**_DEFAULTS, **given})
         if sampling.ignore_eos:
             raise RequestError(
                 "speech has no codes after its end", param="ignore_eos", code="unsupported_value"

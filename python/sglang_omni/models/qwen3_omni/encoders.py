@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from sglang_omni.engines.encoder import Encoder, EncoderRequest
     from sglang_omni.engines.options import Dtype
-    from sglang_omni.engines.request import EngineRequest
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
 
@@ -25,7 +24,7 @@ def create_image_encoder(
     num_threads: int | None = None,
     cache_bytes: int = 512_000_000,
     max_batch_patches: int = 16_384,
-) -> OmniScheduler:
+) -> OmniScheduler[EncoderRequest]:
     """``{"visuals": [VisualInput]}`` -> ``{"visuals": [VisualOutput]}``.
 
     Args:
@@ -58,7 +57,7 @@ def create_audio_encoder(
     num_threads: int | None = None,
     cache_bytes: int = 256_000_000,
     max_batch_frames: int = 30_000,
-) -> OmniScheduler:
+) -> OmniScheduler[EncoderRequest]:
     """``{"audios": [AudioInput]}`` -> ``{"audios": [AudioOutput]}``.
 
     Args:
@@ -92,7 +91,7 @@ def _placement(dtype: Dtype | None, gpu_id: int | None) -> tuple[torch.dtype, st
 
 def _scheduler(
     encoder: Encoder, name: str, result: Any, cache_bytes: int, max_batch_cost: int, num_threads: int | None
-) -> OmniScheduler:
+) -> OmniScheduler[EncoderRequest]:
     import torch
 
     from sglang_omni.engines.cache import OutputCache
@@ -103,7 +102,7 @@ def _scheduler(
         torch.set_num_threads(num_threads)
     engine = EncoderEngine(encoder, OutputCache(cache_bytes), max_batch_cost=max_batch_cost)
 
-    def build(payload: StagePayload) -> EngineRequest:
-        return EncoderRequest.of(payload.request_id, payload.data[name])
+    def build(payload: StagePayload) -> EncoderRequest:
+        return EncoderRequest(payload.request_id, payload.data[name])
 
     return OmniScheduler(engine, build, result)

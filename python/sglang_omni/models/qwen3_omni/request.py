@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint, TalkerSettings
 from sglang_omni.models.qwen3_omni.request_params import REQUEST_PARAMS, STAGE_PARAMS, TALKER_SAMPLING
 from sglang_omni.preprocessing.request import answers_in_speech, mapping_param, stage_params
@@ -27,7 +27,7 @@ _TALKER_DEFAULTS: dict[str, Any] = {
 }
 
 
-def thinker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> SamplingParams:
+def thinker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> RequestSampling:
     """The request's own parameters over ``generation_config.json``.
 
     Raises:
@@ -40,7 +40,7 @@ def thinker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> S
     return _sampling(params, "thinker", _own(request, "thinker"), prefix="")
 
 
-def talker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> SamplingParams:
+def talker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> RequestSampling:
     """``talker_*`` parameters over the checkpoint's; of the others only the seed is the talker's too.
 
     Raises:
@@ -128,10 +128,10 @@ def _own(request: OmniRequest, stage: str) -> Mapping[str, Any]:
 
 def _sampling(
     params: Mapping[str, Any], stage: str, own: Mapping[str, Any], *, prefix: str
-) -> SamplingParams:
+) -> RequestSampling:
     """``params``; an error names the one at fault in ``stage_params``, or by ``prefix`` and its name."""
     try:
-        return SamplingParams.from_params(params)
+        return RequestSampling.from_params(params)
     except RequestError as exc:
         name = exc.param or ""
         where = f"stage_params.{stage}.{name}" if name in own else prefix + name

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from sglang_omni.engines import EngineRequest, SamplingParams
+from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.models.text_answer import new_text, written
 from sglang_omni.preprocessing.request import (
     answers_in_speech,
@@ -43,7 +43,7 @@ class Thinker:
         """
         params = stage_params(payload.request, "thinker")
         given = {name: value for name, value in params.items() if value is not None}
-        sampling = SamplingParams.from_params({**self._sampling_defaults, **given})
+        sampling = RequestSampling.from_params({**self._sampling_defaults, **given})
         return EngineRequest(
             payload.request_id,
             payload.data["prompt_token_ids"],

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 
-from sglang_omni.scheduling.step_clock import step_clocks
+from sglang_omni.scheduling.step_monitor import step_monitors
 
 # Between two heartbeats.
 PULSE_S = 1.0
@@ -39,11 +39,12 @@ class Pulse:
 def take_pulse() -> Pulse:
     """The pulse of this process."""
     now = time.perf_counter()
-    clocks = step_clocks()
+    monitors = step_monitors()
     began, thread = min(
-        ((since, thread) for clock in clocks for thread, since in clock.present_steps()), default=(now, 0)
+        ((since, thread) for monitor in monitors for thread, since in monitor.present_steps()),
+        default=(now, 0),
     )
-    rows = [row for clock in clocks if (row := clock.failures) is not None]
+    rows = [row for monitor in monitors if (row := monitor.failures) is not None]
     worst = max(rows, key=lambda row: row.steps, default=None)
     return Pulse(
         step_s=max(now - began, 0.0),

@@ -106,7 +106,7 @@ def _start_torch_profile() -> Any:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from sglang_omni.compat.torch import all_threads
+    from sglang_omni.versions.torch import all_threads
 
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():

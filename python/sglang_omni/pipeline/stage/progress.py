@@ -27,7 +27,7 @@ class ProgressReporter:
         self._stage = stage
         self._send = send
         self._changes: dict[tuple[str, str], int] = {}
-        self._spans: list[list[str | float]] = []
+        self._spans: list[tuple[str, float, float]] = []
         self._timer: asyncio.TimerHandle | None = None
         # When the timer goes off, and how long after it was set.
         self._due = self._interval = math.inf
@@ -53,7 +53,7 @@ class ProgressReporter:
         let go of the request before."""
         self._change(request_id, self._stage, -2 * times_received)
         if work is not None:
-            self._spans.append([request_id, work, wait])
+            self._spans.append((request_id, work, wait))
         self._schedule(_FINISHED_INTERVAL_S)
 
     def flush(self) -> None:
@@ -66,7 +66,7 @@ class ProgressReporter:
             return
         message = ProgressMessage(
             from_stage=self._stage,
-            changes=[[request_id, stage, total] for (request_id, stage), total in self._changes.items()],
+            changes=[(request_id, stage, total) for (request_id, stage), total in self._changes.items()],
             spans=self._spans,
         )
         self._changes = {}

@@ -28,7 +28,7 @@ import torch
 from sglang_omni.relay.base import RelayError, RelayReadError, RelayTimeout
 from sglang_omni.relay.nccl.groups import RECEIVER, SENDER, PairGroup, gpu_of
 from sglang_omni.relay.nccl.rendezvous import Rendezvous, receive_exactly
-from sglang_omni.relay.put_ledger import Outbox
+from sglang_omni.relay.put_ledger import PutLedger
 
 logger = logging.getLogger(__name__)
 
@@ -99,15 +99,15 @@ class Offer(NamedTuple):
     nbytes: int
 
 
-class Server:
+class PairServer:
     """Sends what is asked for.
 
     A thread accepts connections, and each of those has one of its own, so that none waits for another.
     """
 
-    def __init__(self, endpoint: Endpoint, outbox: Outbox) -> None:
+    def __init__(self, endpoint: Endpoint, ledger: PutLedger) -> None:
         self._endpoint = endpoint
-        self._outbox = outbox
+        self._ledger = ledger
         self.token = secrets.token_bytes(16)
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
         self._listener = socket.create_server((endpoint.host, 0), family=family, backlog=64)
@@ -160,7 +160,7 @@ class Server:
                 self._connections.discard(connection)
 
     def _greeted(self, connection: socket.socket) -> bytes | None:
-        """The peer's GPU; None where it is no peer."""
+        """The peer's GPU; None if the connection is not a peer's."""
         connection.settimeout(_HELLO_SECONDS)
         try:
             hello = receive_exactly(connection, _HELLO.size)
@@ -190,7 +190,7 @@ class Server:
             group.close()
 
     def _answer(self, connection: socket.socket, group: PairGroup, number: int, nbytes: int) -> None:
-        ticket = self._outbox.ticket(number)
+        ticket = self._ledger.ticket(number)
         packed: torch.Tensor | None = ticket.source if ticket is not None else None
         if packed is None or packed.nbytes != nbytes:
             connection.sendall(_REFUSED)
@@ -200,7 +200,7 @@ class Server:
         if receive_exactly(connection, 1) != _DONE:
             raise ConnectionError("it did not acknowledge a payload")
         del sending
-        self._outbox.finish(number)
+        self._ledger.finish(number)
 
 
 class _Job(NamedTuple):
@@ -226,7 +226,7 @@ class Link:
     def get(self, offer: Offer) -> Future[torch.Tensor]:
         """Ask for a payload. The future fails with RelayReadError, RelayTimeout or RelayError.
 
-        Cancelled, the payload is received all the same, into memory that nobody has.
+        Cancelled, the payload is received all the same, into memory that is then dropped.
         """
         job = _Job(offer, time.monotonic() + self._endpoint.timeout, Future())
         with self._lock:
@@ -341,7 +341,7 @@ class Link:
         return made.result()
 
     def _wait_for_job(self, connection: socket.socket) -> bool:
-        """False where there is nothing more to do: the link is closed or the sender gone."""
+        """False if there is nothing more to do: the link is closed or the sender gone."""
         poll = select.poll()
         poll.register(connection, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -356,7 +356,7 @@ class Link:
         return False
 
     def _receive_one(self, connection: socket.socket, group: PairGroup, job: _Job) -> torch.Tensor | None:
-        """The payload; None where it is not to be had."""
+        """The payload; None if the sender does not have it."""
         remaining = job.deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError("an earlier payload took too long")
@@ -377,7 +377,7 @@ class Link:
 def _settle(made: Future[PairGroup], meet: Callable[[], PairGroup]) -> None:
     try:
         made.set_result(meet())
-    except Exception as error:  # noqa: BLE001  whoever waits for the group gets it
+    except Exception as error:  # noqa: BLE001  the task that waits for the group gets it
         made.set_exception(error)
 
 

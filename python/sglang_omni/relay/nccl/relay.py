@@ -1,12 +1,12 @@
-"""torch.distributed's point-to-point calls: NCCL between GPUs, gloo where one side has none.
+"""A relay over torch.distributed's point-to-point calls: NCCL between GPUs, gloo if one side has none.
 
-A receiver asks for what was announced to it, over a connection of its own, and the sender then sends
-it: nobody sends what is not waited for, so an aborted payload is never sent, gets may come in any order,
-and two sides that send to each other do not deadlock. For each connection there is a process group of
-two ranks (see ``nccl_groups``), and what it carries is carried in the order in which it was asked for.
+A receiver asks, over a connection of its own, for payloads that were announced to it, and the sender sends
+only those: an aborted payload is never sent, gets may come in any order, and two sides that send to each
+other do not deadlock. Each connection has a process group of two ranks (see ``groups``), which carries
+payloads in the order in which they were asked for.
 
-A connection needs the token that is in every put's metadata. The groups themselves take whoever connects,
-and gloo ends the process where the other side of a group breaks gloo's own protocol: this is for networks
+A connection needs the token that is in every put's metadata. The groups themselves accept every connection,
+and gloo ends the process if the other side of a group breaks gloo's own protocol: this is for networks
 of one's own.
 """
 
@@ -30,8 +30,8 @@ from sglang_omni.relay.base import (
 from sglang_omni.relay.bind_guard import check_address
 from sglang_omni.relay.buffers import bytes_of
 from sglang_omni.relay.nccl.groups import host_memory
-from sglang_omni.relay.nccl.links import Endpoint, Link, Offer, Server
-from sglang_omni.relay.put_ledger import KEEP_SECONDS, Got, Outbox, Put
+from sglang_omni.relay.nccl.links import Endpoint, Link, Offer, PairServer
+from sglang_omni.relay.put_ledger import KEEP_SECONDS, Got, Put, PutLedger
 
 if TYPE_CHECKING:
     from sglang_omni._core import PayloadPlan
@@ -47,12 +47,12 @@ class NcclRelay(Relay):
         engine_id: The name of the stage or process, for error texts.
         slot_size_mb: With ``credits``, how much an edge may have under way, in MiB.
         credits: See ``slot_size_mb``.
-        device: Where payloads are sent from and received, ``"cpu"`` or ``"cuda:N"``. NCCL is used where both
-            sides have a GPU, and not the same.
+        device: Where payloads are sent from and received, ``"cpu"`` or ``"cuda:N"``. NCCL is used if both
+            sides have a GPU, each its own.
         host: The address to listen on, by which peers reach this host.
         allow_public: Start though ``host`` is a public address.
         timeout_s: How long to wait for credit, and for a read.
-        keep_s: After how long a payload that nobody reads is given up.
+        keep_s: Seconds after which an unread payload is given up.
 
     Raises:
         ValueError: ``host`` is public and ``allow_public`` is not set.
@@ -77,9 +77,9 @@ class NcclRelay(Relay):
         self.engine_id = engine_id
         self.device = device
         self.name = f"the nccl relay of {engine_id!r}"
-        self._outbox = Outbox(self.name, credit_bytes(self.name, slot_size_mb, credits), timeout_s, keep_s)
+        self._ledger = PutLedger(self.name, credit_bytes(self.name, slot_size_mb, credits), timeout_s, keep_s)
         self._endpoint = Endpoint(self.name, host, device, timeout_s)
-        self._server: Server | None = None
+        self._server: PairServer | None = None
         self._links: dict[tuple[str, int, bytes], Link] = {}
         self._closed = False
         # Before the interpreter ends its threads are waited for, which must have been told.
@@ -92,7 +92,7 @@ class NcclRelay(Relay):
     ) -> Put:
         """Send a copy of a tensor. See ``Relay.put_async``."""
         edge = "" if dst_rank is None else f"rank {dst_rank}"
-        await self._outbox.take_credit(edge, tensor.nbytes, request_id or "")
+        await self._ledger.take_credit(edge, tensor.nbytes, request_id or "")
         try:
             flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
             packed = flat.clone() if flat.is_cuda else host_memory(flat.nbytes).copy_(flat)
@@ -100,33 +100,33 @@ class NcclRelay(Relay):
                 # Another thread sends it, on a stream of its own.
                 await asyncio.to_thread(torch.cuda.current_stream(flat.device).synchronize)
         except BaseException:
-            self._outbox.return_credit(edge, tensor.nbytes)
+            self._ledger.return_credit(edge, tensor.nbytes)
             raise
         return self._announce(packed, edge, request_id or "")
 
     async def put_payload(self, plan: PayloadPlan, request_id: str, edge: str | None = None) -> Put:
         """Pack a payload into memory of its own. See ``Relay.put_payload``."""
-        await self._outbox.take_credit(edge or "", plan.nbytes, request_id)
+        await self._ledger.take_credit(edge or "", plan.nbytes, request_id)
         try:
             packed = host_memory(plan.nbytes)
             if plan.on_device or plan.nbytes > _COPY_IN_THREAD:
-                # The thread has the tensor as well, should nobody wait for it any more.
+                # The thread has the tensor as well, in case the caller leaves.
                 await asyncio.to_thread(plan.write_to, bytes_of(packed))
             else:
                 plan.write_to(bytes_of(packed))
         except BaseException:
-            self._outbox.return_credit(edge or "", plan.nbytes)
+            self._ledger.return_credit(edge or "", plan.nbytes)
             raise
         return self._announce(packed, edge or "", request_id)
 
     def _announce(self, packed: torch.Tensor, edge: str, key: str) -> Put:
         if self._server is None:
             try:
-                self._server = Server(self._endpoint, self._outbox)
+                self._server = PairServer(self._endpoint, self._ledger)
             except OSError as error:
-                self._outbox.return_credit(edge, packed.nbytes)
+                self._ledger.return_credit(edge, packed.nbytes)
                 raise RelayError(f"{self.name} cannot listen on {self._endpoint.host}: {error}") from error
-        ticket = self._outbox.issue(packed, packed.nbytes, edge, packed.nbytes, key)
+        ticket = self._ledger.issue(packed, packed.nbytes, edge, packed.nbytes, key)
         metadata = {
             "engine": "nccl",
             "address": [self._endpoint.host, self._server.port],
@@ -136,7 +136,7 @@ class NcclRelay(Relay):
             # What a reader with a destination of its own has to allocate.
             "transfer_info": {"size": ticket.nbytes, "req_id": key},
         }
-        return Put(self._outbox, ticket, metadata)
+        return Put(self._ledger, ticket, metadata)
 
     # --- receiving -------------------------------------------------------------------------------
 
@@ -178,13 +178,13 @@ class NcclRelay(Relay):
 
     def cleanup(self, request_id: str) -> None:
         """Take back what is under way for a request and not being sent."""
-        self._outbox.revoke(request_id)
+        self._ledger.revoke(request_id)
 
     def close(self) -> None:
         """Fail what is under way and tear the groups down."""
         atexit.unregister(self.close)
         self._closed = True
-        self._outbox.close()
+        self._ledger.close()
         if self._server is not None:
             self._server.close()
         for link in self._links.values():
@@ -192,11 +192,11 @@ class NcclRelay(Relay):
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Per edge: bytes under way, and how often a put had to wait."""
-        return self._outbox.stats()
+        return self._ledger.stats()
 
     def usage(self) -> dict[str, int]:
         """What this relay's payloads take now: numbers for ``/metrics``."""
-        return self._outbox.usage()
+        return self._ledger.usage()
 
 
 def _parse(metadata: Mapping[str, Any]) -> Offer:

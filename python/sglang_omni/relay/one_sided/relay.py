@@ -1,4 +1,4 @@
-"""A relay over an engine that reads a peer's memory: what nixl and mooncake have in common.
+"""A relay over a transfer engine that reads a peer's memory: the common part of nixl and mooncake.
 
 The sender packs a payload into slots of registered memory and announces where they are. The receiver
 reads them into slots of its own, hands out views of those, and tells the sender by a notification of
@@ -9,13 +9,12 @@ the engine. How it knows that what it has got is the payload and nothing else:
   if they are those that were announced they are the payload, and if not the checksum differs.
 - Of a larger one the receiver reads the header once more, in a transfer that begins when the payload's has
   ended: the header it was promised says that nothing else was written until then (see ``slots``). That
-  takes the sender's thread twice where the transport does, and less time than two checksums.
+  takes the sender's thread twice if the transport needs it, and less time than two checksums.
 
-A small read from a known peer is begun where it is asked for, and where the transport copies at once it
-ends there too. Besides, a thread for each relay drives the engine, and only while a read is under way or a
-payload waits for its reader; otherwise it sleeps. A read that takes too long fails, and its destination is
-used for nothing else until the engine says that the transfer is over: bytes may arrive long after anybody
-waits.
+A small read from a known peer begins in the call that asks for it, and ends there too if the transport copies
+at once. Besides, a thread for each relay drives the engine, only while a read is under way or a payload waits
+for its reader; otherwise it sleeps. A read that takes too long fails, and its destination is used for nothing
+else until the engine says that the transfer is over: bytes may still arrive after the error.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sglang_omni.relay.base import INLINE_BYTES, Relay, RelayError, RelayReadError, credit_bytes
 from sglang_omni.relay.buffers import bytes_of
+from sglang_omni.relay.one_sided.engine import Source, TransferEngine
 from sglang_omni.relay.one_sided.pump import Pump
 from sglang_omni.relay.one_sided.slots import (
     CHECKED_BYTES,
     SLOT_BYTES,
-    MemoryRegistrar,
     SlotPool,
     Slots,
     slots_for,
 )
-from sglang_omni.relay.put_ledger import Got, Outbox, Put
+from sglang_omni.relay.put_ledger import Got, Put, PutLedger
 
 if TYPE_CHECKING:
     import torch
@@ -47,84 +46,8 @@ if TYPE_CHECKING:
 _COPY_IN_THREAD = 8 << 20
 
 
-class Source(NamedTuple):
-    """Where a payload lies in a peer's memory, as the peer announced it.
-
-    Attributes:
-        peer: How the engine reaches the peer.
-        segment: Address, bytes of a slot and number of slots of the memory it lies in.
-        slots: The first slot it takes, and how many.
-        nbytes: Its size.
-        generation: What the slots' header must say.
-        checksum: Of header and payload; None where the header is to be read once more instead.
-        ticket: What the peer is told when it has been read.
-    """
-
-    peer: Mapping[str, Any]
-    segment: tuple[int, int, int]
-    slots: tuple[int, int]
-    nbytes: int
-    generation: int
-    checksum: int | None
-    ticket: int
-
-    @property
-    def start(self) -> int:
-        """Address of its header."""
-        return self.segment[0] + self.slots[0] * self.segment[1]
-
-
-class Transfer(Protocol):
-    """A read that an engine has begun."""
-
-    def is_done(self) -> bool:
-        """Whether it is over, and successful. Raises RelayReadError where it failed."""
-        ...
-
-
-class Engine(MemoryRegistrar, Protocol):
-    """What reads a peer's memory.
-
-    ``register`` and ``address`` are called from any thread, the others never by two at once.
-
-    Attributes:
-        has_threads: It goes on with what it has begun, and serves peers, while nobody calls it.
-    """
-
-    @property
-    def has_threads(self) -> bool: ...
-
-    def address(self) -> dict[str, Any]:
-        """How a peer reaches this engine and the memory registered so far; packs with ``proto.codec``.
-
-        Raises:
-            RelayError: No peer can.
-        """
-        ...
-
-    def read(self, source: Source, into: Slots, *, header_only: bool, notify: bytes) -> Transfer:
-        """Begin to read. ``notify`` reaches the peer when that is done, unless it is empty.
-
-        Raises:
-            RelayReadError: The peer cannot be reached or will not have it read.
-        """
-        ...
-
-    def knows(self, source: Source) -> bool:
-        """Whether to begin a read takes no longer than its copy does: no connection is to be made."""
-        ...
-
-    def notifications(self) -> list[bytes]:
-        """What has come from peers. Calling this lets their reads go on."""
-        ...
-
-    def close(self) -> None:
-        """End every transfer; nothing arrives any more."""
-        ...
-
-
 class OneSidedRelay(Relay):
-    """See the module.
+    """Sends payloads from registered memory, and reads those of peers; see the module for the protocol.
 
     Args:
         kind: The backend's name.
@@ -134,7 +57,7 @@ class OneSidedRelay(Relay):
             registered memory of its own.
         credits: See ``slot_size_mb``.
         timeout_s: How long to wait for credit, and for a read.
-        keep_s: After how long a payload that nobody reads is given up.
+        keep_s: Seconds after which an unread payload is given up.
     """
 
     inline_limit = INLINE_BYTES
@@ -151,14 +74,14 @@ class OneSidedRelay(Relay):
         limit = credit_bytes(self.name, slot_size_mb, credits)
         self._timeout = timeout_s
         self._engine = self._make_engine()
-        self._outbox = Outbox(self.name, limit, timeout_s, keep_s, self._give_up)
-        self._pump = Pump(self.name, self._engine, self._outbox)
+        self._ledger = PutLedger(self.name, limit, timeout_s, keep_s, self._give_up)
+        self._pump = Pump(self.name, self._engine, self._ledger)
         self._out = SlotPool(limit, self._engine, self._pump.nudge)
         self._in = SlotPool(limit, self._engine, self._pump.nudge)
         self._pump.pools = (self._out, self._in)
 
     @abstractmethod
-    def _make_engine(self) -> Engine:
+    def _make_engine(self) -> TransferEngine:
         """The engine, ready to read and be read."""
 
     # --- sending ---------------------------------------------------------------------------------
@@ -195,7 +118,7 @@ class OneSidedRelay(Relay):
 
     async def put_held(self, held: Slots, nbytes: int, request_id: str, edge: str | None = None) -> Put:
         """Announce what is held to one target. See ``Relay.put_held``."""
-        await self._outbox.take_credit(edge or "", held.nbytes, request_id)
+        await self._ledger.take_credit(edge or "", held.nbytes, request_id)
         return self._announce(held, nbytes, edge or "", held.nbytes, request_id)
 
     async def _put(
@@ -203,12 +126,12 @@ class OneSidedRelay(Relay):
     ) -> Put:
         self._check_open()
         amount = slots_for(nbytes) * SLOT_BYTES
-        await self._outbox.take_credit(edge, amount, key)
+        await self._ledger.take_credit(edge, amount, key)
         try:
             slots = self._out.take(nbytes)
             await _write(write, slots, nbytes, in_thread)
         except BaseException:
-            self._outbox.return_credit(edge, amount)
+            self._ledger.return_credit(edge, amount)
             raise
         return self._announce(slots, nbytes, edge, amount, key)
 
@@ -216,9 +139,9 @@ class OneSidedRelay(Relay):
         try:
             peer = self._engine.address()
         except RelayError:
-            self._outbox.return_credit(edge, amount)
+            self._ledger.return_credit(edge, amount)
             raise
-        ticket = self._outbox.issue(slots, nbytes, edge, amount, key)
+        ticket = self._ledger.issue(slots, nbytes, edge, amount, key)
         segment = slots.segment
         metadata = {
             "engine": self.kind,
@@ -233,7 +156,7 @@ class OneSidedRelay(Relay):
             "transfer_info": {"size": nbytes, "req_id": key},
         }
         self._pump.wake()
-        return Put(self._outbox, ticket, metadata)
+        return Put(self._ledger, ticket, metadata)
 
     # --- receiving -------------------------------------------------------------------------------
 
@@ -270,7 +193,7 @@ class OneSidedRelay(Relay):
             slots = self._in.take(source.nbytes)
         except MemoryError as error:
             raise RelayReadError(f"{self.name}: {error}") from error
-        # Where this is cancelled the pump still ends the read, and drops the slots after that.
+        # If this is cancelled, the pump still ends the read, and drops the slots after that.
         sender = " ".join(part for part in source.peer.values() if isinstance(part, str))
         read = self._pump.run(self._steps(source, slots), self._timeout, sender)
         try:
@@ -336,19 +259,19 @@ class OneSidedRelay(Relay):
     # --- ends ------------------------------------------------------------------------------------
 
     def cleanup(self, request_id: str) -> None:
-        """Take back what is under way for a request. Whoever is reading it gets an error."""
-        self._outbox.revoke(request_id)
+        """Take back what is under way for a request. A reader in the middle of it gets an error."""
+        self._ledger.revoke(request_id)
 
     def _give_up(self, slots: Slots) -> None:
-        # Whoever comes to read it now must be served to hear that it is gone, and must not find unmapped
-        # memory, which would take his connection down.
+        # A late reader must still be served, to learn that the payload is gone: unmapped memory would take
+        # its connection down.
         if slots.own:
             slots.wipe()
         self._pump.keep(slots if slots.own else None, self._timeout)
 
     def close(self) -> None:
         """End all transfers and stop the engine. Views of what was received stay valid."""
-        self._outbox.close()
+        self._ledger.close()
         self._pump.close()
 
     def _check_open(self) -> None:
@@ -357,11 +280,11 @@ class OneSidedRelay(Relay):
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Per edge: bytes under way, and how often a put had to wait."""
-        return self._outbox.stats()
+        return self._ledger.stats()
 
     def usage(self) -> dict[str, int]:
         """What this relay's payloads take now: numbers for ``/metrics``."""
-        return self._outbox.usage() | {"relay_quarantined_reads": self._pump.quarantined}
+        return self._ledger.usage() | {"relay_quarantined_reads": self._pump.quarantined}
 
 
 async def _write(write: Callable[[memoryview], None], slots: Slots, nbytes: int, in_thread: bool) -> None:
@@ -370,7 +293,7 @@ async def _write(write: Callable[[memoryview], None], slots: Slots, nbytes: int,
         slots.seal(nbytes)
 
     if in_thread:
-        # The thread goes on to its end, and holds the slots until then, also where nobody waits any more.
+        # The thread goes on to its end, and holds the slots until then, also if the caller has left.
         await asyncio.to_thread(fill)
     else:
         fill()

@@ -16,9 +16,12 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sglang_omni._core import Extents, checksum
+
+if TYPE_CHECKING:
+    from sglang_omni.relay.one_sided.engine import TransferEngine
 
 SLOT_BYTES = 64 << 10
 # Keeps payloads aligned as the payload format wants them.
@@ -31,13 +34,6 @@ _HEADER = struct.Struct("<8sQQ")
 _MAGIC = b"sglomni\x01"
 # Starts anywhere: what a process of an earlier run has announced means nothing in a later one.
 _generations = itertools.count(secrets.randbits(62))
-
-
-class MemoryRegistrar(Protocol):
-    """The part of an engine that makes memory known to it."""
-
-    def register(self, segment: Segment) -> None: ...
-    def unregister(self, segment: Segment) -> None: ...
 
 
 class Segment:
@@ -58,7 +54,8 @@ class Slots:
     """Adjacent slots of a segment. They are free again when this object is gone.
 
     Attributes:
-        own: The segment is there for this payload alone, and goes with it.
+        own: The segment was allocated for this payload (the pool was full) and is unregistered when
+            the payload is freed.
         start: Address of the header.
         checksum: Of header and payload, once that is complete; None of a large one.
     """
@@ -85,12 +82,12 @@ class Slots:
 
     @property
     def address(self) -> int:
-        """Where the payload lies."""
+        """Address of the payload."""
         return self.start + HEADER_BYTES
 
     @property
     def nbytes(self) -> int:
-        """What is taken: header, payload and what is left of the last slot."""
+        """Bytes taken: header, payload and the rest of the last slot."""
         return self.count * self.segment.slot_bytes
 
     def seal(self, nbytes: int) -> None:
@@ -104,7 +101,7 @@ class Slots:
         ctypes.memset(self.start, 0, HEADER_BYTES)
 
     def holds(self, generation: int, nbytes: int, checksum: int | None) -> bool:
-        """Whether the header is that of this payload and, with a checksum, all of it is here."""
+        """True if the header is this payload's and, given a checksum, all of the payload is here."""
         if _HEADER.unpack_from(self._header) != (_MAGIC, generation, nbytes):
             return False
         return checksum is None or self._checksum(nbytes) == checksum
@@ -141,14 +138,14 @@ class SlotPool:
 
     Args:
         nbytes: Its size. What does not fit gets registered memory of its own.
-        registrar: Makes the memory known to the engine.
+        engine: The engine that the memory is registered with.
         on_returned: Called, from whatever thread and inside of anything, where memory of a payload's own can
             be given up by ``collect``.
     """
 
-    def __init__(self, nbytes: int, registrar: MemoryRegistrar, on_returned: Callable[[], None]) -> None:
+    def __init__(self, nbytes: int, engine: TransferEngine, on_returned: Callable[[], None]) -> None:
         self._slots = max(1, nbytes // SLOT_BYTES)
-        self._registrar = registrar
+        self._engine = engine
         self._on_returned = on_returned
         self._extents = Extents(self._slots * SLOT_BYTES)
         self._pool: Segment | None = None
@@ -169,7 +166,7 @@ class SlotPool:
         return Slots(self._make(count), 0, count, self._free, own=True)
 
     def take_pooled(self, nbytes: int) -> Slots | None:
-        """As ``take``, or None where the pool itself has no room."""
+        """Slots of the pool for a payload of ``nbytes``, or None if the pool has no room."""
         self.collect()
         count = slots_for(nbytes)
         if count > self._slots or (extent := self._extents.allocate(count * SLOT_BYTES)) is None:
@@ -189,7 +186,7 @@ class SlotPool:
             if segment is self._pool:
                 self._extents.release(first * SLOT_BYTES, count * SLOT_BYTES)
             else:
-                self._registrar.unregister(segment)
+                self._engine.unregister(segment)
 
     def _free(self, segment: Segment, first: int, count: int) -> None:
         self._returned.append((segment, first, count))
@@ -201,5 +198,5 @@ class SlotPool:
             segment = Segment(slots)
         except (OSError, OverflowError, ValueError) as error:
             raise MemoryError(f"no memory for {slots * SLOT_BYTES} bytes: {error}") from error
-        self._registrar.register(segment)
+        self._engine.register(segment)
         return segment

@@ -10,7 +10,8 @@ from typing import Any
 from starlette.requests import Request
 
 from sglang_omni.client import Client, RequestError
-from sglang_omni.preprocessing.request_params import RequestParams, check_params, nearest
+from sglang_omni.config.nearest import nearest
+from sglang_omni.preprocessing.request_params import RequestParams, check_params
 from sglang_omni.serve.api.admission import Admission
 from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.api.metrics import Metrics

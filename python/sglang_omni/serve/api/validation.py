@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from sglang_omni.preprocessing.request_params import nearest
+from sglang_omni.config.nearest import nearest
 from sglang_omni.proto import RequestError, shortened
 from sglang_omni.serve.api.fields import TAG, UNSUPPORTED, UNSUPPORTED_FIELDS
 

@@ -1,1 +1,1 @@
-"""Models of ours that SGLang runs. It imports every module of this package."""
+"""Our models for SGLang's model runner. SGLang imports every module of this package."""

@@ -1,4 +1,4 @@
-"""The decoders of Qwen3-Omni, thinker and talker alike, out of SGLang's layers."""
+"""Qwen3-Omni's decoders, thinker and talker, made of SGLang's layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sglang_omni.engines.options import DecoderSpec
 from sglang_omni.engines.sglang.inputs import StepInputs
-from sglang_omni.engines.sglang.models.mlp import DenseMLP, SparseMLP
+from sglang_omni.engines.sglang.models.mlp import SGLangDenseMLP, SGLangSparseMLP
 from sglang_omni.model_runner.config import DecoderConfig
 from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackBuffers, prefill
 from sglang_omni.model_runner.media import deepstack_of, has_media, merge_media
@@ -71,9 +71,9 @@ class Layer(nn.Module):
         self.attention = Attention(config, layer)
         self.post_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = (
-            SparseMLP(config, layer)
+            SGLangSparseMLP(config, layer)
             if config.is_sparse(layer)
-            else DenseMLP(config, config.intermediate_size)
+            else SGLangDenseMLP(config, config.intermediate_size)
         )
 
     def forward(self, hidden: Tensor, positions: Tensor, batch: ForwardBatch) -> Tensor:
@@ -82,14 +82,14 @@ class Layer(nn.Module):
 
 
 class OmniDecoder(nn.Module):
-    """Tokens, media rows or a strategy's rows in; logits, and hidden states for who asks, out.
+    """From tokens, media rows or a strategy's rows to logits. Captures hidden states if the spec says so.
 
     Attributes:
-        inputs: Of the batch to be computed, set before each forward.
+        inputs: Those of the next batch, set before each forward.
         output_rows: (B, hidden_size) after the last norm, of the last forward's last tokens.
         feedback: What its strategy reads and writes.
-        tapped: (slots, hidden_size), ``hidden_states[tap_layer]`` of the tokens in the cache, by their slot.
-            None where nobody taps.
+        captured: (slots, hidden_size), ``hidden_states[capture_layer]`` of the tokens in the cache, by slot;
+            None without a ``capture_layer``.
     """
 
     def __init__(self, spec: DecoderSpec) -> None:
@@ -97,7 +97,7 @@ class OmniDecoder(nn.Module):
         config = spec.config
         self._config = config
         self._strategy = spec.strategy
-        self._tap_layer = spec.tap_layer
+        self._tap_layer = spec.capture_layer
         self.embed = (
             VocabParallelEmbedding(config.vocab_size, config.hidden_size) if spec.strategy is None else None
         )
@@ -108,13 +108,13 @@ class OmniDecoder(nn.Module):
         self.inputs: StepInputs | None = None
         self.output_rows: Tensor | None = None
         self.feedback = FeedbackBuffers()
-        self.tapped: Tensor | None = None
+        self.captured: Tensor | None = None
 
-    def keep_tapped(self, num_slots: int) -> None:
-        """Makes room for the tapped rows of a cache of ``num_slots`` tokens, if anybody taps."""
+    def allocate_captured(self, num_slots: int) -> None:
+        """Allocates ``captured`` for a cache of ``num_slots`` tokens, if there is a ``capture_layer``."""
         if self._tap_layer is not None:
             weight = self.norm.weight
-            self.tapped = weight.new_zeros(num_slots, self._config.hidden_size)
+            self.captured = weight.new_zeros(num_slots, self._config.hidden_size)
 
     def forward(
         self, input_ids: Tensor, positions: Tensor, forward_batch: ForwardBatch, **kwargs: Any
@@ -125,25 +125,25 @@ class OmniDecoder(nn.Module):
             positions = inputs.positions.to(positions.device)
         hidden = self._input_rows(input_ids, inputs, forward_batch)
         deepstack = deepstack_of(inputs.spans)
-        tap_layer = self._tap_layer if self.tapped is not None and has_media(inputs.spans) else None
-        if tap_layer == 0:
-            self._tap(hidden, forward_batch)
+        capture_layer = self._tap_layer if self.captured is not None and has_media(inputs.spans) else None
+        if capture_layer == 0:
+            self._capture(hidden, forward_batch)
         for index, layer in enumerate(self.layers):
             hidden = layer(hidden, positions, forward_batch)
-            if tap_layer == index + 1 < len(self.layers):
-                self._tap(hidden, forward_batch)
+            if capture_layer == index + 1 < len(self.layers):
+                self._capture(hidden, forward_batch)
             if deepstack is not None and index < len(deepstack.levels):
                 rows = deepstack.rows.to(hidden.device)
                 hidden.index_add_(0, rows, deepstack.levels[index].to(hidden))
         hidden = self.norm(hidden)
-        if tap_layer == len(self.layers):
-            self._tap(hidden, forward_batch)
+        if capture_layer == len(self.layers):
+            self._capture(hidden, forward_batch)
         self.output_rows = hidden[inputs.last_rows.to(hidden.device)]
         return self.logits_processor(input_ids, hidden, self.lm_head, forward_batch)
 
     def _input_rows(self, input_ids: Tensor, inputs: StepInputs, forward_batch: ForwardBatch) -> Tensor:
         if self._strategy is not None:
-            # New ones: what a step that failed has written is not the next one's.
+            # New buffers: a failed step may have left rows in the old ones.
             self.feedback = FeedbackBuffers()
             if inputs.prefill:
                 prefill(self._strategy, self, forward_batch, inputs.spans)
@@ -156,16 +156,16 @@ class OmniDecoder(nn.Module):
         merge_media(rows, inputs.spans)
         return rows
 
-    def _tap(self, hidden: Tensor, batch: ForwardBatch) -> None:
-        assert self.tapped is not None
-        self.tapped[batch.out_cache_loc] = hidden
+    def _capture(self, hidden: Tensor, batch: ForwardBatch) -> None:
+        assert self.captured is not None
+        self.captured[batch.out_cache_loc] = hidden
 
 
 def _rope_scaling(config: DecoderConfig) -> dict[str, Any] | None:
     scaling = dict(config.rope_scaling)
     if config.mrope_section is not None:
         _, height, width = config.mrope_section
-        # What height and width leave turns by time.
+        # Time turns the pairs of channels that height and width leave.
         section = [config.head_dim // 2 - height - width, height, width]
         scaling |= {"mrope_section": section, "mrope_interleaved": True}
     elif scaling.get("rope_type", "default") == "default":
@@ -173,5 +173,5 @@ def _rope_scaling(config: DecoderConfig) -> dict[str, Any] | None:
     return scaling
 
 
-# Where SGLang looks for a package's models.
+# SGLang looks for a package's models under this name.
 EntryClass = [OmniDecoder]

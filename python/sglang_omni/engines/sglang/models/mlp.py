@@ -1,4 +1,4 @@
-"""A layer's MLP: one gated projection for all tokens, or a mixture of experts."""
+"""A layer's MLP made of SGLang's layers: one gated projection for all tokens, or a mixture of experts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn, sigmoid
 from sglang_omni.model_runner.config import DecoderConfig
 
 
-class DenseMLP(nn.Module):
+class SGLangDenseMLP(nn.Module):
     """A gated projection.
 
     Args:
-        reduce: Whether the ranks' parts are summed up here.
+        reduce: Whether to sum the ranks' parts here.
     """
 
     def __init__(self, config: DecoderConfig, intermediate_size: int, *, reduce: bool = True) -> None:
@@ -33,8 +33,8 @@ class DenseMLP(nn.Module):
         return output
 
 
-class SparseMLP(nn.Module):
-    """Experts of which each token passes a few, and one that all pass where the model has it."""
+class SGLangSparseMLP(nn.Module):
+    """Experts, of which each token passes a few, and a shared one that all pass if the model has it."""
 
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class SparseMLP(nn.Module):
             self.experts.runner_backend, routing_method_type=self.experts.routing_method_type
         )
         width = config.shared_expert_intermediate_size
-        self.shared = DenseMLP(config, width, reduce=False) if width else None
+        self.shared = SGLangDenseMLP(config, width, reduce=False) if width else None
         self.shared_gate = ReplicatedLinear(config.hidden_size, 1, bias=False) if width else None
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding
 
 from sglang_omni.engines.options import DecoderSpec, WeightNames
 from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
-from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackWorker, Outbox
+from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackSink, FeedbackWorker
 from sglang_omni.model_runner.sampling import SamplingRow, sample
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.fish_s2_pro.components.checkpoint import FAST, SLOW, FishS2Checkpoint
@@ -104,7 +104,7 @@ class FishDualARStrategy:
         model: FeedbackModel,
         schedule_batch: FeedbackBatch,
         requests: Sequence[SequenceSpan],
-        outbox: Outbox,
+        outbox: FeedbackSink,
     ) -> None:
         hidden, tokens = model.feedback.output_rows, schedule_batch.tokens
         assert hidden is not None

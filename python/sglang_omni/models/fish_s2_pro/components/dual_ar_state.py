@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.model_runner.request_sampling import RequestSampling
 
 
 class DualARState:
@@ -25,7 +25,7 @@ class DualARState:
     def __init__(
         self,
         prompt_token_ids: Sequence[int],
-        sampling: SamplingParams,
+        sampling: RequestSampling,
         *,
         semantic_start: int,
         prompt_frames: Mapping[int, Tensor] | None = None,

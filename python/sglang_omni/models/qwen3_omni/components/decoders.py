@@ -31,7 +31,7 @@ def thinker_decoder(checkpoint: Qwen3OmniCheckpoint, *, for_speech: bool) -> Dec
             lm_head="thinker.lm_head.weight",
         ),
         component="thinker.model.",
-        tap_layer=checkpoint.require_talker().accept_hidden_layer if for_speech else None,
+        capture_layer=checkpoint.require_talker().accept_hidden_layer if for_speech else None,
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
 from sglang_omni.model_runner.code_predictor import Choose, CodePredictor
-from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackWorker, Outbox
+from sglang_omni.model_runner.feedback import FeedbackBatch, FeedbackModel, FeedbackSink, FeedbackWorker
 from sglang_omni.model_runner.loader import Checkpoint
 from sglang_omni.model_runner.sequence import SequenceSpan
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
@@ -161,7 +161,7 @@ class Qwen3TalkerStrategy:
         model: FeedbackModel,
         schedule_batch: FeedbackBatch,
         requests: Sequence[SequenceSpan],
-        outbox: Outbox,
+        outbox: FeedbackSink,
     ) -> None:
         hidden, tokens = model.feedback.output_rows, schedule_batch.tokens
         assert hidden is not None

@@ -13,7 +13,7 @@ import zmq
 from sglang_omni import __version__
 from sglang_omni.config import PipelineConfig
 from sglang_omni.config.io import config_to_dict
-from sglang_omni.config.strict import did_you_mean
+from sglang_omni.config.nearest import did_you_mean
 from sglang_omni.pipeline.processes.hosts.addresses import require_own_address
 from sglang_omni.pipeline.processes.hosts.join_sockets import RouterSocket
 from sglang_omni.pipeline.processes.hosts.member import HostMember

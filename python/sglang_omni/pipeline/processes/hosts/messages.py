@@ -1,8 +1,8 @@
-"""What a host and its coordinator tell each other.
+"""Messages between a host and the coordinator, as JSON.
 
-After ``JoinMessage`` and ``WelcomeMessage`` each side repeats all it has to say: the coordinator what is
-to run (``WantedMessage``), the host what does (``ReportMessage``). Both are sent at every change and at
-every heartbeat, so that one that is lost with its connection is made good by the next.
+After ``JoinMessage`` and ``WelcomeMessage`` each side repeats its whole state: the coordinator the processes
+that must run (``WantedMessage``), the host those that do (``ReportMessage``). Both are sent at every change
+and at every heartbeat, so the next one makes up for one that was lost with its connection.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sglang_omni.pipeline.processes.pulse import Pulse
 
 # A host's report may hold the tracebacks of all its processes.
 LONGEST_MESSAGE = 16 * 2**20
-# How often each side speaks in the time of silence after which the other gives it up.
+# Messages that each side sends in the time of silence after which the other takes it for lost.
 HEARTBEATS = 10
 
 
@@ -24,7 +24,7 @@ class _Message(BaseModel):
 
 
 class JoinMessage(_Message):
-    """Host -> coordinator: let me in. Read from hosts of every version, so that they can be told so."""
+    """Host -> coordinator: asks to join. Read from hosts of every version, so that others can be refused."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -38,13 +38,13 @@ class ProcessReport(_Message):
     """One process of a host.
 
     Attributes:
-        launch: The ``Launch`` it was started for.
-        status: Its exit status, once it has ended.
-        exit_text: Then, how it ended.
-        failure: Where it ended before it was ready, why, with its traceback.
-        pulse: Its last heartbeat, once it is ready.
-        silent_s: How long ago that was.
-        state: What keeps it from answering; see ``LaunchedProcess``.
+        launch: The number of the ``Launch`` that started it.
+        status: Its exit status; None while it runs.
+        exit_text: How it ended, in words; empty while it runs.
+        failure: The error with its traceback, if it ended before it was ready.
+        pulse: Its last heartbeat; None until it is ready.
+        silent_s: Seconds since that heartbeat.
+        state: Why it does not answer, such as ``is stopped (SIGSTOP)``.
     """
 
     launch: int
@@ -61,28 +61,28 @@ class ProcessReport(_Message):
 
 
 class ReportMessage(_Message):
-    """Host -> coordinator: every process of the launches that are wanted."""
+    """Host -> coordinator: the state of every process of the wanted launches."""
 
     type: Literal["report"] = "report"
     processes: list[ProcessReport] = Field(default_factory=list)
 
 
 class LeaveMessage(_Message):
-    """Host -> coordinator: it ends its processes and goes."""
+    """Host -> coordinator: the host ends its processes and leaves."""
 
     type: Literal["leave"] = "leave"
     reason: str
 
 
 class WelcomeMessage(_Message):
-    """Coordinator -> host: what to plan its processes from.
+    """Coordinator -> host: the run, from which the host plans its processes.
 
     Attributes:
         config: The pipeline, for ``PipelineConfig.from_dict``.
         run_key: The secret key of this run's sockets between hosts.
-        endpoints: ``"completion"`` and ``"abort"`` -> where stages reach the coordinator.
+        endpoints: ``"completion"`` and ``"abort"`` -> the coordinator's endpoint.
         host_timeout: Seconds of silence after which either side takes the other for lost.
-        paths: Files and folders that the config names and the coordinator's host has.
+        paths: Files and folders that the config names and that exist on the coordinator's host.
     """
 
     type: Literal["welcome"] = "welcome"
@@ -97,9 +97,9 @@ class Launch(_Message):
     """Processes to start together: one, or all ranks of a stage.
 
     Attributes:
-        number: Another one for each start.
-        killed: Those of the processes that are to end now.
-        with_stacks: Those of them that are to write their stacks first.
+        number: Different for each start.
+        killed: The processes that the host must end now.
+        with_stacks: The ones among ``killed`` that must write their stacks first.
     """
 
     number: int
@@ -109,21 +109,21 @@ class Launch(_Message):
 
 
 class WantedMessage(_Message):
-    """Coordinator -> host: what is to run. A launch that is not among them any more is over and done with."""
+    """Coordinator -> host: the launches that must run. The host forgets every other launch."""
 
     type: Literal["wanted"] = "wanted"
     launches: list[Launch] = Field(default_factory=list)
 
 
 class RefusedMessage(_Message):
-    """Coordinator -> host: it may not join, and need not try again."""
+    """Coordinator -> host: the host may not join and need not try again."""
 
     type: Literal["refused"] = "refused"
     reason: str
 
 
 class GoodbyeMessage(_Message):
-    """Coordinator -> host: it is no member, or not any more. It ends its processes and may join anew."""
+    """Coordinator -> host: the host is not a member (any more). It ends its processes and may join anew."""
 
     type: Literal["goodbye"] = "goodbye"
     reason: str
@@ -143,12 +143,12 @@ def encode(message: FromHost | FromCoordinator) -> bytes:
 
 
 def parse_from_host(frame: bytes) -> FromHost:
-    """Raises ValueError where it is none."""
+    """A host's message in a frame. Raises ValueError, with the field's name, if it is none."""
     return _parse(_FROM_HOST, frame)
 
 
 def parse_from_coordinator(frame: bytes) -> FromCoordinator:
-    """Raises ValueError where it is none."""
+    """The coordinator's message in a frame. Raises ValueError, with the field's name, if it is none."""
     return _parse(_FROM_COORDINATOR, frame)
 
 
@@ -156,7 +156,7 @@ def _parse(adapter: TypeAdapter[Any], frame: bytes) -> Any:
     try:
         return adapter.validate_json(frame)
     except ValidationError as exc:
-        # Without the input: it may hold a key.
+        # Without the input, which may hold a key.
         problems = exc.errors(include_url=False, include_input=False)
         first = problems[0]
         raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'message'}: {first['msg']}") from None

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from sglang_omni.config import PipelineConfig
-from sglang_omni.config.instances import is_anywhere, stage_instances
+from sglang_omni.config.instances import is_placeholder, stage_instances
 from sglang_omni.pipeline.specs import ProcessSpec
 
 # CPUs of a process none of whose stages sets ``num_cpus``. With none, Ray would put any number on one core.
@@ -75,14 +75,14 @@ class Bundle:
         if gpus:
             # Ray gives out more than one GPU only as whole ones.
             asked["GPU"] = math.ceil(gpus) if gpus > 1 else gpus
-        if not is_anywhere(self.node):
+        if not is_placeholder(self.node):
             asked[self.node] = _LABEL
         return asked
 
     def __str__(self) -> str:
         names = ", ".join(map(repr, self.processes))
         asked = {name: amount for name, amount in self.resources().items() if name != self.node}
-        where = f" on a node with the resource {self.node!r}" if not is_anywhere(self.node) else ""
+        where = f" on a node with the resource {self.node!r}" if not is_placeholder(self.node) else ""
         return f"process{'es' * (len(self.processes) > 1)} {names} ({_text(asked)}{where})"
 
 

@@ -34,8 +34,8 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sglang_omni.config import PipelineConfig
-from sglang_omni.config.instances import is_anywhere
-from sglang_omni.config.spread import spread_out
+from sglang_omni.config.instances import is_placeholder
+from sglang_omni.config.plan import plan_pipeline, with_placeholder_nodes
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.process import ProcessFailure, ended_early, exited_with, fail_ready
 from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
@@ -106,7 +106,7 @@ class RayLauncher:
         """
         self._connect(config)
         self.host_address = ray.util.get_node_ip_address()
-        return spread_out(config)
+        return with_placeholder_nodes(plan_pipeline(config)).config
 
     async def start(self, specs: Sequence[ProcessSpec]) -> None:
         """Reserve what the processes ask for.
@@ -123,7 +123,7 @@ class RayLauncher:
             bundle = bundles.setdefault(_node_of(spec), Bundle(_node_of(spec)))
             bundle.processes[spec.process_name] = demand_of(spec)
         later = {_node_of(spec) for spec in specs if not spec.starts_at_once}
-        now = {node: it for node, it in bundles.items() if not is_anywhere(node) or node not in later}
+        now = {node: it for node, it in bundles.items() if not is_placeholder(node) or node not in later}
         await self._reserve(self.name, now)
 
     async def await_host(self, ranks: Sequence[ProcessSpec]) -> None:
@@ -299,7 +299,7 @@ class RayLauncher:
         """Give back the place of these, if they alone had it and were the last there."""
         place = self._places.get(node := _node_of(ranks[0]))
         used = any(rank.process_name in self._actors for rank in ranks)
-        if place is not None and place.group.bundle_count == 1 and is_anywhere(node) and not used:
+        if place is not None and place.group.bundle_count == 1 and is_placeholder(node) and not used:
             del self._places[node]
             self._groups.remove(place.group)
             remove_placement_group(place.group)
@@ -406,7 +406,7 @@ class RayProcess:
 
 
 def _node_of(spec: ProcessSpec) -> str:
-    assert spec.node is not None  # since spread_out()
+    assert spec.node is not None  # since with_placeholder_nodes()
     return spec.node
 
 

@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from sglang_omni.compat.asyncio import Begun, begin
+from sglang_omni.versions.asyncio import Begun, begin
 
 logger = logging.getLogger(__name__)
 

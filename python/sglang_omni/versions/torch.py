@@ -1,4 +1,4 @@
-"""Parts of torch for which it has no public name. Tried with torch 2.7 to 2.15."""
+"""Functions of torch without a public name. Tried with torch 2.7 to 2.15."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._C._profiler import _ExperimentalConfig
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies matrices of this dtype on this processor."""
+    """True if oneDNN multiplies matrices of this dtype on this processor."""
     if not torch.backends.mkldnn.is_available():
         return False
     match dtype:
@@ -26,7 +26,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def pack(weight: Tensor, num_rows: int) -> Tensor:
-    """A copy of a weight (outputs, inputs) in oneDNN's blocked layout, best for so many rows at a time."""
+    """A copy of a weight (outputs, inputs) in oneDNN's blocked layout, best for ``num_rows`` at a time."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
     return packed
 
@@ -38,7 +38,7 @@ def packed_linear(rows: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def all_threads() -> Any:
-    """``experimental_config`` of a profile that records every thread, not only the one that starts it."""
+    """The ``experimental_config`` of a profile of all threads, not only of the one that starts it."""
     return _ExperimentalConfig(profile_all_threads=True)
 
 
@@ -52,7 +52,7 @@ def gloo_group(store: dist.Store, rank: int, size: int, host: str, timeout: floa
 
 
 def nccl_group(store: dist.Store, rank: int, size: int, timeout: float) -> Any:
-    """A process group outside of torch's registry of groups, which holds one of each name a process."""
+    """A process group outside of torch's registry, which holds one of each name in a process."""
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout)
     return dist.ProcessGroupNCCL(store, rank, size, options)

@@ -1,8 +1,8 @@
-"""Parts of asyncio that its documentation leaves to "third-party task implementations".
+"""Runs the first step of a coroutine at once, by parts of asyncio for "third-party task implementations".
 
 Written for CPython 3.11, whose documentation names ``_enter_task`` and ``_leave_task`` under "Extending
-asyncio", as 3.12 to 3.14's does. From 3.12 on, ``asyncio.Task(..., eager_start=True)`` begins a coroutine in
-the call that makes its task, but makes a task for each, which costs what `begin` saves.
+asyncio", as 3.12 to 3.14's does. From 3.12 on, ``asyncio.Task(..., eager_start=True)`` starts a coroutine
+when it makes the task, but a task for each costs what `begin` saves.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import Any
 
 
 def begin(coroutine: Coroutine[Any, Any, None], task: asyncio.Task[Any]) -> Begun | None:
-    """Runs a coroutine up to its first wait, with ``task`` as the current one; none may be current.
+    """Runs a coroutine up to its first wait, with ``task`` as the current task.
+
+    No task may be current in the caller. Exceptions of the coroutine are raised.
 
     Returns:
         The rest, for ``task`` to await; None if the coroutine has ended.
-
-    Raises:
-        Exception: What the coroutine raised.
     """
     loop = task.get_loop()
     _enter_task(loop, task)
@@ -31,16 +30,16 @@ def begin(coroutine: Coroutine[Any, Any, None], task: asyncio.Task[Any]) -> Begu
     finally:
         _leave_task(loop, task)
     if awaited is not None:
-        # No task has it yet: another coroutine may await the same future until then.
+        # No task waits for it yet: until then, another coroutine may await the same future.
         awaited._asyncio_future_blocking = False
     return Begun(coroutine, awaited)
 
 
 class Begun:
-    """The rest of a coroutine that waits for what it yielded, for a task to await.
+    """The rest of a coroutine that ``begin`` has started, for a task to await.
 
     Attributes:
-        interrupt: Thrown into the coroutine in place of what it waits for, if set before it is awaited.
+        interrupt: If set before it is awaited, thrown into the coroutine at its first wait.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: Any) -> None:
@@ -57,7 +56,7 @@ class Begun:
                 if interrupt is None:
                     try:
                         yield awaited
-                    except BaseException as exc:  # noqa: BLE001  thrown in by the task: the coroutine's to handle
+                    except BaseException as exc:  # noqa: BLE001  thrown in by the task, for the coroutine to handle
                         interrupt = exc
                 if interrupt is None:
                     awaited = self.coroutine.send(None)

@@ -1,14 +1,15 @@
-"""An engine that is stepped, as OmniEngine is, behind the asynchronous methods of an ``AsyncEngine``."""
+"""An adapter from ``engines.base.Engine``, which is stepped, to the asynchronous ``AsyncEngine``."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from operator import attrgetter
 from typing import Any
 
 from sglang_omni.engines.base import Engine
-from sglang_omni.engines.request import EngineRequest
+from sglang_omni.engines.request import BaseRequest
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler
@@ -17,19 +18,19 @@ from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 class SteppedEngine:
     """Steps the engine in a thread of its own, through an ``OmniScheduler``.
 
-    Requests therefore join and leave the running batch between steps, and a request's failure is its own.
-    All methods are called in one event loop.
+    Requests therefore join and leave the running batch between steps, and a failure is its request's alone.
+    All methods must be called in one event loop.
 
     Args:
-        crashed: Called in that loop with what ended the engine's thread, if anything but ``stop`` does.
+        crashed: Called in that loop with the exception that ended the engine's thread.
     """
 
-    def __init__(self, engine: Engine, crashed: Callable[[Exception], None]) -> None:
+    def __init__(self, engine: Engine[BaseRequest], crashed: Callable[[Exception], None]) -> None:
         self._crashed = crashed
-        self._scheduler = OmniScheduler(engine, _request_of, _finished, _new_tokens)
+        self._scheduler = OmniScheduler(engine, attrgetter("data"), _finished, _new_tokens)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._results: dict[str, asyncio.Future[EngineRequest]] = {}
+        self._results: dict[str, asyncio.Future[BaseRequest]] = {}
         self._streams: dict[str, _TokenStream] = {}
 
     async def start(self) -> None:
@@ -39,18 +40,19 @@ class SteppedEngine:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Returns when the step under way is over. Requests that are not finished get no result."""
+        """Waits for the end of the present step. Unfinished requests get no result."""
         if self._thread is not None:
             self._scheduler.stop()
             await asyncio.to_thread(self._thread.join)
             self._thread = None
 
-    async def add_request(self, request_id: str, request: EngineRequest) -> None:
+    async def add_request(self, request_id: str, request: BaseRequest) -> None:
         """
         Raises:
-            TypeError, ValueError: ``request`` is not an engine's request, or not that of this id.
+            TypeError: ``request`` is no request of an engine.
+            ValueError: It has another id.
         """
-        if not isinstance(request, EngineRequest):
+        if not isinstance(request, BaseRequest):
             raise TypeError(f"request_builder must return an EngineRequest, got a {type(request).__name__}")
         if request.request_id != request_id:
             raise ValueError(
@@ -62,12 +64,8 @@ class SteppedEngine:
         payload = StagePayload(request_id, OmniRequest(None), request)
         self._scheduler.inbox.put(IncomingMessage(request_id, "new_request", payload))
 
-    async def get_result(self, request_id: str) -> EngineRequest:
-        """The finished request.
-
-        Raises:
-            Exception: Whatever the engine raised for it.
-        """
+    async def get_result(self, request_id: str) -> BaseRequest:
+        """Waits for the finished request. Raises the engine's exception for it, if any."""
         try:
             return await self._results[request_id]
         finally:
@@ -82,7 +80,7 @@ class SteppedEngine:
         self._end_stream(request_id)
 
     async def stream(self, request_id: str) -> AsyncIterator[int]:
-        """The request's tokens as they come; may be read before the request is added."""
+        """Yields the request's tokens as they come. May be called before the request is added."""
         stream = self._stream_of(request_id)
         stream.is_read = True
         try:
@@ -94,12 +92,12 @@ class SteppedEngine:
     def _run(self) -> None:
         try:
             self._scheduler.start()
-        except Exception as exc:  # noqa: BLE001 - it is raised in the event loop instead
+        except Exception as exc:  # noqa: BLE001 - get_result raises it in the event loop
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._crashed, exc)
 
     def _take(self, message: OutgoingMessage) -> None:
-        """What the engine's thread has put out, in the event loop."""
+        """Takes a message of the engine's thread, in the event loop."""
         request_id = message.request_id
         if message.type == "stream":
             if (stream := self._streams.get(request_id)) is not None:
@@ -124,7 +122,7 @@ class SteppedEngine:
 
 
 class _TokenStream:
-    """``None`` ends it."""
+    """A queue of tokens that ends with None."""
 
     def __init__(self) -> None:
         self.tokens: asyncio.Queue[int | None] = asyncio.Queue()
@@ -132,7 +130,7 @@ class _TokenStream:
 
 
 class _LoopOutbox:
-    """Hands what is put into it to an event loop."""
+    """Passes each message to an event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[OutgoingMessage], None]) -> None:
         self._loop = loop
@@ -143,16 +141,11 @@ class _LoopOutbox:
             self._loop.call_soon_threadsafe(self._take, message)
 
 
-def _request_of(payload: StagePayload) -> EngineRequest:
-    request: EngineRequest = payload.data
-    return request
-
-
-def _finished(payload: StagePayload, request: EngineRequest) -> Any:
+def _finished(payload: StagePayload, request: BaseRequest) -> Any:
     return request
 
 
 def _new_tokens(
-    payload: StagePayload, request: EngineRequest, tokens: list[int]
+    payload: StagePayload, request: BaseRequest, tokens: list[int]
 ) -> list[OutgoingMessage] | None:
     return [OutgoingMessage(request.request_id, "stream", tokens)] if tokens else None

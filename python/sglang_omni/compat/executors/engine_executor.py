@@ -7,16 +7,16 @@ import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from sglang_omni.executors.interface import Executor, failed, into_payload
+from sglang_omni.compat.executors.executor import Executor, failed, into_payload
 from sglang_omni.proto import StagePayload
 
 if TYPE_CHECKING:
     from sglang_omni.engines.base import Engine
-    from sglang_omni.engines.request import EngineRequest
+    from sglang_omni.engines.request import BaseRequest
 
 
 class AsyncEngine(Protocol):
-    """An engine that runs by itself. ``start``, ``stop`` and ``stream(request_id)`` are used if there."""
+    """An engine that runs by itself. Its ``start``, ``stop`` and ``stream(request_id)`` are optional."""
 
     async def add_request(self, request_id: str, data: Any) -> None: ...
 
@@ -26,25 +26,25 @@ class AsyncEngine(Protocol):
 
 
 class EngineExecutor(Executor):
-    """Runs requests on an engine, several at once. Results come in the order in which they are done.
+    """Runs requests on an engine, several at once. Results come in the order of completion.
 
     Args:
         engine: An ``OmniEngine`` or any other ``engines.base.Engine``, which is stepped in a thread of its
             own, or an engine with asynchronous methods.
-        request_builder: ``(payload)`` -> what the engine takes: an ``EngineRequest`` of the payload's id, or
-            what an asynchronous engine's ``add_request`` takes.
-        result_builder: ``(payload, result)`` -> the payload that goes on, or its data; ``result`` is the
-            finished ``EngineRequest``, or what an asynchronous engine's ``get_result`` gave. By default it is
-            stored in the payload's data as ``"model_output"``: an asynchronous engine's as it is, the other's
+        request_builder: ``(payload)`` -> the engine's request: an ``EngineRequest`` of the payload's id, or
+            for an asynchronous engine, the data for ``add_request``.
+        result_builder: ``(payload, result)`` -> the resulting payload, or its data. ``result`` is the
+            finished ``EngineRequest``, or the result of an asynchronous engine's ``get_result``. By default
+            the payload's data gets it as ``"model_output"``: an asynchronous engine's unchanged, the other's
             as a dict of ``token_ids`` and ``finish_reason``.
-        stream_builder: ``(payload, item)`` -> the chunk for the caller, or None for no chunk; an item of a
+        stream_builder: ``(payload, item)`` -> the chunk for the caller, or None for no chunk. An item of a
             stepped engine is a token. By default a dict is passed on, a token id becomes
-            ``{"token_ids": [id]}``, anything else ``{"data": item}``.
+            ``{"token_ids": [id]}``, and anything else ``{"data": item}``.
     """
 
     def __init__(
         self,
-        engine: Engine | AsyncEngine,
+        engine: Engine[Any] | AsyncEngine,
         request_builder: Callable[[StagePayload], Any],
         result_builder: Callable[[StagePayload, Any], Any] | None = None,
         stream_builder: Callable[[StagePayload | None, Any], Any] | None = None,
@@ -54,8 +54,8 @@ class EngineExecutor(Executor):
             self._engine = cast(AsyncEngine, engine)
             self._build_result = result_builder or _store_model_output
         else:
-            # Engines import torch, which an asynchronous one may do without.
-            from sglang_omni.executors.stepped_engine import SteppedEngine
+            # Engines import torch, which an asynchronous one may not need.
+            from sglang_omni.compat.executors.stepped_engine import SteppedEngine
 
             self._engine = SteppedEngine(engine, crashed=self._done.put_nowait)
             self._build_result = result_builder or _store_answer
@@ -127,7 +127,7 @@ def _store_model_output(payload: StagePayload, result: Any) -> StagePayload:
     return payload
 
 
-def _store_answer(payload: StagePayload, request: EngineRequest) -> StagePayload:
+def _store_answer(payload: StagePayload, request: BaseRequest) -> StagePayload:
     answer = {"token_ids": request.output_token_ids, "finish_reason": request.finish_reason}
     return _store_model_output(payload, answer)
 

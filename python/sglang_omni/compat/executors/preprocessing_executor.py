@@ -7,15 +7,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from sglang_omni.executors.interface import Executor, into_payload
+from sglang_omni.compat.executors.executor import Executor, into_payload
 from sglang_omni.proto import StagePayload
-from sglang_omni.scheduling.step_clock import StepClock
+from sglang_omni.scheduling.step_monitor import StepMonitor
 
 
 class PreprocessingExecutor(Executor):
-    """Calls ``processor(payload)`` for each request: an async function in the loop, another in a thread.
+    """Calls ``processor(payload)`` for each request: an async one in the event loop, others in a thread.
 
-    What it returns becomes the ``data`` of the payload that goes on, unless it is a StagePayload.
+    Its result becomes the ``data`` of the resulting payload, unless it is a StagePayload.
     """
 
     def __init__(self, processor: Callable[[StagePayload], Any]) -> None:
@@ -25,7 +25,7 @@ class PreprocessingExecutor(Executor):
         )
         self._results: asyncio.Queue[StagePayload] = asyncio.Queue()
         self._running: set[str] = set()
-        self.steps = StepClock()
+        self.steps = StepMonitor()
 
     async def add_request(self, payload: StagePayload) -> None:
         request_id = payload.request_id

@@ -1,20 +1,78 @@
-"""Running an executor, which is asynchronous, behind a stage's queues."""
+"""The interface of executors, and the scheduler through which a stage runs one."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
 from typing import Any
 
-from sglang_omni.executors.interface import Executor
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
-from sglang_omni.scheduling.step_clock import StepClock
+from sglang_omni.scheduling.step_monitor import StepMonitor
+
+StreamFn = Callable[..., None]
+
+
+class Executor(ABC):
+    """Takes payloads and gives results, in any order.
+
+    All methods run in one event loop, that of the scheduler which ``as_scheduler`` returns.
+    """
+
+    async def start(self) -> None:
+        """Called once before the first request."""
+        return
+
+    async def stop(self) -> None:
+        """Called once after the last request."""
+        return
+
+    @abstractmethod
+    async def add_request(self, payload: StagePayload) -> None:
+        """Takes a payload. An exception fails that request. Several calls may run at once."""
+
+    @abstractmethod
+    async def get_result(self) -> StagePayload:
+        """Waits for the next result.
+
+        An exception with a ``request_id`` attribute fails that request. Any other ends the executor.
+        """
+
+    @abstractmethod
+    async def abort(self, request_id: str) -> None:
+        """Stops working on a request, if it is known."""
+
+    def stream(self, request_id: str) -> AsyncIterator[Any] | None:
+        """Partial output of a request for its caller; None if the executor has none."""
+        return None
+
+    def set_stream_fn(self, emit: StreamFn) -> None:
+        """Receives ``emit(request_id, data, target_stage, metadata=None)``, which sends a stage chunks."""
+        return
+
+    def as_scheduler(self) -> ExecutorScheduler:
+        """The scheduler through which a stage runs this executor."""
+        return ExecutorScheduler(self)
+
+
+def failed(error: BaseException, request_id: str) -> BaseException:
+    """``error``, marked as the failure of one request."""
+    error.request_id = request_id  # type: ignore[attr-defined]
+    return error
+
+
+def into_payload(payload: StagePayload, result: Any) -> StagePayload:
+    """``result`` if it is a payload; else ``payload`` with ``result`` as its data."""
+    if isinstance(result, StagePayload):
+        return result
+    return StagePayload(request_id=payload.request_id, request=payload.request, data=result)
 
 
 class ExecutorRun:
-    """An executor in use: gives each request's result to whoever waits for it."""
+    """Runs an executor, and gives each request's result to the task that waits for it."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -32,7 +90,7 @@ class ExecutorRun:
         await self.executor.stop()
 
     async def submit(self, payload: StagePayload) -> asyncio.Future[StagePayload]:
-        """Hand a request in. The future holds its result, or what the executor raised for it."""
+        """Adds a request. The future gets its result, or the executor's exception for it."""
         request_id = payload.request_id
         result: asyncio.Future[StagePayload] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = result
@@ -45,7 +103,7 @@ class ExecutorRun:
         return result
 
     async def wait_failed(self) -> None:
-        """Raise what ends the executor, once something does."""
+        """Waits until the executor fails, and raises its exception."""
         assert self._collecting is not None
         await asyncio.shield(self._collecting)
 
@@ -64,7 +122,7 @@ class ExecutorRun:
     def _finish(
         self, request_id: str, result: StagePayload | None = None, error: Exception | None = None
     ) -> None:
-        # Nobody waits for an aborted request.
+        # No task waits for an aborted request.
         waiting = self._waiting.get(request_id)
         if waiting is None or waiting.done():
             return
@@ -75,19 +133,19 @@ class ExecutorRun:
 
 
 class ExecutorScheduler:
-    """The Scheduler that runs an executor in an event loop of its own."""
+    """A stage's scheduler that runs an executor in an event loop of its own."""
 
     def __init__(self, executor: Executor) -> None:
         self.inbox: Queue[IncomingMessage | None] = Queue()
         self.outbox: Queue[OutgoingMessage] = Queue()
-        self.steps = StepClock()
+        self.steps = StepMonitor()
         self._run = ExecutorRun(executor)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[str, asyncio.Task[None]] = {}
         executor.set_stream_fn(self._emit)
 
     def start(self) -> None:
-        """Serve requests until ``stop``. Raises what ends the executor before that."""
+        """Serves requests until ``stop``; blocks. If the executor fails, raises its exception."""
         asyncio.run(self._serve())
 
     def stop(self) -> None:
@@ -108,7 +166,7 @@ class ExecutorScheduler:
                 either: set[asyncio.Future[Any]] = {reading, failure}
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if failure.done():
-                    self.inbox.put(None)  # lets the reader's thread go
+                    self.inbox.put(None)  # ends the reader's thread
                     failure.result()
                 if (message := reading.result()) is None:
                     return

@@ -1,4 +1,4 @@
-"""Since when the computing threads of a process are in their present steps, and how many failed."""
+"""Reports hanging and failing steps of a process's schedulers to its heartbeat."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from weakref import WeakSet
 
 from sglang_omni.proto import RequestError
 
-# Request ids that a row of failures remembers: it is enough to know that they are several.
+# The most request ids kept for a row of failures: they only have to show that it is not one request's fault.
 _MOST_IDS = 16
 
-_clocks: WeakSet[StepClock] = WeakSet()
+_monitors: WeakSet[StepMonitor] = WeakSet()
 
 
 @dataclass
 class Failures:
-    """Steps in a row that failed, without a result between them.
+    """Failed steps in a row, without a result between them.
 
     Attributes:
-        since: When the first of them failed, by ``time.perf_counter``.
-        request_ids: Some of the requests that were in them.
-        error: The last one's: ``RuntimeError: could not create a primitive``.
+        since: When the first one failed, by ``time.perf_counter``.
+        request_ids: Some of their requests.
+        error: Of the last one, such as ``RuntimeError: could not create a primitive``.
     """
 
     since: float
@@ -32,31 +32,31 @@ class Failures:
     error: str = ""
 
 
-class StepClock:
-    """What the threads of one scheduler do, told by them and read by the process's heartbeat.
+class StepMonitor:
+    """The present steps and the failures of one scheduler, read by its process's heartbeat.
 
-    A scheduler has one as ``steps``. It calls ``begin`` and ``end`` around what may take long or never
-    return: not around a wait for its next message, or for room in its outbox. All clocks of a process are
-    known by themselves, also of schedulers that are inside of others.
+    A scheduler has one as ``steps``, and calls ``begin`` and ``end`` around work that may hang, but not
+    around a wait for its next message or for room in its outbox. Every monitor registers itself, also one of
+    a scheduler inside another.
     """
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
         self._failures: Failures | None = None
         self._lock = threading.Lock()
-        _clocks.add(self)
+        _monitors.add(self)
 
     def begin(self) -> float:
-        """The calling thread begins a step. Returns the time, by ``time.perf_counter``."""
+        """Begins a step of the calling thread. Returns the time, by ``time.perf_counter``."""
         began = self._began[threading.get_ident()] = time.perf_counter()
         return began
 
     def end(self) -> None:
-        """The calling thread's step is over, however it went."""
+        """Ends the calling thread's step, whether it failed or not."""
         self._began[threading.get_ident()] = 0.0
 
     def fail(self, error: BaseException, request_ids: Iterable[str]) -> None:
-        """A step of these requests failed. What they themselves are at fault for does not count."""
+        """Counts a failed step of these requests, unless the requests themselves are at fault."""
         if isinstance(error, RequestError) or not isinstance(error, Exception):
             return
         with self._lock:
@@ -68,20 +68,20 @@ class StepClock:
                     failures.request_ids.add(request_id)
 
     def succeed(self) -> None:
-        """A request has its result: what failed before was no fault of the process."""
+        """Counts a result: the process is not at fault for earlier failures."""
         if self._failures is not None:
             self._failures = None
 
     def present_steps(self) -> Iterator[tuple[int, float]]:
-        """By thread, since when it has been in its present step; those that are idle are left out."""
+        """Yields the id of each busy thread, and when its present step began."""
         return ((thread, began) for thread, began in list(self._began.items()) if began)
 
     @property
     def failures(self) -> Failures | None:
-        """The present row of failures; None if there is none."""
+        """The present row of failures, if there is one."""
         return self._failures
 
 
-def step_clocks() -> list[StepClock]:
-    """All of this process that are in use."""
-    return list(_clocks)
+def step_monitors() -> list[StepMonitor]:
+    """All monitors of this process."""
+    return list(_monitors)

@@ -1,4 +1,4 @@
-"""An executor that is a chain of others."""
+"""An executor that is a chain of other executors."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
+from sglang_omni.compat.executors.executor import Executor, ExecutorRun, StreamFn, failed
+from sglang_omni.compat.executors.preprocessing_executor import PreprocessingExecutor
 from sglang_omni.config import import_string
-from sglang_omni.executors.interface import Executor, StreamFn, failed
-from sglang_omni.executors.preprocessing_executor import PreprocessingExecutor
-from sglang_omni.executors.scheduler import ExecutorRun
 from sglang_omni.proto import StagePayload
 
 
 class FusedExecutor(Executor):
-    """Runs each request through several executors, or plain functions, one after the other.
+    """Runs each request through several executors or plain functions in turn.
 
-    Different requests may be in different links at once. What the caller sees streamed comes from the
-    last one.
+    Different requests may be in different links at once. Only the last link's stream goes to the caller.
     """
 
     def __init__(self, executors: Sequence[Executor | Callable[[StagePayload], Any]]) -> None:
@@ -73,5 +71,5 @@ class FusedExecutor(Executor):
 
 
 def create_fused_executor(*, executors: list[dict[str, Any]]) -> FusedExecutor:
-    """A stage's factory: the chain of what ``[{"factory": dotted path, "args": {...}}, ...]`` builds."""
+    """A stage's factory: chains the executors of ``[{"factory": dotted path, "args": {...}}, ...]``."""
     return FusedExecutor([import_string(entry["factory"])(**entry.get("args", {})) for entry in executors])

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sglang_omni.model_runner.sampling_params import SamplingParams
+from sglang_omni.engines import SamplingParams
+from sglang_omni.model_runner.request_sampling import RequestSampling
 from sglang_omni.proto import RequestError
 
 
@@ -43,14 +44,18 @@ from sglang_omni.proto import RequestError
 )
 def test_bad_values(field: str, value: Any) -> None:
     with pytest.raises(RequestError, match=field) as caught:
-        SamplingParams.from_params({field: value})
+        RequestSampling.from_params({field: value})
 
     assert (caught.value.param, caught.value.status) == (field, 400)
 
 
 def test_a_requests_flat_parameters() -> None:
-    params = SamplingParams.from_params(
+    params = RequestSampling.from_params(
         {"temperature": 0, "top_k": 5.0, "stop": "end", "stop_token_ids": [3], "seed": None, "voice": "x"}
     )
 
-    assert params == SamplingParams(temperature=0.0, top_k=5, stop=("end",), stop_token_ids=(3,))
+    assert params == RequestSampling(temperature=0.0, top_k=5, stop=("end",), stop_token_ids=(3,))
+
+
+def test_code_outside_knows_it_by_another_name() -> None:
+    assert SamplingParams is RequestSampling

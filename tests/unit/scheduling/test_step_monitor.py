@@ -1,4 +1,4 @@
-"""What schedulers tell of their steps, and the heartbeat that carries it."""
+"""Reports of schedulers on their steps, and the heartbeat that carries them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from sglang_omni.executors.preprocessing_executor import PreprocessingExecutor
+from sglang_omni.executors import PreprocessingExecutor
 from sglang_omni.pipeline.processes.pulse import take_pulse
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
-from sglang_omni.scheduling import step_clock
+from sglang_omni.scheduling import step_monitor
 from sglang_omni.scheduling.messages import IncomingMessage
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
-from sglang_omni.scheduling.step_clock import StepClock
+from sglang_omni.scheduling.step_monitor import StepMonitor
 
 
 @pytest.fixture(autouse=True)
 def only_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clocks of schedulers that other tests have left."""
-    monkeypatch.setattr(step_clock, "_clocks", type(step_clock._clocks)())
+    """Monitors of schedulers that other tests have left."""
+    monkeypatch.setattr(step_monitor, "_monitors", type(step_monitor._monitors)())
 
 
 def run(scheduler: SimpleScheduler, *request_ids: str) -> list[Any]:
-    """What comes out for these requests, which are all there when it starts."""
+    """The scheduler's outputs for these requests, which have all arrived when it starts."""
     for request_id in request_ids:
         payload = StagePayload(request_id, OmniRequest(None), None)
         scheduler.inbox.put(IncomingMessage(request_id, "new_request", payload))
@@ -81,19 +81,19 @@ def test_a_requests_own_fault_does_not_count(error: BaseException) -> None:
 
 
 def test_a_result_ends_the_row() -> None:
-    clock = StepClock()
-    clock.fail(ValueError(), ["a"])
+    monitor = StepMonitor()
+    monitor.fail(ValueError(), ["a"])
     assert take_pulse().failed_steps == 1
-    clock.succeed()
+    monitor.succeed()
     assert take_pulse().failed_steps == 0
 
 
 def test_the_longest_step_and_the_longest_row_are_told() -> None:
-    idle, busy = StepClock(), StepClock()
+    idle, busy = StepMonitor(), StepMonitor()
     busy.begin()
-    for clock, steps in ((idle, 1), (busy, 2)):
+    for monitor, steps in ((idle, 1), (busy, 2)):
         for _ in range(steps):
-            clock.fail(ValueError(f"one of {steps}"), ["a"])
+            monitor.fail(ValueError(f"one of {steps}"), ["a"])
     pulse = take_pulse()
     assert pulse.step_s > 0
     assert pulse.error == "ValueError: one of 2"

@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen."""
+"""A request's sampling parameters, checked."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 from sglang_omni.proto import RequestError
 from sglang_omni.proto.limits import MAX_STOP_LENGTH, MAX_STOP_TOKENS, MAX_STOPS
 
-# Comparing refuses NaN, infinity, and integers no float can hold.
+# A comparison with it refuses NaN, infinity, and integers that no float can hold.
 _HUGE = 1e300
 
 
 @dataclass(frozen=True)
-class SamplingParams:
-    """One request's decoding. The defaults sample from the model's own distribution.
+class RequestSampling:
+    """How one request's tokens are chosen. The defaults sample from the model's own distribution.
 
     Attributes:
         temperature: 0 picks the likeliest token.
-        top_p: Keep the likeliest tokens that together hold this much probability.
+        top_p: Keep the likeliest tokens that together have this probability.
         top_k: Keep this many of the likeliest tokens; -1 or 0 keeps all.
         min_p: Keep tokens at least this likely, relative to the likeliest.
-        repetition_penalty: Divides (or multiplies, below zero) logits of tokens in the prompt or output.
-        presence_penalty: Subtracted from the logits of every token in the output.
-        frequency_penalty: Subtracted once for every occurrence in the output.
+        repetition_penalty: Divides positive logits of tokens in the prompt or output, multiplies others.
+        presence_penalty: Subtracted from the logit of each token in the output.
+        frequency_penalty: Subtracted from a token's logit once for each occurrence in the output.
         seed: The same seed gives the same tokens, whatever else is in the batch.
         stop: Texts that end the output and are not part of it.
         stop_token_ids: Tokens that end the output, beside the model's own end tokens.
@@ -46,11 +46,11 @@ class SamplingParams:
     ignore_eos: bool = False
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Any]) -> SamplingParams:
-        """The sampling fields of a request's flat parameters; other keys and None values are left alone.
+    def from_params(cls, params: Mapping[str, Any]) -> RequestSampling:
+        """Reads the sampling fields of a request's flat parameters; ignores other keys and None values.
 
         Raises:
-            RequestError: a value is of the wrong type or out of range; ``param`` names the field.
+            RequestError: A value is of the wrong type or out of range; ``param`` names the field.
         """
         readers: dict[str, Callable[[str, Any], Any]] = {
             "temperature": _number, "top_p": _number, "top_k": _integer, "min_p": _number,
