@@ -34,6 +34,7 @@ from sglang_omni.supervision.exits import write_stacks_on_sigquit
 
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
+    from sglang_omni.config.plan import PipelinePlan
 
 # Flags that every replica of a fleet is given as the fleet was.
 _PASSED_ON = (
@@ -191,9 +192,9 @@ def _serve(args: argparse.Namespace) -> int:
         apply_model_flags(config, args)
         apply_health_flags(config, args)
         check_installed(config)
-        validate_config(config)
+        plan = validate_config(config)
         check_split(config)
-        return _run_fleet(config, args) if args.dp_size > 1 else _run_replica(config, args)
+        return _run_fleet(config, args) if args.dp_size > 1 else _run_replica(plan, args)
     except ConfigError as exc:
         raise LaunchError(f"the config cannot be used:\n{exc}") from exc
     except ProcessFailure as exc:
@@ -202,7 +203,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise LaunchError(str(exc)) from exc
 
 
-def _run_replica(config: PipelineConfig, args: argparse.Namespace) -> int:
+def _run_replica(plan: PipelinePlan, args: argparse.Namespace) -> int:
     from sglang_omni.serve.launch.replica import ReplicaOptions, run_replica
 
     options = ReplicaOptions(
@@ -218,7 +219,7 @@ def _run_replica(config: PipelineConfig, args: argparse.Namespace) -> int:
         launcher=chosen_launcher(args),
         access=args.access,
     )
-    return asyncio.run(run_replica(config, options))
+    return asyncio.run(run_replica(plan, options))
 
 
 def _run_fleet(config: PipelineConfig, args: argparse.Namespace) -> int:

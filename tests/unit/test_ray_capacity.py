@@ -11,7 +11,7 @@ import pytest
 from sglang_omni import launch_server
 from sglang_omni.config import PipelineConfig, StageConfig
 from sglang_omni.config.plan import plan_pipeline, with_placeholder_nodes
-from sglang_omni.pipeline.processes.plan import prepare_pipeline_runtime
+from sglang_omni.pipeline.processes.plan import plan_run
 from sglang_omni.pipeline.processes.ray.actor import on_first_gpu
 from sglang_omni.pipeline.processes.ray.capacity import Bundle, Demand, demand_of, most_cpus
 from sglang_omni.pipeline.processes.ray.launcher import RayLauncher
@@ -33,8 +33,7 @@ def chain(*stages: StageConfig, **fields) -> PipelineConfig:
 
 def planned(config: PipelineConfig) -> dict[str, ProcessSpec]:
     """Its processes as the actors plan them."""
-    config = with_placeholder_nodes(plan_pipeline(config)).config
-    plan = prepare_pipeline_runtime(config, host_address="127.0.0.1")
+    plan = plan_run(with_placeholder_nodes(plan_pipeline(config)), host_address="127.0.0.1")
     with plan.runtime_dir:
         return {spec.process_name: spec for spec in plan.process_specs()}
 
@@ -125,7 +124,7 @@ def test_an_address_where_nobody_listens_is_refused_at_once(
         monkeypatch.setenv("RAY_ADDRESS", address)
     launcher = RayLauncher(None if by_environment else address)
     with pytest.raises(ConnectionError, match=f"no Ray cluster at {address}: .*refused.*ray start --head"):
-        launcher.place(chain(stage("a")))
+        launcher.place(plan_pipeline(chain(stage("a"))))
 
 
 @pytest.mark.parametrize(

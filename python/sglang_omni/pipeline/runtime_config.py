@@ -1,7 +1,7 @@
 """The plan of a run, and the folder of its sockets. Contract: existing code imports from this path."""
 
 from sglang_omni.pipeline.coordinator.build import build_coordinator
-from sglang_omni.pipeline.processes.plan import PipelinePlan as PipelineRuntimePrep
+from sglang_omni.pipeline.processes.plan import RunPlan as PipelineRuntimePrep
 from sglang_omni.pipeline.processes.plan import (
     allocate_endpoints,
     build_relay_configs,

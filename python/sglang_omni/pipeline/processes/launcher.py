@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from sglang_omni.config import PipelineConfig
+from sglang_omni.config.plan import PipelinePlan
 from sglang_omni.pipeline.processes.pulse import Vitals
 from sglang_omni.pipeline.specs import ProcessSpec
 
@@ -65,8 +65,8 @@ class Launcher(Protocol):
     @property
     def host_address(self) -> str | None: ...
 
-    def place(self, config: PipelineConfig) -> PipelineConfig:
-        """The config with a ``node`` for every stage that must not run on this host. Called first.
+    def place(self, plan: PipelinePlan) -> PipelinePlan:
+        """The plan with a ``node`` for every stage that must not run on this host. Called first.
 
         Raises:
             OSError: The cluster that places stages cannot be reached.

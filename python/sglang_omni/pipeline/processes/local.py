@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from sglang_omni.config import PipelineConfig
+from sglang_omni.config.plan import PipelinePlan
 from sglang_omni.pipeline.processes.environment import process_environment, with_port
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.process import ChildProcess
@@ -17,9 +17,9 @@ class LocalLauncher:
 
     host_address = None
 
-    def place(self, config: PipelineConfig) -> PipelineConfig:
-        """The config as it is: a stage without a ``node`` runs here."""
-        return config
+    def place(self, plan: PipelinePlan) -> PipelinePlan:
+        """The plan as it is: a stage without a ``node`` runs here."""
+        return plan
 
     async def start(self, specs: Sequence[ProcessSpec]) -> None:
         """Nothing needs to be prepared.

@@ -1,4 +1,4 @@
-"""The plan of a run, made once: the stages of each process, what carries their edges, where they receive."""
+"""The plan of a run: the pipeline's plan, the run's endpoints and keys, and the specs of its processes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from sglang_omni.config import (
     RelayConfig,
     StageConfig,
     StageInstance,
-    build_process_topology_plan,
-    build_stage_placement_plan,
-    plan_edges,
     stage_instances,
 )
 from sglang_omni.config.factory_args import merge_factory_args
 from sglang_omni.config.placement import StagePlacementPlan
+from sglang_omni.config.plan import PipelinePlan, plan_pipeline
 from sglang_omni.config.topology import ProcessTopologyPlan
 from sglang_omni.pipeline.processes.run_dir import (
     IpcRuntimeDir,
@@ -38,14 +36,11 @@ from sglang_omni.pipeline.transport.keys import RunKeys
 
 
 @dataclass(frozen=True)
-class PipelinePlan:
-    """What a run needs, resolved.
+class RunPlan:
+    """All that a run needs, resolved.
 
     Attributes:
-        config: The pipeline.
-        placement_plan: The GPUs of each stage.
-        process_plan: The process of each stage.
-        edges: What carries each edge between instances, and why.
+        pipeline: The pipeline's plan: placement, processes and edges.
         endpoints: ``"completion"``, ``"abort"`` and ``"stage_{instance}"`` -> endpoint of the socket; empty
             for stages on other hosts, which tell theirs when they are up.
         runtime_dir: The folder of the run's sockets, which the caller that had the plan made must close.
@@ -53,14 +48,26 @@ class PipelinePlan:
         host_address: This host's address for other hosts; None if the run has no others.
     """
 
-    config: PipelineConfig
-    placement_plan: StagePlacementPlan
-    process_plan: ProcessTopologyPlan
-    edges: list[Edge]
+    pipeline: PipelinePlan
     endpoints: dict[str, str]
     runtime_dir: IpcRuntimeDir
     keys: RunKeys
     host_address: str | None = None
+
+    @property
+    def config(self) -> PipelineConfig:
+        """The pipeline's config."""
+        return self.pipeline.config
+
+    @property
+    def placement_plan(self) -> StagePlacementPlan:
+        """The GPUs of each stage."""
+        return self.pipeline.placement
+
+    @property
+    def process_plan(self) -> ProcessTopologyPlan:
+        """The process of each stage."""
+        return self.pipeline.processes
 
     @property
     def stages_cfg(self) -> list[StageConfig]:
@@ -92,7 +99,7 @@ class PipelinePlan:
             plan_stage_launch,
             config=self.config,
             endpoints=self.endpoints,
-            edges=self.edges,
+            edges=self.pipeline.edges,
             host_address=self.host_address,
             keys=self.keys,
         )
@@ -119,18 +126,34 @@ class PipelinePlan:
 
 
 def prepare_pipeline_runtime(
-    config: PipelineConfig,
+    config: PipelineConfig, *, ipc_runtime_dir: IpcRuntimeDir | None = None
+) -> RunPlan:
+    """Plan a run of a config on this host alone. Contract.
+
+    Args:
+        config: The pipeline.
+        ipc_runtime_dir: An existing folder for the sockets; None: a new one is created.
+
+    Raises:
+        ValueError: The config breaks a rule of its plans, a relay backend that stays within a host was chosen
+            for an edge between hosts, or a socket's path would be too long.
+    """
+    return plan_run(plan_pipeline(config), ipc_runtime_dir=ipc_runtime_dir)
+
+
+def plan_run(
+    pipeline: PipelinePlan,
     *,
     ipc_runtime_dir: IpcRuntimeDir | None = None,
     node: str | None = None,
     host_address: str | None = None,
     keys: RunKeys | None = None,
     coordinator_endpoints: Mapping[str, str] | None = None,
-) -> PipelinePlan:
+) -> RunPlan:
     """Plan a run. Imports no factory and starts nothing.
 
     Args:
-        config: The pipeline.
+        pipeline: The pipeline's plan.
         ipc_runtime_dir: An existing folder for the sockets; None: a new one is created.
         node: The host to plan for: it has sockets of its own stages only. None: the coordinator's.
         host_address: This host's address for other hosts; None if the run has no others.
@@ -138,13 +161,9 @@ def prepare_pipeline_runtime(
         coordinator_endpoints: ``"completion"`` and ``"abort"``, on a host that joins a run.
 
     Raises:
-        ValueError: The config breaks a rule of its plans, a relay backend that stays within a host was chosen
-            for an edge between hosts, or a socket's path would be too long.
+        ValueError: A socket's path would be too long.
     """
-    # These first: a config that cannot run leaves nothing on disk.
-    placement_plan = build_stage_placement_plan(config)
-    process_plan = build_process_topology_plan(config, placement_plan)
-    edges = plan_edges(config, process_plan.stage_to_process)
+    config = pipeline.config
     runtime_dir = ipc_runtime_dir or create_ipc_runtime_dir(config)
     try:
         if config.endpoints.scheme == "tcp":
@@ -157,11 +176,8 @@ def prepare_pipeline_runtime(
         if ipc_runtime_dir is None:
             runtime_dir.close()
         raise
-    return PipelinePlan(
-        config=config,
-        placement_plan=placement_plan,
-        process_plan=process_plan,
-        edges=edges,
+    return RunPlan(
+        pipeline=pipeline,
         endpoints=endpoints,
         runtime_dir=runtime_dir,
         keys=keys or RunKeys.generate(),

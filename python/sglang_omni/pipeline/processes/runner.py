@@ -11,13 +11,14 @@ from typing import Any, Self
 
 from sglang_omni.config import PipelineConfig, validate_config
 from sglang_omni.config.edges import terminals_after
+from sglang_omni.config.plan import PipelinePlan
 from sglang_omni.packages import warn_of_untried
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.coordinator.build import build_coordinator
 from sglang_omni.pipeline.processes.autoscaler import Autoscaler
 from sglang_omni.pipeline.processes.launcher import Launcher
 from sglang_omni.pipeline.processes.local import LocalLauncher
-from sglang_omni.pipeline.processes.plan import PipelinePlan, prepare_pipeline_runtime
+from sglang_omni.pipeline.processes.plan import RunPlan, plan_run
 from sglang_omni.pipeline.processes.process import refuse_inside_child
 from sglang_omni.pipeline.processes.supervisor import LEAVE_S, Supervisor
 from sglang_omni.pipeline.processes.watchdog import Watchdog
@@ -52,6 +53,7 @@ class MultiProcessPipelineRunner:
             None: all are.
         restart_window: Seconds after which a death is forgotten.
         launcher: Starts the processes; None: on this host.
+        plan: The result of ``validate_config`` for this config, if it is there already.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class MultiProcessPipelineRunner:
         max_restarts: int | None = None,
         restart_window: float = 300.0,
         launcher: Launcher | None = None,
+        plan: PipelinePlan | None = None,
     ) -> None:
         self.config = config
         self.launcher: Launcher = launcher or LocalLauncher()
         self.max_restarts = max_restarts
         self.restart_window = restart_window
-        self._plan: PipelinePlan | None = None
+        self._pipeline = plan
+        self._plan: RunPlan | None = None
         self._coordinator: Coordinator | None = None
         self._supervisor: Supervisor | None = None
         self._watching: list[asyncio.Task[None]] = []
@@ -80,7 +84,7 @@ class MultiProcessPipelineRunner:
         return self._coordinator
 
     @property
-    def plan(self) -> PipelinePlan:
+    def plan(self) -> RunPlan:
         """The plan of the run. There from ``start`` to ``stop``; RuntimeError otherwise."""
         if self._plan is None:
             raise RuntimeError(_NOT_RUNNING)
@@ -115,12 +119,12 @@ class MultiProcessPipelineRunner:
             raise RuntimeError("the pipeline is running already")
         refuse_inside_child()
         warn_of_untried()
-        validate_config(self.config)
+        pipeline = self._pipeline or validate_config(self.config)
         try:
-            config = self.launcher.place(self.config)
-            plan = self._plan = prepare_pipeline_runtime(config, host_address=self.launcher.host_address)
+            pipeline = self.launcher.place(pipeline)
+            plan = self._plan = plan_run(pipeline, host_address=self.launcher.host_address)
             self._coordinator = build_coordinator(
-                config, plan.endpoints, keys=plan.keys, host_address=plan.host_address
+                plan.config, plan.endpoints, keys=plan.keys, host_address=plan.host_address
             )
             await self._coordinator.start()
             specs = plan.process_specs(self._coordinator.control_plane.tcp_endpoints)
@@ -139,7 +143,7 @@ class MultiProcessPipelineRunner:
             await self._shut_down(leave_s=0.0)
             raise
         supervisor = self._supervisor
-        watchdog = Watchdog(config.watchdog, lambda: supervisor.processes, self._coordinator.assignments)
+        watchdog = Watchdog(self.config.watchdog, lambda: supervisor.processes, self._coordinator.assignments)
         self._watching = [
             asyncio.create_task(watchdog.run(), name="watchdog"),
             *(asyncio.create_task(scaler.run()) for scaler in self._autoscalers(planned, supervisor)),

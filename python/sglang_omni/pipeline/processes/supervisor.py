@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from sglang_omni.config.instances import stage_of
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess, Launcher
-from sglang_omni.pipeline.processes.plan import PipelinePlan
+from sglang_omni.pipeline.processes.plan import RunPlan
 from sglang_omni.pipeline.processes.process import ProcessFailure
 from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.supervision.restarts import Restarts
@@ -147,7 +147,7 @@ class Supervisor:
 
     def __init__(
         self,
-        plan: PipelinePlan,
+        plan: RunPlan,
         coordinator: Coordinator,
         launcher: Launcher,
         *,

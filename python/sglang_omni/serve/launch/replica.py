@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_omni.client import Client
-from sglang_omni.config import PipelineConfig
 from sglang_omni.config.instances import stage_of
 from sglang_omni.config.io import config_to_dict
+from sglang_omni.config.plan import PipelinePlan
 from sglang_omni.pipeline.processes.launcher import Launcher
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.pipeline.transport import open_files
@@ -66,13 +66,13 @@ class ReplicaOptions:
     access: Access | None = None
 
 
-async def run_replica(config: PipelineConfig, options: ReplicaOptions) -> int:
-    """Serve ``config`` until a signal or the loss of the pipeline. Returns an exit status."""
+async def run_replica(plan: PipelinePlan, options: ReplicaOptions) -> int:
+    """Serve a pipeline until a signal or its loss. Returns an exit status."""
     signals = StopSignals()
     open_files.raise_limit()
     # Bound before anything is loaded, so that a port in use is known at once; listened on when all is up.
     with bind(options.host, options.port) as listener:
-        runner = MultiProcessPipelineRunner(config, launcher=options.launcher)
+        runner = MultiProcessPipelineRunner(plan.config, launcher=options.launcher, plan=plan)
         stopped = asyncio.ensure_future(signals.received.wait())
         try:
             if not await _start(runner, options, stopped):

@@ -11,9 +11,9 @@ from pathlib import Path
 import zmq
 
 from sglang_omni import __version__
-from sglang_omni.config import PipelineConfig
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.config.nearest import did_you_mean
+from sglang_omni.config.plan import PipelinePlan
 from sglang_omni.pipeline.processes.hosts.addresses import require_own_address
 from sglang_omni.pipeline.processes.hosts.join_sockets import RouterSocket
 from sglang_omni.pipeline.processes.hosts.member import HostMember
@@ -110,9 +110,9 @@ class HostsLauncher:
         """The nodes without a host."""
         return [member.name for member in self._members.values() if not member.joined.is_set()]
 
-    def place(self, config: PipelineConfig) -> PipelineConfig:
-        """The config as it is: a stage without a ``node`` runs here."""
-        return config
+    def place(self, plan: PipelinePlan) -> PipelinePlan:
+        """The plan as it is: a stage without a ``node`` runs here."""
+        return plan
 
     async def start(self, specs: Sequence[ProcessSpec]) -> None:
         """Listen, and wait for all hosts. See ``Launcher``.

@@ -17,7 +17,7 @@ from sglang_omni.pipeline.processes.hosts.messages import (
 )
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.local import LocalLauncher
-from sglang_omni.pipeline.processes.plan import prepare_pipeline_runtime
+from sglang_omni.pipeline.processes.plan import plan_run
 from sglang_omni.pipeline.processes.pulse import PULSE_S
 from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.transport.keys import RunKeys
@@ -55,9 +55,8 @@ class NodeRun:
                 "same place"
             )
         config = PipelineConfig.from_dict(welcome.config)
-        validate_config(config)
-        self._plan = prepare_pipeline_runtime(
-            config,
+        self._plan = plan_run(
+            validate_config(config),
             node=node,
             host_address=address,
             keys=RunKeys.from_secret(welcome.run_key),

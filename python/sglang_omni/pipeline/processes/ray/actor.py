@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import ray
 from ray.util.metrics import Gauge
 
+from sglang_omni.config.plan import plan_pipeline
 from sglang_omni.pipeline.processes import process
 from sglang_omni.pipeline.processes.child import (
     LONGEST_TRACEBACK,
@@ -25,7 +26,7 @@ from sglang_omni.pipeline.processes.child import (
     configure_logging,
     run_stages,
 )
-from sglang_omni.pipeline.processes.plan import prepare_pipeline_runtime
+from sglang_omni.pipeline.processes.plan import plan_run
 from sglang_omni.pipeline.processes.run_dir import IpcRuntimeDir, join_ipc_runtime_dir
 from sglang_omni.pipeline.specs import ProcessSpec, StageLaunchConfig
 
@@ -107,8 +108,8 @@ def _stderr_file() -> str:
 
 def _planned_here(spec: ProcessSpec, folder: IpcRuntimeDir, port: int) -> ProcessSpec:
     """The process, wired for this node: its sockets, addresses, and the one GPU that Ray lets it see."""
-    plan = prepare_pipeline_runtime(
-        spec.config,
+    plan = plan_run(
+        plan_pipeline(spec.config),
         ipc_runtime_dir=folder,
         node=spec.node,
         host_address=ray.util.get_node_ip_address(),

@@ -35,7 +35,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sglang_omni.config import PipelineConfig
 from sglang_omni.config.instances import is_placeholder
-from sglang_omni.config.plan import plan_pipeline, with_placeholder_nodes
+from sglang_omni.config.plan import PipelinePlan, with_placeholder_nodes
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.process import ProcessFailure, ended_early, exited_with, fail_ready
 from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
@@ -98,15 +98,15 @@ class RayLauncher:
         self._last_tokens: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def place(self, config: PipelineConfig) -> PipelineConfig:
+    def place(self, plan: PipelinePlan) -> PipelinePlan:
         """Connect to the cluster. A process without a ``node`` gets one of its own.
 
         Raises:
             ConnectionError: There is no cluster at the address.
         """
-        self._connect(config)
+        self._connect(plan.config)
         self.host_address = ray.util.get_node_ip_address()
-        return with_placeholder_nodes(plan_pipeline(config)).config
+        return with_placeholder_nodes(plan)
 
     async def start(self, specs: Sequence[ProcessSpec]) -> None:
         """Reserve what the processes ask for.
