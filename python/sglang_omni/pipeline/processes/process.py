@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from multiprocessing import spawn
 from pathlib import Path
+from typing import Any
 
 from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
 from sglang_omni.supervision.exits import STACKS_S, describe_exit
@@ -87,18 +88,40 @@ def _error_in(traceback: str) -> str:
     return "\n".join(lines[begins:])
 
 
-class ChildProcess:
+class ReportingProcess:
+    """A process that ``child.run_stages`` reports on; see ``LaunchedProcess``.
+
+    Attributes:
+        failure: The traceback that the process reported, or None.
+    """
+
+    def __init__(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.name = name
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.exited: asyncio.Future[int] = loop.create_future()
+        self.endpoints: dict[str, str] = {}
+        self.host_lost = False
+        self.vitals = Vitals()
+        self.failure: str | None = None
+
+    def take(self, report: dict[str, Any]) -> None:
+        """Take a report of ``run_stages``, or the failure with which it ended."""
+        self.failure = report.get("failure", self.failure)
+        self.endpoints = report.get("endpoints", self.endpoints)
+        if report.get("ready") and not self.ready.done():
+            self.ready.set_result(None)
+            self.vitals.hear(Pulse())
+        elif "pulse" in report:
+            self.vitals.hear(Pulse(**report["pulse"]))
+
+
+class ChildProcess(ReportingProcess):
     """A running child process, in which ``child.main`` runs with ``spec``.
 
     The running event loop watches it: the kernel makes a process's pidfd readable the moment the process
     ends, so nothing polls. The child asks to be killed when the *thread* that started it ends, so that
     thread must live as long as the pipeline.
-
-    Attributes:
-        ready: Done once the child's stages are up; holds a ``ProcessFailure`` if it ends before.
-        exited: Holds the exit status once the process has ended; -9 stands for signal 9.
-        failure: The traceback the child reported, or None.
-        vitals: Its heartbeat.
     """
 
     def __init__(self, name: str, spec: object, environment: Mapping[str, str]) -> None:
@@ -113,15 +136,9 @@ class ChildProcess:
             ValueError: ``spec`` cannot be pickled.
             OSError: There is no descriptor, process or memory left for it. No part of it remains.
         """
-        loop = asyncio.get_running_loop()
-        self.name = name
-        self.ready: asyncio.Future[None] = loop.create_future()
-        self.exited: asyncio.Future[int] = loop.create_future()
-        self.failure: str | None = None
-        self.vitals = Vitals()
-        self._loop = loop
+        super().__init__(name)
+        loop = self._loop = asyncio.get_running_loop()
         self._unread = b""
-        self._endpoints: dict[str, str] = {}
         with ExitStack() as kept, ExitStack() as passed_on:
             spec_fd = _spec_file(name, spec)
             passed_on.callback(os.close, spec_fd)
@@ -138,16 +155,6 @@ class ChildProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    @property
-    def endpoints(self) -> dict[str, str]:
-        """Where stages on other hosts reach its stages, by instance; complete when it is ready."""
-        return self._endpoints
-
-    @property
-    def host_lost(self) -> bool:
-        """False: it runs on this host."""
-        return False
 
     @property
     def state(self) -> str:
@@ -188,14 +195,7 @@ class ChildProcess:
             return False
         *lines, self._unread = (self._unread + chunk).split(b"\n")
         for line in lines:
-            report = json.loads(line)
-            self.failure = report.get("failure", self.failure)
-            self._endpoints = report.get("endpoints", self._endpoints)
-            if report.get("ready") and not self.ready.done():
-                self.ready.set_result(None)
-                self.vitals.hear(Pulse())
-            elif "pulse" in report:
-                self.vitals.hear(Pulse(**report["pulse"]))
+            self.take(json.loads(line))
         return True
 
     def _on_exit(self) -> None:

@@ -37,8 +37,13 @@ from sglang_omni.config import PipelineConfig
 from sglang_omni.config.instances import is_placeholder
 from sglang_omni.config.plan import PipelinePlan, with_placeholder_nodes
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
-from sglang_omni.pipeline.processes.process import ProcessFailure, ended_early, exited_with, fail_ready
-from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
+from sglang_omni.pipeline.processes.process import (
+    ProcessFailure,
+    ReportingProcess,
+    ended_early,
+    exited_with,
+    fail_ready,
+)
 from sglang_omni.pipeline.processes.ray.actor import Arrival, StageActor
 from sglang_omni.pipeline.processes.ray.capacity import Bundle, demand_of, describe_shortage, most_cpus
 from sglang_omni.pipeline.specs import ProcessSpec
@@ -311,14 +316,12 @@ class RayLauncher:
         return task
 
 
-class RayProcess:
+class RayProcess(ReportingProcess):
     """An actor's process. See ``LaunchedProcess``.
 
     Attributes:
         life: Ends with the process.
-        failure: The traceback with which it ended, or None.
         lost: How Ray lost it, or "".
-        vitals: Its heartbeat.
         state: Always "", as Ray does not tell.
     """
 
@@ -326,29 +329,14 @@ class RayProcess:
     life: asyncio.Task[None]
 
     def __init__(self, name: str) -> None:
-        loop = asyncio.get_running_loop()
-        self.name = name
-        self.ready: asyncio.Future[None] = loop.create_future()
-        self.exited: asyncio.Future[int] = loop.create_future()
-        self.failure: str | None = None
+        super().__init__(name)
         self.lost = ""
-        self.vitals = Vitals()
         self._handle: Any = None
         self._arrival: Arrival | None = None
-        self._endpoints: dict[str, str] = {}
-        self._node_lost = False
 
     @property
     def pid(self) -> int:
         return self._arrival.pid if self._arrival is not None else 0
-
-    @property
-    def endpoints(self) -> dict[str, str]:
-        return self._endpoints
-
-    @property
-    def host_lost(self) -> bool:
-        return self._node_lost
 
     def kill(self, *, stacks: bool = False) -> None:
         """End it now, without its stacks. Ray starts another process for the actor."""
@@ -371,24 +359,14 @@ class RayProcess:
         self._arrival = arrival
         logger.info("Process %r is %d on Ray node %s", self.name, arrival.pid, arrival.address)
 
-    def take(self, report: dict[str, Any]) -> None:
-        """Take a report of ``run_stages``, or the failure with which it ended."""
-        self.failure = report.get("failure", self.failure)
-        self._endpoints = report.get("endpoints", self._endpoints)
-        if report.get("ready") and not self.ready.done():
-            self.ready.set_result(None)
-            self.vitals.hear(Pulse())
-        elif "pulse" in report:
-            self.vitals.hear(Pulse(**report["pulse"]))
-
     def lost_by_ray(self, cause: RayActorError) -> None:
         """Note that its process is gone, or cannot be reached."""
         if self._arrival is None:
             self.lost = f"was lost by Ray before it began: {_plain(cause)}"
             return
         arrival = self._arrival
-        self._node_lost = not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == arrival.node_id)
-        if self._node_lost:
+        self.host_lost = not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == arrival.node_id)
+        if self.host_lost:
             what, log = "node", ""
         else:
             what, log = "process", f", log {arrival.log}" if arrival.log else ""
