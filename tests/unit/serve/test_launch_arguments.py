@@ -219,3 +219,23 @@ def test_a_fleets_replicas_get_its_limits():
     args = launch_server.build_parser().parse_args([])
     assert passed_on(args, LIMIT_FLAGS) == SIZES
     assert given_limits(args) == {}
+
+
+def test_a_fleets_replicas_get_what_its_command_line_says_of_them(tmp_path, monkeypatch):
+    given = []
+
+    async def run_fleet(options):
+        given.extend(options.replica_args)
+        return 0
+
+    monkeypatch.setattr("sglang_omni.serve.launch.fleet.run_fleet", run_fleet)
+    file = tmp_path / "echo.yaml"
+    file.write_text(ECHO)
+    flags = [
+        *("--config", str(file), "--served-model-name", "parrot", "--log-level", "error"),
+        *("--start-timeout", "7.0", "--max-body-size", "1000", "--max-json-size", "10", "--queue-size", "0"),
+        *("--request-timeout", "5.0", "--heartbeat-timeout", "4.0", "--stage", "one.num_workers=2"),
+    ]
+    assert launch_server.main([*flags, "--port", "0", "--dp-size", "2", "--drain-timeout", "1"]) == 0
+    parse = launch_server.build_parser().parse_args
+    assert parse(given) == parse(flags)
