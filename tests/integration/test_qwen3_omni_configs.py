@@ -1,4 +1,4 @@
-"""The pipelines that have not all stages, in this process: what they answer, and what they refuse."""
+"""Pipelines without all stages, in this process: their answers and refusals."""
 
 from __future__ import annotations
 
