@@ -44,7 +44,7 @@ def _run(args: list[str]) -> int:
         return make(args[2:], prog=f"sgl-omni make-tiny-checkpoint {args[1]}")
     from sglang_omni._core import __version__
     from sglang_omni.router.flags import parse
-    from sglang_omni.serve.launch.ray_flags import add_launcher_flag
+    from sglang_omni.serve.launch.launcher_flags import add_launcher_flag
 
     parser = argparse.ArgumentParser(
         prog="sgl-omni",
@@ -92,7 +92,7 @@ def _run(args: list[str]) -> int:
 
 def _config(args: argparse.Namespace) -> int:
     from sglang_omni.config import ConfigError, describe_config, resolve_config, validate_config
-    from sglang_omni.launch_server import LaunchError, load_pipeline
+    from sglang_omni.serve.launch.pipelines import LaunchError, load_pipeline
 
     try:
         config = load_pipeline(args.model_path, args.file)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_omni.router.flags import parse
-from sglang_omni.serve.launch.processes import on_stop_signals
+from sglang_omni.serve.launch.stopping import on_stop_signals
 
 _EXAMPLES = """
 example, of two machines:

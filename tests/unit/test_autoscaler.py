@@ -10,8 +10,8 @@ from sglang_omni.config import AutoscalingConfig
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.coordinator.replicas import Assignments
 from sglang_omni.pipeline.processes.autoscaler import Autoscaler
-from sglang_omni.pipeline.processes.supervisor import WorkerSlot
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.processes.supervisor import Supervisor
+from sglang_omni.pipeline.specs import ProcessSpec
 
 
 class Pipeline:
@@ -21,28 +21,38 @@ class Pipeline:
         self.ongoing = 0
         self.stats: dict[str, dict[str, float]] = {}
         self.assignments = Assignments()
-        self.workers: dict[int, WorkerSlot] = {}
+        self._coordinator = self  # of which a supervisor asks for the assignments
+        self.present: dict[int, Any] = {}
         self.scaler = Autoscaler(
             AutoscalingConfig(
                 max_replicas=3, target_ongoing_requests=1, upscale_delay_s=0, downscale_delay_s=0
             ),
-            [(cast(WorkerSpec, spec_of(number)),) for number in range(3)],
+            [(cast(ProcessSpec, spec_of(number)),) for number in range(3)],
             frozenset({"speak"}),
             cast(Coordinator, self),
-            self.workers,
-            self.add,
-            self.remove,
+            cast(Supervisor, self),
         )
-        self.workers[0] = self.add((cast(WorkerSpec, spec_of(0)),))
+        self.add([spec_of(0)])
 
-    def add(self, ranks: Any) -> WorkerSlot:
-        names = ranks[0].stage_names
-        self.assignments.add(names[0], None)
-        worker = SimpleNamespace(stage_names=names, is_leaving=False, is_given_up=False)
-        return cast(WorkerSlot, worker)
+    def replicas(self, group: tuple[str, ...]) -> dict[int, Any]:
+        assert group == ("speak",)
+        return dict(self.present)
 
-    async def remove(self, worker: WorkerSlot) -> None:
-        self.assignments.remove(worker.stage_names[0])
+    def add(self, ranks: Any) -> None:
+        self.assignments.add(ranks[0].instances[0], None)
+        self.present[ranks[0].replica] = SimpleNamespace(
+            instances=ranks[0].instances, is_leaving=False, is_given_up=False
+        )
+
+    def retire(self, replica: Any) -> None:
+        Supervisor.retire(cast(Supervisor, self), replica)
+
+    def recall(self, replica: Any) -> None:
+        Supervisor.recall(cast(Supervisor, self), replica)
+
+    async def remove(self, replica: Any) -> None:
+        self.assignments.remove(replica.instances[0])
+        self.present = {number: each for number, each in self.present.items() if each is not replica}
 
     def ongoing_requests(self, instances: Any) -> int:
         return self.ongoing
@@ -62,18 +72,18 @@ class Pipeline:
         return not self.assignments.have_requests(instances)
 
     def give_up(self, number: int) -> None:
-        self.assignments.mark_down(self.workers[number].stage_names, "it has died too often")
-        self.workers[number].is_given_up = True
+        self.assignments.mark_down(self.present[number].instances, "it has died too often")
+        self.present[number].is_given_up = True
 
     async def until_staying(self, *numbers: int) -> None:
         async with asyncio.timeout(10):
-            while {n for n, worker in self.workers.items() if not worker.is_leaving} != {*numbers}:
+            while {n for n, each in self.present.items() if not each.is_leaving} != {*numbers}:
                 await asyncio.sleep(0.01)
 
 
 def spec_of(number: int) -> Any:
     stages = [SimpleNamespace(stage_name="speak")]
-    return SimpleNamespace(stages=stages, stage_names=[f"speak@r{number}"])
+    return SimpleNamespace(stages=stages, instances=[f"speak@r{number}"], replica=number)
 
 
 async def test_a_replica_that_is_given_up_is_no_replica() -> None:
@@ -161,10 +171,10 @@ async def test_where_no_process_can_be_started_nobody_waits_for_one() -> None:
     pipeline = Pipeline()
     pipeline.has("speak@r0", running=1, waiting=2)
 
-    def fails(ranks: Any) -> WorkerSlot:
+    def fails(ranks: Any) -> None:
         raise OSError("no more processes")
 
-    pipeline.scaler._add = fails
+    pipeline.add = fails  # type: ignore[method-assign]
     pipeline.ongoing = 2
     pipeline.assignments.limit("speak", 1, frozenset())
     run = asyncio.create_task(pipeline.scaler.run())

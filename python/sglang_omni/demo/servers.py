@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sglang_omni.client import ClientError, SyncClient
 from sglang_omni.demo.report import DemoFailed
-from sglang_omni.serve.launch.processes import bind
+from sglang_omni.supervision.ports import bind
 
 _START_TIMEOUT = 900.0
 _STOP_TIMEOUT = 10.0

@@ -17,7 +17,7 @@ def build_coordinator(
     keys: RunKeys | None = None,
     host_address: str | None = None,
 ) -> Coordinator:
-    """The pipeline's coordinator, which knows no stage yet. The others are as in ``PipelineRuntimePrep``.
+    """The pipeline's coordinator, which knows no stage yet. The other arguments are as in ``RunPlan``.
 
     Raises:
         ImportError: ``terminal_stages_fn`` cannot be imported.

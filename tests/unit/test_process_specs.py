@@ -1,4 +1,4 @@
-"""What worker processes are told: who runs where, next to whom, in which environment."""
+"""What the processes of a plan are told: their stages, their neighbours, their environment."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from pathlib import Path
 import pytest
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig
-from sglang_omni.pipeline.processes.environment import get_stage_process_env, with_port, worker_environment
-from sglang_omni.pipeline.processes.plan import plan_workers
-from sglang_omni.pipeline.processes.prepare import prepare_pipeline_runtime
-from sglang_omni.pipeline.specs import StageLaunchConfig, WorkerSpec
+from sglang_omni.pipeline.processes.environment import get_stage_process_env, process_environment, with_port
+from sglang_omni.pipeline.processes.plan import prepare_pipeline_runtime
+from sglang_omni.pipeline.specs import ProcessSpec, StageLaunchConfig
 from sglang_omni.pipeline.stage.build import as_scheduler
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 
 
-def plan(folder: Path, *stages: StageConfig, **fields) -> dict[str, WorkerSpec]:
+def plan(folder: Path, *stages: StageConfig, **fields) -> dict[str, ProcessSpec]:
     config = PipelineConfig(
         model_path="m", stages=list(stages), endpoints=EndpointsConfig(base_path=str(folder)), **fields
     )
-    prep = prepare_pipeline_runtime(config)
-    with prep.runtime_dir:
-        return {spec.process_name: spec for spec in plan_workers(config, prep)}
+    made = prepare_pipeline_runtime(config)
+    with made.runtime_dir:
+        return {spec.process_name: spec for spec in made.process_specs()}
 
 
 def stage(name: str, process: str, **fields) -> StageConfig:
@@ -35,7 +34,7 @@ def stage(name: str, process: str, **fields) -> StageConfig:
 
 def test_one_spec_for_each_process_with_its_stages_in_order(tmp_path: Path) -> None:
     specs = plan(tmp_path, stage("a", "p", next="b"), stage("b", "q", next="c"), stage("c", "p"))
-    assert {name: spec.stage_names for name, spec in specs.items()} == {"p": ["a", "c"], "q": ["b"]}
+    assert {name: spec.instances for name, spec in specs.items()} == {"p": ["a", "c"], "q": ["b"]}
     assert pickle.loads(pickle.dumps(specs)) == specs
 
 
@@ -53,7 +52,7 @@ def test_targets_in_the_same_process_are_known_and_others_are_not(tmp_path: Path
 
 def test_fused_stages_share_a_process_whatever_theirs_is_called(tmp_path: Path) -> None:
     specs = plan(tmp_path, stage("a", "p", next="b"), stage("b", "q"), fused_stages=[["a", "b"]])
-    assert {name: spec.stage_names for name, spec in specs.items()} == {"p": ["a", "b"]}
+    assert {name: spec.instances for name, spec in specs.items()} == {"p": ["a", "b"]}
     assert specs["p"].stages[0].same_process_targets == {"b"}
 
 
@@ -159,7 +158,7 @@ def test_stages_without_ranks_keep_the_environment(monkeypatch: pytest.MonkeyPat
 
 def test_defaults_lie_under_the_environment(tmp_path: Path) -> None:
     spec = plan(tmp_path, stage("a", "p"), env_defaults={"SET": "default", "UNSET": "default"})["p"]
-    assert worker_environment(spec, {"SET": "user"}) == {"SET": "user", "UNSET": "default"}
+    assert process_environment(spec, {"SET": "user"}) == {"SET": "user", "UNSET": "default"}
 
 
 def test_a_function_becomes_a_scheduler_whose_results_are_payloads() -> None:

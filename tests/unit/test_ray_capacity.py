@@ -11,12 +11,11 @@ import pytest
 from sglang_omni import launch_server
 from sglang_omni.config import PipelineConfig, StageConfig
 from sglang_omni.config.plan import plan_pipeline, with_placeholder_nodes
-from sglang_omni.pipeline.processes.plan import plan_workers
-from sglang_omni.pipeline.processes.prepare import prepare_pipeline_runtime
+from sglang_omni.pipeline.processes.plan import plan_run
 from sglang_omni.pipeline.processes.ray.actor import on_first_gpu
 from sglang_omni.pipeline.processes.ray.capacity import Bundle, Demand, demand_of, most_cpus
 from sglang_omni.pipeline.processes.ray.launcher import RayLauncher
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 
 
 def stage(name: str, *, cpus: float | None = None, fraction: float | None = None, **fields) -> StageConfig:
@@ -32,12 +31,11 @@ def chain(*stages: StageConfig, **fields) -> PipelineConfig:
     return PipelineConfig(model_path="m", stages=list(stages), **fields)
 
 
-def planned(config: PipelineConfig) -> dict[str, WorkerSpec]:
+def planned(config: PipelineConfig) -> dict[str, ProcessSpec]:
     """Its processes as the actors plan them."""
-    config = with_placeholder_nodes(plan_pipeline(config)).config
-    prep = prepare_pipeline_runtime(config, host_address="127.0.0.1")
-    with prep.runtime_dir:
-        return {spec.process_name: spec for spec in plan_workers(config, prep)}
+    plan = plan_run(with_placeholder_nodes(plan_pipeline(config)), host_address="127.0.0.1")
+    with plan.runtime_dir:
+        return {spec.process_name: spec for spec in plan.process_specs()}
 
 
 def test_processes_that_name_no_node_have_one_each() -> None:
@@ -126,7 +124,7 @@ def test_an_address_where_nobody_listens_is_refused_at_once(
         monkeypatch.setenv("RAY_ADDRESS", address)
     launcher = RayLauncher(None if by_environment else address)
     with pytest.raises(ConnectionError, match=f"no Ray cluster at {address}: .*refused.*ray start --head"):
-        launcher.place(chain(stage("a")))
+        launcher.place(plan_pipeline(chain(stage("a"))))
 
 
 @pytest.mark.parametrize(

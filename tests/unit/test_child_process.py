@@ -11,7 +11,7 @@ import traceback
 import psutil
 import pytest
 
-from sglang_omni.pipeline.processes.process import WorkerProcess, ended_early, exited_with
+from sglang_omni.pipeline.processes.process import ChildProcess, ended_early, exited_with
 
 
 def raised(error: BaseException) -> str:
@@ -78,7 +78,7 @@ async def test_a_start_without_descriptors_leaves_nothing():
     while process is None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (probe + failed, limits[1]))
-            process = WorkerProcess("a", None, dict(os.environ))
+            process = ChildProcess("a", None, dict(os.environ))
         except OSError as exc:
             failed += exc.errno == errno.EMFILE
         finally:
