@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from sglang_omni.config import AutoscalingConfig
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.coordinator.replicas import Assignments
+from sglang_omni.pipeline.coordinator.admission import Admission
+from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
 from sglang_omni.pipeline.processes.autoscaler import Autoscaler
 from sglang_omni.pipeline.processes.supervisor import WorkerSlot
 from sglang_omni.pipeline.specs import WorkerSpec
@@ -20,7 +21,8 @@ class Pipeline:
     def __init__(self) -> None:
         self.ongoing = 0
         self.stats: dict[str, dict[str, float]] = {}
-        self.assignments = Assignments()
+        self.replicas = ReplicaTable()
+        self.admission = Admission(self.replicas)
         self.workers: dict[int, WorkerSlot] = {}
         self.scaler = Autoscaler(
             AutoscalingConfig(
@@ -37,12 +39,12 @@ class Pipeline:
 
     def add(self, ranks: Any) -> WorkerSlot:
         names = ranks[0].stage_names
-        self.assignments.add(names[0], None)
+        self.replicas.add(names[0], None)
         worker = SimpleNamespace(stage_names=names, is_leaving=False, is_given_up=False)
         return cast(WorkerSlot, worker)
 
     async def remove(self, worker: WorkerSlot) -> None:
-        self.assignments.remove(worker.stage_names[0])
+        self.replicas.remove(worker.stage_names[0])
 
     def ongoing_requests(self, instances: Any) -> int:
         return self.ongoing
@@ -55,14 +57,18 @@ class Pipeline:
 
     async def until_limit(self, limit: int | None) -> None:
         async with asyncio.timeout(10):
-            while self.assignments._group_of["speak"].limit != limit:
+            while self.limit() != limit:
                 await asyncio.sleep(0.01)
 
+    def limit(self) -> int | None:
+        limit = self.admission._limits.get(self.replicas.set_of("speak"))
+        return None if limit is None else limit.requests
+
     def is_drained(self, instances: Any) -> bool:
-        return not self.assignments.have_requests(instances)
+        return not self.replicas.have_requests(instances)
 
     def give_up(self, number: int) -> None:
-        self.assignments.mark_down(self.workers[number].stage_names, "it has died too often")
+        self.replicas.mark_down(self.workers[number].stage_names, "it has died too often")
         self.workers[number].is_given_up = True
 
     async def until_staying(self, *numbers: int) -> None:
@@ -82,14 +88,14 @@ async def test_a_replica_that_is_given_up_is_no_replica() -> None:
     try:
         pipeline.ongoing = 2
         await pipeline.until_staying(0, 1)
-        held = [pipeline.assignments.assign() for _ in range(2)]
+        held = [pipeline.replicas.assign() for _ in range(2)]
         assert held == [{"speak": 0}, {"speak": 1}]
         pipeline.ongoing = 1
         await pipeline.until_staying(0)
         # One has still a request to answer and is to leave, as the one that was to stay is lost for good.
         pipeline.give_up(0)
         await pipeline.until_staying(0, 1)
-        assert pipeline.assignments.assign() == {"speak": 1}
+        assert pipeline.replicas.assign() == {"speak": 1}
         pipeline.ongoing = 2
         await pipeline.until_staying(0, 1, 2)
     finally:
@@ -102,11 +108,11 @@ async def test_replicas_get_twice_what_they_have_until_more_waits_in_them_than_r
     try:
         # At first twice the target of one.
         await pipeline.until_limit(2)
-        pipeline.assignments.assign()
-        pipeline.assignments.assign()
+        pipeline.replicas.assign()
+        pipeline.replicas.assign()
         await pipeline.until_limit(4)
         pipeline.has("speak@r0", running=1, waiting=1)
-        pipeline.assignments.assign()
+        pipeline.replicas.assign()
         await pipeline.until_limit(6)
         pipeline.has("speak@r0", running=1, waiting=2)
         await pipeline.until_limit(3)
@@ -144,15 +150,15 @@ async def test_requests_that_wait_call_for_replicas() -> None:
     pipeline.has("speak@r0", running=1, waiting=2)
     pipeline.ongoing = 1
     for _ in range(3):
-        pipeline.assignments.assign()
+        pipeline.replicas.assign()
     run = asyncio.create_task(pipeline.scaler.run())
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
         await pipeline.until_limit(3)
-        waits = asyncio.create_task(pipeline.assignments.wait_for_room(frozenset(), never))
+        waits = asyncio.create_task(pipeline.admission.wait_for_room(frozenset(), never))
         await pipeline.until_staying(0, 1)
         await waits
-        assert pipeline.assignments.assign() == {"speak": 1}
+        assert pipeline.replicas.assign() == {"speak": 1}
     finally:
         run.cancel()
 
@@ -166,7 +172,7 @@ async def test_where_no_process_can_be_started_nobody_waits_for_one() -> None:
 
     pipeline.scaler._add = fails
     pipeline.ongoing = 2
-    pipeline.assignments.limit("speak", 1, frozenset())
+    pipeline.admission.limit("speak", 1, frozenset())
     run = asyncio.create_task(pipeline.scaler.run())
     try:
         await pipeline.until_limit(None)

@@ -59,7 +59,6 @@ class Autoscaler:
         # By instance, the most requests that it has been seen to run at once.
         self._peaks: dict[str, float] = {}
         self._coordinator = coordinator
-        self._assignments = coordinator.assignments
         self._workers = workers
         self._add = add
         self._remove = remove
@@ -71,7 +70,7 @@ class Autoscaler:
             self._limit()
             await asyncio.sleep(_LOOK_S)
             ongoing = self._coordinator.ongoing_requests(self._instances)
-            ongoing += self._assignments.waiting(self._stage)
+            ongoing += self._coordinator.admission.waiting(self._stage)
             before = self._policy.replicas
             wanted = self._policy.observe(ongoing, loop.time())
             if wanted != before:
@@ -80,7 +79,7 @@ class Autoscaler:
                 self._approach(wanted)
             except OSError:
                 logger.exception("%s: another replica cannot be started now", self._name)
-                self._assignments.limit(self._stage, None, self._terminals)
+                self._coordinator.admission.limit(self._stage, None, self._terminals)
                 await asyncio.sleep(_RETRY_S)
             await self._remove_drained()
 
@@ -90,18 +89,18 @@ class Autoscaler:
         given_up = sum(worker.is_given_up for worker in self._workers.values())
         if not 0 < len(up) < len(self._replicas) - given_up:
             self._admission = None
-            self._assignments.limit(self._stage, None, self._terminals)
+            self._coordinator.admission.limit(self._stage, None, self._terminals)
             return
         if self._admission is None:
             self._admission = AdmissionPolicy(self._config.target_ongoing_requests)
         full = self._full_instances()
         most = self._admission.observe(
             len(up),
-            self._assignments.requests(self._stage),
+            self._coordinator.replicas.set_of(self._stage).requests(),
             # One stage that can begin with no more is enough: the others pass on to it, or get from it.
             are_full=all(not full.isdisjoint(worker.stage_names) for worker in up),
         )
-        self._assignments.limit(self._stage, most, self._terminals)
+        self._coordinator.admission.limit(self._stage, most, self._terminals)
 
     def _full_instances(self) -> set[str]:
         """Those in which more requests wait than they have been seen to run at once."""
@@ -125,7 +124,7 @@ class Autoscaler:
                 self._workers[number] = self._add(ranks)
             elif self._is_up(worker):
                 worker.is_leaving = False
-                self._assignments.readmit(worker.stage_names)
+                self._coordinator.replicas.readmit(worker.stage_names)
             else:
                 continue  # It died while it was to leave, or too often.
             staying.append(number)
@@ -134,14 +133,15 @@ class Autoscaler:
         for number in staying[: max(len(staying) - wanted, 0)]:
             worker = self._workers[number]
             worker.is_leaving = True
-            self._assignments.retire(worker.stage_names)
+            self._coordinator.replicas.retire(worker.stage_names)
 
     def _is_up(self, worker: WorkerSlot) -> bool:
-        return self._assignments.are_up(worker.stage_names)
+        return self._coordinator.replicas.are_up(worker.stage_names)
 
     async def _remove_drained(self) -> None:
         for number, worker in list(self._workers.items()):
             if worker.is_leaving and self._coordinator.is_drained(worker.stage_names):
-                self._assignments.limit(self._stage, None, self._terminals)  # Nobody looks meanwhile.
+                # While this waits, the load is not looked at.
+                self._coordinator.admission.limit(self._stage, None, self._terminals)
                 await self._remove(worker)
                 del self._workers[number]

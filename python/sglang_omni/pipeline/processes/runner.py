@@ -139,7 +139,7 @@ class MultiProcessPipelineRunner:
         for worker in self._workers:
             self._watch(worker, is_up=True)
         self._scaling = [asyncio.create_task(scaler.run()) for scaler in self._autoscalers(planned)]
-        watchdog = Watchdog(config.watchdog, lambda: self._workers, self._coordinator.assignments)
+        watchdog = Watchdog(config.watchdog, lambda: self._workers, self._coordinator.replicas)
         self._watching = [asyncio.create_task(watchdog.run(), name="watchdog")]
         logger.info("%d stages are up in %d processes", len(prep.stages_cfg), len(self.process_ids))
 
@@ -207,7 +207,7 @@ class MultiProcessPipelineRunner:
         supervision = self._supervision.pop(worker)
         supervision.cancel()
         await asyncio.wait({supervision})
-        if self.coordinator.assignments.are_up(worker.stage_names):
+        if self.coordinator.replicas.are_up(worker.stage_names):
             try:
                 async with asyncio.timeout(_LEAVE_S):
                     await self.coordinator.shutdown_stages(worker.stage_names)

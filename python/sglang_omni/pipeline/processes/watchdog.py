@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from sglang_omni.config import WatchdogConfig
-from sglang_omni.pipeline.coordinator.replicas import Assignments
+from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.supervisor import WorkerSlot
 
@@ -36,16 +36,16 @@ class Watchdog:
 
     Args:
         workers: What there is to look at now.
-        assignments: Is told which instances do not answer.
+        replicas: Told which instances do not answer.
     """
 
     def __init__(
-        self, config: WatchdogConfig, workers: Callable[[], Sequence[WorkerSlot]], assignments: Assignments
+        self, config: WatchdogConfig, workers: Callable[[], Sequence[WorkerSlot]], replicas: ReplicaTable
     ) -> None:
         self._config = config
         self._workers = workers
-        self._assignments = assignments
-        assignments.unhealthy_after = config.unhealthy_after
+        self._replicas = replicas
+        replicas.unhealthy_after = config.unhealthy_after
         self._ended_for_failing: dict[WorkerSlot, deque[float]] = {}
 
     async def run(self) -> None:
@@ -70,14 +70,14 @@ class Watchdog:
                     *(process.name, process.pid, fault),
                 )
                 worker.end(process, fault)
-                self._assignments.mark_hung(worker.stage_names, f"{fault}; it is being ended")
+                self._replicas.mark_hung(worker.stage_names, f"{fault}; it is being ended")
                 return
         silent = max(worker.processes, key=lambda process: process.vitals.silent_s)
         if silent.vitals.silent_s > self._config.unhealthy_after:
             fault = _silence(silent)
-            if self._assignments.mark_hung(worker.stage_names, fault):
+            if self._replicas.mark_hung(worker.stage_names, fault):
                 logger.warning("Process %r (pid %d) %s", silent.name, silent.pid, fault)
-        elif self._assignments.clear_hung(worker.stage_names):
+        elif self._replicas.clear_hung(worker.stage_names):
             logger.warning("Process %s answers again", worker.name)
 
     def _fault(self, worker: WorkerSlot, process: LaunchedProcess) -> str | None:
