@@ -12,8 +12,8 @@ import pytest
 import zmq
 from waiting import until
 
-from sglang_omni.pipeline.transport.base import QUEUED_MESSAGES
 from sglang_omni.pipeline.transport.keys import RunKeys, secure_client
+from sglang_omni.pipeline.transport.limits import QUEUED_MESSAGES
 from sglang_omni.pipeline.transport.tcp import push as tcp_push
 from sglang_omni.pipeline.transport.tcp import sockets as tcp_socket
 from sglang_omni.pipeline.transport.tcp.pull import TcpPullSocket

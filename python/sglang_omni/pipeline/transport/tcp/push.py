@@ -11,23 +11,22 @@ from itertools import islice
 
 import zmq
 
-from sglang_omni.pipeline.transport.base import (
+from sglang_omni.pipeline.transport.base import ControlPlaneClosed
+from sglang_omni.pipeline.transport.keys import RunKeys
+from sglang_omni.pipeline.transport.limits import (
     FIRST_RETRY_S,
     LONGEST_RETRY_S,
+    QUEUED_BYTES,
     QUEUED_MESSAGES,
-    ControlPlaneClosed,
+    UNREACHABLE_S,
 )
-from sglang_omni.pipeline.transport.keys import RunKeys
 from sglang_omni.pipeline.transport.monitor import SocketMonitor
 from sglang_omni.pipeline.transport.send_queue import Linger, WaitingSenders
-from sglang_omni.pipeline.transport.tcp.link import EXPECTS, HELLO, HELLO_MAGIC, NOTHING_MORE, UNREACHABLE_S
+from sglang_omni.pipeline.transport.tcp.link import EXPECTS, HELLO, HELLO_MAGIC, NOTHING_MORE
 from sglang_omni.pipeline.transport.tcp.sockets import MAX_MESSAGE, connect_tcp, required
 from sglang_omni.pipeline.transport.zmq_socket import state_fd, zmq_socket
 
 logger = logging.getLogger(__name__)
-
-# Bytes kept until they are confirmed, from which on senders wait; one message may be larger.
-_KEPT_BYTES = 16 << 20
 
 _EVENTS = (
     zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -233,7 +232,7 @@ class TcpPushSocket:
         self._send_kept()
 
     def _has_room(self) -> bool:
-        return len(self._kept) < QUEUED_MESSAGES and self._kept_bytes < _KEPT_BYTES
+        return len(self._kept) < QUEUED_MESSAGES and self._kept_bytes < QUEUED_BYTES
 
     def _keep(self, message: bytes) -> None:
         self._kept.append(message)
