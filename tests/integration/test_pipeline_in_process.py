@@ -39,8 +39,8 @@ class Running:
         """Returns once nothing anywhere remembers a request; fails where something does for long."""
         async with asyncio.timeout(WAIT_S):
             while (
-                self.coordinator._settling
-                or self.coordinator._counters._counts
+                self.coordinator._settling._requests
+                or self.coordinator._counts._counts
                 or any(stage._requests.active for stage in self.stages.values())
             ):
                 await asyncio.sleep(0.005)
@@ -49,7 +49,7 @@ class Running:
 @pytest.fixture(autouse=True)
 def _no_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the stages' reports do not settle stays unsettled, for `settled` to find."""
-    monkeypatch.setattr("sglang_omni.pipeline.coordinator.coordinator._SETTLE_S", 1000.0)
+    monkeypatch.setattr("sglang_omni.pipeline.coordinator.settling._SETTLE_S", 1000.0)
 
 
 @asynccontextmanager

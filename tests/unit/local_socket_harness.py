@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 from waiting import until
 
-from sglang_omni.pipeline.transport.ipc.pull import PullSocket
+from sglang_omni.pipeline.transport.ipc.pull import IpcPullSocket
 
 WAIT_S = 60
 MIB = 1 << 20
 
 
 class Pull:
-    """A PullSocket and what it has delivered; ``takes`` says after each message whether to go on."""
+    """A IpcPullSocket and what it has delivered; ``takes`` says after each message whether to go on."""
 
     def __init__(self, endpoint: str, takes: Callable[[], bool] = lambda: True) -> None:
         self.messages: list[bytes] = []
         self.takes = takes
-        self.socket = PullSocket(endpoint, self._deliver)
+        self.socket = IpcPullSocket(endpoint, self._deliver)
 
     def _deliver(self, message: bytes) -> bool:
         self.messages.append(message)

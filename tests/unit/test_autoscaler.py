@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from sglang_omni.config import AutoscalingConfig
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.coordinator.replicas import Assignments
+from sglang_omni.pipeline.coordinator.admission import Admission
+from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
 from sglang_omni.pipeline.processes.autoscaler import Autoscaler
 from sglang_omni.pipeline.processes.supervisor import Supervisor
 from sglang_omni.pipeline.specs import ProcessSpec
@@ -20,8 +21,15 @@ class Pipeline:
     def __init__(self) -> None:
         self.ongoing = 0
         self.stats: dict[str, dict[str, float]] = {}
-        self.assignments = Assignments()
-        self._coordinator = self  # of which a supervisor asks for the assignments
+        self.table = ReplicaTable()
+        self.admission = Admission(self.table)
+        self._coordinator = SimpleNamespace(
+            replicas=self.table,
+            admission=self.admission,
+            ongoing_requests=lambda instances: self.ongoing,
+            stage_stats=lambda: self.stats,
+            is_drained=lambda instances: not self.table.have_requests(instances),
+        )
         self.present: dict[int, Any] = {}
         self.scaler = Autoscaler(
             AutoscalingConfig(
@@ -29,7 +37,7 @@ class Pipeline:
             ),
             [(cast(ProcessSpec, spec_of(number)),) for number in range(3)],
             frozenset({"speak"}),
-            cast(Coordinator, self),
+            cast(Coordinator, self._coordinator),
             cast(Supervisor, self),
         )
         self.add([spec_of(0)])
@@ -39,7 +47,7 @@ class Pipeline:
         return dict(self.present)
 
     def add(self, ranks: Any) -> None:
-        self.assignments.add(ranks[0].instances[0], None)
+        self.table.add(ranks[0].instances[0], None)
         self.present[ranks[0].replica] = SimpleNamespace(
             instances=ranks[0].instances, is_leaving=False, is_given_up=False
         )
@@ -51,28 +59,23 @@ class Pipeline:
         Supervisor.recall(cast(Supervisor, self), replica)
 
     async def remove(self, replica: Any) -> None:
-        self.assignments.remove(replica.instances[0])
+        self.table.remove(replica.instances[0])
         self.present = {number: each for number, each in self.present.items() if each is not replica}
-
-    def ongoing_requests(self, instances: Any) -> int:
-        return self.ongoing
-
-    def stage_stats(self) -> dict[str, dict[str, float]]:
-        return self.stats
 
     def has(self, instance: str, *, running: int, waiting: int) -> None:
         self.stats[instance] = {"num_running_reqs": running, "num_queue_reqs": waiting}
 
     async def until_limit(self, limit: int | None) -> None:
         async with asyncio.timeout(10):
-            while self.assignments._group_of["speak"].limit != limit:
+            while self.limit() != limit:
                 await asyncio.sleep(0.01)
 
-    def is_drained(self, instances: Any) -> bool:
-        return not self.assignments.have_requests(instances)
+    def limit(self) -> int | None:
+        limit = self.admission._limits.get(self.table.set_of("speak"))
+        return None if limit is None else limit.requests
 
     def give_up(self, number: int) -> None:
-        self.assignments.mark_down(self.present[number].instances, "it has died too often")
+        self.table.mark_down(self.present[number].instances, "it has died too often")
         self.present[number].is_given_up = True
 
     async def until_staying(self, *numbers: int) -> None:
@@ -92,14 +95,14 @@ async def test_a_replica_that_is_given_up_is_no_replica() -> None:
     try:
         pipeline.ongoing = 2
         await pipeline.until_staying(0, 1)
-        held = [pipeline.assignments.assign() for _ in range(2)]
+        held = [pipeline.table.assign() for _ in range(2)]
         assert held == [{"speak": 0}, {"speak": 1}]
         pipeline.ongoing = 1
         await pipeline.until_staying(0)
         # One has still a request to answer and is to leave, as the one that was to stay is lost for good.
         pipeline.give_up(0)
         await pipeline.until_staying(0, 1)
-        assert pipeline.assignments.assign() == {"speak": 1}
+        assert pipeline.table.assign() == {"speak": 1}
         pipeline.ongoing = 2
         await pipeline.until_staying(0, 1, 2)
     finally:
@@ -112,11 +115,11 @@ async def test_replicas_get_twice_what_they_have_until_more_waits_in_them_than_r
     try:
         # At first twice the target of one.
         await pipeline.until_limit(2)
-        pipeline.assignments.assign()
-        pipeline.assignments.assign()
+        pipeline.table.assign()
+        pipeline.table.assign()
         await pipeline.until_limit(4)
         pipeline.has("speak@r0", running=1, waiting=1)
-        pipeline.assignments.assign()
+        pipeline.table.assign()
         await pipeline.until_limit(6)
         pipeline.has("speak@r0", running=1, waiting=2)
         await pipeline.until_limit(3)
@@ -154,15 +157,15 @@ async def test_requests_that_wait_call_for_replicas() -> None:
     pipeline.has("speak@r0", running=1, waiting=2)
     pipeline.ongoing = 1
     for _ in range(3):
-        pipeline.assignments.assign()
+        pipeline.table.assign()
     run = asyncio.create_task(pipeline.scaler.run())
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
         await pipeline.until_limit(3)
-        waits = asyncio.create_task(pipeline.assignments.wait_for_room(frozenset(), never))
+        waits = asyncio.create_task(pipeline.admission.wait_for_room(frozenset(), never))
         await pipeline.until_staying(0, 1)
         await waits
-        assert pipeline.assignments.assign() == {"speak": 1}
+        assert pipeline.table.assign() == {"speak": 1}
     finally:
         run.cancel()
 
@@ -176,7 +179,7 @@ async def test_where_no_process_can_be_started_nobody_waits_for_one() -> None:
 
     pipeline.add = fails  # type: ignore[method-assign]
     pipeline.ongoing = 2
-    pipeline.assignments.limit("speak", 1, frozenset())
+    pipeline.admission.limit("speak", 1, frozenset())
     run = asyncio.create_task(pipeline.scaler.run())
     try:
         await pipeline.until_limit(None)

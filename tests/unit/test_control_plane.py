@@ -19,7 +19,7 @@ from sglang_omni.pipeline.transport.control_plane import (
     decode_message,
     encode_message,
 )
-from sglang_omni.pipeline.transport.ipc.push import PushSocket
+from sglang_omni.pipeline.transport.ipc.push import IpcPushSocket
 from sglang_omni.pipeline.transport.keys import RunKeys
 from sglang_omni.pipeline.transport.tcp.push import TcpPushSocket
 from sglang_omni.proto import (
@@ -200,7 +200,7 @@ async def test_a_handler_takes_over_from_recv_in_order_and_pauses(wires: Wires) 
 
 async def test_what_is_not_a_message_is_dropped_and_reading_goes_on(wires: Wires) -> None:
     endpoint = wires.endpoint["b"]
-    push = TcpPushSocket(endpoint, wires.keys) if endpoint.startswith("tcp") else PushSocket(endpoint)
+    push = TcpPushSocket(endpoint, wires.keys) if endpoint.startswith("tcp") else IpcPushSocket(endpoint)
     for frame in (b"", b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa4type\xa4nope", b"\x81\xa4type\xa5abort"):
         await push.send(frame)
     await push.send(encode_message(ShutdownMessage()))

@@ -9,7 +9,7 @@ import pytest
 from coordinator_harness import pipelines, soon
 from waiting import until
 
-from sglang_omni.pipeline.coordinator import coordinator as module
+from sglang_omni.pipeline.coordinator import settling
 from sglang_omni.proto import RequestState, Unavailable
 
 make = pytest.fixture(pipelines)
@@ -64,16 +64,16 @@ async def test_new_requests_wait_for_a_stage_that_hangs(make: Any) -> None:
     pipeline = await make()
     running = pipeline.submit("running")
     await pipeline.submitted()
-    assignments = pipeline.coordinator.assignments
-    assert assignments.mark_hung(["audio"], "has not answered for 6 s")
-    assert not assignments.mark_hung(["audio"], "has not answered for 7 s")
+    replicas = pipeline.coordinator.replicas
+    assert replicas.mark_hung(["audio"], "has not answered for 6 s")
+    assert not replicas.mark_hung(["audio"], "has not answered for 7 s")
     waiting = pipeline.submit("waiting")
     await until(lambda: pipeline.coordinator.request_state("waiting") is RequestState.PENDING)
     health = pipeline.coordinator.health()
     assert health["hung_stages"] == health["unserved_stages"] == {"audio": "has not answered for 7 s"}
     await pipeline.complete("text", "running", 1)
     assert await soon(running) == 1
-    assert assignments.clear_hung(["audio"])
+    assert replicas.clear_hung(["audio"])
     await pipeline.submitted()
     await pipeline.complete("text", "waiting", 2)
     assert await soon(waiting) == 2
@@ -82,7 +82,7 @@ async def test_new_requests_wait_for_a_stage_that_hangs(make: Any) -> None:
 
 async def test_a_stage_that_is_away_for_long_is_told_as_unserved(make: Any) -> None:
     pipeline = await make()
-    pipeline.coordinator.assignments.unhealthy_after = 0.2
+    pipeline.coordinator.replicas.unhealthy_after = 0.2
     pipeline.coordinator.stage_down(["audio"], "restarting")
     assert pipeline.coordinator.health()["unserved_stages"] == {}
     await until(lambda: pipeline.coordinator.health()["unserved_stages"] == {"audio": "restarting"})
@@ -149,7 +149,7 @@ async def test_stopping_fails_what_is_running(make: Any) -> None:
 async def test_what_stages_still_hold_of_a_finished_request_is_aborted(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(settling, "_SETTLE_S", 0.05)
     pipeline = await make(terminal_stages=["text"])
     result = pipeline.submit("r")
     await pipeline.submitted()
@@ -161,4 +161,4 @@ async def test_what_stages_still_hold_of_a_finished_request_is_aborted(
     assert await soon(result) == 1
     aborted = [(await soon(pipeline.stages["audio"].recv_abort())).request_id for _ in range(4)]
     assert "r" in aborted  # Beside the markers of `settle`.
-    assert pipeline.coordinator._counters.held_by(["audio"]) == []
+    assert pipeline.coordinator._counts.held_by(["audio"]) == []

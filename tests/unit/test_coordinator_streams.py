@@ -69,7 +69,7 @@ async def test_chunks_of_other_stages_are_awaited_before_the_end(make: Any) -> N
 async def test_a_stage_that_never_says_it_is_done_delays_the_end_but_does_not_prevent_it(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_SETTLE_S", 0.05)
+    monkeypatch.setattr(module, "_LATE_CHUNKS_S", 0.05)
     pipeline = await make(terminal_stages=["text"])
     got, reading = read(pipeline)
     await pipeline.submitted()

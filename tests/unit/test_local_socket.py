@@ -17,10 +17,11 @@ import zmq
 from local_socket_harness import MIB, WAIT_S, Pull, numbered, raw
 from waiting import until
 
-from sglang_omni.pipeline.transport.base import BATCH, QUEUED_MESSAGES, ControlPlaneClosed
-from sglang_omni.pipeline.transport.ipc.pull import PullSocket
-from sglang_omni.pipeline.transport.ipc.push import PushSocket
+from sglang_omni.pipeline.transport.base import ControlPlaneClosed
+from sglang_omni.pipeline.transport.ipc.pull import IpcPullSocket
+from sglang_omni.pipeline.transport.ipc.push import IpcPushSocket
 from sglang_omni.pipeline.transport.ipc.zmtp import frame_header, opening
+from sglang_omni.pipeline.transport.limits import BATCH, QUEUED_MESSAGES
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ async def test_libzmq_pulls_what_is_sent(
     pull.rcvtimeo = WAIT_S * 1000
     if first == "pull":
         pull.bind(endpoint)
-    push = PushSocket(endpoint)
+    push = IpcPushSocket(endpoint)
     sent = [os.urandom(size) for size in SIZES] + numbered(500)
     for message in sent:
         await push.send(message)
@@ -96,7 +97,7 @@ async def test_libzmq_finds_a_receiver_that_was_restarted(
 @pytest.mark.parametrize(("size", "most"), [(0, QUEUED_MESSAGES + 1000), (MIB, 20)])
 async def test_a_slow_reader_stops_the_sender(endpoint: str, size: int, most: int) -> None:
     pull = Pull(endpoint)
-    push = PushSocket(endpoint)
+    push = IpcPushSocket(endpoint)
     await push.send(b"first")
     await pull.until(1)
     pull.socket.pause()
@@ -122,7 +123,7 @@ async def test_a_slow_reader_stops_the_sender(endpoint: str, size: int, most: in
 
 
 async def test_senders_that_wait_are_served_in_the_order_of_their_calls(endpoint: str) -> None:
-    push = PushSocket(endpoint)
+    push = IpcPushSocket(endpoint)
     sends = [asyncio.create_task(push.send(message)) for message in numbered(QUEUED_MESSAGES + 100)]
     await asyncio.sleep(0)
     assert [task.done() for task in sends[-101:]] == [True] + [False] * 100
@@ -143,7 +144,7 @@ class Message(bytearray):
 
 
 async def test_what_a_sender_gave_up_on_is_neither_sent_nor_kept(endpoint: str) -> None:
-    push = PushSocket(endpoint)
+    push = IpcPushSocket(endpoint)
     for message in (queued := numbered(QUEUED_MESSAGES)):
         await push.send(message)
     kept = asyncio.create_task(push.send(b"kept"))
@@ -163,7 +164,7 @@ async def test_what_a_sender_gave_up_on_is_neither_sent_nor_kept(endpoint: str) 
 
 async def test_nothing_is_delivered_while_paused(endpoint: str) -> None:
     pull = Pull(endpoint, takes=lambda: len(pull.messages) % 10 != 0)
-    push = PushSocket(endpoint)
+    push = IpcPushSocket(endpoint)
     sent = numbered(100)
     for message in sent:
         await push.send(message)
@@ -252,7 +253,7 @@ async def test_the_file_of_a_dead_run_is_replaced_and_removed_at_close(endpoint:
     stale.bind(str(path))
     stale.close()
     pull = Pull(endpoint)
-    push = PushSocket(endpoint)
+    push = IpcPushSocket(endpoint)
     await push.send(b"a")
     assert await pull.until(1) == [b"a"]
     push.close()
@@ -263,7 +264,7 @@ async def test_the_file_of_a_dead_run_is_replaced_and_removed_at_close(endpoint:
 async def test_closing_leaves_the_file_of_a_successor(endpoint: str) -> None:
     old, new = Pull(endpoint), Pull(endpoint)
     old.socket.close()
-    push = PushSocket(endpoint)
+    push = IpcPushSocket(endpoint)
     await push.send(b"a")
     assert await new.until(1) == [b"a"]
     push.close()
@@ -278,7 +279,7 @@ async def test_another_kind_of_file_is_left_alone(endpoint: str) -> None:
     assert path.read_text() == "precious"
 
 
-@pytest.mark.parametrize("kind", [PushSocket, lambda endpoint: PullSocket(endpoint, lambda _: True)])
+@pytest.mark.parametrize("kind", [IpcPushSocket, lambda endpoint: IpcPullSocket(endpoint, lambda _: True)])
 async def test_endpoints_that_cannot_be(kind: Callable[[str], object], tmp_path: Path) -> None:
     room = 107 - len(str(tmp_path)) - 1
     with pytest.raises(ValueError, match="108 bytes, more than the 107"):
@@ -291,7 +292,7 @@ async def test_endpoints_that_cannot_be(kind: Callable[[str], object], tmp_path:
 
 async def test_the_longest_path_works(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/{'x' * (107 - len(str(tmp_path)) - 1)}"
-    pull, push = Pull(endpoint), PushSocket(endpoint)
+    pull, push = Pull(endpoint), IpcPushSocket(endpoint)
     await push.send(b"a")
     assert await pull.until(1) == [b"a"]
     push.close()
@@ -307,7 +308,7 @@ def test_the_last_messages_leave_though_the_loop_ends(
     sent = numbered(100, size=64 << 10)
 
     async def send_and_leave() -> None:
-        push = PushSocket(endpoint)
+        push = IpcPushSocket(endpoint)
         for message in sent:
             await push.send(message)
         push.close()
@@ -317,7 +318,7 @@ def test_the_last_messages_leave_though_the_loop_ends(
 
 
 async def test_closing_does_not_wait_for_a_peer_that_is_away(endpoint: str) -> None:
-    push = PushSocket(endpoint)
+    push = IpcPushSocket(endpoint)
     await push.send(b"in vain")
     push.close()
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -328,7 +329,7 @@ async def test_closing_does_not_wait_for_a_peer_that_is_away(endpoint: str) -> N
 async def test_closing_gives_up_on_a_peer_that_does_not_read(
     endpoint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pull, push = Pull(endpoint), PushSocket(endpoint)
+    pull, push = Pull(endpoint), IpcPushSocket(endpoint)
     pull.socket.pause()
     for message in numbered(100, size=64 << 10):
         await push.send(message)
@@ -346,7 +347,7 @@ async def test_closing_gives_up_on_a_peer_that_does_not_read(
 
 
 async def test_a_handler_may_close_the_socket(endpoint: str) -> None:
-    pull, push = Pull(endpoint), PushSocket(endpoint)
+    pull, push = Pull(endpoint), IpcPushSocket(endpoint)
 
     def takes() -> bool:
         pull.socket.close()

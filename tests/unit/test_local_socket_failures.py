@@ -17,10 +17,10 @@ import pytest
 from local_socket_harness import MIB, WAIT_S, Pull, is_closed, numbered, raw
 from waiting import until
 
-from sglang_omni.pipeline.transport.base import QUEUED_MESSAGES
 from sglang_omni.pipeline.transport.ipc import pull as local_pull
-from sglang_omni.pipeline.transport.ipc.push import PushSocket
+from sglang_omni.pipeline.transport.ipc.push import IpcPushSocket
 from sglang_omni.pipeline.transport.ipc.zmtp import frame_header, opening
+from sglang_omni.pipeline.transport.limits import QUEUED_MESSAGES
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def endpoint(tmp_path: Path) -> str:
 
 
 async def test_messages_wait_for_a_receiver_that_comes_later(endpoint: str) -> None:
-    push = PushSocket(endpoint)
+    push = IpcPushSocket(endpoint)
     sent = numbered(100)
     for message in sent:
         await push.send(message)
@@ -45,7 +45,7 @@ async def test_messages_wait_for_a_receiver_that_comes_later(endpoint: str) -> N
 
 async def test_after_a_restart_all_that_had_not_left_arrives_in_order_and_once(endpoint: str) -> None:
     first = Pull(endpoint, takes=lambda: False)
-    push = PushSocket(endpoint)
+    push = IpcPushSocket(endpoint)
     sent = numbered(QUEUED_MESSAGES, size=1000)
     for message in sent:
         await push.send(message)
@@ -72,7 +72,7 @@ async def test_after_a_restart_all_that_had_not_left_arrives_in_order_and_once(e
 
 async def test_a_message_that_had_left_in_part_is_sent_again_as_a_whole(endpoint: str) -> None:
     first = Pull(endpoint)
-    push = PushSocket(endpoint)
+    push = IpcPushSocket(endpoint)
     await push.send(b"small")
     await first.until(1)
     large = os.urandom(4 * MIB)  # More than the kernel's buffer takes.
@@ -97,7 +97,7 @@ async def test_a_kernel_that_takes_a_few_bytes_at_a_time(
             return self.send(b"".join(buffers)[:step])
 
     monkeypatch.setattr(socket, "socket", Slow)
-    pull, push = Pull(endpoint), PushSocket(endpoint)
+    pull, push = Pull(endpoint), IpcPushSocket(endpoint)
     sent = [b"x" * size for size in (0, 1, 255, 256, 300)] + numbered(20)
     for message in sent:
         await push.send(message)
@@ -114,7 +114,7 @@ async def test_a_receiver_that_dies_in_the_middle_of_the_handshake(endpoint: str
         listener.listen()
         listener.settimeout(WAIT_S)
         if not heard:
-            push = PushSocket(endpoint)
+            push = IpcPushSocket(endpoint)
         await push.send(b"%d" % heard)
         connection, _ = await asyncio.to_thread(listener.accept)
         connection.send(opening("PULL")[:heard])
@@ -135,7 +135,7 @@ async def test_a_sender_refuses_a_peer_that_is_no_pull_socket(
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen()
-    push = PushSocket(endpoint)
+    push = IpcPushSocket(endpoint)
     await push.send(b"secret")
     for _ in range(3):
         connection, _ = await asyncio.to_thread(listener.accept)
@@ -166,7 +166,7 @@ async def test_a_hostile_peer_loses_its_own_connection_only(
     endpoint: str, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     pull = Pull(endpoint)
-    push = PushSocket(endpoint)
+    push = IpcPushSocket(endpoint)
     await push.send(b"before")
     await pull.until(1)
     client = raw(endpoint)

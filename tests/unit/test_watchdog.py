@@ -13,7 +13,7 @@ import pytest
 from waiting import until
 
 from sglang_omni.config import WatchdogConfig
-from sglang_omni.pipeline.coordinator.replicas import Assignments
+from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
 from sglang_omni.pipeline.processes import watchdog as module
 from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
 from sglang_omni.pipeline.processes.watchdog import Watchdog
@@ -44,12 +44,12 @@ class Worker:
 
 
 @asynccontextmanager
-async def watched(worker: Worker, **limits: float) -> AsyncIterator[Assignments]:
-    assignments = Assignments()
+async def watched(worker: Worker, **limits: float) -> AsyncIterator[ReplicaTable]:
+    replicas = ReplicaTable()
     config = WatchdogConfig(**limits)
-    watching = asyncio.create_task(Watchdog(config, lambda: [worker], assignments).run())  # type: ignore[list-item]
+    watching = asyncio.create_task(Watchdog(config, lambda: [worker], replicas).run())  # type: ignore[list-item]
     try:
-        yield assignments
+        yield replicas
     finally:
         watching.cancel()
         await asyncio.wait({watching})
@@ -73,9 +73,9 @@ async def some_looks() -> None:
 )
 async def test_what_ends_a_process(pulse: Pulse, fault: str, caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker(pulse)
-    async with watched(worker) as assignments:
+    async with watched(worker) as replicas:
         await until(lambda: bool(worker.faults))
-        assert "it is being ended" in assignments.health()["hung_stages"]["stage"]
+        assert "it is being ended" in replicas.health()["hung_stages"]["stage"]
     assert caplog.messages
     with pytest.raises(ValueError, match=fault):
         raise ValueError(worker.faults[0])
@@ -93,18 +93,18 @@ async def test_what_ends_a_process(pulse: Pulse, fault: str, caplog: pytest.LogC
 )
 async def test_what_does_not(pulse: Pulse) -> None:
     worker = Worker(pulse)
-    async with watched(worker) as assignments:
+    async with watched(worker) as replicas:
         await some_looks()
-        assert assignments.health()["hung_stages"] == {}
+        assert replicas.health()["hung_stages"] == {}
     assert worker.faults == []
 
 
 async def test_limits_of_zero_are_none() -> None:
     worker = Worker(Pulse(step_s=1e6, failed_steps=99, failed_requests=16, failing_s=1e6))
     worker.vitals.excuse(-1e6)
-    async with watched(worker, step_timeout=0, heartbeat_timeout=0, max_failed_steps=0) as assignments:
+    async with watched(worker, step_timeout=0, heartbeat_timeout=0, max_failed_steps=0) as replicas:
         await some_looks()
-        assert "has not answered for" in assignments.health()["hung_stages"]["stage"]
+        assert "has not answered for" in replicas.health()["hung_stages"]["stage"]
     assert worker.faults == []
 
 
@@ -123,11 +123,11 @@ async def test_a_successor_that_fails_likewise_is_spared(monkeypatch: pytest.Mon
 
 async def test_silence_is_told_before_it_ends_a_process_and_forgotten_when_it_ends() -> None:
     worker = Worker(Pulse())
-    async with watched(worker) as assignments:
+    async with watched(worker) as replicas:
         worker.vitals.excuse(-6.0)
-        await until(lambda: "stage" in assignments.health()["unserved_stages"])
+        await until(lambda: "stage" in replicas.health()["unserved_stages"])
         worker.vitals.hear(Pulse())
-        await until(lambda: not assignments.health()["hung_stages"])
+        await until(lambda: not replicas.health()["hung_stages"])
         worker.vitals.excuse(-31.0)
         await until(lambda: bool(worker.faults))
 
@@ -138,8 +138,8 @@ async def test_a_silent_host_is_no_fault_of_its_processes() -> None:
     worker.vitals = worker.processes[0].vitals = Vitals(through_host=True)
     worker.vitals.hear(Pulse(), 0.5)
     worker.vitals.excuse(-99.0)
-    async with watched(worker) as assignments:
-        await until(lambda: "stage" in assignments.health()["hung_stages"])
+    async with watched(worker) as replicas:
+        await until(lambda: "stage" in replicas.health()["hung_stages"])
         await some_looks()
         assert worker.faults == []
         worker.vitals.hear(Pulse(), 31.0)
@@ -148,9 +148,9 @@ async def test_a_silent_host_is_no_fault_of_its_processes() -> None:
 
 async def test_a_parent_that_was_held_up_itself_blames_no_process() -> None:
     worker = Worker(Pulse())
-    async with watched(worker, heartbeat_timeout=1.0, unhealthy_after=0.9) as assignments:
+    async with watched(worker, heartbeat_timeout=1.0, unhealthy_after=0.9) as replicas:
         await asyncio.sleep(0.05)
         time.sleep(2.0)  # noqa: ASYNC251  as a large request in the server's event loop
         await asyncio.sleep(0.1)
-        assert assignments.health()["hung_stages"] == {}
+        assert replicas.health()["hung_stages"] == {}
     assert worker.faults == []

@@ -1,4 +1,4 @@
-"""The coordinator's room: the server's side of a pipeline, which follows every request to its end."""
+"""The coordinator runs in the server: it sends requests to the stages and follows each to its end."""
 
 from sglang_omni.pipeline.coordinator.coordinator import Coordinator
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_omni.config import (
-    PipelineConfig,
-    import_callable,
-)
+from sglang_omni.config import PipelineConfig, import_callable
 from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.transport.keys import RunKeys
 
@@ -17,7 +14,13 @@ def build_coordinator(
     keys: RunKeys | None = None,
     host_address: str | None = None,
 ) -> Coordinator:
-    """The pipeline's coordinator, which knows no stage yet. The other arguments are as in ``RunPlan``.
+    """Builds the pipeline's coordinator, with no stage registered.
+
+    Args:
+        config: The pipeline's.
+        endpoints: Has the coordinator's own as ``"completion"`` and ``"abort"``.
+        keys: The run's keys, for ``tcp://`` sockets.
+        host_address: The address at which stages on other hosts reach the coordinator.
 
     Raises:
         ImportError: ``terminal_stages_fn`` cannot be imported.

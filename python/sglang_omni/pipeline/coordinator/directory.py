@@ -1,4 +1,4 @@
-"""Where the coordinator reaches the instances of the stages."""
+"""The endpoints of all stage instances, as the coordinator sends to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class StageDirectory:
-    """The endpoints of all instances that are registered, and what is sent to them.
+    """Knows the endpoint of each registered instance, and sends messages to one or to all.
 
     Args:
         control_plane: The coordinator's.
@@ -21,9 +21,10 @@ class StageDirectory:
 
     def __init__(self, control_plane: CoordinatorControlPlane) -> None:
         self._control_plane = control_plane
+        # Empty while an instance's endpoint is not known yet.
         self._endpoints: dict[str, str] = {}
         self._tcp_endpoints: dict[str, str] = {}
-        self._telling: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
 
     def __contains__(self, instance: str) -> bool:
         return instance in self._endpoints
@@ -32,19 +33,19 @@ class StageDirectory:
         return iter(self._endpoints)
 
     def add(self, instance: str, endpoint: str) -> None:
-        """``endpoint`` is empty where ``move`` is to tell it."""
+        """Adds an instance; its endpoint is empty if ``move`` will give it."""
         self._endpoints[instance] = endpoint
 
     def remove(self, instance: str) -> None:
-        """Forgets it; one that is not known, too."""
+        """Forgets an instance, which need not be known."""
         self._endpoints.pop(instance, None)
         self._tcp_endpoints.pop(instance, None)
 
     def move(self, endpoints: Mapping[str, str]) -> None:
-        """Takes where instances on other hosts receive now, and tells every stage of all of these.
+        """Takes the new endpoints of instances on other hosts, and sends all of those to every stage.
 
-        An instance that was added with an ``ipc://`` endpoint keeps it. To be called whenever processes have
-        become ready, and before requests may reach them: who was restarted has to be told too.
+        An instance that was added with an ``ipc://`` endpoint keeps it. Call this whenever processes have
+        become ready, before requests may reach them: a restarted process needs the endpoints too.
         """
         self._tcp_endpoints.update(endpoints)
         for instance, endpoint in endpoints.items():
@@ -53,21 +54,21 @@ class StageDirectory:
                 self._control_plane.move(instance, endpoint)
         if self._tcp_endpoints:
             message = EndpointsMessage(dict(self._tcp_endpoints))
-            # Apart from each other: one whose queue is full holds up nobody else.
+            # One task each: an instance whose queue is full does not delay the others.
             for instance, endpoint in self._reachable():
-                telling = asyncio.get_running_loop().create_task(
+                sending = asyncio.get_running_loop().create_task(
                     self._control_plane.send_to_stage(instance, endpoint, message),
-                    name=f"tell {instance} endpoints",
+                    name=f"send endpoints to {instance}",
                 )
-                self._telling.add(telling)
-                telling.add_done_callback(self._told)
+                self._sending.add(sending)
+                sending.add_done_callback(self._sent)
 
     async def send(self, instance: str, message: Message) -> None:
-        """To one of them. Raises KeyError where it is not known."""
+        """Sends to one instance. Raises KeyError if it is not known."""
         await self._control_plane.send_to_stage(instance, self._endpoints[instance], message)
 
-    async def tell(self, message: Message, instances: Collection[str] | None = None) -> None:
-        """To these, or to all; but for those whose endpoint is not known yet."""
+    async def broadcast(self, message: Message, instances: Collection[str] | None = None) -> None:
+        """Sends to these instances, or to all, except those whose endpoint is not known yet."""
         for instance, endpoint in self._reachable():
             if instances is None or instance in instances:
                 await self._control_plane.send_to_stage(instance, endpoint, message)
@@ -75,8 +76,8 @@ class StageDirectory:
     def _reachable(self) -> list[tuple[str, str]]:
         return [(instance, endpoint) for instance, endpoint in self._endpoints.items() if endpoint]
 
-    def _told(self, telling: asyncio.Task[None]) -> None:
-        self._telling.discard(telling)
-        error = None if telling.cancelled() else telling.exception()
+    def _sent(self, sending: asyncio.Task[None]) -> None:
+        self._sending.discard(sending)
+        error = None if sending.cancelled() else sending.exception()
         if error is not None and not isinstance(error, ControlPlaneClosed):
-            logger.error("Could not %s", telling.get_name(), exc_info=error)
+            logger.error("Could not %s", sending.get_name(), exc_info=error)

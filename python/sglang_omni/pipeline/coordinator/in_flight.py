@@ -1,14 +1,16 @@
-"""Who answers for a request: counted by the coordinator, reported by stages as differences.
+"""Distributed reference counts (termination detection): which instances hold a request at the moment.
 
-Sums of differences do not depend on the order they arrive in, so fan-out, fan-in and streams need no
-agreement between stages. A request is lost with a stage's process where its sum is positive for it:
+If a process dies, exactly the requests that its instances hold are failed. Stages report differences, and
+the coordinator sums them by request and instance. Sums do not depend on the order of the reports, so
+fan-out, fan-in and streams need no agreement between stages. An instance holds a request if its sum is
+positive:
 
-- who hands a request on books +1 for the receiver, which may die with the message unread,
-  and +1 for itself, since it may die with the message unsent;
-- who receives it books -1 for the sender, and +1 for itself, should the sender's report be lost with it;
-- who is done with a request books -2 for itself for each time it received it.
+- sending adds 1 for the receiver, which may die with the message unread, and 1 for the sender, which may
+  die with the message unsent;
+- receiving subtracts 1 for the sender and adds 1 for the receiver, in case the sender's report is lost;
+- finishing subtracts 2 for the stage for each time it received the request.
 
-The coordinator books in the same way what it hands to the entry stage and what it receives as results.
+The coordinator counts the requests it sends and the results it receives in the same way.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class ProgressCounters:
-    """The coordinator's sums, per request and stage, for the requests it tracks."""
+class InFlightCounts:
+    """The coordinator's sums, by request and instance, for the requests it tracks."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[str, int]] = {}
@@ -28,31 +30,31 @@ class ProgressCounters:
     def forget(self, request_id: str) -> None:
         self._counts.pop(request_id, None)
 
-    def add(self, request_id: str, stage: str, difference: int) -> int:
+    def add(self, request_id: str, instance: str, difference: int) -> int:
         """Returns the new sum; 0 for a request that is not tracked."""
         counts = self._counts.get(request_id)
         if counts is None:
             return 0
-        total = counts.get(stage, 0) + difference
+        total = counts.get(instance, 0) + difference
         if total:
-            counts[stage] = total
+            counts[instance] = total
         else:
-            counts.pop(stage, None)
+            counts.pop(instance, None)
         return total
 
     def is_settled(self, request_id: str) -> bool:
-        """Whether every hand-off that was booked has been answered for."""
+        """Whether all sums are zero: no instance holds the request, and no report is missing."""
         return not self._counts.get(request_id)
 
     def holders(self, request_id: str) -> list[str]:
-        """The stages that answer for the request now."""
-        return [stage for stage, total in self._counts.get(request_id, {}).items() if total > 0]
+        """The instances that hold the request."""
+        return [instance for instance, total in self._counts.get(request_id, {}).items() if total > 0]
 
-    def held_by(self, stages: Iterable[str]) -> list[str]:
-        """The requests that at least one of these stages answers for."""
-        names = set(stages)
+    def held_by(self, instances: Iterable[str]) -> list[str]:
+        """The requests that at least one of these instances holds."""
+        names = set(instances)
         return [
             request_id
             for request_id, counts in self._counts.items()
-            if any(total > 0 and stage in names for stage, total in counts.items())
+            if any(total > 0 and instance in names for instance, total in counts.items())
         ]

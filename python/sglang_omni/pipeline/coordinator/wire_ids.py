@@ -1,24 +1,23 @@
-"""What stages know requests by: names that no client can choose, each used once."""
+"""The ids that stages know requests by: no client can choose another request's, and none is used twice."""
 
 from __future__ import annotations
 
 import re
 from urllib.parse import quote
 
-# Printable ASCII without "~", which numbered ones have, and ":", which keys in a relay have.
+# Printable ASCII without "~", which numbered ids contain, and ":", which a relay's keys contain.
 _PLAIN = re.compile(r"[ -9;-}]{1,256}")
-# How many ids are known to have been used. Each one after that may have been, and is numbered.
+# Used ids that are remembered. After that many, any id may have been used, so every one is numbered.
 _REMEMBERED = 20_000
 _LONGEST = 256
 _PRINTABLE = "".join(map(chr, range(0x20, 0x7F)))
 
 
 class WireIds:
-    """Gives each request a wire id: its own id if that is plain and was never used before, else the id with
-    a number behind it that no other request has.
+    """Gives each request a wire id: the client's id if it is plain and new, else that id and a unique number.
 
-    What is late of an earlier request can so be taken for nothing of a later one, and no id of a client's is
-    another request's wire id. Lines of stages hold the client's id either way.
+    So a late message of an earlier request cannot be taken for a later one's, and no client's id equals
+    another request's wire id. Either way the logs of stages contain the client's id.
     """
 
     def __init__(self) -> None:
@@ -26,7 +25,7 @@ class WireIds:
         self._number = 0
 
     def new(self, request_id: str) -> str:
-        """1 to 300 printable ASCII characters, whatever the id holds."""
+        """1 to 300 printable ASCII characters, whatever ``request_id`` contains."""
         if (
             len(self._used) < _REMEMBERED
             and request_id not in self._used

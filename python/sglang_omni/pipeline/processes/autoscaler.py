@@ -55,7 +55,6 @@ class Autoscaler:
         # By instance, the most requests that it has been seen to run at once.
         self._peaks: dict[str, float] = {}
         self._coordinator = coordinator
-        self._assignments = coordinator.assignments
         self._supervisor = supervisor
         self._group = tuple(stage.stage_name for stage in replicas[0][0].stages)
 
@@ -66,7 +65,7 @@ class Autoscaler:
             self._limit()
             await asyncio.sleep(_POLL_S)
             ongoing = self._coordinator.ongoing_requests(self._instances)
-            ongoing += self._assignments.waiting(self._stage)
+            ongoing += self._coordinator.admission.waiting(self._stage)
             before = self._policy.replicas
             wanted = self._policy.observe(ongoing, loop.time())
             if wanted != before:
@@ -75,7 +74,7 @@ class Autoscaler:
                 self._scale_to(wanted)
             except OSError:
                 logger.exception("%s: another replica cannot be started now", self._name)
-                self._assignments.limit(self._stage, None, self._terminals)
+                self._coordinator.admission.limit(self._stage, None, self._terminals)
                 await asyncio.sleep(_RETRY_S)
             await self._remove_drained()
 
@@ -86,18 +85,18 @@ class Autoscaler:
         given_up = sum(replica.is_given_up for replica in replicas)
         if not 0 < len(up) < len(self._replicas) - given_up:
             self._admission = None
-            self._assignments.limit(self._stage, None, self._terminals)
+            self._coordinator.admission.limit(self._stage, None, self._terminals)
             return
         if self._admission is None:
             self._admission = AdmissionPolicy(self._config.target_ongoing_requests)
         full = self._full_instances()
         most = self._admission.observe(
             len(up),
-            self._assignments.requests(self._stage),
+            self._coordinator.replicas.set_of(self._stage).requests(),
             # One full stage is enough: the others pass on to it, or get from it.
             are_full=all(not full.isdisjoint(replica.instances) for replica in up),
         )
-        self._assignments.limit(self._stage, most, self._terminals)
+        self._coordinator.admission.limit(self._stage, most, self._terminals)
 
     def _full_instances(self) -> set[str]:
         """Those in which more requests wait than they have been seen to run at once."""
@@ -132,10 +131,11 @@ class Autoscaler:
             self._supervisor.retire(replicas[number])
 
     def _is_up(self, replica: SupervisedProcess) -> bool:
-        return self._assignments.are_up(replica.instances)
+        return self._coordinator.replicas.are_up(replica.instances)
 
     async def _remove_drained(self) -> None:
         for replica in self._supervisor.replicas(self._group).values():
             if replica.is_leaving and self._coordinator.is_drained(replica.instances):
-                self._assignments.limit(self._stage, None, self._terminals)  # None is set during the wait.
+                # No limit is set while this waits for the replica.
+                self._coordinator.admission.limit(self._stage, None, self._terminals)
                 await self._supervisor.remove(replica)

@@ -143,7 +143,7 @@ class MultiProcessPipelineRunner:
             await self._shut_down(leave_s=0.0)
             raise
         supervisor = self._supervisor
-        watchdog = Watchdog(self.config.watchdog, lambda: supervisor.processes, self._coordinator.assignments)
+        watchdog = Watchdog(self.config.watchdog, lambda: supervisor.processes, self._coordinator.replicas)
         self._watching = [
             asyncio.create_task(watchdog.run(), name="watchdog"),
             *(asyncio.create_task(scaler.run()) for scaler in self._autoscalers(planned, supervisor)),

@@ -198,19 +198,19 @@ class Supervisor:
     def retire(self, replica: SupervisedProcess) -> None:
         """Give a replica no more requests. ``remove`` it when it has none, or ``recall`` it before."""
         replica.is_leaving = True
-        self._coordinator.assignments.retire(replica.instances)
+        self._coordinator.replicas.retire(replica.instances)
 
     def recall(self, replica: SupervisedProcess) -> None:
         """Give a replica requests again."""
         replica.is_leaving = False
-        self._coordinator.assignments.readmit(replica.instances)
+        self._coordinator.replicas.readmit(replica.instances)
 
     async def remove(self, replica: SupervisedProcess) -> None:
         """Have a replica leave that has no requests, and return when its processes have ended."""
         supervision = self._tasks.pop(replica)
         supervision.cancel()
         await asyncio.wait({supervision})
-        if self._coordinator.assignments.are_up(replica.instances):
+        if self._coordinator.replicas.are_up(replica.instances):
             try:
                 async with asyncio.timeout(LEAVE_S):
                     await self._coordinator.shutdown_stages(replica.instances)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from sglang_omni.config import WatchdogConfig
-from sglang_omni.pipeline.coordinator.replicas import Assignments
+from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.supervisor import SupervisedProcess
 
@@ -37,19 +37,19 @@ class Watchdog:
     Args:
         config: The limits.
         processes: Returns the processes to look at now.
-        assignments: Is told which instances do not answer.
+        replicas: Is told which instances do not answer.
     """
 
     def __init__(
         self,
         config: WatchdogConfig,
         processes: Callable[[], Sequence[SupervisedProcess]],
-        assignments: Assignments,
+        replicas: ReplicaTable,
     ) -> None:
         self._config = config
         self._processes = processes
-        self._assignments = assignments
-        assignments.unhealthy_after = config.unhealthy_after
+        self._replicas = replicas
+        replicas.unhealthy_after = config.unhealthy_after
         self._ended_for_failing: dict[SupervisedProcess, deque[float]] = {}
 
     async def run(self) -> None:
@@ -74,14 +74,14 @@ class Watchdog:
                     *(process.name, process.pid, fault),
                 )
                 supervised.end(process, fault)
-                self._assignments.mark_hung(supervised.instances, f"{fault}; it is being ended")
+                self._replicas.mark_hung(supervised.instances, f"{fault}; it is being ended")
                 return
         silent = max(supervised.processes, key=lambda process: process.vitals.silent_s)
         if silent.vitals.silent_s > self._config.unhealthy_after:
             fault = _silence(silent)
-            if self._assignments.mark_hung(supervised.instances, fault):
+            if self._replicas.mark_hung(supervised.instances, fault):
                 logger.warning("Process %r (pid %d) %s", silent.name, silent.pid, fault)
-        elif self._assignments.clear_hung(supervised.instances):
+        elif self._replicas.clear_hung(supervised.instances):
             logger.warning("Process %s answers again", supervised.name)
 
     def _fault(self, supervised: SupervisedProcess, process: LaunchedProcess) -> str | None:

@@ -1,8 +1,8 @@
-"""What the control plane needs of a socket: PUSH to one peer, PULL from many, whole messages in order.
+"""The interface of the sockets: a ``Sender`` pushes to one peer, a ``Receiver`` pulls from many, in order.
 
-Three kinds of sockets do that: ``local_push`` and ``local_pull`` on ``ipc://`` endpoints, ``tcp_push`` and
-``tcp_pull`` on ``tcp://``, and ``zmq_socket`` within a process. All of it belongs to the thread of the
-running loop.
+There are three pairs: ``ipc/push.py`` and ``ipc/pull.py`` for ``ipc://`` endpoints, ``tcp/push.py`` and
+``tcp/pull.py`` for ``tcp://``, and ``zmq_socket.py`` within a process. Each socket belongs to the event loop
+that runs when it is made.
 """
 
 from __future__ import annotations
@@ -10,17 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-# Messages taken from one connection before the loop's other work gets its turn.
-BATCH = 256
-# Messages on their way to one peer, from which on its senders wait.
-QUEUED_MESSAGES = 1000
-# How long the last messages may take to leave at close: they do, and a stop still takes seconds at most.
-LINGER_S = 0.5
-# Between two attempts to reach a peer. It may be on its way up, or come back on the same endpoint.
-FIRST_RETRY_S = 0.02
-LONGEST_RETRY_S = 0.5
-
-# Takes a message; False to get no more until ``resume``. Must not raise.
+# Takes a message; returns False to get no more until ``resume``. Must not raise.
 Deliver = Callable[[bytes], bool]
 
 
@@ -34,7 +24,7 @@ class ControlPlaneClosed(RuntimeError):
 class Receiver(Protocol):
     """Calls ``deliver`` with each message, in the order in which its sender sent it.
 
-    While it is paused it reads nothing, so that the senders' queues fill up and their ``send`` waits.
+    While it is paused it reads nothing, so the senders' queues fill up and their ``send`` waits.
     """
 
     @property
@@ -57,4 +47,4 @@ class Sender(Protocol):
         """Waits only while the peer's queue is full. Raises ControlPlaneClosed after ``close``."""
 
     def close(self) -> None:
-        """Takes no more messages; what is queued may still leave within ``LINGER_S``."""
+        """Takes no more messages; queued ones may still leave within ``LINGER_S``."""

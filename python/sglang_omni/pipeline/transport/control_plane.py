@@ -1,15 +1,13 @@
 """The control plane: PUSH/PULL sockets for work and results, PUB/SUB for aborts.
 
-The sockets are those of ``transport``: on ``ipc://`` endpoints work and results go through ones that the
-event loop drives itself (``local_push``, ``local_pull``); ``tcp://`` endpoints, and the aborts, are libzmq's.
-Who is to be reached from other hosts binds both kinds. All of it belongs to the thread of the running loop.
+The scheme of an endpoint decides its kind of socket: ``ipc://`` ones are driven by the event loop itself
+(``ipc/``), ``tcp://`` ones outlive a broken connection (``tcp/``), others are libzmq's. A process that other
+hosts reach binds both an ``ipc://`` and a ``tcp://`` endpoint.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -17,27 +15,18 @@ from typing import TypeVar
 import zmq
 
 from sglang_omni.pipeline.transport.base import ControlPlaneClosed, Deliver, Receiver, Sender
-from sglang_omni.pipeline.transport.ipc.address import SCHEME as LOCAL
-from sglang_omni.pipeline.transport.ipc.pull import PullSocket
-from sglang_omni.pipeline.transport.ipc.push import PushSocket
+from sglang_omni.pipeline.transport.ipc.address import SCHEME as IPC
+from sglang_omni.pipeline.transport.ipc.pull import IpcPullSocket
+from sglang_omni.pipeline.transport.ipc.push import IpcPushSocket
 from sglang_omni.pipeline.transport.keys import RunKeys
+from sglang_omni.pipeline.transport.messages import MessageReader, decode_message, encode_message
 from sglang_omni.pipeline.transport.publisher import Publisher
 from sglang_omni.pipeline.transport.tcp.pull import TcpPullSocket
 from sglang_omni.pipeline.transport.tcp.push import OnLost, TcpPushSocket
 from sglang_omni.pipeline.transport.tcp.sockets import SCHEME as TCP
 from sglang_omni.pipeline.transport.tcp.sockets import connect_tcp
 from sglang_omni.pipeline.transport.zmq_socket import ZmqReceiver, ZmqSender, zmq_socket
-from sglang_omni.proto import (
-    AbortMessage,
-    CompleteMessage,
-    DataReadyMessage,
-    Message,
-    ProgressMessage,
-    StatsMessage,
-    StreamMessage,
-    codec,
-    parse_message,
-)
+from sglang_omni.proto import AbortMessage, Message
 
 __all__ = [
     "ControlPlaneClosed",
@@ -49,33 +38,16 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Messages read but not yet asked for; beyond it they stay in the sockets' queues, which stops the senders.
-_READ_AHEAD = 2048
-
 _T = TypeVar("_T")
 
-# Called with the stage a message was for, the message, which may not have arrived there, and why. Must not
-# raise.
+# Called with a stage's name, a message to it that may not have arrived, and why. Must not raise.
 Lost = Callable[[str, Message, str], None]
 
 
-def encode_message(message: Message) -> bytes:
-    """Raises TypeError or ValueError, naming the path, where the message holds what cannot be encoded."""
-    return codec.pack(message.to_dict())
-
-
-def decode_message(frame: bytes, *, trusted: bool = False) -> Message:
-    """The message in ``frame``; ``trusted`` where it comes from a process of this host and user.
-
-    Raises ValueError where it is not a message of a known type.
-    """
-    return parse_message(codec.unpack(frame, trusted=trusted))
-
-
-def _bind(endpoint: str, keys: RunKeys | None, deliver: Deliver) -> Receiver:
-    """A socket that receives at ``endpoint``. Raises ValueError, OSError or zmq.ZMQError where none can."""
-    if endpoint.startswith(LOCAL):
-        return PullSocket(endpoint, deliver)
+def _bind(keys: RunKeys | None, endpoint: str, deliver: Deliver) -> Receiver:
+    """A socket that receives at ``endpoint``. Raises ValueError, OSError or zmq.ZMQError if it cannot."""
+    if endpoint.startswith(IPC):
+        return IpcPullSocket(endpoint, deliver)
     if endpoint.startswith(TCP):
         return TcpPullSocket(endpoint, keys, deliver)
     socket = zmq_socket(zmq.PULL)
@@ -83,14 +55,14 @@ def _bind(endpoint: str, keys: RunKeys | None, deliver: Deliver) -> Receiver:
     return ZmqReceiver(socket, deliver)
 
 
-def _connect(endpoint: str, keys: RunKeys | None, on_lost: OnLost | None) -> Sender:
-    """A socket that sends to ``endpoint``, whether anybody is there yet or not."""
-    if endpoint.startswith(LOCAL):
-        return PushSocket(endpoint)
+def _connect(keys: RunKeys | None, endpoint: str, on_lost: OnLost | None = None) -> Sender:
+    """A socket that sends to ``endpoint``, whether its peer is there yet or not."""
+    if endpoint.startswith(IPC):
+        return IpcPushSocket(endpoint)
     return TcpPushSocket(endpoint, keys, on_lost) if endpoint.startswith(TCP) else ZmqSender(endpoint)
 
 
-def _subscribe(endpoint: str, keys: RunKeys | None, deliver: Deliver) -> Receiver:
+def _subscribe(keys: RunKeys | None, endpoint: str, deliver: Deliver) -> Receiver:
     socket = zmq_socket(zmq.SUB)
     socket.subscribe(b"")
     if endpoint.startswith(TCP):
@@ -100,113 +72,8 @@ def _subscribe(endpoint: str, keys: RunKeys | None, deliver: Deliver) -> Receive
     return ZmqReceiver(socket, deliver)
 
 
-def _tcp_wildcard(host: str) -> str:
-    return f"{TCP}[{host}]:*" if ":" in host else f"{TCP}{host}:*"
-
-
-class _Inbox:
-    """Decodes what its sockets receive: those of ``tcp://`` endpoints are not trusted.
-
-    Messages go to the handler of ``deliver_to`` as they come, or wait for ``recv``, of which one may be
-    pending at a time. All sockets are paused while either has taken enough.
-
-    Args:
-        endpoints: Where it receives.
-        open_socket: Makes the socket of an endpoint, which is to call the function it is given with each
-            message.
-    """
-
-    def __init__(self, endpoints: list[str], open_socket: Callable[[str, Deliver], Receiver]) -> None:
-        self._messages: deque[Message] = deque()
-        self._handler: Callable[[Message], bool] | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._paused = False
-        self._closed = False
-        self._sockets: deque[Receiver] = deque()
-        try:
-            for endpoint in endpoints:
-                trusted = not endpoint.startswith(TCP)
-                self._sockets.append(open_socket(endpoint, partial(self._take, trusted)))
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def endpoints(self) -> list[str]:
-        """Where its sockets are, each with its port."""
-        return [socket.endpoint for socket in self._sockets]
-
-    async def recv(self) -> Message:
-        while not self._messages:
-            if self._closed:
-                raise ControlPlaneClosed
-            if self._paused:
-                self._go_on()
-                continue
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._messages.popleft()
-
-    def deliver_to(self, handler: Callable[[Message], bool]) -> None:
-        """Hands over each message at once. ``handler`` returns False to get no more until ``resume``."""
-        self._handler = handler
-        self.resume()
-
-    def resume(self) -> None:
-        if self._handler is not None:
-            while self._messages:
-                if not self._handler(self._messages.popleft()):
-                    self._pause()
-                    return
-        self._go_on()
-
-    def close(self) -> None:
-        self._closed = True
-        for socket in self._sockets:
-            socket.close()
-        self._wake()
-
-    def _go_on(self) -> None:
-        self._paused = False
-        # Whoever goes first may take all the room there is.
-        self._sockets.rotate()
-        for socket in tuple(self._sockets):
-            if not self._paused:
-                socket.resume()
-
-    def _pause(self) -> None:
-        self._paused = True
-        for socket in self._sockets:
-            socket.pause()
-
-    def _take(self, trusted: bool, frame: bytes) -> bool:
-        try:
-            message = decode_message(frame, trusted=trusted)
-        except ValueError as exc:  # One malformed message does not stop a stage.
-            logger.warning("Dropped a malformed message of %d bytes: %s", len(frame), exc)
-            return True
-        if not trusted and isinstance(message, DataReadyMessage):
-            message.trusted = False
-        if self._handler is not None:
-            goes_on = self._handler(message)
-        else:
-            self._messages.append(message)
-            self._wake()
-            goes_on = len(self._messages) < _READ_AHEAD
-        if not goes_on:
-            self._pause()
-        return goes_on
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-
-class _Outbox:
-    """A sender for each stage that is sent to."""
+class _PeerSenders:
+    """The sockets to the stages, each opened when something is first sent to its stage."""
 
     def __init__(self, keys: RunKeys | None) -> None:
         self._keys = keys
@@ -216,7 +83,7 @@ class _Outbox:
     async def send(self, target: str, endpoint: str, message: Message) -> None:
         sender = self._senders.get(target)
         if sender is None:
-            sender = _connect(endpoint, self._keys, partial(self._lose, target))
+            sender = _connect(self._keys, endpoint, partial(self._lose, target))
             self._senders[target] = sender
         await sender.send(encode_message(message))
 
@@ -235,16 +102,82 @@ class _Outbox:
             sender.close()
 
 
-class StageControlPlane:
+class _ControlPlane:
+    """The part that both control planes share: messages in from any peer, messages out to stages."""
+
+    def __init__(self, owner: str, endpoint: str, host_address: str | None, keys: RunKeys | None) -> None:
+        self.host_address = host_address
+        self._owner = owner
+        self._endpoint = endpoint
+        self._keys = keys
+        self._reader: MessageReader | None = None
+        self._stages = _PeerSenders(keys)
+
+    async def recv(self) -> Message:
+        """The next message. Raises ControlPlaneClosed after ``close``."""
+        return await self._started(self._reader).recv()
+
+    def deliver_to(self, handler: Callable[[Message], bool]) -> None:
+        """Hands every message to ``handler``, in the event loop, in place of ``recv``.
+
+        ``handler`` must not raise. It returns False to get no more until ``resume``.
+        """
+        self._started(self._reader).deliver_to(handler)
+
+    def resume(self) -> None:
+        """Goes on delivering after the handler of ``deliver_to`` returned False."""
+        self._started(self._reader).resume()
+
+    async def send_to_stage(self, target: str, endpoint: str, message: Message) -> None:
+        """Sends to a stage.
+
+        Args:
+            target: The stage's instance.
+            endpoint: Where it receives; used for the first message, and by ``move`` changed later.
+            message: For it.
+        """
+        await self._stages.send(target, endpoint, message)
+
+    def move(self, target: str, endpoint: str) -> None:
+        """Sends to this stage at another ``tcp://`` endpoint from now on; an ``ipc://`` one stays."""
+        self._stages.move(target, endpoint)
+
+    def on_lost(self, lost: Lost) -> None:
+        """Reports messages to stages that may not have arrived; ``tcp/link.py`` says which those are."""
+        self._stages.on_lost = lost
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._stages.close()
+
+    def _host_endpoints(self) -> list[str]:
+        """Where to bind for peers on other hosts; the system picks the port."""
+        host = self.host_address
+        if not host:
+            return []
+        return [f"{TCP}[{host}]:*" if ":" in host else f"{TCP}{host}:*"]
+
+    def _start_reader(self) -> None:
+        endpoints = [self._endpoint, *self._host_endpoints()]
+        self._reader = MessageReader(endpoints, partial(_bind, self._keys))
+
+    def _started(self, part: _T | None) -> _T:
+        if part is None:
+            raise RuntimeError(f"the control plane of {self._owner} is not started")
+        return part
+
+
+class StageControlPlane(_ControlPlane):
     """A stage's sockets: work in, work on to other stages, results to the coordinator, aborts in.
 
     Args:
-        name: The stage's name, for messages about it.
-        recv_endpoint: Where this stage receives work; it binds it.
+        name: The stage's name, for error messages.
+        recv_endpoint: Where this stage receives work; bound by ``start``.
         coordinator_endpoint: Where the coordinator receives results.
         abort_endpoint: Where the coordinator publishes aborts.
-        host_address: The address of this host at which it is to be reached from others too.
-        keys: What ``tcp://`` sockets talk with; needed where there are any.
+        host_address: The address of this host at which other hosts reach the stage, if they do.
+        keys: The run's keys; needed for ``tcp://`` sockets.
     """
 
     def __init__(
@@ -257,52 +190,27 @@ class StageControlPlane:
         host_address: str | None = None,
         keys: RunKeys | None = None,
     ) -> None:
+        super().__init__(f"stage {name!r}", recv_endpoint, host_address, keys)
         self.name = name
         self.recv_endpoint = recv_endpoint
         self.coordinator_endpoint = coordinator_endpoint
         self.abort_endpoint = abort_endpoint
-        self.host_address = host_address
-        self._keys = keys
-        self._work: _Inbox | None = None
-        self._aborts: _Inbox | None = None
+        self._aborts: MessageReader | None = None
         self._coordinator: Sender | None = None
-        self._others = _Outbox(keys)
 
     @property
     def tcp_endpoint(self) -> str | None:
-        """Where other hosts reach it; None before ``start``, and where they cannot."""
-        bound = self._work.endpoints if self._work is not None else []
+        """Where other hosts reach the stage; None before ``start``, or if they cannot."""
+        bound = self._reader.endpoints if self._reader is not None else []
         return next((endpoint for endpoint in reversed(bound) if endpoint.startswith(TCP)), None)
 
     async def start(self) -> None:
-        """Binds and connects. Raises ValueError, OSError or zmq.ZMQError where an endpoint cannot be used."""
-        if self._work is not None:
+        """Binds and connects. Raises ValueError, OSError or zmq.ZMQError if an endpoint cannot be used."""
+        if self._reader is not None:
             return
-        endpoints = [self.recv_endpoint, *([_tcp_wildcard(self.host_address)] if self.host_address else [])]
-        self._work = _Inbox(endpoints, lambda endpoint, deliver: _bind(endpoint, self._keys, deliver))
-        self._aborts = _Inbox(
-            [self.abort_endpoint], lambda endpoint, deliver: _subscribe(endpoint, self._keys, deliver)
-        )
-        self._coordinator = _connect(self.coordinator_endpoint, self._keys, None)
-
-    async def recv(self) -> Message:
-        """The next message for this stage. Raises ControlPlaneClosed after ``close``."""
-        return await self._started(self._work).recv()
-
-    def deliver_to(self, handler: Callable[[Message], bool]) -> None:
-        """Hands every message for this stage to ``handler``, in the loop, in place of ``recv``.
-
-        ``handler`` must not raise. It returns False to get no more until ``resume``.
-        """
-        self._started(self._work).deliver_to(handler)
-
-    def resume(self) -> None:
-        """Goes on delivering after the handler of ``deliver_to`` returned False."""
-        self._started(self._work).resume()
-
-    def on_lost(self, lost: Lost) -> None:
-        """Has messages to other stages that may not have arrived reported; see ``transport.tcp_link``."""
-        self._others.on_lost = lost
+        self._start_reader()
+        self._aborts = MessageReader([self.abort_endpoint], partial(_subscribe, self._keys))
+        self._coordinator = _connect(self._keys, self.coordinator_endpoint)
 
     async def recv_abort(self) -> AbortMessage:
         """The next abort. Raises ControlPlaneClosed after ``close``."""
@@ -312,52 +220,30 @@ class StageControlPlane:
                 return message
             logger.warning("Stage %s: dropped a %s message among aborts", self.name, message.type)
 
-    async def send_to_stage(self, target: str, endpoint: str, message: Message) -> None:
-        """Sends to a stage; ``endpoint`` says where it is until ``move`` says otherwise."""
-        self._started(self._work)
-        await self._others.send(target, endpoint, message)
+    async def send_complete(self, message: Message) -> None:
+        """Sends a message to the coordinator, of whatever type; waits while it is far behind."""
+        await self._started(self._coordinator).send(encode_message(message))
 
-    def move(self, target: str, endpoint: str) -> None:
-        """What is sent to this stage over ``tcp://`` goes to another endpoint from now on."""
-        self._others.move(target, endpoint)
-
-    async def send_complete(self, message: CompleteMessage) -> None:
-        await self._to_coordinator().send(encode_message(message))
-
-    async def send_stream(self, message: StreamMessage) -> None:
-        await self._to_coordinator().send(encode_message(message))
-
-    async def send_progress(self, message: ProgressMessage) -> None:
-        await self._to_coordinator().send(encode_message(message))
-
-    async def send_stats(self, message: StatsMessage) -> None:
-        await self._to_coordinator().send(encode_message(message))
+    # One method under the names that existing code uses, by what the message is.
+    send_stream = send_progress = send_stats = send_complete
 
     def close(self) -> None:
-        for reader in (self._work, self._aborts):
-            if reader is not None:
-                reader.close()
+        """Closes all sockets; what was sent may still leave within ``LINGER_S``."""
+        if self._aborts is not None:
+            self._aborts.close()
         if self._coordinator is not None:
             self._coordinator.close()
-        self._others.close()
-
-    def _to_coordinator(self) -> Sender:
-        return self._started(self._coordinator)
-
-    def _started(self, part: _T | None) -> _T:
-        if part is None:
-            raise RuntimeError(f"the control plane of stage {self.name!r} is not started")
-        return part
+        super().close()
 
 
-class CoordinatorControlPlane:
+class CoordinatorControlPlane(_ControlPlane):
     """The coordinator's sockets: results in, work to stages, aborts to every stage.
 
     Args:
-        completion_endpoint: Where stages send results, stream chunks and progress; bound here.
-        abort_endpoint: Where aborts are published; bound here.
-        host_address: The address of this host at which both are to be reached from others too.
-        keys: What ``tcp://`` sockets talk with; needed where there are any.
+        completion_endpoint: Where stages send results, stream chunks and progress; bound by ``start``.
+        abort_endpoint: Where aborts are published; bound by ``start``.
+        host_address: The address of this host at which other hosts reach both, if they do.
+        keys: The run's keys; needed for ``tcp://`` sockets.
     """
 
     def __init__(
@@ -368,70 +254,38 @@ class CoordinatorControlPlane:
         host_address: str | None = None,
         keys: RunKeys | None = None,
     ) -> None:
+        super().__init__("the coordinator", completion_endpoint, host_address, keys)
         self.completion_endpoint = completion_endpoint
         self.abort_endpoint = abort_endpoint
-        self.host_address = host_address
-        self._keys = keys
-        self._results: _Inbox | None = None
         self._publishers: list[Publisher] = []
-        self._stages = _Outbox(keys)
 
     @property
     def tcp_endpoints(self) -> dict[str, str]:
-        """``"completion"`` and ``"abort"`` -> where other hosts reach it; empty where they cannot."""
-        if self._results is None:
+        """``"completion"`` and ``"abort"`` -> where other hosts reach it; empty if they cannot."""
+        if self._reader is None:
             return {}
         bound = {
-            "completion": self._results.endpoints,
+            "completion": self._reader.endpoints,
             "abort": [publisher.endpoint for publisher in self._publishers],
         }
         return {key: it for key, endpoints in bound.items() for it in endpoints if it.startswith(TCP)}
 
     async def start(self) -> None:
-        """Binds. Raises ValueError, OSError or zmq.ZMQError where an endpoint cannot be used."""
-        if self._results is not None:
+        """Binds. Raises ValueError, OSError or zmq.ZMQError if an endpoint cannot be used."""
+        if self._reader is not None:
             return
-        also = [_tcp_wildcard(self.host_address)] if self.host_address else []
-        self._results = _Inbox(
-            [self.completion_endpoint, *also],
-            lambda endpoint, deliver: _bind(endpoint, self._keys, deliver),
-        )
-        for endpoint in (self.abort_endpoint, *also):
+        self._start_reader()
+        for endpoint in (self.abort_endpoint, *self._host_endpoints()):
             self._publishers.append(Publisher(endpoint, self._keys))
 
-    async def recv(self) -> Message:
-        """The next message of a stage. Raises ControlPlaneClosed after ``close``."""
-        if self._results is None:
-            raise RuntimeError("the coordinator's control plane is not started")
-        return await self._results.recv()
-
-    def deliver_to(self, handler: Callable[[Message], bool]) -> None:
-        """As ``StageControlPlane.deliver_to``."""
-        if self._results is None:
-            raise RuntimeError("the coordinator's control plane is not started")
-        self._results.deliver_to(handler)
-
-    def on_lost(self, lost: Lost) -> None:
-        """As ``StageControlPlane.on_lost``."""
-        self._stages.on_lost = lost
-
-    async def send_to_stage(self, target: str, endpoint: str, message: Message) -> None:
-        """As ``StageControlPlane.send_to_stage``."""
-        await self._stages.send(target, endpoint, message)
-
-    def move(self, target: str, endpoint: str) -> None:
-        """As ``StageControlPlane.move``."""
-        self._stages.move(target, endpoint)
-
     def broadcast_abort(self, message: AbortMessage) -> None:
-        """Tells every stage, and repeats it to those that connect later; never blocks."""
+        """Sends to every stage, and again to those that connect later; never blocks."""
         frame = encode_message(message)
         for publisher in self._publishers:
             publisher.send(frame)
 
     def close(self) -> None:
-        if self._results is not None:
-            self._results.close()
+        """Closes all sockets; what was sent may still leave within ``LINGER_S``."""
+        super().close()
         for publisher in self._publishers:
             publisher.close()
-        self._stages.close()

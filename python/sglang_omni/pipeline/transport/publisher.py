@@ -8,14 +8,10 @@ from collections import deque
 import zmq
 
 from sglang_omni.pipeline.transport.keys import RunKeys
+from sglang_omni.pipeline.transport.limits import QUEUED_ABORTS, REMEMBERED_ABORTS
 from sglang_omni.pipeline.transport.monitor import RefusalLog
 from sglang_omni.pipeline.transport.tcp.sockets import SCHEME, bind_tcp
 from sglang_omni.pipeline.transport.zmq_socket import state_fd, zmq_socket
-
-# Messages on their way to one subscriber; what does not fit is lost.
-_QUEUED = 100_000
-# Messages repeated to one that subscribes late, e.g. after a restart.
-_REMEMBERED = 4096
 
 
 class Publisher:
@@ -30,11 +26,11 @@ class Publisher:
     """
 
     def __init__(self, endpoint: str, keys: RunKeys | None) -> None:
-        self._recent: deque[bytes] = deque(maxlen=_REMEMBERED)
+        self._recent: deque[bytes] = deque(maxlen=REMEMBERED_ABORTS)
         # XPUB is PUB that also reports subscriptions, all of them in verbose mode.
         self._socket = zmq_socket(zmq.XPUB)
         self._socket.setsockopt(zmq.XPUB_VERBOSE, 1)
-        self._socket.setsockopt(zmq.SNDHWM, _QUEUED)
+        self._socket.setsockopt(zmq.SNDHWM, QUEUED_ABORTS)
         self.endpoint = endpoint
         self._refusals: RefusalLog | None = None
         try:

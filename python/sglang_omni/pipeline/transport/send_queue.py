@@ -7,7 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from sglang_omni.pipeline.transport.base import LINGER_S, ControlPlaneClosed
+from sglang_omni.pipeline.transport.base import ControlPlaneClosed
+from sglang_omni.pipeline.transport.limits import LINGER_S
 
 _T = TypeVar("_T")
 

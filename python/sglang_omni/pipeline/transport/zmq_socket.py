@@ -10,14 +10,13 @@ import asyncio
 
 import zmq
 
-from sglang_omni.pipeline.transport.base import (
+from sglang_omni.pipeline.transport.base import ControlPlaneClosed, Deliver
+from sglang_omni.pipeline.transport.limits import (
     BATCH,
     FIRST_RETRY_S,
     LINGER_S,
     LONGEST_RETRY_S,
     QUEUED_MESSAGES,
-    ControlPlaneClosed,
-    Deliver,
 )
 
 

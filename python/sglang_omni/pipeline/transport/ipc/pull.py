@@ -9,9 +9,10 @@ import socket
 import stat
 from collections import deque
 
-from sglang_omni.pipeline.transport.base import BATCH, Deliver
+from sglang_omni.pipeline.transport.base import Deliver
 from sglang_omni.pipeline.transport.ipc.address import socket_path
 from sglang_omni.pipeline.transport.ipc.zmtp import Parser, ZmtpError, opening
+from sglang_omni.pipeline.transport.limits import BATCH
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ _ACCEPT_PAUSE_S = 0.25
 
 
 class _Peer:
-    """A connection somebody made to a PullSocket."""
+    """A connection somebody made to an IpcPullSocket."""
 
     __slots__ = ("is_due", "parser", "sock", "watched")
 
@@ -36,7 +37,7 @@ class _Peer:
         self.is_due = False
 
 
-class PullSocket:
+class IpcPullSocket:
     """Binds ``endpoint`` and delivers what its peers send; a ``Receiver``.
 
     Every peer that has sent something gets its turn, at most a batch of messages at a time. A peer that

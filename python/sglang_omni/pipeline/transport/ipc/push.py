@@ -8,20 +8,19 @@ import socket
 from collections import deque
 from itertools import islice
 
-from sglang_omni.pipeline.transport.base import (
-    FIRST_RETRY_S,
-    LONGEST_RETRY_S,
-    QUEUED_MESSAGES,
-    ControlPlaneClosed,
-)
+from sglang_omni.pipeline.transport.base import ControlPlaneClosed
 from sglang_omni.pipeline.transport.ipc.address import socket_path
 from sglang_omni.pipeline.transport.ipc.zmtp import Parser, ZmtpError, frame_header, opening
+from sglang_omni.pipeline.transport.limits import (
+    FIRST_RETRY_S,
+    LONGEST_RETRY_S,
+    QUEUED_BYTES,
+    QUEUED_MESSAGES,
+)
 from sglang_omni.pipeline.transport.send_queue import Linger, WaitingSenders
 
 logger = logging.getLogger(__name__)
 
-# Bytes on their way to the peer, from which on its senders wait; one message may be larger.
-_QUEUED_BYTES = 16 << 20
 # Frames written at a time, well below what the kernel takes.
 _WRITE_FRAMES = 64
 # A peer that is not there, or busy being born.
@@ -31,7 +30,7 @@ _NOT_THERE = (FileNotFoundError, ConnectionRefusedError, BlockingIOError)
 _Frame = tuple[bytes, bytes]
 
 
-class PushSocket:
+class IpcPushSocket:
     """Connects to ``endpoint`` and sends; a ``Sender``.
 
     While the peer is away messages are queued, and attempts to reach it go on. Once it is back all that
@@ -188,7 +187,7 @@ class PushSocket:
     # --- messages ---------------------------------------------------------------------------------
 
     def _has_room(self) -> bool:
-        return len(self._queue) < QUEUED_MESSAGES and self._queued_bytes < _QUEUED_BYTES
+        return len(self._queue) < QUEUED_MESSAGES and self._queued_bytes < QUEUED_BYTES
 
     def _enqueue(self, frame: _Frame) -> None:
         self._queue.append(frame)

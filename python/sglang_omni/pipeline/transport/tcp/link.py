@@ -28,16 +28,6 @@ from __future__ import annotations
 
 import struct
 
-from sglang_omni.pipeline.transport.base import QUEUED_MESSAGES
-
-# Messages confirmed together, a part of those that may be under way, so that the sender need not wait.
-CONFIRM_EVERY = QUEUED_MESSAGES // 4
-# Fewer are confirmed after that time.
-CONFIRM_S = 0.02
-# A peer that is away for so long fails the messages that wait for it. Above what a restarted process or a
-# link that is back needs, and below the patience of a caller.
-UNREACHABLE_S = 30.0
-
 # The sender's name, the number of its first message, and of the first that it never sent.
 HELLO = struct.Struct("!6s16sQQ")
 HELLO_MAGIC = b"omni/1"

@@ -8,12 +8,11 @@ import secrets
 
 import zmq
 
-from sglang_omni.pipeline.transport.base import QUEUED_MESSAGES, Deliver
+from sglang_omni.pipeline.transport.base import Deliver
 from sglang_omni.pipeline.transport.keys import RunKeys
+from sglang_omni.pipeline.transport.limits import CONFIRM_EVERY, CONFIRM_S, QUEUED_MESSAGES
 from sglang_omni.pipeline.transport.monitor import RefusalLog
 from sglang_omni.pipeline.transport.tcp.link import (
-    CONFIRM_EVERY,
-    CONFIRM_S,
     EXPECTS,
     HELLO,
     HELLO_MAGIC,

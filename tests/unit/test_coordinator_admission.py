@@ -1,4 +1,4 @@
-"""Requests that wait because the replicas there are have as many as they may have."""
+"""Admission: requests that wait for room in the replicas of a process, or for one that is up."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from coordinator_harness import Pipeline, pipelines, soon
 from waiting import until
 
-from sglang_omni.proto import RequestState
+from sglang_omni.pipeline.coordinator.admission import Admission
+from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
+from sglang_omni.proto import RequestState, Unavailable
 
 make = pytest.fixture(pipelines)
 TERMINALS = frozenset({"text"})
@@ -19,7 +21,7 @@ async def with_replicas(make: Any, limit: int | None, **options: Any) -> Pipelin
     pipeline = await make(terminal_stages=["text"], **options)
     for number in range(2):
         pipeline.coordinator.register_stage(f"audio@r{number}", "", process=f"audio@r{number}")
-    pipeline.coordinator.assignments.limit("audio", limit, TERMINALS)
+    pipeline.coordinator.admission.limit("audio", limit, TERMINALS)
     return pipeline
 
 
@@ -31,12 +33,12 @@ def states(pipeline: Pipeline, *names: str) -> list[RequestState | None]:
     return [pipeline.coordinator.request_state(name) for name in names]
 
 
-async def test_they_are_let_in_in_their_order_as_others_end(make: Any) -> None:
+async def test_requests_are_admitted_in_order_as_others_end(make: Any) -> None:
     pipeline = await with_replicas(make, limit=2)
     results = {name: pipeline.submit(name) for name in "abcde"}
     assert await names_of(pipeline, 2) == ["a", "b"]
     assert states(pipeline, *"cde") == [RequestState.PENDING] * 3
-    assert pipeline.coordinator.assignments.waiting("audio") == 3
+    assert pipeline.coordinator.admission.waiting("audio") == 3
     assert pipeline.coordinator.get_load()["pending"] == 3
     for ends, comes in zip("abc", "cde", strict=True):
         await pipeline.complete("text", ends, 1)
@@ -44,26 +46,26 @@ async def test_they_are_let_in_in_their_order_as_others_end(make: Any) -> None:
         # One that comes now goes behind those that wait.
         results[f"after {ends}"] = pipeline.submit(f"after {ends}")
         assert await names_of(pipeline, 1) == [comes]
-    pipeline.coordinator.assignments.limit("audio", None, TERMINALS)
+    pipeline.coordinator.admission.limit("audio", None, TERMINALS)
     assert await names_of(pipeline, 3) == ["after a", "after b", "after c"]
-    assert pipeline.coordinator.assignments.waiting("audio") == 0
-    assert not pipeline.coordinator.assignments.must_wait(TERMINALS)
+    assert pipeline.coordinator.admission.waiting("audio") == 0
+    assert not pipeline.coordinator.admission.must_wait(TERMINALS)
 
 
-async def test_they_go_to_the_replica_that_has_come(make: Any) -> None:
+async def test_waiting_requests_go_to_the_replica_that_is_added(make: Any) -> None:
     pipeline = await with_replicas(make, limit=4)
     pipeline.coordinator.stage_down(["audio@r1"], "not there yet")
     for name in "abcdefgh":
         pipeline.submit(name)
     assert await names_of(pipeline, 4) == list("abcd")
     pipeline.coordinator.stage_up(["audio@r1"])
-    pipeline.coordinator.assignments.limit("audio", None, TERMINALS)
+    pipeline.coordinator.admission.limit("audio", None, TERMINALS)
     messages = [await pipeline.submitted() for _ in range(4)]
     assert [message.request_id for message in messages] == list("efgh")
     assert [message.replicas for message in messages] == [{"audio": 1}] * 4
 
 
-async def test_one_that_is_aborted_or_left_gives_its_turn_to_the_next(make: Any) -> None:
+async def test_an_aborted_or_cancelled_request_gives_its_turn_to_the_next(make: Any) -> None:
     pipeline = await with_replicas(make, limit=1)
     results = {name: pipeline.submit(name) for name in "abcd"}
     assert await names_of(pipeline, 1) == ["a"]
@@ -72,42 +74,42 @@ async def test_one_that_is_aborted_or_left_gives_its_turn_to_the_next(make: Any)
     for name in "bc":
         with pytest.raises(asyncio.CancelledError):
             await soon(results[name])
-    assert pipeline.coordinator.assignments.waiting("audio") == 1
+    assert pipeline.coordinator.admission.waiting("audio") == 1
     # The turn comes and, before its request goes on, that is aborted.
     pipeline.submit("e")
-    await until(lambda: pipeline.coordinator.assignments.waiting("audio") == 2)
+    await until(lambda: pipeline.coordinator.admission.waiting("audio") == 2)
     await pipeline.coordinator.abort("a")
     await pipeline.coordinator.abort("d")
     assert await names_of(pipeline, 1) == ["e"]
-    assert pipeline.coordinator.assignments.requests("audio") == 1
+    assert pipeline.coordinator.replicas.set_of("audio").requests() == 1
 
 
-async def test_they_do_not_wait_for_room_where_no_replica_is_up(make: Any) -> None:
+async def test_requests_do_not_wait_for_room_if_no_replica_is_up(make: Any) -> None:
     pipeline = await with_replicas(make, limit=1, stage_down_timeout=0.05)
     pipeline.submit("a")
     waits = pipeline.submit("b")
     assert await names_of(pipeline, 1) == ["a"]
     pipeline.coordinator.stage_down(["audio@r0", "audio@r1"], "killed")
-    pipeline.coordinator.assignments.limit("audio", 1, TERMINALS)
+    pipeline.coordinator.admission.limit("audio", 1, TERMINALS)
     with pytest.raises(RuntimeError, match=r"still down after 0.05 s: killed"):
         await soon(waits)
 
 
-async def test_those_that_wait_for_any_replica_are_load_too(make: Any) -> None:
+async def test_requests_that_wait_for_a_replica_count_as_waiting(make: Any) -> None:
     pipeline = await with_replicas(make, limit=None)
-    assignments = pipeline.coordinator.assignments
+    admission = pipeline.coordinator.admission
     pipeline.coordinator.stage_down(["audio@r0", "audio@r1"], "killed")
     for name in "abc":
         pipeline.submit(name)
-    await until(lambda: assignments.waiting("audio") == 3)
+    await until(lambda: admission.waiting("audio") == 3)
     await pipeline.coordinator.abort("b")
-    await until(lambda: assignments.waiting("audio") == 2)
+    await until(lambda: admission.waiting("audio") == 2)
     pipeline.coordinator.stage_up(["audio@r1"])
     assert await names_of(pipeline, 2) == ["a", "c"]
-    assert assignments.waiting("audio") == 0
+    assert admission.waiting("audio") == 0
 
 
-async def test_they_fail_with_the_pipeline(make: Any) -> None:
+async def test_waiting_requests_fail_with_the_pipeline(make: Any) -> None:
     pipeline = await with_replicas(make, limit=1)
     results = [pipeline.submit(name) for name in "abc"]
     assert await names_of(pipeline, 1) == ["a"]
@@ -117,28 +119,28 @@ async def test_they_fail_with_the_pipeline(make: Any) -> None:
             await soon(result)
 
 
-async def test_a_process_that_is_full_holds_up_whoever_needs_another_one_too(make: Any) -> None:
+async def test_a_full_process_holds_up_requests_that_also_need_another(make: Any) -> None:
     pipeline = await with_replicas(make, limit=None)
     for number in range(2):
         pipeline.coordinator.register_stage(f"text@r{number}", "", process=f"text@r{number}")
-    assignments = pipeline.coordinator.assignments
-    assignments.limit("audio", 1, TERMINALS)
-    assignments.limit("text", 2, TERMINALS)
+    admission = pipeline.coordinator.admission
+    admission.limit("audio", 1, TERMINALS)
+    admission.limit("text", 2, TERMINALS)
     for name in "abc":
         pipeline.submit(name)
     assert await names_of(pipeline, 1) == ["a"]
-    assert (assignments.waiting("audio"), assignments.waiting("text")) == (2, 0)
-    assignments.limit("audio", None, TERMINALS)
+    assert (admission.waiting("audio"), admission.waiting("text")) == (2, 0)
+    admission.limit("audio", None, TERMINALS)
     assert await names_of(pipeline, 1) == ["b"]
-    assert (assignments.waiting("audio"), assignments.waiting("text")) == (0, 1)
+    assert (admission.waiting("audio"), admission.waiting("text")) == (0, 1)
 
 
-async def test_who_wants_no_answer_of_it_does_not_wait_for_it(make: Any) -> None:
+async def test_a_request_that_does_not_need_the_full_process_does_not_wait(make: Any) -> None:
     pipeline = await make(
         terminal_stages=["text", "audio"], terminal_stages_resolver=lambda request: request.inputs
     )
     pipeline.coordinator.register_stage("speak@r0", "", process="speak@r0")
-    pipeline.coordinator.assignments.limit("speak", 1, frozenset({"audio"}))
+    pipeline.coordinator.admission.limit("speak", 1, frozenset({"audio"}))
     for name, inputs in {"a": ["audio"], "b": ["audio"], "c": ["text"], "d": ["text", "audio"]}.items():
         pipeline.submit(name, inputs)
     assert await names_of(pipeline, 2) == ["a", "c"]
@@ -146,3 +148,35 @@ async def test_who_wants_no_answer_of_it_does_not_wait_for_it(make: Any) -> None
     await pipeline.coordinator.abort("a")
     await pipeline.coordinator.abort("c")
     assert await names_of(pipeline, 1) == ["b"]
+
+
+def two_replicas() -> ReplicaTable:
+    table = ReplicaTable()
+    for number in range(2):
+        table.add(f"a@r{number}", f"p@r{number}")
+    return table
+
+
+async def test_requests_go_on_when_one_replica_is_up() -> None:
+    table = two_replicas()
+    admission = Admission(table)
+    table.mark_down(["a@r0", "a@r1"], "killed")
+    never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    waits = asyncio.create_task(admission.wait_until_served(60, never))
+    await asyncio.sleep(0)
+    assert not waits.done()
+    table.mark_up(["a@r1"])
+    await asyncio.wait_for(waits, 60)
+    assert table.assign() == {"a": 1}
+
+
+async def test_waiting_for_a_replica_ends_after_the_timeout_or_with_the_request() -> None:
+    table = two_replicas()
+    admission = Admission(table)
+    table.mark_down(["a@r0", "a@r1"], "killed")
+    loop = asyncio.get_running_loop()
+    with pytest.raises(Unavailable, match=r"^stage 'a@r0', 'a@r1' still down after 0\.01 s: killed$"):
+        await admission.wait_until_served(0.01, loop.create_future())
+    given_up = loop.create_future()
+    given_up.set_result(None)
+    await asyncio.wait_for(admission.wait_until_served(3600, given_up), 60)

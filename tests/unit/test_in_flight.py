@@ -1,4 +1,4 @@
-"""Progress counting: sums that find the requests a dead stage took with it, whatever the order of reports."""
+"""The in-flight counts: they find the requests that a dead process held, whatever the order of reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sglang_omni.pipeline.coordinator.in_flight import ProgressCounters
+from sglang_omni.pipeline.coordinator.in_flight import InFlightCounts
 from sglang_omni.pipeline.stage.requests import ProgressReporter, RequestTable
 from sglang_omni.proto import ProgressMessage
 
@@ -20,7 +20,7 @@ ROUTE: dict[str, list[str | None]] = {
 }
 
 
-class Books:
+class Reports:
     """Every stage's reports of one request, in the order they were made."""
 
     def __init__(self) -> None:
@@ -46,30 +46,30 @@ class Books:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_the_sums_settle_whatever_the_order_of_reports(seed: int) -> None:
-    books = Books()
-    books.run()
-    counters = ProgressCounters()
+    pipeline = Reports()
+    pipeline.run()
+    counters = InFlightCounts()
     counters.track("r")
-    changes = [change for report in books.reports for change in report.changes]
-    changes += [("r", "entry", 1), ("r", "join", -1)]  # What the coordinator books itself.
+    changes = [change for report in pipeline.reports for change in report.changes]
+    changes += [("r", "entry", 1), ("r", "join", -1)]  # What the coordinator counts itself.
     random.Random(seed).shuffle(changes)
     for change in changes:
         counters.add(*change)
     assert counters.is_settled("r")
     assert counters.holders("r") == []
-    assert [report.spans for report in books.reports] == [[("r", 0.5, 0.25)]] * 4
+    assert [report.spans for report in pipeline.reports] == [[("r", 0.5, 0.25)]] * 4
 
 
 async def test_both_ends_of_a_hand_off_hold_it_until_it_is_received() -> None:
-    counters = ProgressCounters()
+    counters = InFlightCounts()
     counters.track("r")
     counters.add("r", "a", 1)
 
-    def book(message: ProgressMessage) -> None:
+    def count(message: ProgressMessage) -> None:
         for change in message.changes:
             counters.add(*change)
 
-    a, b = ProgressReporter("a", book), ProgressReporter("b", book)
+    a, b = ProgressReporter("a", count), ProgressReporter("b", count)
     a.received("r", None)
     a.handed_on("r", "b")
     a.finished("r", 1)
@@ -81,7 +81,7 @@ async def test_both_ends_of_a_hand_off_hold_it_until_it_is_received() -> None:
 
 
 async def test_a_receiver_holds_the_request_though_the_senders_report_died_with_it() -> None:
-    counters = ProgressCounters()
+    counters = InFlightCounts()
     counters.track("r")
     counters.add("r", "a", 1)
     b = ProgressReporter("b", lambda message: [counters.add(*change) for change in message.changes] and None)
@@ -92,7 +92,7 @@ async def test_a_receiver_holds_the_request_though_the_senders_report_died_with_
 
 
 def test_only_tracked_requests_are_counted() -> None:
-    counters = ProgressCounters()
+    counters = InFlightCounts()
     assert counters.add("ghost", "a", 1) == 0
     assert counters.held_by(["a"]) == []
     counters.track("r")
@@ -103,7 +103,7 @@ def test_only_tracked_requests_are_counted() -> None:
 
 
 async def test_a_stream_counts_once_however_many_chunks_it_has_and_late_ones_settle() -> None:
-    counters = ProgressCounters()
+    counters = InFlightCounts()
     counters.track("r")
     counters.add("r", "up", 2)
     table = RequestTable(ProgressReporter("s", lambda m: [counters.add(*c) for c in m.changes] and None))
@@ -113,9 +113,9 @@ async def test_a_stream_counts_once_however_many_chunks_it_has_and_late_ones_set
     table._progress.flush()
     assert counters.add("r", "s", 0) == 2
     assert counters.add("r", "up", 0) == 0
-    counters.add("r", "s", 2)  # What "up" booked when it handed the payload and the stream on.
+    counters.add("r", "s", 2)  # What "up" counted when it handed the payload and the stream on.
     table.finish("r")
-    counters.add("r", "late", 1)  # Another stage's stream comes only now: booked by it, as above,
+    counters.add("r", "late", 1)  # Another stage's stream comes only now: counted by it, as above,
     counters.add("r", "s", 1)
     for _ in range(2):
         assert table.receive_stream("r", "late") is None

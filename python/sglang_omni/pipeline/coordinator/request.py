@@ -1,0 +1,88 @@
+"""One request as the coordinator follows it, and the terminal stages whose results answer it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_omni.proto import OmniRequest, Replicas, RequestState, StageTime, StreamMessage
+
+# The request's owner, and the owner's name for it.
+OwnedId = tuple[str | None, str]
+
+# Messages for a caller that streams, last None.
+Chunks = asyncio.Queue[StreamMessage | None]
+TerminalStagesResolver = Callable[[OmniRequest], Sequence[str] | None]
+
+
+@dataclass(slots=True, eq=False)
+class TrackedRequest:
+    """One request from its submission until its caller is answered.
+
+    Attributes:
+        request_id: The owner's name for it, unique among the running requests of that owner.
+        wire_id: The stages' name for it, never used for another request.
+        terminals: The stages whose results make up its result; empty if the first result is that.
+        outcome: Its result, or the error it ended with.
+        chunks: The messages to its caller; None if the caller does not stream.
+        results: The results so far, by terminal stage.
+        streaming: Stages that have streamed to the caller and have not yet reported their end.
+        timings: Seconds in each stage that it has left.
+        replicas: The replica that serves it, by stage; None if no stage is replicated, or before it is sent.
+        owner: Whose request it is.
+    """
+
+    request_id: str
+    wire_id: str
+    terminals: frozenset[str]
+    outcome: asyncio.Future[Any]
+    chunks: Chunks | None
+    state: RequestState = RequestState.PENDING
+    results: dict[str, Any] = field(default_factory=dict)
+    streaming: set[str] = field(default_factory=set)
+    timings: dict[str, StageTime] = field(default_factory=dict)
+    replicas: Replicas = None
+    owner: str | None = None
+
+    @property
+    def name(self) -> OwnedId:
+        """Unique among all running requests."""
+        return self.owner, self.request_id
+
+    def add_time(self, stage: str, work: float, wait: float) -> None:
+        """Adds the seconds of one visit to ``stage``; a request may visit a stage more than once."""
+        time = self.timings.get(stage)
+        if time is None:
+            self.timings[stage] = {"work": work, "wait": wait}
+        else:
+            time["work"] += work
+            time["wait"] += wait
+
+
+def terminals_of(
+    request: OmniRequest | Any, allowed: frozenset[str], resolver: TerminalStagesResolver | None
+) -> frozenset[str]:
+    """The stages whose results make up this request's result.
+
+    Raises:
+        ValueError: ``resolver`` returned neither a non-empty subset of ``allowed`` nor None (all of them).
+    """
+    if resolver is None:
+        return allowed
+    names = resolver(request if isinstance(request, OmniRequest) else OmniRequest(inputs=request))
+    if names is None:
+        return allowed
+    if isinstance(names, str) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(
+            f"terminal_stages_resolver must return a non-empty sequence of terminal stage names, or None "
+            f"for all of them; got {names!r}"
+        )
+    unknown = sorted(set(names) - allowed)
+    if unknown:
+        raise ValueError(
+            f"terminal_stages_resolver returned stages outside the static terminal stages: {unknown}; "
+            f"allowed: {sorted(allowed)}"
+        )
+    return frozenset(names)
