@@ -32,7 +32,7 @@ def admin_routes(server: Server) -> APIRouter:
     @router.get("/health")
     async def health() -> JSONResponse:
         """Whether requests are taken."""
-        state = _health(server)
+        state = server.client.health()
         # New requests wait for a stage that is being restarted; if that takes long, another server is better.
         serves = bool(state.get("running")) and not state.get("unserved_stages")
         return JSONResponse(
@@ -87,15 +87,15 @@ def admin_routes(server: Server) -> APIRouter:
                 "version": __version__,
                 "served_model_name": server.served_name,
                 "uptime_s": round(time.time() - server.started, 3),
-                "health": _health(server),
-                "load": _load(server),
+                "health": server.client.health(),
+                "load": server.coordinator.get_load(),
             }
         )
 
     @router.get("/get_load")
     async def get_load() -> JSONResponse:
         """Requests per state; running ones are what a router balances by."""
-        load = _load(server)
+        load = server.coordinator.get_load()
         waiting, running = load.get("pending", 0) + server.admission.waiting, load.get("running", 0)
         return JSONResponse({**load, "num_reqs": waiting + running, "num_waiting_reqs": waiting})
 
@@ -127,7 +127,7 @@ def admin_routes(server: Server) -> APIRouter:
     @router.post("/flush_cache")
     async def flush_cache() -> Response:
         """Forget cached prefixes that no running request uses."""
-        await server.client.flush_cache()
+        await server.coordinator.flush_cache()
         return PlainTextResponse("Cache flushed.\n")
 
     return router
@@ -153,10 +153,6 @@ async def _probe(server: Server) -> None:
     await server.client.completion(request, request_id=f"health-{new_request_id()}")
 
 
-def _health(server: Server) -> dict[str, Any]:
-    return server.client.health()
-
-
 def _status(server: Server, state: dict[str, Any]) -> str:
     """In a word, of a server that serves."""
     if state.get("down_stages") or state.get("hung_stages"):
@@ -170,14 +166,10 @@ def _limits(server: Server) -> dict[str, Any]:
     return {"limits": limits.as_dict()} if limits.max_running is not None else {}
 
 
-def _load(server: Server) -> dict[str, int]:
-    return getattr(server.client, "get_load", dict)()
-
-
 def _families(server: Server) -> Families:
-    load = _load(server)
-    stages: dict[str, int] = getattr(server.client, "stage_load", dict)()
-    state = _health(server)
+    coordinator = server.coordinator
+    load, stages = coordinator.get_load(), coordinator.stage_load()
+    state = server.client.health()
     families: Families = {
         "up": ("Whether requests are taken.", {(): float(bool(state.get("running")))}),
         "pipeline_requests": (
@@ -194,7 +186,7 @@ def _families(server: Server) -> Families:
         ),
     }
     families |= admission_families(server.admission)
-    families |= stage_families(getattr(server.client, "stage_stats", dict)())
+    families |= stage_families(coordinator.stage_stats())
     return {name: family for name, family in families.items() if family[1]}
 
 

@@ -14,6 +14,7 @@ from sglang_omni.config.nearest import nearest
 from sglang_omni.preprocessing.request_params import RequestParams, check_params
 from sglang_omni.serve.api.admission import Admission
 from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
+from sglang_omni.serve.api.coordinator import AdminCoordinator, admin_coordinator
 from sglang_omni.serve.api.metrics import Metrics
 from sglang_omni.serve.api.request_ids import RunningRequests
 from sglang_omni.serve.api.session import owner_of
@@ -66,6 +67,10 @@ class Server:
     running: RunningRequests = field(default_factory=RunningRequests)
     bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))
     started: float = field(default_factory=time.time)
+    coordinator: AdminCoordinator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.coordinator = admin_coordinator(self.client)
 
     @property
     def served_name(self) -> str:
