@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import Metric
 
 from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
 from sglang_omni.client.request_id import new_request_id
 from sglang_omni.serve.api.bodies import JsonRoute
-from sglang_omni.serve.api.metrics import CONTENT_TYPE, Families, admission_families, stage_families
+from sglang_omni.serve.api.metrics import CONTENT_TYPE, family, stage_families
 from sglang_omni.serve.api.protocol import AbortRequest
 from sglang_omni.serve.api.session import owner_of
 from sglang_omni.serve.api.state import Server
@@ -100,8 +102,8 @@ def admin_routes(server: Server) -> APIRouter:
         return JSONResponse({**load, "num_reqs": waiting + running, "num_waiting_reqs": waiting})
 
     @router.get("/metrics")
-    async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(server.metrics.render(_families(server)), media_type=CONTENT_TYPE)
+    async def metrics() -> Response:
+        return Response(server.metrics.render(_families(server)), media_type=CONTENT_TYPE)
 
     @router.post("/abort_request")
     async def abort_request(body: AbortRequest, request: Request) -> JSONResponse:
@@ -166,28 +168,25 @@ def _limits(server: Server) -> dict[str, Any]:
     return {"limits": limits.as_dict()} if limits.max_running is not None else {}
 
 
-def _families(server: Server) -> Families:
-    coordinator = server.coordinator
+def _families(server: Server) -> Iterable[Metric]:
+    coordinator, admission = server.coordinator, server.admission
     load, stages = coordinator.get_load(), coordinator.stage_load()
     state = server.client.health()
-    families: Families = {
-        "up": ("Whether requests are taken.", {(): float(bool(state.get("running")))}),
-        "pipeline_requests": (
-            "Requests by state: now for pending and running, since the start for the others.",
-            {(("state", name),): float(load[name]) for name in _STATES if name in load},
-        ),
-        "stage_requests": (
-            "Requests each stage holds now.",
-            {(("stage", name),): float(count) for name, count in stages.items()},
-        ),
-        "stages_down": (
-            "Stages that are being restarted.",
-            {(): float(len(state.get("down_stages") or ()))},
-        ),
-    }
-    families |= admission_families(server.admission)
-    families |= stage_families(coordinator.stage_stats())
-    return {name: family for name, family in families.items() if family[1]}
+    yield family("up", "Whether requests are taken.", bool(state.get("running")))
+    yield family(
+        "pipeline_requests",
+        "Requests by state: now for pending and running, since the start for the others.",
+        {name: load[name] for name in _STATES if name in load},
+        label="state",
+    )
+    yield family("stage_requests", "Requests each stage holds now.", stages, label="stage")
+    yield family("stages_down", "Stages that are being restarted.", len(state.get("down_stages") or ()))
+    yield family("requests_running", "Requests that have a place.", admission.running)
+    yield family("requests_waiting", "Requests that wait for a place.", admission.waiting)
+    yield family(
+        "requests_refused_total", "Requests refused with 429, by reason.", admission.refused, label="reason"
+    )
+    yield from stage_families(coordinator.stage_stats())
 
 
 def _model(server: Server) -> dict[str, Any]:

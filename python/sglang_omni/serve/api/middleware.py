@@ -85,11 +85,11 @@ class Count:
                 status = message["status"]
             await send(message)
 
-        self.metrics.in_flight += 1
+        self.metrics.in_flight.inc()
         try:
             await self.app(scope, receive, watched)
         finally:
-            self.metrics.in_flight -= 1
+            self.metrics.in_flight.dec()
             # Labels are routes, never what callers make up.
             path = getattr(scope.get("route"), "path", "other")
             self.metrics.request_done(path, status, time.monotonic() - started)
