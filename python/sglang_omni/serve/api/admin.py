@@ -18,8 +18,8 @@ from sglang_omni.serve.api.bodies import JsonRoute
 from sglang_omni.serve.api.metrics import CONTENT_TYPE, family, stage_families
 from sglang_omni.serve.api.protocol import AbortRequest
 from sglang_omni.serve.api.session import owner_of
-from sglang_omni.serve.api.state import Server
-from sglang_omni.serve.api.streaming import answer
+from sglang_omni.serve.api.state import AppState
+from sglang_omni.serve.api.streaming import until_disconnect
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _PROBE_TIMEOUT = 20.0
 _STATES = ("pending", "running", "completed", "failed", "aborted")
 
 
-def admin_routes(server: Server) -> APIRouter:
+def admin_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
     probing: asyncio.Task[None] | None = None
 
@@ -51,7 +51,7 @@ def admin_routes(server: Server) -> APIRouter:
         nonlocal probing
         if probing is None or probing.done():
             probing = asyncio.ensure_future(_probe(server))
-        await answer(request, _outcome(probing))
+        await until_disconnect(request.receive, _outcome(probing))
         return JSONResponse({"status": "healthy"})
 
     @router.get("/v1/models")
@@ -140,7 +140,7 @@ async def _outcome(task: asyncio.Task[None]) -> None:
     await asyncio.shield(task)
 
 
-async def _probe(server: Server) -> None:
+async def _probe(server: AppState) -> None:
     tasks = server.capabilities.tasks
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
     metadata = {"probe": True}
@@ -155,20 +155,20 @@ async def _probe(server: Server) -> None:
     await server.client.completion(request, request_id=f"health-{new_request_id()}")
 
 
-def _status(server: Server, state: dict[str, Any]) -> str:
+def _status(server: AppState, state: dict[str, Any]) -> str:
     """In a word, of a server that serves."""
     if state.get("down_stages") or state.get("hung_stages"):
         return "degraded"
     return "busy" if server.admission.is_full else "healthy"
 
 
-def _limits(server: Server) -> dict[str, Any]:
+def _limits(server: AppState) -> dict[str, Any]:
     """How many requests run and wait, if not any number: a fleet's router takes as many as its replicas."""
     limits = server.admission.limits
     return {"limits": limits.as_dict()} if limits.max_running is not None else {}
 
 
-def _families(server: Server) -> Iterable[Metric]:
+def _families(server: AppState) -> Iterable[Metric]:
     coordinator, admission = server.coordinator, server.admission
     load, stages = coordinator.get_load(), coordinator.stage_load()
     state = server.client.health()
@@ -189,7 +189,7 @@ def _families(server: Server) -> Iterable[Metric]:
     yield from stage_families(coordinator.stage_stats())
 
 
-def _model(server: Server) -> dict[str, Any]:
+def _model(server: AppState) -> dict[str, Any]:
     return {
         "id": server.served_name,
         "object": "model",
@@ -200,7 +200,7 @@ def _model(server: Server) -> dict[str, Any]:
     }
 
 
-def _model_path(server: Server) -> str:
+def _model_path(server: AppState) -> str:
     return server.info().get("model_path") or server.served_name
 
 

@@ -23,7 +23,7 @@ from sglang_omni.serve.api.middleware import BodyLimit, Count
 from sglang_omni.serve.api.page import page_routes
 from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.speech import speech_routes
-from sglang_omni.serve.api.state import Capabilities, Server
+from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.api.transcriptions import transcription_routes
 
 DEFAULT_MAX_BODY_SIZE = 64 * 2**20
@@ -54,7 +54,7 @@ def create_app(
         info: Gives further fields of ``/get_server_info``, when asked.
         access: The keys that are asked for; by default none.
     """
-    server = Server(
+    server = AppState(
         client=client,
         model_name=model_name,
         capabilities=capabilities or Capabilities(),

@@ -196,23 +196,3 @@ class ExtensionFields(ApiModel):
     timeout: Timeout | None = None
     request_id: RequestId | None = None
     timings: bool = False
-    _session_id: str | None = None
-    _owner: str | None = None
-
-    @property
-    def session_id(self) -> str | None:
-        """No field of a body: the route sets it to what ``session_key`` has found."""
-        return self._session_id
-
-    @session_id.setter
-    def session_id(self, key: str | None) -> None:
-        self._session_id = key
-
-    @property
-    def owner(self) -> str | None:
-        """No field of a body either: the route sets it to what ``owner_of`` has found."""
-        return self._owner
-
-    @owner.setter
-    def owner(self, owner: str | None) -> None:
-        self._owner = owner

@@ -8,7 +8,7 @@ from importlib import resources
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from sglang_omni.serve.api.state import Server
+from sglang_omni.serve.api.state import AppState
 
 # Everything is in the page: nothing is loaded from elsewhere, and nothing may be.
 _HEADERS = {
@@ -20,7 +20,7 @@ _HEADERS = {
 }
 
 
-def page_routes(server: Server) -> APIRouter:
+def page_routes(server: AppState) -> APIRouter:
     router = APIRouter()
 
     @router.get("/", include_in_schema=False)

@@ -294,10 +294,6 @@ class SpeechRequest(ExtensionFields):
         return "pcm" if self.stream and self.stream_format is None else "mp3"
 
 
-# The name this model has in code written for such servers.
-CreateSpeechRequest = SpeechRequest
-
-
 class TranscriptionForm(ApiModel):
     """The fields beside ``file`` of a transcription's multipart form, where every value is text."""
 

@@ -56,7 +56,7 @@ class Capabilities:
 
 
 @dataclass
-class Server:
+class AppState:
     client: Client
     model_name: str | None = None
     capabilities: Capabilities = field(default_factory=Capabilities)

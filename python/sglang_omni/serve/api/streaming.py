@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -17,8 +16,12 @@ from sglang_omni.serve.api.errors import ClientDisconnected, describe, error_res
 T = TypeVar("T")
 
 
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled when the caller leaves.
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled if the caller leaves first.
+
+    Args:
+        receive: The request's, whose body has been read.
+        work: What may raise anything; that is raised here.
 
     Raises:
         ClientDisconnected: The caller left.
@@ -34,11 +37,6 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         for each in (task, leaving):
             each.cancel()
         await asyncio.gather(task, leaving, return_exceptions=True)
-
-
-async def answer(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """``work``'s result for a route whose body has been read."""
-    return await unless_disconnected(request.receive, work)
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -74,7 +72,7 @@ class StreamedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_disconnected(receive, self._send(scope, receive, send))
+            await until_disconnect(receive, self._send(scope, receive, send))
         except ClientDisconnected:
             return
 
@@ -105,7 +103,9 @@ class StreamedResponse(Response):
 class EventStream(StreamedResponse):
     """JSON objects as server-sent events, closed by ``[DONE]`` or by an error object."""
 
-    def __init__(self, events: AsyncIterator[dict[str, Any]], *, request_id: str, done: bool = True) -> None:
+    def __init__(
+        self, events: AsyncGenerator[dict[str, Any], None], *, request_id: str, done: bool = True
+    ) -> None:
         super().__init__(_encoded(events, done), media_type="text/event-stream", request_id=request_id)
 
     def failure(self, exc: Exception) -> bytes:
@@ -113,16 +113,12 @@ class EventStream(StreamedResponse):
         return event(body)
 
 
-async def _encoded(events: AsyncIterator[dict[str, Any]], done: bool) -> AsyncGenerator[bytes, None]:
-    try:
+async def _encoded(events: AsyncGenerator[dict[str, Any], None], done: bool) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
         async for fields in events:
             yield event(fields)
         if done:
             yield b"data: [DONE]\n\n"
-    finally:
-        close = getattr(events, "aclose", None)
-        if close is not None:
-            await close()
 
 
 # Lines end with these for everybody who splits text as Unicode has it, as common HTTP clients do; events do
