@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni._core import check_router_config
 from sglang_omni.router.flags import add_flags, known_options, parse, port
-from sglang_omni.serve.api.keys import add_key_flags, routers_keys, take_access
+from sglang_omni.serve.api.limits import DEFAULT_MAX_BODY_SIZE, DEFAULT_MAX_JSON_SIZE
 from sglang_omni.serve.launch.counterparts import counterpart
 from sglang_omni.serve.launch.health_flags import add_health_flags, apply_health_flags, health_arguments
 from sglang_omni.serve.launch.host_flags import add_host_flags, check_host_flags, hosts_launcher
+from sglang_omni.serve.launch.key_flags import add_key_flags, routers_keys, take_access
 from sglang_omni.serve.launch.limit_flags import add_limit_flags, given_limits, limit_arguments
 from sglang_omni.serve.launch.log_limit import LogLimit
 from sglang_omni.serve.launch.model_flags import add_model_flags, apply_model_flags, model_arguments
@@ -87,14 +88,14 @@ def build_parser(prog: str = "python -m sglang_omni.launch_server") -> argparse.
     parser.add_argument(
         "--max-body-size",
         type=int,
-        default=64 * 2**20,
+        default=DEFAULT_MAX_BODY_SIZE,
         metavar="BYTES",
         help="larger request bodies are refused with 413 (default: %(default)s, 64 MiB)",
     )
     parser.add_argument(
         "--max-json-size",
         type=int,
-        default=8 * 2**20,
+        default=DEFAULT_MAX_JSON_SIZE,
         metavar="BYTES",
         help="JSON bodies that are larger without their media, too (default: %(default)s, 8 MiB)",
     )

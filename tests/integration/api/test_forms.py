@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sglang_omni.serve.api.app import DEFAULT_MAX_BODY_SIZE
 from sglang_omni.serve.api.forms import MAX_FIELD_SIZE, MAX_FIELDS, MAX_FILES
+from sglang_omni.serve.api.limits import DEFAULT_MAX_BODY_SIZE
 from sglang_omni.serve.api.state import Capabilities
 
 PATH = "/v1/audio/transcriptions"

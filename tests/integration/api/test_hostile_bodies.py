@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sglang_omni.serve.api.app import DEFAULT_MAX_BODY_SIZE
 from sglang_omni.serve.api.bodies import MAX_DEPTH, MAX_NAMES, MAX_PARTS, MAX_VALUES
+from sglang_omni.serve.api.limits import DEFAULT_MAX_BODY_SIZE
 from sglang_omni.serve.api.state import Capabilities
 
 CHAT, COMPLETION, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"

@@ -7,30 +7,23 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sglang_omni.serve.api.errors import error_body
+from sglang_omni.serve.api.limits import DEFAULT_MAX_BODY_SIZE
 
 DEFAULT_QUEUE_TIMEOUT = 60.0
 # Never less than this, for a pipeline that does not say what it holds; its stages' inboxes hold the rest.
 _FEWEST_RUNNING = 16
 # Twice what runs: the last one then waits for as long as two requests take.
 _QUEUE_PER_RUNNING = 2
-# Bodies that are read or wait may take the memory of this many of the largest size together ...
+# Bodies that are read or wait may take the memory of this many of the largest size together.
 _LARGEST_BODIES = 16
-# ... of which this much of each does not count, so that large ones do not keep small ones out.
-_SMALL_BODY = 65_536
 _LONGEST_RETRY_AFTER_S = 60
 # Weight of the last request in the mean time that requests take.
 _WEIGHT = 1 / 16
-# Administration has to reach a server that is full.
-_WITHOUT_PLACE = {"/abort_request", "/flush_cache"}
 
 
 @dataclass(frozen=True)
@@ -100,7 +93,9 @@ class Admission:
         refused: How many requests were refused, by reason.
     """
 
-    def __init__(self, limits: AdmissionLimits | None = None, *, max_body_size: int = 64 * 2**20) -> None:
+    def __init__(
+        self, limits: AdmissionLimits | None = None, *, max_body_size: int = DEFAULT_MAX_BODY_SIZE
+    ) -> None:
         self.limits = limits or AdmissionLimits()
         self.refused = {"queue_full": 0, "queue_timeout": 0, "bodies": 0}
         self._running: OrderedDict[Place, None] = OrderedDict()
@@ -221,71 +216,3 @@ class Admission:
             f"{self.running} requests are running (--max-concurrent-requests), "
             f"{self.waiting} are waiting (--queue-size)"
         )
-
-
-class Gate:
-    """Has every request wait for its place once its body is there, and keep it until it is answered.
-
-    Where the queue is full, a request is refused before its body is read; what it sends is dropped. A body
-    that waits is not parsed yet.
-    """
-
-    def __init__(self, app: ASGIApp, *, admission: Admission) -> None:
-        self.app = app
-        self.admission = admission
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in _WITHOUT_PLACE:
-            await self.app(scope, receive, send)
-            return
-        if self.admission.is_full:
-            refusal = self.admission.refusal("queue_full")
-            await _drop_body(receive)
-            body = error_body(refusal.detail, 429, code="rate_limit_exceeded")
-            await JSONResponse(body, 429, headers=refusal.headers)(scope, receive, send)
-            return
-        visit = _Visit(self.admission, receive)
-        try:
-            await self.app(scope, visit.receive, send)
-        finally:
-            visit.end()
-
-
-class _Visit:
-    """One request's way through the gate."""
-
-    def __init__(self, admission: Admission, receive: Receive) -> None:
-        self._admission = admission
-        self._receive = receive
-        self._received = self._held = 0
-        self._has_entered = False
-        self._place: Place | None = None
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if self._has_entered or message["type"] != "http.request":
-            return message
-        self._received += len(message.get("body", b""))
-        more = max(0, self._received - _SMALL_BODY) - self._held
-        self._admission.hold(more)
-        self._held += more
-        if not message.get("more_body", False):
-            self._has_entered = True
-            self._place = await self._admission.enter(self._receive)
-            if self._place is None:
-                return {"type": "http.disconnect"}
-        return message
-
-    def end(self) -> None:
-        self._admission.let_go(self._held)
-        if self._place is not None:
-            self._admission.leave(self._place)
-
-
-async def _drop_body(receive: Receive) -> None:
-    """Callers look for an answer only after they have sent everything."""
-    with suppress(HTTPException):  # over the limit on bodies, which matters no more
-        while True:
-            message = await receive()
-            if message["type"] != "http.request" or not message.get("more_body", False):
-                return

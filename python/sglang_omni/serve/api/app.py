@@ -11,22 +11,21 @@ from starlette.middleware import Middleware
 from sglang_omni import __version__
 from sglang_omni.client import Client
 from sglang_omni.serve.api import errors
+from sglang_omni.serve.api.access import Access
 from sglang_omni.serve.api.admin import admin_routes
-from sglang_omni.serve.api.admission import Admission, AdmissionLimits, Gate
+from sglang_omni.serve.api.admission import Admission, AdmissionLimits
 from sglang_omni.serve.api.auth import Guard
-from sglang_omni.serve.api.bodies import DEFAULT_MAX_JSON_SIZE, JsonBodies, JsonLimits
+from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.api.chat import chat_routes
 from sglang_omni.serve.api.completions import completion_routes
 from sglang_omni.serve.api.generate import generate_routes
-from sglang_omni.serve.api.keys import Access
-from sglang_omni.serve.api.middleware import BodyLimit, Count
+from sglang_omni.serve.api.limits import DEFAULT_MAX_BODY_SIZE, DEFAULT_MAX_JSON_SIZE
+from sglang_omni.serve.api.middleware import BodyLimit, Count, Gate
 from sglang_omni.serve.api.page import page_routes
 from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.speech import speech_routes
 from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.api.transcriptions import transcription_routes
-
-DEFAULT_MAX_BODY_SIZE = 64 * 2**20
 
 
 def create_app(

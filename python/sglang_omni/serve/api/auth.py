@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sglang_omni.client import RequestError
 from sglang_omni.client.request_id import HEADER, OWNER_HEADER
+from sglang_omni.serve.api.access import Access
+from sglang_omni.serve.api.bodies import check_json_type
 from sglang_omni.serve.api.errors import error_response
-from sglang_omni.serve.api.keys import Access
-from sglang_omni.serve.api.validation import NO_JSON
 
 # Open to all, for probes.
 OPEN_PATHS = frozenset({"/health"})
@@ -77,8 +77,8 @@ class Guard:
                 code="cross_site_request",
                 status=403,
             )
-        if acts and path in _JSON_PATHS:
-            _check_content_type(headers)
+        if acts and path in _JSON_PATHS and ("content-type" in headers or _has_body(headers)):
+            check_json_type(headers)
         return self._owner(shown if is_known else None, headers)
 
     def _check_admin(
@@ -179,10 +179,5 @@ def _split(url: str, default_port: int | None = None) -> tuple[str, int | None]:
         return "", None
 
 
-def _check_content_type(headers: Headers) -> None:
-    kind = headers.get("content-type")
-    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-    if kind is None and not has_body:
-        return
-    if (kind or "").partition(";")[0].strip().lower() != "application/json":
-        raise RequestError(NO_JSON, code="unsupported_media_type", status=415)
+def _has_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers

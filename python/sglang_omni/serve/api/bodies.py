@@ -18,12 +18,13 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
+from starlette.datastructures import Headers
 
 from sglang_omni._core import json_excess
 from sglang_omni.client import RequestError
-from sglang_omni.serve.api.validation import NO_JSON, NO_OBJECT, validation_error
+from sglang_omni.serve.api.limits import DEFAULT_MAX_JSON_SIZE
+from sglang_omni.serve.api.validation import NO_OBJECT, validation_error
 
-DEFAULT_MAX_JSON_SIZE = 8 * 2**20
 # The rest is no option: no request that a pipeline can serve comes near. Most values are token ids.
 MAX_VALUES = 2**20
 MAX_PARTS = 2**15
@@ -68,6 +69,19 @@ _TOO_MUCH = {
 }
 
 
+def check_json_type(headers: Headers) -> None:
+    """
+    Raises:
+        RequestError: 415: the body is not said to be JSON, as no web page can say without asking first.
+    """
+    if not _JSON_TYPE.match(headers.get("content-type", "")):
+        raise RequestError(
+            "the body must be JSON, sent with Content-Type: application/json",
+            code="unsupported_media_type",
+            status=415,
+        )
+
+
 def read_json(body: bytes, model: type[BaseModel], limits: JsonLimits) -> BaseModel:
     """The request in a JSON body.
 
@@ -101,8 +115,7 @@ class JsonBodies:
         body = await request.body()
         if not body:
             raise RequestError(NO_OBJECT, code="invalid_type")
-        if not _JSON_TYPE.match(request.headers.get("content-type", "")):
-            raise RequestError(NO_JSON, code="unsupported_media_type", status=415)
+        check_json_type(request.headers)
         if len(body) < _OFF_LOOP:
             return read_json(body, model, self._limits)
         loop = asyncio.get_running_loop()

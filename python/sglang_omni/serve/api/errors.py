@@ -50,6 +50,10 @@ def error_body(
 
 def describe(exc: Exception, *, request_id: str | None = None) -> tuple[int, dict[str, Any]]:
     """Status and body for a failure; what nobody foresaw is logged with its traceback."""
+    if isinstance(exc, HTTPException):
+        return exc.status_code, error_body(
+            str(exc.detail), exc.status_code, code=_HTTP_CODES.get(exc.status_code)
+        )
     if isinstance(exc, RequestError):
         return exc.status, error_body(exc.message, exc.status, code=exc.code, param=exc.param)
     if isinstance(exc, TimeoutError):
@@ -68,7 +72,9 @@ def describe(exc: Exception, *, request_id: str | None = None) -> tuple[int, dic
 
 def error_response(exc: Exception, *, request_id: str | None = None) -> JSONResponse:
     status, body = describe(exc, request_id=request_id)
-    headers = {"x-request-id": request_id} if request_id else {}
+    headers = dict(exc.headers or {}) if isinstance(exc, HTTPException) else {}
+    if request_id:
+        headers["x-request-id"] = request_id
     if status == 503:
         headers["retry-after"] = "1"
     if isinstance(exc, Unavailable):
@@ -91,8 +97,7 @@ def install(app: FastAPI) -> None:
             message = f"no such route: {request.method} {request.url.path}"
         elif exc.status_code == 405:
             message = f"{request.url.path} does not take {request.method}"
-        body = error_body(message, exc.status_code, code=_HTTP_CODES.get(exc.status_code))
-        return JSONResponse(body, status_code=exc.status_code, headers=exc.headers)
+        return error_response(HTTPException(exc.status_code, message, exc.headers))
 
     async def disconnected(request: Request, exc: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

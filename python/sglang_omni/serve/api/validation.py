@@ -13,7 +13,6 @@ from sglang_omni.proto import RequestError, shortened
 from sglang_omni.serve.api.fields import TAG, UNSUPPORTED, UNSUPPORTED_FIELDS
 
 NO_OBJECT = "the body must be a JSON object"
-NO_JSON = "the body must be JSON, sent with Content-Type: application/json"
 
 # What pydantic's kinds of errors mean; its own words are about Python's types and its own rules.
 _SENTENCES: Mapping[str, str | Callable[[dict[str, Any]], str]] = {

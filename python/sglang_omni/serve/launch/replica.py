@@ -19,9 +19,10 @@ from sglang_omni.config.instances import stage_of
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.pipeline.processes.launcher import Launcher
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
+from sglang_omni.serve.api.access import Access
 from sglang_omni.serve.api.admission import AdmissionLimits
 from sglang_omni.serve.api.app import create_app
-from sglang_omni.serve.api.keys import Access
+from sglang_omni.serve.api.limits import DEFAULT_MAX_BODY_SIZE, DEFAULT_MAX_JSON_SIZE
 from sglang_omni.serve.api.state import Capabilities
 from sglang_omni.serve.launch.connections import raise_descriptor_limit
 from sglang_omni.serve.launch.processes import StopSignals, bind, exit_after
@@ -54,8 +55,8 @@ class ReplicaOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     model_name: str | None = None
-    max_body_size: int = 64 * 2**20
-    max_json_size: int = 8 * 2**20
+    max_body_size: int = DEFAULT_MAX_BODY_SIZE
+    max_json_size: int = DEFAULT_MAX_JSON_SIZE
     start_timeout: float = 600.0
     drain_timeout: float = 30.0
     request_timeout: float | None = 600.0
