@@ -1,4 +1,4 @@
-"""Health, models, load and metrics, and what an operator may ask of a running server."""
+"""Routes for operators and probes: health, models, load, metrics, aborts and the flushing of caches."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def admin_routes(server: AppState) -> APIRouter:
 
     @router.get("/health")
     async def health() -> JSONResponse:
-        """Whether requests are taken."""
+        """Whether the server takes requests."""
         state = server.client.health()
-        # New requests wait for a stage that is being restarted; if that takes long, another server is better.
+        # New requests wait while a stage is restarted; if that takes long, they should go to another server.
         serves = bool(state.get("running")) and not state.get("unserved_stages")
         return JSONResponse(
             {"status": _status(server, state) if serves else "unhealthy", **state, **_limits(server)},
@@ -44,9 +44,9 @@ def admin_routes(server: AppState) -> APIRouter:
 
     @router.get("/health_generate")
     async def health_generate(request: Request) -> JSONResponse:
-        """Whether a request comes back: one token is generated, or one word said.
+        """Whether a request succeeds: one token is generated, or one word spoken.
 
-        It asks for no place, since a full server is well. There is one such request at a time, for all.
+        The request needs no place, since a full server is healthy. Callers share one such request at a time.
         """
         nonlocal probing
         if probing is None or probing.done():
@@ -96,7 +96,7 @@ def admin_routes(server: AppState) -> APIRouter:
 
     @router.get("/get_load")
     async def get_load() -> JSONResponse:
-        """Requests per state; running ones are what a router balances by."""
+        """Requests by state. Routers balance by the number of running ones."""
         load = server.coordinator.get_load()
         waiting, running = load.get("pending", 0) + server.admission.waiting, load.get("running", 0)
         return JSONResponse({**load, "num_reqs": waiting + running, "num_waiting_reqs": waiting})
@@ -107,10 +107,10 @@ def admin_routes(server: AppState) -> APIRouter:
 
     @router.post("/abort_request")
     async def abort_request(body: AbortRequest, request: Request) -> JSONResponse:
-        """Stop a running request of the caller's and free what it holds.
+        """Stop a running request of the caller, and free what it holds.
 
-        It is named by its id, or by the id of its answer, as ``chatcmpl-...``. If several requests were given
-        one ``x-request-id``, that stops them all. One of another owner is answered as one that is not there.
+        Its name is its id or that of its answer, such as ``chatcmpl-...``. An ``x-request-id`` that several
+        requests have in common stops all of them. A request of another owner is treated as unknown.
         """
         request_id = body.request_id or body.rid
         if not request_id:
@@ -136,7 +136,7 @@ def admin_routes(server: AppState) -> APIRouter:
 
 
 async def _outcome(task: asyncio.Task[None]) -> None:
-    """That of a task which others wait for too."""
+    """Wait for a task that others wait for too, without cancelling it."""
     await asyncio.shield(task)
 
 
@@ -156,14 +156,14 @@ async def _probe(server: AppState) -> None:
 
 
 def _status(server: AppState, state: dict[str, Any]) -> str:
-    """In a word, of a server that serves."""
+    """The status of a server that takes requests, in one word."""
     if state.get("down_stages") or state.get("hung_stages"):
         return "degraded"
     return "busy" if server.admission.is_full else "healthy"
 
 
 def _limits(server: AppState) -> dict[str, Any]:
-    """How many requests run and wait, if not any number: a fleet's router takes as many as its replicas."""
+    """The limits on requests, if there are any; a fleet's router takes the sum of its server replicas'."""
     limits = server.admission.limits
     return {"limits": limits.as_dict()} if limits.max_running is not None else {}
 

@@ -1,4 +1,4 @@
-"""The web application in front of a pipeline."""
+"""The web application that serves a pipeline over HTTP."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def create_app(
     """The OpenAI-compatible API over a client.
 
     Args:
-        client: Usually a ``Client`` over the coordinator of this process.
-        model_name: The one model served, which requests name; None takes any name.
-        capabilities: What the pipeline can do, for refusing the rest with a 400.
-        max_body_size: Bytes; longer bodies are answered with a 413.
-        max_json_size: Bytes of a JSON body apart from its media; likewise.
+        client: Usually over the coordinator of this process, which then reports load and flushes caches.
+        model_name: The name of the one model served; None accepts any name.
+        capabilities: What the pipeline can do; other requests are refused with a 400.
+        max_body_size: Bytes of a body; larger ones are refused with a 413.
+        max_json_size: Bytes of a JSON body apart from its media; larger ones are refused likewise.
         request_timeout: Seconds after which a request is aborted and answered with a 504; None: never.
         limits: How many requests run and wait; by default any number runs.
-        info: Gives further fields of ``/get_server_info``, when asked.
-        access: The keys that are asked for; by default none.
+        info: Returns further fields of ``/get_server_info``.
+        access: Keys and host names; by default no key is asked for.
     """
     server = AppState(
         client=client,
@@ -69,7 +69,7 @@ def create_app(
         Middleware(BodyLimit, max_bytes=max_body_size),
         Middleware(Gate, admission=server.admission),
     ]
-    # Without FastAPI's own pages, which load their scripts from elsewhere; /openapi.json is there.
+    # Without FastAPI's pages, which load scripts from other sites; /openapi.json stays.
     app = FastAPI(
         title="sglang-omni", version=__version__, middleware=middleware, docs_url=None, redoc_url=None
     )

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: a conversation in, text and speech out, whole or streamed."""
+"""``/v1/chat/completions``: answers a conversation with text and speech, whole or streamed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _TALKER = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_token
 
 
 class _Reply(NamedTuple):
-    """What every part of one answer repeats."""
+    """The fields that every part of one answer repeats."""
 
     request_id: str
     model: str
@@ -192,7 +192,11 @@ def _audio_format(body: ChatCompletionRequest) -> str:
 
 
 def to_generate_request(server: AppState, body: ChatCompletionRequest) -> GenerateRequest:
-    """The client's request for an API request, after what this model can do has been checked."""
+    """The client's request for an API request.
+
+    Raises:
+        RequestError: The model cannot do what is asked, or fields contradict each other.
+    """
     server.check_task("chat")
     check_stream_options(body)
     for modality in body.modalities or ():
@@ -285,7 +289,7 @@ def _messages(server: AppState, body: ChatCompletionRequest) -> list[dict[str, A
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:
-    """As pipelines read it: of an earlier answer's speech the transcript, and a refusal as what it says."""
+    """A message as pipelines read it: an earlier spoken answer is its transcript, a refusal is its text."""
     turn = message.model_dump(exclude_none=True, exclude={"audio", "refusal"})
     if message.content is None and message.audio is not None:
         turn["content"] = message.audio.transcript
@@ -342,7 +346,7 @@ def _media_part(kind: str, url: str) -> ContentPart:
 
 
 def _join_last_user_turn(messages: list[dict[str, Any]], parts: list[dict[str, Any]]) -> None:
-    """Media come before the text they are about. The turn's own keep the names of where they were."""
+    """Put media before the text of the last user turn. Its own media keep their fields' names."""
     users = [index for index, message in enumerate(messages) if message["role"] == "user"]
     if not users:
         messages.append({"role": "user", "content": parts})

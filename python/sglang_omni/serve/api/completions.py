@@ -1,4 +1,4 @@
-"""``/v1/completions``: prompts continued, whole or streamed."""
+"""``/v1/completions``: continues prompts, whole or streamed."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
 
 
 def prompt_params(body: CompletionRequest | NativeRequest) -> dict[str, Any]:
-    """What is said of how the prompt is read: nothing, if it is read as pipelines do by default."""
+    """Parameters for how the prompt is read; none for the pipeline's default."""
     return {"parse_special_tokens": True} if body.parse_special_tokens else {}
 
 

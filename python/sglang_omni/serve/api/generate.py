@@ -1,4 +1,4 @@
-"""``/generate``: SGLang's native request and answer."""
+"""``/generate``: continues a text, in SGLang's native format."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def generate_routes(server: AppState) -> APIRouter:
 
     @router.post("/generate", response_model=None)
     async def generate(body: NativeRequest, request: Request) -> Response:
-        """Continue a text, SGLang's way."""
+        """Continue a text, in SGLang's format."""
         server.check_task("completion")
         server.check_params("completion", prompt_params(body), body.stage_params)
         if (body.text is None) == (body.input_ids is None):
@@ -55,7 +55,7 @@ def generate_routes(server: AppState) -> APIRouter:
 async def _events(
     server: AppState, request: GenerateRequest, request_id: str
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """As SGLang streams: every event has all the text so far."""
+    """Events as SGLang streams them: each has all the text so far."""
     text = ""
     chunks = server.client.completion_stream(request, request_id=request_id)
     async with aclosing(chunks):

@@ -22,7 +22,7 @@ _WITHOUT_PLACE = {"/abort_request", "/flush_cache"}
 
 
 class BodyLimit:
-    """Refuses bodies over ``max_bytes``: at once where their length is told, else as soon as they pass it."""
+    """Refuses bodies over ``max_bytes``: at once if their length is declared, else once they exceed it."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self.app = app
@@ -60,10 +60,10 @@ class BodyLimit:
 
 
 class Gate:
-    """Has every request wait for its place once its body is there, and keep it until it is answered.
+    """Has each request wait for a place once its body is complete, and keep the place until it is answered.
 
-    Where the queue is full, a request is refused before its body is read; what it sends is dropped. A body
-    that waits is not parsed yet.
+    If the queue is full, a request is refused and its body dropped. The body of a waiting request is not
+    parsed yet.
     """
 
     def __init__(self, app: ASGIApp, *, admission: Admission) -> None:
@@ -129,7 +129,7 @@ async def _drop_body(receive: Receive) -> None:
 
 
 class Count:
-    """Counts requests by route and status, and how long they took; a stream lasts until its end."""
+    """Counts requests by route and status, and the time until the end of their answers."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self.app = app
@@ -153,6 +153,6 @@ class Count:
             await self.app(scope, receive, watched)
         finally:
             self.metrics.in_flight.dec()
-            # Labels are routes, never what callers make up.
+            # Labels are paths of routes: callers must not make up labels.
             path = getattr(scope.get("route"), "path", "other")
             self.metrics.request_done(path, status, time.monotonic() - started)

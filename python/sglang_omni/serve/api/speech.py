@@ -1,4 +1,4 @@
-"""``/v1/audio/speech``: text spoken, as a file: whole, or while it is made."""
+"""``/v1/audio/speech``: speaks a text, as a whole file or streamed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def speech_routes(server: AppState) -> APIRouter:
 
     @router.post("/v1/audio/speech", response_model=None)
     async def speech(body: SpeechRequest, request: Request) -> Response:
-        """Say a text."""
+        """Speak a text."""
         server.check_model(body.model)
         server.check_task("speech")
         server.check_voice(body.voice, "voice")
@@ -37,8 +37,7 @@ def speech_routes(server: AppState) -> APIRouter:
         if body.stream or body.stream_format is not None:
             if body.timings:
                 raise RequestError(
-                    "timings: known only when all is said, and told in a header: leave stream and "
-                    "stream_format out",
+                    "timings: sent in a header, before a stream has any; leave stream and stream_format out",
                     param="timings",
                     code="unsupported_parameter",
                 )
@@ -66,7 +65,7 @@ def speech_routes(server: AppState) -> APIRouter:
 async def _streamed(
     server: AppState, body: SpeechRequest, generate: GenerateRequest, request_id: str
 ) -> Response:
-    """The response begins with the first of the file: only then is its rate known."""
+    """A response that begins with the first bytes of the file: only then is the sample rate known."""
     started = time.monotonic()
     generate.stream = True
     if body.speed != 1.0:
@@ -92,7 +91,7 @@ async def _streamed(
 
 
 class _Speech:
-    """A text's speech, encoded while it is made. ``usage`` is known once all the pieces are."""
+    """A text's speech, encoded while it is made. ``usage`` is set after the last piece."""
 
     def __init__(
         self, server: AppState, generate: GenerateRequest, audio_format: str, request_id: str
@@ -166,7 +165,7 @@ def _request(server: AppState, body: SpeechRequest, request: Request) -> Generat
 
 
 def _given(body: SpeechRequest) -> dict[str, Any]:
-    """What a request says of how its text is to be spoken."""
+    """The parameters of the voice that a request gives."""
     given = {name: getattr(body, name) for name in ("voice", "language", "seed")}
     given["speed"] = body.speed if body.speed != 1.0 else None
     return {name: value for name, value in given.items() if value is not None}

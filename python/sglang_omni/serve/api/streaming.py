@@ -1,4 +1,4 @@
-"""Answers that are not there yet: work that ends when its caller leaves, streams that begin when they can."""
+"""Work that is cancelled if its caller leaves, and responses that are streamed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled if the caller leaves first.
 
     Args:
-        receive: The request's, whose body has been read.
-        work: What may raise anything; that is raised here.
+        receive: The request's channel; its body has been read.
+        work: What it raises is raised here.
 
     Raises:
         ClientDisconnected: The caller left.
@@ -45,11 +45,10 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class StreamedResponse(Response):
-    """A body sent piece by piece as it comes.
+    """A response whose body is sent piece by piece.
 
-    Nothing is sent before the first piece is there, so that a request which fails before it is answered
-    with its proper status. What fails later ends the stream with ``failure(exc)``, if that gives anything,
-    and cuts the connection otherwise.
+    Nothing is sent before the first piece, so that a request which fails earlier is answered with its proper
+    status. A later failure ends the stream with ``failure(exc)``; if that is None, the connection is cut.
     """
 
     def __init__(
@@ -68,6 +67,7 @@ class StreamedResponse(Response):
         self.request_id = request_id
 
     def failure(self, exc: Exception) -> bytes | None:
+        """The last piece of a stream that failed, if its format has one."""
         return None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +101,7 @@ class StreamedResponse(Response):
 
 
 class EventStream(StreamedResponse):
-    """JSON objects as server-sent events, closed by ``[DONE]`` or by an error object."""
+    """JSON objects as server-sent events, ended by ``[DONE]`` or by an error object."""
 
     def __init__(
         self, events: AsyncGenerator[dict[str, Any], None], *, request_id: str, done: bool = True
@@ -121,13 +121,13 @@ async def _encoded(events: AsyncGenerator[dict[str, Any], None], done: bool) -> 
             yield b"data: [DONE]\n\n"
 
 
-# Lines end with these for everybody who splits text as Unicode has it, as common HTTP clients do; events do
-# not end with them. JSON allows them as they are, and may as well spell them out.
+# Common HTTP clients split text into lines at these characters, as Unicode does; server-sent events do not
+# end there. So they are escaped, which JSON allows.
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 def event(fields: dict[str, Any]) -> bytes:
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    if not text.isascii():  # known without a look at the text; most events are, and speech is long
+    if not text.isascii():  # known without scanning the text, which is long for speech
         text = text.translate(_LINE_ENDS)
     return b"data: " + text.encode() + b"\n\n"

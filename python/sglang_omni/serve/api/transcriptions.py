@@ -1,4 +1,4 @@
-"""``/v1/audio/transcriptions`` and ``/v1/audio/translations``: recordings to text and subtitles."""
+"""``/v1/audio/transcriptions`` and ``/v1/audio/translations``: turn recordings into text or subtitles."""
 
 from __future__ import annotations
 
