@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_omni._core import check_router_config
 from sglang_omni.router.flags import add_flags, known_options, parse, port
-from sglang_omni.serve.api.keys import add_key_flags, routers_keys, take_access
 from sglang_omni.serve.launch.counterparts import counterpart
 from sglang_omni.serve.launch.flags import count, not_empty, passed_on, seconds
 from sglang_omni.serve.launch.health_flags import HEALTH_FLAGS, add_health_flags, apply_health_flags
+from sglang_omni.serve.launch.key_flags import add_key_flags, routers_keys, take_access
 from sglang_omni.serve.launch.launcher_flags import add_launcher_flags, check_launcher_flags, chosen_launcher
 from sglang_omni.serve.launch.limit_flags import LIMIT_FLAGS, add_limit_flags, given_limits
 from sglang_omni.serve.launch.log_limit import LogLimit

@@ -28,7 +28,7 @@ EXTRAS = ("serve", "demo")
 # Beside the wheel: what asks it, and what runs tests.
 TOOLS = (
     *("openai", "pytest", "pytest-asyncio", "pytest-timeout"),
-    *("hypothesis", "aiohttp", "trustme", "psutil", "prometheus-client"),
+    *("hypothesis", "aiohttp", "trustme", "psutil"),
 )
 RESOLUTIONS = {"oldest": "lowest-direct", "newest": "highest"}
 UNIT_TESTS = (

@@ -32,6 +32,9 @@ class Client:
         async with Client("http://127.0.0.1:8000") as client:
             request = GenerateRequest(messages=[{"role": "user", "content": "Hello"}])
             print((await client.completion(request)).text)
+
+    Attributes:
+        coordinator: The coordinator it was given; None over a base URL.
     """
 
     def __init__(
@@ -45,11 +48,13 @@ class Client:
         if target is None or (coordinator is not None and base_url is not None):
             raise TypeError("Client takes either a coordinator or a base URL")
         self._transport: Transport
+        self.coordinator: CoordinatorLike | None = None
         if isinstance(target, str):
             from sglang_omni.client.http import HttpTransport
 
             self._transport = HttpTransport(target, api_key=api_key)
         else:
+            self.coordinator = target
             self._transport = LocalTransport(target)
 
     async def generate(
@@ -171,22 +176,6 @@ class Client:
     def health(self) -> dict[str, Any]:
         """The service's state; ``running``: it takes requests. Over HTTP, blocks for a round trip."""
         return self._transport.health()
-
-    def get_load(self) -> dict[str, int]:
-        """Numbers of requests by state; empty if the pipeline does not tell. Only with a coordinator."""
-        return self._transport.get_load()
-
-    def stage_load(self) -> dict[str, int]:
-        """Numbers of requests by stage. Only with a coordinator."""
-        return self._transport.stage_load()
-
-    def stage_stats(self) -> dict[str, dict[str, float]]:
-        """Statistics of each stage's scheduler and relay, by stage. Only with a coordinator."""
-        return self._transport.stage_stats()
-
-    async def flush_cache(self) -> None:
-        """Drops what the pipeline has cached and no running request uses. Only with a coordinator."""
-        await self._transport.flush_cache()
 
     async def close(self) -> None:
         """Closes the client's connections; a coordinator goes on."""

@@ -82,24 +82,6 @@ class LocalTransport(Transport):
     def health(self) -> dict[str, Any]:
         return dict(self.coordinator.health())  # type: ignore[attr-defined]
 
-    def get_load(self) -> dict[str, int]:
-        load = getattr(self.coordinator, "get_load", None)
-        return dict(load()) if load is not None else {}
-
-    def stage_load(self) -> dict[str, int]:
-        load = getattr(self.coordinator, "stage_load", None)
-        return dict(load()) if load is not None else {}
-
-    def stage_stats(self) -> dict[str, dict[str, float]]:
-        stats = getattr(self.coordinator, "stage_stats", None)
-        return dict(stats()) if stats is not None else {}
-
-    async def flush_cache(self) -> None:
-        flush = getattr(self.coordinator, "flush_cache", None)
-        if flush is None:
-            raise RequestError("this pipeline has no cache to flush", code="not_supported", status=404)
-        await flush()
-
     async def _timings(self, request_id: str, owner: str | None) -> dict[str, StageTime] | None:
         timings = getattr(self.coordinator, "timings", None)
         if timings is None:

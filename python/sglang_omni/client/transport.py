@@ -119,18 +119,6 @@ class Transport(ABC):
     @abstractmethod
     def health(self) -> dict[str, Any]: ...
 
-    def get_load(self) -> dict[str, int]:
-        raise NotImplementedError("load is known only to a client over a coordinator; see /get_load")
-
-    def stage_load(self) -> dict[str, int]:
-        raise NotImplementedError("load is known only to a client over a coordinator; see /metrics")
-
-    def stage_stats(self) -> dict[str, dict[str, float]]:
-        raise NotImplementedError("stage_stats is known only to a client over a coordinator; see /metrics")
-
-    async def flush_cache(self) -> None:
-        raise NotImplementedError("caches are flushed only by a client over a coordinator; see /flush_cache")
-
     async def close(self) -> None:
         return None
 

@@ -1,4 +1,4 @@
-"""The HTTP API of a pipeline: ``create_app`` and what it is made of."""
+"""The HTTP API of a pipeline (``api``) and the programs that serve it (``launch``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["create_app"]
 
 
 def __getattr__(name: str) -> Any:
-    # The replicas' supervisor imports this package and needs no web framework.
+    # Imported on first use: the supervisor of server replicas needs no web framework.
     if name == "create_app":
         from sglang_omni.serve.api.app import create_app
 

@@ -1,4 +1,4 @@
-"""The request models of the HTTP API. Contract: existing code imports from this path."""
+"""The request models of the HTTP API (contract: a path that existing code imports)."""
 
 from sglang_omni.serve.api.protocol import (
     AbortRequest,

@@ -11,8 +11,8 @@ import pytest
 from owned_server import PATIENCE, Served, served
 
 from sglang_omni.serve import create_app
+from sglang_omni.serve.api.access import Access
 from sglang_omni.serve.api.auth import ADMIN_PATHS, OPEN_PATHS
-from sglang_omni.serve.api.keys import Access
 
 CLIENT, OTHER, ADMIN = "client-key", "other-key", "admin-key"
 JSON = {"content-type": "application/json"}

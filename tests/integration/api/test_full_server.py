@@ -65,9 +65,9 @@ async def test_health_says_busy_and_how_many_it_takes() -> None:
         assert answer.json() == {"status": "busy", "running": True, "limits": limits}
         await client.post("/v1/completions", json={"prompt": "Hi"})
         text = (await client.get("/metrics")).text
-        assert "sglang_omni_requests_running 1\n" in text
-        assert "sglang_omni_requests_waiting 0\n" in text
-        assert 'sglang_omni_requests_refused_total{reason="queue_full"} 1\n' in text
+        assert "sglang_omni_requests_running 1.0\n" in text
+        assert "sglang_omni_requests_waiting 0.0\n" in text
+        assert 'sglang_omni_requests_refused_total{reason="queue_full"} 1.0\n' in text
         # An operator can end what takes the place.
         [request_id] = pipeline.running
         answer = await client.post("/abort_request", json={"request_id": request_id})

@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from waiting import until
 
 from sglang_omni.serve.api import errors
-from sglang_omni.serve.api.admission import Admission, AdmissionLimits, Gate
+from sglang_omni.serve.api.admission import Admission, AdmissionLimits
+from sglang_omni.serve.api.middleware import Gate
 from sglang_omni.serve.launch.fleet import router_limits
 
 BODY_LIMIT = 100_000

@@ -5,11 +5,12 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_omni.client import UsageInfo
-from sglang_omni.serve.api.metrics import Metrics, stage_families
+from sglang_omni.serve.api.metrics import Metrics, family, stage_families
 
 
-def families(metrics: Metrics, gauges=None):
-    return {family.name: family for family in text_string_to_metric_families(metrics.render(gauges or {}))}
+def families(metrics: Metrics, live=()):
+    text = metrics.render(live).decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
 
 
 def test_histogram_buckets_add_up():
@@ -25,11 +26,11 @@ def test_histogram_buckets_add_up():
 def test_sums_keep_their_digits():
     """After months a sum still grows by what was added: rate() is a difference of two of them."""
     metrics = Metrics()
-    metrics.seconds.observe(12_345_678.0, path="/x")
+    metrics.request_done("/x", 200, 12_345_678.0)
     metrics.request_done("/x", 200, 0.015625)
-    metrics.tokens.add(2**53 - 1, kind="prompt")
-    gauge = {"relay_written_bytes_total": ("B.", {(): float(2**53 - 1)}), "load": ("L.", {(): 0.1 + 0.2})}
-    found = families(metrics, gauge)
+    metrics.finished(UsageInfo(prompt_tokens=2**53 - 1))
+    live = [family("relay_written_bytes_total", "B.", 2**53 - 1), family("load", "L.", 0.1 + 0.2)]
+    found = families(metrics, live)
     sums = {s.name: s.value for s in found["sglang_omni_request_seconds"].samples if "bucket" not in s.name}
     assert sums["sglang_omni_request_seconds_sum"] == 12_345_678.015625
     tokens = {s.labels["kind"]: s.value for s in found["sglang_omni_tokens"].samples}
@@ -43,6 +44,7 @@ def test_counters_and_escaped_labels():
     metrics.request_done('/a"b\\c\nd', 404, 0.1)
     metrics.finished(UsageInfo(5, 2, 7, 3))
     metrics.finished(None)
+    metrics.finished(UsageInfo(-1))
     found = families(metrics)
     (request,) = found["sglang_omni_requests"].samples
     assert request.labels == {"path": '/a"b\\c\nd', "status": "404"}
@@ -50,10 +52,18 @@ def test_counters_and_escaped_labels():
     assert tokens == {"prompt": 5, "completion": 2, "cached": 3}
 
 
+def test_no_series_tell_when_a_metric_was_created():
+    metrics = Metrics()
+    metrics.request_done("/x", 200, 0.1)
+    assert b"_created" not in metrics.render()
+
+
 def test_gauges():
-    found = families(Metrics(), {"up": ("Whether.", {(): 1.0}), "load": ("L.", {(("stage", "a"),): 2.0})})
+    live = [family("up", "Whether.", True), family("load", "L.", {"a": 2.0}, label="stage")]
+    found = families(Metrics(), [*live, family("empty", "E.", {}, label="stage")])
     assert found["sglang_omni_up"].samples[0].value == 1
     assert found["sglang_omni_load"].samples[0].labels == {"stage": "a"}
+    assert "sglang_omni_empty" not in found
 
 
 def test_what_stages_report():

@@ -1,23 +1,25 @@
-"""Health, models, load and metrics, and what an operator may ask of a running server."""
+"""Routes for operators and probes: health, models, load, metrics, aborts and the flushing of caches."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import Metric
 
 from sglang_omni.client import GenerateRequest, RequestError, SamplingParams
 from sglang_omni.client.request_id import new_request_id
 from sglang_omni.serve.api.bodies import JsonRoute
-from sglang_omni.serve.api.metrics import CONTENT_TYPE, Families, admission_families, stage_families
+from sglang_omni.serve.api.metrics import CONTENT_TYPE, family, stage_families
 from sglang_omni.serve.api.protocol import AbortRequest
 from sglang_omni.serve.api.session import owner_of
-from sglang_omni.serve.api.state import Server
-from sglang_omni.serve.api.streaming import answer
+from sglang_omni.serve.api.state import AppState
+from sglang_omni.serve.api.streaming import until_disconnect
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +27,15 @@ _PROBE_TIMEOUT = 20.0
 _STATES = ("pending", "running", "completed", "failed", "aborted")
 
 
-def admin_routes(server: Server) -> APIRouter:
+def admin_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
     probing: asyncio.Task[None] | None = None
 
     @router.get("/health")
     async def health() -> JSONResponse:
-        """Whether requests are taken."""
-        state = _health(server)
-        # New requests wait for a stage that is being restarted; if that takes long, another server is better.
+        """Whether the server takes requests."""
+        state = server.client.health()
+        # New requests wait while a stage is restarted; if that takes long, they should go to another server.
         serves = bool(state.get("running")) and not state.get("unserved_stages")
         return JSONResponse(
             {"status": _status(server, state) if serves else "unhealthy", **state, **_limits(server)},
@@ -42,14 +44,14 @@ def admin_routes(server: Server) -> APIRouter:
 
     @router.get("/health_generate")
     async def health_generate(request: Request) -> JSONResponse:
-        """Whether a request comes back: one token is generated, or one word said.
+        """Whether a request succeeds: one token is generated, or one word spoken.
 
-        It asks for no place, since a full server is well. There is one such request at a time, for all.
+        The request needs no place, since a full server is healthy. Callers share one such request at a time.
         """
         nonlocal probing
         if probing is None or probing.done():
             probing = asyncio.ensure_future(_probe(server))
-        await answer(request, _outcome(probing))
+        await until_disconnect(request.receive, _outcome(probing))
         return JSONResponse({"status": "healthy"})
 
     @router.get("/v1/models")
@@ -87,28 +89,28 @@ def admin_routes(server: Server) -> APIRouter:
                 "version": __version__,
                 "served_model_name": server.served_name,
                 "uptime_s": round(time.time() - server.started, 3),
-                "health": _health(server),
-                "load": _load(server),
+                "health": server.client.health(),
+                "load": server.coordinator.get_load(),
             }
         )
 
     @router.get("/get_load")
     async def get_load() -> JSONResponse:
-        """Requests per state; running ones are what a router balances by."""
-        load = _load(server)
+        """Requests by state. Routers balance by the number of running ones."""
+        load = server.coordinator.get_load()
         waiting, running = load.get("pending", 0) + server.admission.waiting, load.get("running", 0)
         return JSONResponse({**load, "num_reqs": waiting + running, "num_waiting_reqs": waiting})
 
     @router.get("/metrics")
-    async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(server.metrics.render(_families(server)), media_type=CONTENT_TYPE)
+    async def metrics() -> Response:
+        return Response(server.metrics.render(_families(server)), media_type=CONTENT_TYPE)
 
     @router.post("/abort_request")
     async def abort_request(body: AbortRequest, request: Request) -> JSONResponse:
-        """Stop a running request of the caller's and free what it holds.
+        """Stop a running request of the caller, and free what it holds.
 
-        It is named by its id, or by the id of its answer, as ``chatcmpl-...``. If several requests were given
-        one ``x-request-id``, that stops them all. One of another owner is answered as one that is not there.
+        Its name is its id or that of its answer, such as ``chatcmpl-...``. An ``x-request-id`` that several
+        requests have in common stops all of them. A request of another owner is treated as unknown.
         """
         request_id = body.request_id or body.rid
         if not request_id:
@@ -127,18 +129,18 @@ def admin_routes(server: Server) -> APIRouter:
     @router.post("/flush_cache")
     async def flush_cache() -> Response:
         """Forget cached prefixes that no running request uses."""
-        await server.client.flush_cache()
+        await server.coordinator.flush_cache()
         return PlainTextResponse("Cache flushed.\n")
 
     return router
 
 
 async def _outcome(task: asyncio.Task[None]) -> None:
-    """That of a task which others wait for too."""
+    """Wait for a task that others wait for too, without cancelling it."""
     await asyncio.shield(task)
 
 
-async def _probe(server: Server) -> None:
+async def _probe(server: AppState) -> None:
     tasks = server.capabilities.tasks
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
     metadata = {"probe": True}
@@ -153,52 +155,41 @@ async def _probe(server: Server) -> None:
     await server.client.completion(request, request_id=f"health-{new_request_id()}")
 
 
-def _health(server: Server) -> dict[str, Any]:
-    return server.client.health()
-
-
-def _status(server: Server, state: dict[str, Any]) -> str:
-    """In a word, of a server that serves."""
+def _status(server: AppState, state: dict[str, Any]) -> str:
+    """The status of a server that takes requests, in one word."""
     if state.get("down_stages") or state.get("hung_stages"):
         return "degraded"
     return "busy" if server.admission.is_full else "healthy"
 
 
-def _limits(server: Server) -> dict[str, Any]:
-    """How many requests run and wait, if not any number: a fleet's router takes as many as its replicas."""
+def _limits(server: AppState) -> dict[str, Any]:
+    """The limits on requests, if there are any; a fleet's router takes the sum of its server replicas'."""
     limits = server.admission.limits
     return {"limits": limits.as_dict()} if limits.max_running is not None else {}
 
 
-def _load(server: Server) -> dict[str, int]:
-    return getattr(server.client, "get_load", dict)()
+def _families(server: AppState) -> Iterable[Metric]:
+    coordinator, admission = server.coordinator, server.admission
+    load, stages = coordinator.get_load(), coordinator.stage_load()
+    state = server.client.health()
+    yield family("up", "Whether requests are taken.", bool(state.get("running")))
+    yield family(
+        "pipeline_requests",
+        "Requests by state: now for pending and running, since the start for the others.",
+        {name: load[name] for name in _STATES if name in load},
+        label="state",
+    )
+    yield family("stage_requests", "Requests each stage holds now.", stages, label="stage")
+    yield family("stages_down", "Stages that are being restarted.", len(state.get("down_stages") or ()))
+    yield family("requests_running", "Requests that have a place.", admission.running)
+    yield family("requests_waiting", "Requests that wait for a place.", admission.waiting)
+    yield family(
+        "requests_refused_total", "Requests refused with 429, by reason.", admission.refused, label="reason"
+    )
+    yield from stage_families(coordinator.stage_stats())
 
 
-def _families(server: Server) -> Families:
-    load = _load(server)
-    stages: dict[str, int] = getattr(server.client, "stage_load", dict)()
-    state = _health(server)
-    families: Families = {
-        "up": ("Whether requests are taken.", {(): float(bool(state.get("running")))}),
-        "pipeline_requests": (
-            "Requests by state: now for pending and running, since the start for the others.",
-            {(("state", name),): float(load[name]) for name in _STATES if name in load},
-        ),
-        "stage_requests": (
-            "Requests each stage holds now.",
-            {(("stage", name),): float(count) for name, count in stages.items()},
-        ),
-        "stages_down": (
-            "Stages that are being restarted.",
-            {(): float(len(state.get("down_stages") or ()))},
-        ),
-    }
-    families |= admission_families(server.admission)
-    families |= stage_families(getattr(server.client, "stage_stats", dict)())
-    return {name: family for name, family in families.items() if family[1]}
-
-
-def _model(server: Server) -> dict[str, Any]:
+def _model(server: AppState) -> dict[str, Any]:
     return {
         "id": server.served_name,
         "object": "model",
@@ -209,7 +200,7 @@ def _model(server: Server) -> dict[str, Any]:
     }
 
 
-def _model_path(server: Server) -> str:
+def _model_path(server: AppState) -> str:
     return server.info().get("model_path") or server.served_name
 
 

@@ -1,4 +1,4 @@
-"""Which requests run, which wait for their turn, and which are refused."""
+"""Admission: how many requests run, how many wait for their turn, and which are refused."""
 
 from __future__ import annotations
 
@@ -7,31 +7,23 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sglang_omni.serve.api.errors import error_body
 from sglang_omni.serve.api.limits import BodyLimits
 
 DEFAULT_QUEUE_TIMEOUT = 60.0
-# Never less than this, for a pipeline that does not say what it holds; its stages' inboxes hold the rest.
+# The lowest default, for a pipeline that does not say what it holds; its stages' inboxes hold the rest.
 _FEWEST_RUNNING = 16
-# Twice what runs: the last one then waits for as long as two requests take.
+# The queue is twice what runs: its last request then waits for as long as two requests take.
 _QUEUE_PER_RUNNING = 2
-# Bodies that are read or wait may take the memory of this many of the largest size together ...
+# Bodies that are read or wait may take the memory of this many of the largest size together.
 _LARGEST_BODIES = 16
-# ... of which this much of each does not count, so that large ones do not keep small ones out.
-_SMALL_BODY = 65_536
 _LONGEST_RETRY_AFTER_S = 60
 # Weight of the last request in the mean time that requests take.
 _WEIGHT = 1 / 16
-# Administration has to reach a server that is full.
-_WITHOUT_PLACE = {"/abort_request", "/flush_cache"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +31,7 @@ class AdmissionLimits:
     """
     Attributes:
         max_running: Requests that may run at once; None for any number.
-        queue_size: Requests beyond that which may wait for their turn.
+        queue_size: Further requests that may wait for their turn.
         queue_timeout: Seconds that one waits at most.
     """
 
@@ -48,7 +40,7 @@ class AdmissionLimits:
     queue_timeout: float = DEFAULT_QUEUE_TIMEOUT
 
     def as_dict(self) -> dict[str, float | None]:
-        """By the names of the launcher's flags."""
+        """The limits by the names of the launcher's flags."""
         return {
             "max_concurrent_requests": self.max_running,
             "queue_size": self.queue_size,
@@ -57,14 +49,14 @@ class AdmissionLimits:
 
     @classmethod
     def of_pipeline(cls, held: Mapping[str, int], given: Mapping[str, float]) -> AdmissionLimits:
-        """What suits a pipeline: all its stages are busy only if as many requests run as they hold together.
+        """Limits for a pipeline: its stages are all busy only if as many requests run as they hold together.
 
-        There is one limit for all tasks. Which stages a request is going to need, and for how long, is known
-        to the pipeline alone.
+        There is one limit for all tasks: only the pipeline knows which stages a request needs, and for how
+        long.
 
         Args:
             held: How many requests each stage works on at once.
-            given: By the names of the launcher's flags, what counts instead.
+            given: Values that replace these defaults, by the names of the launcher's flags.
         """
         running: int | None = max(_FEWEST_RUNNING, sum(held.values()))
         if "max_concurrent_requests" in given:
@@ -77,7 +69,7 @@ class AdmissionLimits:
         )
 
     def describe(self, held: Mapping[str, int]) -> str:
-        """For the log."""
+        """The limits as text for the log. ``held``: how many requests each stage works on at once."""
         if self.max_running is None:
             return "any number of requests at once (--max-concurrent-requests)"
         stages = ", ".join(f"{stage} {count}" for stage, count in held.items())
@@ -88,14 +80,14 @@ class AdmissionLimits:
 
 
 class Place:
-    """A running request's, from when it got it."""
+    """The place of a running request, and the time it was given."""
 
     def __init__(self) -> None:
         self.since = time.monotonic()
 
 
 class Admission:
-    """The places of one server, given out in the order in which requests have come.
+    """The places of one server, given to requests in the order of their arrival.
 
     Attributes:
         refused: How many requests were refused, by reason.
@@ -122,12 +114,12 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Whether a request that comes now is refused."""
+        """Whether a request that arrives now is refused."""
         return not self._has_place and len(self._queue) >= self.limits.queue_size
 
     @property
     def retry_after(self) -> int:
-        """Whole seconds until what waits now has begun, by how long requests have been taking of late."""
+        """Whole seconds until the requests that wait now have begun, by how long recent requests took."""
         if (limit := self.limits.max_running) is None:
             return 1
         mean = self._mean_seconds
@@ -140,13 +132,13 @@ class Admission:
         """A place, waited for in the queue if none is free.
 
         Args:
-            leaving: What returns once the request's client has left.
+            leaving: Returns once the request's client has left.
 
         Returns:
-            The place, for ``leave``; None if the client has left first.
+            The place, for ``leave``; None if the client left first.
 
         Raises:
-            HTTPException: 429: the queue is full, or it waited for too long.
+            HTTPException: 429: the queue is full, or the request has waited for too long.
         """
         if self._has_place:
             return self._give()
@@ -169,28 +161,28 @@ class Admission:
             left.cancel()
             self._queue.pop(turn, None)
             if place is None and turn.done():
-                # Its turn came as it left.
+                # The request got its place while it was leaving.
                 self._pass_on(turn.result())
 
     def leave(self, place: Place) -> None:
-        """Its request is over: the first that waits has its turn."""
+        """Give a place back: the first request that waits gets one."""
         seconds = time.monotonic() - place.since
         mean = self._mean_seconds
         self._mean_seconds = seconds if mean is None else mean + _WEIGHT * (seconds - mean)
         self._pass_on(place)
 
     def refusal(self, reason: str) -> HTTPException:
-        """What to answer a request with that is not taken; it is counted."""
+        """The error for a request that is refused, which is counted. ``reason``: a key of ``refused``."""
         why = self._why(reason)
         self.refused[reason] += 1
         seconds = self.retry_after
         return HTTPException(429, f"{why}; try again in {seconds} s", headers={"retry-after": str(seconds)})
 
     def hold(self, more: int) -> None:
-        """Counts bytes of a body, until ``let_go``.
+        """Count ``more`` bytes of a body, until ``let_go``.
 
         Raises:
-            HTTPException: 429: the bodies of all requests are too much together.
+            HTTPException: 429: the bodies of all requests together are too large.
         """
         if self._body_bytes + more > self._max_body_bytes:
             raise self.refusal("bodies")
@@ -224,71 +216,3 @@ class Admission:
             f"{self.running} requests are running (--max-concurrent-requests), "
             f"{self.waiting} are waiting (--queue-size)"
         )
-
-
-class Gate:
-    """Has every request wait for its place once its body is there, and keep it until it is answered.
-
-    Where the queue is full, a request is refused before its body is read; what it sends is dropped. A body
-    that waits is not parsed yet.
-    """
-
-    def __init__(self, app: ASGIApp, *, admission: Admission) -> None:
-        self.app = app
-        self.admission = admission
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in _WITHOUT_PLACE:
-            await self.app(scope, receive, send)
-            return
-        if self.admission.is_full:
-            refusal = self.admission.refusal("queue_full")
-            await _drop_body(receive)
-            body = error_body(refusal.detail, 429, code="rate_limit_exceeded")
-            await JSONResponse(body, 429, headers=refusal.headers)(scope, receive, send)
-            return
-        visit = _Visit(self.admission, receive)
-        try:
-            await self.app(scope, visit.receive, send)
-        finally:
-            visit.end()
-
-
-class _Visit:
-    """One request's way through the gate."""
-
-    def __init__(self, admission: Admission, receive: Receive) -> None:
-        self._admission = admission
-        self._receive = receive
-        self._received = self._held = 0
-        self._has_entered = False
-        self._place: Place | None = None
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        if self._has_entered or message["type"] != "http.request":
-            return message
-        self._received += len(message.get("body", b""))
-        more = max(0, self._received - _SMALL_BODY) - self._held
-        self._admission.hold(more)
-        self._held += more
-        if not message.get("more_body", False):
-            self._has_entered = True
-            self._place = await self._admission.enter(self._receive)
-            if self._place is None:
-                return {"type": "http.disconnect"}
-        return message
-
-    def end(self) -> None:
-        self._admission.let_go(self._held)
-        if self._place is not None:
-            self._admission.leave(self._place)
-
-
-async def _drop_body(receive: Receive) -> None:
-    """Callers look for an answer only after they have sent everything."""
-    with suppress(HTTPException):  # over the limit on bodies, which matters no more
-        while True:
-            message = await receive()
-            if message["type"] != "http.request" or not message.get("more_body", False):
-                return

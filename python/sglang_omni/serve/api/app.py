@@ -1,4 +1,4 @@
-"""The web application in front of a pipeline."""
+"""The web application that serves a pipeline over HTTP."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from starlette.middleware import Middleware
 from sglang_omni import __version__
 from sglang_omni.client import Client
 from sglang_omni.serve.api import errors
+from sglang_omni.serve.api.access import Access
 from sglang_omni.serve.api.admin import admin_routes
-from sglang_omni.serve.api.admission import Admission, AdmissionLimits, Gate
+from sglang_omni.serve.api.admission import Admission, AdmissionLimits
 from sglang_omni.serve.api.auth import Guard
 from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.api.chat import chat_routes
 from sglang_omni.serve.api.completions import completion_routes
 from sglang_omni.serve.api.generate import generate_routes
-from sglang_omni.serve.api.keys import Access
 from sglang_omni.serve.api.limits import BodyLimits
-from sglang_omni.serve.api.middleware import BodyLimit, Count
+from sglang_omni.serve.api.middleware import BodyLimit, Count, Gate
 from sglang_omni.serve.api.page import page_routes
 from sglang_omni.serve.api.request_ids import RequestIds
 from sglang_omni.serve.api.speech import speech_routes
-from sglang_omni.serve.api.state import Capabilities, Server
+from sglang_omni.serve.api.state import AppState, Capabilities
 from sglang_omni.serve.api.transcriptions import transcription_routes
 
 
@@ -43,17 +43,17 @@ def create_app(
     """The OpenAI-compatible API over a client.
 
     Args:
-        client: Usually a ``Client`` over the coordinator of this process.
-        model_name: The one model served, which requests name; None takes any name.
-        capabilities: What the pipeline can do, for refusing the rest with a 400.
-        max_body_size: Bytes; longer bodies are answered with a 413.
-        max_json_size: Bytes of a JSON body apart from its media; likewise.
+        client: Usually over the coordinator of this process, which then reports load and flushes caches.
+        model_name: The name of the one model served; None accepts any name.
+        capabilities: What the pipeline can do; other requests are refused with a 400.
+        max_body_size: Bytes of a body; larger ones are refused with a 413.
+        max_json_size: Bytes of a JSON body apart from its media; larger ones are refused likewise.
         request_timeout: Seconds after which a request is aborted and answered with a 504; None: never.
         limits: How many requests run and wait; by default any number runs.
-        info: Gives further fields of ``/get_server_info``, when asked.
-        access: The keys that are asked for; by default none.
+        info: Returns further fields of ``/get_server_info``.
+        access: Keys and host names; by default no key is asked for.
     """
-    server = Server(
+    server = AppState(
         client=client,
         model_name=model_name,
         capabilities=capabilities or Capabilities(),
@@ -69,7 +69,7 @@ def create_app(
         Middleware(BodyLimit, max_bytes=max_body_size),
         Middleware(Gate, admission=server.admission),
     ]
-    # Without FastAPI's own pages, which load their scripts from elsewhere; /openapi.json is there.
+    # Without FastAPI's pages, which load scripts from other sites; /openapi.json stays.
     app = FastAPI(
         title="sglang-omni", version=__version__, middleware=middleware, docs_url=None, redoc_url=None
     )

@@ -1,4 +1,4 @@
-"""Who may ask what: clients' keys, the administrators', and what web pages may have browsers send."""
+"""Access control: keys of clients and administrators, and protection from requests that web pages forge."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sglang_omni.client import RequestError
 from sglang_omni.client.request_id import HEADER, OWNER_HEADER
+from sglang_omni.serve.api.access import Access
+from sglang_omni.serve.api.bodies import check_json_type
 from sglang_omni.serve.api.errors import error_response
-from sglang_omni.serve.api.keys import Access
-from sglang_omni.serve.api.validation import NO_JSON
 
-# Open to all, for probes.
+# Need no key, for probes.
 OPEN_PATHS = frozenset({"/health"})
-# What changes the server's state for all of its clients, or tells of its inside.
+# For administrators: they change the server for all clients, or show its internals.
 ADMIN_PATHS = frozenset({"/flush_cache", "/get_server_info"})
-# What else takes no body but JSON, and needs none.
+# Take JSON or no body.
 _JSON_PATHS = ADMIN_PATHS | {"/abort_request"}
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
-# Reads, and has the model work.
+# A GET that makes the model work.
 _PROBE = "/health_generate"
 _FROM_ELSEWHERE = ("forwarded", "x-forwarded-for", "via")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Guard:
-    """Refuses requests that ``access`` does not allow, and tells whose the others are.
+    """Refuses requests that ``access`` does not allow, and tells the owner of the others.
 
-    Routes find that in ``request.state.owner``: a word that tells nothing of the key it stands for; None if
-    the server has all requests of one owner.
+    Routes find the owner in ``request.state.owner``: a keyed hash of the client's key and of what a router
+    says of its own clients. None if there is neither: all such requests have one owner.
     """
 
     def __init__(self, app: ASGIApp, *, access: Access) -> None:
@@ -67,8 +67,8 @@ class Guard:
             raise _no_key(shown)
         if path in ADMIN_PATHS:
             self._check_admin(scope, headers, shown, is_admin=is_admin, is_known=is_known)
-        # No page of another origin has a browser show a key, or name a request: before it sends these headers
-        # it asks the server, which never allows them. A router names all that it passes on.
+        # For a page of another origin, a browser sends a key or a request id only after a preflight, which
+        # this server never grants. A router gives an id to every request it passes on.
         is_asked = is_known or HEADER in headers
         if (acts or path == _PROBE) and (path in ADMIN_PATHS or not is_asked) and _is_foreign(headers):
             raise RequestError(
@@ -77,8 +77,8 @@ class Guard:
                 code="cross_site_request",
                 status=403,
             )
-        if acts and path in _JSON_PATHS:
-            _check_content_type(headers)
+        if acts and path in _JSON_PATHS and ("content-type" in headers or _has_body(headers)):
+            check_json_type(headers)
         return self._owner(shown if is_known else None, headers)
 
     def _check_admin(
@@ -87,7 +87,7 @@ class Guard:
         if self._admins and not is_known:
             raise _no_key(shown)
         if not (is_admin if self._admins else _is_local(scope, headers)):
-            how = "show the admin key; a client's does not do"
+            how = "show the admin key; a client's key is not enough"
             if not self._admins:
                 how = "ask from the server's own machine, or give the server an --admin-api-key and show it"
             raise RequestError(
@@ -102,7 +102,7 @@ class Guard:
             )
 
     def _is_own_name(self, headers: Headers) -> bool:
-        """Whether its ``Host`` is an address or a name of this server's, and none that a stranger made up."""
+        """Whether ``Host`` is an address or a name of this server, and not a name that a stranger made up."""
         name, _ = _split(f"//{headers.get('host', '')}")
         return name == "localhost" or _address(name) is not None or bool(self._hosts & {name, "*"})
 
@@ -122,7 +122,7 @@ def _bearer(headers: Headers) -> bytes | None:
 
 
 def _is_one_of(shown: bytes | None, keys: Iterable[bytes]) -> bool:
-    """The time this takes tells nothing of the keys but their lengths."""
+    """Whether ``shown`` is one of ``keys``. The time it takes reveals only the keys' lengths."""
     same = False
     for key in keys:
         same |= hmac.compare_digest(shown or b"", key)
@@ -140,7 +140,7 @@ def _no_key(shown: bytes | None) -> RequestError:
 
 
 def _is_local(scope: Scope, headers: Headers) -> bool:
-    """Whether it comes from this machine, and not by way of it."""
+    """Whether the request comes from this machine and no proxy has forwarded it."""
     peer = scope.get("client")
     address = _address(peer[0]) if peer else None
     return (
@@ -158,7 +158,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_foreign(headers: Headers) -> bool:
-    """Whether a browser sent it for a page of another origin than the server's."""
+    """Whether a browser sent the request for a page of another origin than the server's."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")
@@ -171,7 +171,7 @@ def _is_foreign(headers: Headers) -> bool:
 
 
 def _split(url: str, default_port: int | None = None) -> tuple[str, int | None]:
-    """Its host in lower case and its port; an empty host if it cannot be read."""
+    """The host in lower case, and the port; an empty host if the URL cannot be read."""
     try:
         parts = urlsplit(url)
         return parts.hostname or "", parts.port or default_port
@@ -179,10 +179,5 @@ def _split(url: str, default_port: int | None = None) -> tuple[str, int | None]:
         return "", None
 
 
-def _check_content_type(headers: Headers) -> None:
-    kind = headers.get("content-type")
-    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-    if kind is None and not has_body:
-        return
-    if (kind or "").partition(";")[0].strip().lower() != "application/json":
-        raise RequestError(NO_JSON, code="unsupported_media_type", status=415)
+def _has_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers

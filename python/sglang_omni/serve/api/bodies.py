@@ -1,7 +1,7 @@
-"""JSON bodies: measured, parsed and checked, large ones beside the event loop.
+"""Reads JSON bodies: measures, parses and validates them, large ones outside of the event loop.
 
-Parsing and validating hold the interpreter lock, in a thread too, so what a body may hold is bounded before
-that, by a count that is made without the lock. Then no step of the rest takes long.
+Parsing and validating hold the interpreter lock even in a thread. So the values of a body are counted first,
+without the lock, and a body with too many is refused; then no later step takes long.
 """
 
 from __future__ import annotations
@@ -18,34 +18,32 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
+from starlette.datastructures import Headers
 
 from sglang_omni._core import json_excess
 from sglang_omni.client import RequestError
 from sglang_omni.serve.api.limits import BodyLimits
-from sglang_omni.serve.api.validation import NO_JSON, NO_OBJECT, validation_error
+from sglang_omni.serve.api.validation import NO_OBJECT, validation_error
 
-# The rest is no option: no request that a pipeline can serve comes near. Most values are token ids.
+# Not options: no request that a pipeline can serve comes near. Most values are token ids.
 MAX_VALUES = 2**20
 MAX_PARTS = 2**15
 MAX_NAMES = 256
 MAX_DEPTH = 32
 
-# Smaller bodies are done within a millisecond, for which a thread does not pay.
+# Smaller bodies take less than a millisecond, for which a thread does not pay.
 _OFF_LOOP = 64 * 2**10
 _JSON_TYPE = re.compile(r"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class JsonLimits:
-    """``size``: bytes of a body apart from its media."""
+    """How much a JSON body may hold. ``size``: bytes apart from its media."""
 
     size: int = BodyLimits.max_json_size
 
     def check(self, body: bytes) -> None:
-        """
-        Raises:
-            RequestError: ``body`` holds more than it may.
-        """
+        """Raises RequestError if ``body`` holds more than it may."""
         over = json_excess(
             body, text=self.size, values=MAX_VALUES, parts=MAX_PARTS, names=MAX_NAMES, depth=MAX_DEPTH
         )
@@ -68,11 +66,30 @@ _TOO_MUCH = {
 }
 
 
+def check_json_type(headers: Headers) -> None:
+    """Refuse a body that is not declared as JSON: a browser needs no preflight to send one for a web page.
+
+    Raises:
+        RequestError: 415.
+    """
+    if not _JSON_TYPE.match(headers.get("content-type", "")):
+        raise RequestError(
+            "the body must be JSON, sent with Content-Type: application/json",
+            code="unsupported_media_type",
+            status=415,
+        )
+
+
 def read_json(body: bytes, model: type[BaseModel], limits: JsonLimits) -> BaseModel:
     """The request in a JSON body.
 
+    Args:
+        body: UTF-8, with or without a byte order mark.
+        model: The request's model.
+        limits: How much the body may hold.
+
     Raises:
-        RequestError: It is none, holds too much, or something in it is not acceptable.
+        RequestError: The body is not valid JSON, holds too much, or does not fit the model.
     """
     limits.check(body)
     try:
@@ -90,19 +107,19 @@ class JsonBodies:
 
     def __init__(self, limits: JsonLimits) -> None:
         self._limits = limits
-        # One, between whose steps the event loop has its turn. Several would hand the lock to each other.
+        # One thread, between whose steps the event loop runs. Several would pass the lock to each other.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bodies")
 
     async def read(self, request: Request, model: type[BaseModel]) -> BaseModel:
-        """
+        """The request in the body.
+
         Raises:
-            RequestError: See ``read_json``.
+            RequestError: There is no body, it is not JSON, holds too much, or does not fit ``model``.
         """
         body = await request.body()
         if not body:
             raise RequestError(NO_OBJECT, code="invalid_type")
-        if not _JSON_TYPE.match(request.headers.get("content-type", "")):
-            raise RequestError(NO_JSON, code="unsupported_media_type", status=415)
+        check_json_type(request.headers)
         if len(body) < _OFF_LOOP:
             return read_json(body, model, self._limits)
         loop = asyncio.get_running_loop()
@@ -110,7 +127,7 @@ class JsonBodies:
 
 
 class JsonRoute(APIRoute):
-    """A route whose body, if it has one, is read by the application's ``JsonBodies``."""
+    """A route whose body, if it takes one, is read by the app's ``JsonBodies``."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -131,7 +148,7 @@ class JsonRoute(APIRoute):
 
 
 class _ReadRequest(Request):
-    """One whose body FastAPI finds parsed and validated."""
+    """A request whose body FastAPI finds parsed and validated."""
 
     value: BaseModel
 

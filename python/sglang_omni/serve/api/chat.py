@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: a conversation in, text and speech out, whole or streamed."""
+"""``/v1/chat/completions``: answers a conversation with text and speech, whole or streamed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from sglang_omni.serve.api.protocol import (
 )
 from sglang_omni.serve.api.session import owner_of, session_key
 from sglang_omni.serve.api.speech import check_encodable
-from sglang_omni.serve.api.state import Server, request_id_of
-from sglang_omni.serve.api.streaming import EventStream, answer
+from sglang_omni.serve.api.state import AppState, request_id_of
+from sglang_omni.serve.api.streaming import EventStream, until_disconnect
 
 _PART_MODALITY = {
     "input_audio": "audio",
@@ -40,7 +40,7 @@ _TALKER = ("temperature", "top_p", "top_k", "repetition_penalty", "max_new_token
 
 
 class _Reply(NamedTuple):
-    """What every part of one answer repeats."""
+    """The fields that every part of one answer repeats."""
 
     request_id: str
     model: str
@@ -63,7 +63,7 @@ class _Reply(NamedTuple):
         return fields | more
 
 
-def chat_routes(server: Server) -> APIRouter:
+def chat_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/chat/completions", response_model=None)
@@ -85,14 +85,14 @@ def chat_routes(server: Server) -> APIRouter:
         if body.stream:
             events = _events(server, generate, reply, audio_format)
             return EventStream(events, request_id=reply.request_id)
-        fields = await answer(request, _completion(server, generate, reply, audio_format))
+        fields = await until_disconnect(request.receive, _completion(server, generate, reply, audio_format))
         return JSONResponse(fields)
 
     return router
 
 
 async def _completion(
-    server: Server, request: GenerateRequest, reply: _Reply, audio_format: str
+    server: AppState, request: GenerateRequest, reply: _Reply, audio_format: str
 ) -> dict[str, Any]:
     result = await server.client.completion(request, request_id=reply.request_id, audio_format=audio_format)
     server.metrics.finished(result.usage)
@@ -128,7 +128,7 @@ async def _completion(
 
 
 async def _events(
-    server: Server, request: GenerateRequest, reply: _Reply, audio_format: str
+    server: AppState, request: GenerateRequest, reply: _Reply, audio_format: str
 ) -> AsyncGenerator[dict[str, Any], None]:
     started = time.monotonic()
     role: dict[str, Any] = {"role": "assistant"}
@@ -191,8 +191,12 @@ def _audio_format(body: ChatCompletionRequest) -> str:
     return chosen
 
 
-def to_generate_request(server: Server, body: ChatCompletionRequest) -> GenerateRequest:
-    """The client's request for an API request, after what this model can do has been checked."""
+def to_generate_request(server: AppState, body: ChatCompletionRequest) -> GenerateRequest:
+    """The client's request for an API request.
+
+    Raises:
+        RequestError: The model cannot do what is asked, or fields contradict each other.
+    """
     server.check_task("chat")
     check_stream_options(body)
     for modality in body.modalities or ():
@@ -234,7 +238,7 @@ def to_generate_request(server: Server, body: ChatCompletionRequest) -> Generate
     )
 
 
-def _check_extra(server: Server, body: ChatCompletionRequest, extra: dict[str, Any]) -> None:
+def _check_extra(server: AppState, body: ChatCompletionRequest, extra: dict[str, Any]) -> None:
     try:
         server.check_params("chat", extra, body.stage_params, spoken="audio" in (body.modalities or ()))
     except RequestError as exc:
@@ -269,7 +273,7 @@ def to_sampling(fields: SamplingFields) -> SamplingParams:
     )
 
 
-def _messages(server: Server, body: ChatCompletionRequest) -> list[dict[str, Any]]:
+def _messages(server: AppState, body: ChatCompletionRequest) -> list[dict[str, Any]]:
     for index, message in enumerate(body.messages):
         _check_message(server, message, f"messages[{index}]")
     messages = [_turn(message) for message in body.messages]
@@ -285,7 +289,7 @@ def _messages(server: Server, body: ChatCompletionRequest) -> list[dict[str, Any
 
 
 def _turn(message: ChatMessage) -> dict[str, Any]:
-    """As pipelines read it: of an earlier answer's speech the transcript, and a refusal as what it says."""
+    """A message as pipelines read it: an earlier spoken answer is its transcript, a refusal is its text."""
     turn = message.model_dump(exclude_none=True, exclude={"audio", "refusal"})
     if message.content is None and message.audio is not None:
         turn["content"] = message.audio.transcript
@@ -294,7 +298,7 @@ def _turn(message: ChatMessage) -> dict[str, Any]:
     return turn
 
 
-def _check_message(server: Server, message: ChatMessage, where: str) -> None:
+def _check_message(server: AppState, message: ChatMessage, where: str) -> None:
     if message.content is None and message.role != "assistant":
         raise RequestError(
             f"{where}.content: a {message.role} message needs content",
@@ -342,7 +346,7 @@ def _media_part(kind: str, url: str) -> ContentPart:
 
 
 def _join_last_user_turn(messages: list[dict[str, Any]], parts: list[dict[str, Any]]) -> None:
-    """Media come before the text they are about. The turn's own keep the names of where they were."""
+    """Put media before the text of the last user turn. Its own media keep their fields' names."""
     users = [index for index, message in enumerate(messages) if message["role"] == "user"]
     if not users:
         messages.append({"role": "user", "content": parts})

@@ -1,4 +1,4 @@
-"""``/v1/completions``: prompts continued, whole or streamed."""
+"""``/v1/completions``: continues prompts, whole or streamed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from sglang_omni.client import CompletionResult, GenerateRequest, RequestError, 
 from sglang_omni.serve.api.bodies import JsonRoute
 from sglang_omni.serve.api.chat import check_stream_options, to_sampling
 from sglang_omni.serve.api.protocol import CompletionRequest, NativeRequest
-from sglang_omni.serve.api.request_ids import RequestName
 from sglang_omni.serve.api.session import owner_of, session_key
-from sglang_omni.serve.api.state import Server, request_id_of
-from sglang_omni.serve.api.streaming import EventStream, answer
+from sglang_omni.serve.api.state import AppState, request_id_of
+from sglang_omni.serve.api.streaming import EventStream, until_disconnect
 
 
-def completion_routes(server: Server) -> APIRouter:
+def completion_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/completions", response_model=None)
@@ -31,9 +30,8 @@ def completion_routes(server: Server) -> APIRouter:
         server.check_task("completion")
         server.check_params("completion", prompt_params(body), body.stage_params)
         check_stream_options(body)
-        prompts = _prompts(body)
+        requests = [_request(server, body, prompt, request) for prompt in _prompts(body)]
         request_id = request_id_of(request, body.request_id)
-        body.session_id, body.owner = session_key(request, body), owner_of(request)
         head = {
             "id": f"cmpl-{request_id}",
             "object": "text_completion",
@@ -41,33 +39,37 @@ def completion_routes(server: Server) -> APIRouter:
             "model": model,
         }
         if body.stream:
-            if len(prompts) > 1:
+            if len(requests) > 1:
                 raise RequestError(
                     "prompt: only one prompt can be streamed at a time",
                     param="prompt",
                     code="unsupported_value",
                 )
-            events = _events(server, body, prompts[0], request_id, head)
+            include_usage = bool(body.stream_options and body.stream_options.include_usage)
+            events = _events(server, requests[0], request_id, head, include_usage=include_usage)
             return EventStream(events, request_id=request_id)
-        fields = await answer(request, _completions(server, body, prompts, request.state.request_name, head))
-        return JSONResponse(fields)
+        ids = server.running.split(request.state.request_name, len(requests))
+        by_id = dict(zip(ids, requests, strict=True))
+        work = _completions(server, by_id, head, timings=body.timings)
+        return JSONResponse(await until_disconnect(request.receive, work))
 
     return router
 
 
 async def _completions(
-    server: Server,
-    body: CompletionRequest,
-    prompts: list[str | list[int]],
-    name: RequestName,
-    head: dict[str, Any],
+    server: AppState, requests: dict[str, GenerateRequest], head: dict[str, Any], *, timings: bool
 ) -> dict[str, Any]:
-    ids = server.running.split(name, len(prompts))
+    """The body of an answer.
+
+    Args:
+        requests: One for each prompt, by id.
+        head: The fields that every answer begins with.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(server.client.completion(_request(server, body, prompt), request_id=each))
-                for each, prompt in zip(ids, prompts, strict=True)
+                group.create_task(server.client.completion(request, request_id=request_id))
+                for request_id, request in requests.items()
             ]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
@@ -79,26 +81,26 @@ async def _completions(
         for i, r in enumerate(results)
     ]
     fields = head | {"choices": choices, "usage": _total_usage(results)}
-    if body.timings and len(results) == 1:
+    if timings and len(results) == 1:
         fields["timings"] = results[0].timings
-    elif body.timings:
+    elif timings:
         for choice, result in zip(choices, results, strict=True):
             choice["timings"] = result.timings
     return fields
 
 
 async def _events(
-    server: Server,
-    body: CompletionRequest,
-    prompt: str | list[int],
+    server: AppState,
+    request: GenerateRequest,
     request_id: str,
     head: dict[str, Any],
+    *,
+    include_usage: bool,
 ) -> AsyncGenerator[dict[str, Any], None]:
-    include_usage = bool(body.stream_options and body.stream_options.include_usage)
     if include_usage:
         head = head | {"usage": None}
     started: float | None = time.monotonic()
-    chunks = server.client.completion_stream(_request(server, body, prompt), request_id=request_id)
+    chunks = server.client.completion_stream(request, request_id=request_id)
     usage: UsageInfo | None = None
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -116,7 +118,7 @@ async def _events(
                 "logprobs": None,
                 "finish_reason": chunk.finish_reason,
             }
-            more = {"timings": chunk.timings} if body.timings and chunk.finish_reason is not None else {}
+            more = {"timings": chunk.timings} if request.timings and chunk.finish_reason is not None else {}
             yield head | {"choices": [choice]} | more
     if include_usage:
         yield head | {"choices": [], "usage": usage.to_dict() if usage else None}
@@ -130,11 +132,13 @@ def _prompts(body: CompletionRequest) -> list[str | list[int]]:
 
 
 def prompt_params(body: CompletionRequest | NativeRequest) -> dict[str, Any]:
-    """What is said of how the prompt is read: nothing, if it is read as pipelines do by default."""
+    """Parameters for how the prompt is read; none for the pipeline's default."""
     return {"parse_special_tokens": True} if body.parse_special_tokens else {}
 
 
-def _request(server: Server, body: CompletionRequest, prompt: str | list[int]) -> GenerateRequest:
+def _request(
+    server: AppState, body: CompletionRequest, prompt: str | list[int], request: Request
+) -> GenerateRequest:
     return GenerateRequest(
         model=body.model,
         prompt=prompt if isinstance(prompt, str) else None,
@@ -146,8 +150,8 @@ def _request(server: Server, body: CompletionRequest, prompt: str | list[int]) -
         extra_params=prompt_params(body),
         metadata={"task": "completion"},
         timeout=server.timeout(body.timeout),
-        session_id=body.session_id,
-        owner=body.owner,
+        session_id=session_key(request, body),
+        owner=owner_of(request),
         timings=body.timings,
     )
 

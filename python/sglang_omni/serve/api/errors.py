@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's error object: what is wrong, whose fault it is, and a reason to test for."""
+"""Failures as OpenAI's error object: a message, a type (whose fault it is) and a code to test for."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 class ClientDisconnected(Exception):
-    """The caller left before the answer was there."""
+    """The caller left before it was answered."""
 
 
-# For a body that is kept in a file, say. Another try may find room.
+# Out of disk space or descriptors: another try may find some.
 _SHORT_OF = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE}
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-# Why a request failed, where starlette says it by a status alone.
+# Codes of errors for which starlette has only a status.
 _HTTP_CODES = {
     404: "unknown_url",
     405: "method_not_allowed",
@@ -39,9 +39,13 @@ _HTTP_CODES = {
 def error_body(
     message: str, status: int, *, code: str | None = None, param: str | None = None
 ) -> dict[str, Any]:
-    """OpenAI's error object: ``type`` is the error's class, ``code`` the reason that callers test for.
+    """OpenAI's error object.
 
-    A long message is cut: it may quote what a stage or a caller made up.
+    Args:
+        message: The text; a long one is cut, since it may quote what a stage or a caller made up.
+        status: The HTTP status, which decides the object's ``type``.
+        code: The reason that callers test for.
+        param: The request's field at fault.
     """
     message = shortened(message)
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -49,7 +53,11 @@ def error_body(
 
 
 def describe(exc: Exception, *, request_id: str | None = None) -> tuple[int, dict[str, Any]]:
-    """Status and body for a failure; what nobody foresaw is logged with its traceback."""
+    """Status and body for a failure. An unexpected one is logged with its traceback."""
+    if isinstance(exc, HTTPException):
+        return exc.status_code, error_body(
+            str(exc.detail), exc.status_code, code=_HTTP_CODES.get(exc.status_code)
+        )
     if isinstance(exc, RequestError):
         return exc.status, error_body(exc.message, exc.status, code=exc.code, param=exc.param)
     if isinstance(exc, TimeoutError):
@@ -68,17 +76,19 @@ def describe(exc: Exception, *, request_id: str | None = None) -> tuple[int, dic
 
 def error_response(exc: Exception, *, request_id: str | None = None) -> JSONResponse:
     status, body = describe(exc, request_id=request_id)
-    headers = {"x-request-id": request_id} if request_id else {}
+    headers = dict(exc.headers or {}) if isinstance(exc, HTTPException) else {}
+    if request_id:
+        headers["x-request-id"] = request_id
     if status == 503:
         headers["retry-after"] = "1"
     if isinstance(exc, Unavailable):
-        # The next try is to reach a server that takes it, which this connection does not lead to.
+        # The next try must reach another server, to which this connection does not lead.
         headers["connection"] = "close"
     return JSONResponse(body, status_code=status, headers=headers)
 
 
 def install(app: FastAPI) -> None:
-    """Answer every failure of ``app`` in OpenAI's shape."""
+    """Have ``app`` answer every failure with OpenAI's error object."""
 
     async def invalid(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, RequestValidationError)
@@ -91,8 +101,7 @@ def install(app: FastAPI) -> None:
             message = f"no such route: {request.method} {request.url.path}"
         elif exc.status_code == 405:
             message = f"{request.url.path} does not take {request.method}"
-        body = error_body(message, exc.status_code, code=_HTTP_CODES.get(exc.status_code))
-        return JSONResponse(body, status_code=exc.status_code, headers=exc.headers)
+        return error_response(HTTPException(exc.status_code, message, exc.headers))
 
     async def disconnected(request: Request, exc: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

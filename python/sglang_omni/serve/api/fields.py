@@ -1,4 +1,4 @@
-"""What the API's request models share: strict types, ranges, and fields that must keep their default."""
+"""Field types of the API's request models: strict types, ranges, and fields that must keep their default."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from sglang_omni.preprocessing.param_values import (
 )
 from sglang_omni.proto.limits import MAX_STOP_LENGTH, MAX_STOP_TOKENS, MAX_STOPS
 
-# Tags of unions begin with this character, so that errors can tell them from field names.
+# The tags of unions begin with this character, which tells them from field names in errors.
 TAG = "§"
-# The kind of error of a field whose other values cannot be honoured.
+# The type of error for a value that is understood and cannot be honoured.
 UNSUPPORTED = "unsupported_value"
 
-# What other servers take and this one does not. A caller who names one has not misspelled another.
+# Fields that other servers take and this one does not. They are not misspellings of other fields.
 UNSUPPORTED_FIELDS = frozenset(
     {
         *("allowed_token_ids", "bad_words", "best_of", "cache_salt", "chat_template", "chat_template_kwargs"),
@@ -50,7 +50,7 @@ UNSUPPORTED_FIELDS = frozenset(
 class ApiModel(BaseModel):
     """Unknown fields and values of the wrong type are errors; numbers are finite.
 
-    An optional field that is null is one left out: clients send all the fields they know.
+    An optional field that is null counts as left out: clients send all the fields they know.
     """
 
     model_config = ConfigDict(
@@ -67,7 +67,7 @@ class ApiModel(BaseModel):
 
 
 def unsupported(message: str) -> PydanticCustomError:
-    """For a value that is understood and cannot be honoured."""
+    """An error for a value that is understood and cannot be honoured."""
     return PydanticCustomError(UNSUPPORTED, "{message}", {"message": message})
 
 
@@ -85,16 +85,16 @@ def _must_be(*harmless: Any) -> Any:
 
 
 class _Form(str):
-    """A value of a form, where false and 0 are written as texts."""
+    """A value of a form, in which false and 0 are texts."""
 
 
 def _written(value: Any) -> str:
-    """As callers write it."""
+    """A value as callers write it."""
     return value.lower() if isinstance(value, _Form) else json.dumps(value)
 
 
-# OpenAI's fields that would change the answer in ways no pipeline here can honour: anything but their
-# harmless default is an error, never ignored.
+# For OpenAI's fields that no pipeline here can honour: a value other than their harmless default is an
+# error, never ignored.
 OnlyNone = _must_be(None)
 OnlyOne = _must_be(1)
 OnlyZero = _must_be(0)
@@ -109,12 +109,12 @@ OnlyDefaultTier = _must_be("auto", "default")
 OnlyFormFalse = _must_be(_Form("false"), _Form("False"))
 OnlyFormZero = _must_be(_Form("0"), _Form("0.0"))
 
-# A name, label or id that means something to the server, or goes through it unread.
+# A name, label or id, whether the server reads it or passes it on.
 Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 
 
 def at_most(count: int, *, least: int = 0) -> Any:
-    """A list's length. Only its first wrong item is told: telling a million of them takes minutes."""
+    """A list's length. Only its first wrong item is reported: reporting a million takes minutes."""
     return Field(min_length=least, max_length=count, fail_fast=True)
 
 
@@ -167,7 +167,7 @@ TopK = Annotated[int, Field(lt=2**31), AfterValidator(_top_k)]
 
 
 class SamplingFields(ApiModel):
-    """How tokens are drawn, common to every text route. None leaves it to the model."""
+    """How tokens are sampled, the same on every route for text. None leaves it to the model."""
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
@@ -183,36 +183,16 @@ class SamplingFields(ApiModel):
 
 
 class ExtensionFields(ApiModel):
-    """What this server adds to OpenAI's requests.
+    """Fields that this server adds to OpenAI's requests.
 
     Attributes:
-        stage_params: One stage's own parameters, by stage name.
+        stage_params: Parameters for single stages, by stage name.
         timeout: Seconds until the request is aborted and answered with a 504.
-        request_id: The id the request is known by, in ``/abort_request`` and in logs.
-        timings: Whether the answer tells the seconds of work and of wait in each stage.
+        request_id: The request's id, for ``/abort_request`` and in logs.
+        timings: Whether the answer has the seconds of work and of waiting in each stage.
     """
 
     stage_params: StageParams | None = None
     timeout: Timeout | None = None
     request_id: RequestId | None = None
     timings: bool = False
-    _session_id: str | None = None
-    _owner: str | None = None
-
-    @property
-    def session_id(self) -> str | None:
-        """No field of a body: the route sets it to what ``session_key`` has found."""
-        return self._session_id
-
-    @session_id.setter
-    def session_id(self, key: str | None) -> None:
-        self._session_id = key
-
-    @property
-    def owner(self) -> str | None:
-        """No field of a body either: the route sets it to what ``owner_of`` has found."""
-        return self._owner
-
-    @owner.setter
-    def owner(self, owner: str | None) -> None:
-        self._owner = owner

@@ -1,4 +1,4 @@
-"""Multipart forms, of which few parts are read, and nothing is written to a disk."""
+"""Reads multipart forms: a bounded number of parts, in memory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ MAX_FIELD_SIZE = 64 * 2**10
 
 
 class _InMemory(MultiPartParser):
-    """A file is needed as a whole, and bodies are limited: a temporary file would only be one that fails."""
+    """Keeps files in memory: they are needed as a whole, bodies are limited, and a disk may be full."""
 
     spool_max_size = sys.maxsize
 
 
 async def read_form(request: Request) -> FormData:
-    """
+    """The fields and files of a request's body.
+
     Raises:
-        RequestError: The body is no form, or has more parts than any request.
+        RequestError: The body is not a form, or has more parts than any request needs.
     """
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise RequestError(

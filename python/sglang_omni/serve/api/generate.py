@@ -1,4 +1,4 @@
-"""``/generate``: SGLang's native request and answer."""
+"""``/generate``: continues a text, in SGLang's native format."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sglang_omni.serve.api.chat import to_sampling
 from sglang_omni.serve.api.completions import prompt_params
 from sglang_omni.serve.api.protocol import NativeRequest
 from sglang_omni.serve.api.session import owner_of, session_key
-from sglang_omni.serve.api.state import Server, request_id_of
-from sglang_omni.serve.api.streaming import EventStream, answer
+from sglang_omni.serve.api.state import AppState, request_id_of
+from sglang_omni.serve.api.streaming import EventStream, until_disconnect
 
 
-def generate_routes(server: Server) -> APIRouter:
+def generate_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/generate", response_model=None)
     async def generate(body: NativeRequest, request: Request) -> Response:
-        """Continue a text, SGLang's way."""
+        """Continue a text, in SGLang's format."""
         server.check_task("completion")
         server.check_params("completion", prompt_params(body), body.stage_params)
         if (body.text is None) == (body.input_ids is None):
@@ -36,11 +36,11 @@ def generate_routes(server: Server) -> APIRouter:
         if body.rid is not None and body.request_id not in (None, body.rid):
             raise RequestError("rid and request_id differ; give one", param="rid", code="invalid_value")
         request_id = request_id_of(request, body.rid or body.request_id)
-        body.session_id, body.owner = session_key(request, body), owner_of(request)
+        generation = _request(server, body, request)
         if body.stream:
-            return EventStream(_events(server, body, request_id), request_id=request_id)
-        result = await answer(
-            request, server.client.completion(_request(server, body), request_id=request_id)
+            return EventStream(_events(server, generation, request_id), request_id=request_id)
+        result = await until_disconnect(
+            request.receive, server.client.completion(generation, request_id=request_id)
         )
         server.metrics.finished(result.usage)
         fields = _fields(request_id, result.text, result.finish_reason, result.usage)
@@ -53,11 +53,11 @@ def generate_routes(server: Server) -> APIRouter:
 
 
 async def _events(
-    server: Server, body: NativeRequest, request_id: str
+    server: AppState, request: GenerateRequest, request_id: str
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """As SGLang streams: every event has all the text so far."""
+    """Events as SGLang streams them: each has all the text so far."""
     text = ""
-    chunks = server.client.completion_stream(_request(server, body), request_id=request_id)
+    chunks = server.client.completion_stream(request, request_id=request_id)
     async with aclosing(chunks):
         async for chunk in chunks:
             text += chunk.text
@@ -65,12 +65,12 @@ async def _events(
                 server.metrics.finished(chunk.usage)
             if chunk.text or chunk.finish_reason is not None:
                 fields = _fields(request_id, text, chunk.finish_reason, chunk.usage)
-                if body.timings and chunk.finish_reason is not None:
+                if request.timings and chunk.finish_reason is not None:
                     fields["meta_info"]["timings"] = chunk.timings
                 yield fields
 
 
-def _request(server: Server, body: NativeRequest) -> GenerateRequest:
+def _request(server: AppState, body: NativeRequest, request: Request) -> GenerateRequest:
     return GenerateRequest(
         prompt=body.text,
         prompt_token_ids=body.input_ids,
@@ -81,8 +81,8 @@ def _request(server: Server, body: NativeRequest) -> GenerateRequest:
         extra_params=prompt_params(body),
         metadata={"task": "completion"},
         timeout=server.timeout(body.timeout),
-        session_id=body.session_id,
-        owner=body.owner,
+        session_id=session_key(request, body),
+        owner=owner_of(request),
         timings=body.timings,
     )
 

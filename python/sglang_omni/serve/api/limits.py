@@ -1,4 +1,4 @@
-"""How large the bodies of requests may be."""
+"""Default limits on the size of a request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BodyLimits:
-    """
+    """How large the bodies of requests may be.
+
     Attributes:
         max_body_size: Bytes of a request's body.
         max_json_size: Bytes of a JSON body apart from its media.

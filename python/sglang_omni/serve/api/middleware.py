@@ -1,24 +1,28 @@
-"""What stands before every route: the limit on bodies, and the counting of requests."""
+"""Middleware in front of every route: the limit on bodies, the places of requests, and their counting."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sglang_omni.serve.api.errors import CLIENT_CLOSED_REQUEST, error_body
+from sglang_omni.serve.api.admission import Admission, Place
+from sglang_omni.serve.api.errors import CLIENT_CLOSED_REQUEST, error_response
 from sglang_omni.serve.api.metrics import Metrics
 
-# Of a body that is refused, this much is read and dropped: callers look for the answer only after they
-# have sent everything.
+# Bytes of a refused body that are read.
 _MOST_DROPPED = 2**30
+# Bytes of each body that do not count towards the limit on all: large ones must not keep small ones out.
+_UNCOUNTED = 65_536
+# Administration has to reach a server that is full.
+_WITHOUT_PLACE = {"/abort_request", "/flush_cache"}
 
 
 class BodyLimit:
-    """Refuses bodies over ``max_bytes``: at once where their length is told, else as soon as they pass it."""
+    """Refuses bodies over ``max_bytes``: at once if their length is declared, else once they exceed it."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self.app = app
@@ -32,8 +36,7 @@ class BodyLimit:
         length = Request(scope).headers.get("content-length", "")
         if length.isdigit() and int(length) > self.max_bytes:
             await _drop_body(receive)
-            body = error_body(self._refusal, 413, code="request_too_large")
-            await JSONResponse(body, status_code=413)(scope, receive, send)
+            await error_response(HTTPException(413, self._refusal))(scope, receive, send)
             return
         received = 0
         unread = True
@@ -56,17 +59,77 @@ class BodyLimit:
         await self.app(scope, counted, watched)
 
 
-async def _drop_body(receive: Receive) -> None:
-    dropped = 0
-    while dropped < _MOST_DROPPED:
-        message = await receive()
-        if message["type"] != "http.request" or not message.get("more_body", False):
+class Gate:
+    """Has each request wait for a place once its body is complete, and keep the place until it is answered.
+
+    If the queue is full, a request is refused and its body dropped. The body of a waiting request is not
+    parsed yet.
+    """
+
+    def __init__(self, app: ASGIApp, *, admission: Admission) -> None:
+        self.app = app
+        self.admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in _WITHOUT_PLACE:
+            await self.app(scope, receive, send)
             return
-        dropped += len(message.get("body", b""))
+        if self.admission.is_full:
+            refusal = self.admission.refusal("queue_full")
+            await _drop_body(receive)
+            await error_response(refusal)(scope, receive, send)
+            return
+        visit = _Visit(self.admission, receive)
+        try:
+            await self.app(scope, visit.receive, send)
+        finally:
+            visit.end()
+
+
+class _Visit:
+    """One request's way through the gate."""
+
+    def __init__(self, admission: Admission, receive: Receive) -> None:
+        self._admission = admission
+        self._receive = receive
+        self._received = self._held = 0
+        self._has_entered = False
+        self._place: Place | None = None
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if self._has_entered or message["type"] != "http.request":
+            return message
+        self._received += len(message.get("body", b""))
+        more = max(0, self._received - _UNCOUNTED) - self._held
+        self._admission.hold(more)
+        self._held += more
+        if not message.get("more_body", False):
+            self._has_entered = True
+            self._place = await self._admission.enter(self._receive)
+            if self._place is None:
+                return {"type": "http.disconnect"}
+        return message
+
+    def end(self) -> None:
+        self._admission.let_go(self._held)
+        if self._place is not None:
+            self._admission.leave(self._place)
+
+
+async def _drop_body(receive: Receive) -> None:
+    """Read the rest of a refused body: callers look for the answer only after they have sent everything."""
+    dropped = 0
+    with suppress(HTTPException):  # over the limit on bodies, which matters no more
+        while dropped < _MOST_DROPPED:
+            message = await receive()
+            if message["type"] != "http.request" or not message.get("more_body", False):
+                return
+            dropped += len(message.get("body", b""))
 
 
 class Count:
-    """Counts requests by route and status, and how long they took; a stream lasts until its end."""
+    """Counts requests by route and status, and the time until the end of their answers."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self.app = app
@@ -85,11 +148,11 @@ class Count:
                 status = message["status"]
             await send(message)
 
-        self.metrics.in_flight += 1
+        self.metrics.in_flight.inc()
         try:
             await self.app(scope, receive, watched)
         finally:
-            self.metrics.in_flight -= 1
-            # Labels are routes, never what callers make up.
+            self.metrics.in_flight.dec()
+            # Labels are paths of routes: callers must not make up labels.
             path = getattr(scope.get("route"), "path", "other")
             self.metrics.request_done(path, status, time.monotonic() - started)

@@ -1,4 +1,4 @@
-"""The page at ``/`` that a person can talk to the model with."""
+"""The web page at ``/``, on which a person can talk to the model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from importlib import resources
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
-from sglang_omni.serve.api.state import Server
+from sglang_omni.serve.api.state import AppState
 
-# Everything is in the page: nothing is loaded from elsewhere, and nothing may be.
+# The page holds everything it needs, and browsers may load nothing else.
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
@@ -20,7 +20,7 @@ _HEADERS = {
 }
 
 
-def page_routes(server: Server) -> APIRouter:
+def page_routes(server: AppState) -> APIRouter:
     router = APIRouter()
 
     @router.get("/", include_in_schema=False)

@@ -1,4 +1,4 @@
-"""Request models of the API: OpenAI's fields, what SGLang's users add to them, and nothing else."""
+"""Request models of the API: OpenAI's fields and those that users of SGLang expect."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class MediaUrl(ApiModel):
 
 
 class ImageUrl(MediaUrl):
-    """``detail``: of a ``"low"`` one as many tokens are made as of one of 512 x 512 pixels at most."""
+    """``detail``: a ``"low"`` image is scaled down to at most 512 x 512 pixels."""
 
     detail: Literal["auto", "low", "high"] | None = None
 
@@ -124,7 +124,7 @@ Content = Annotated[
 
 
 class SpokenAnswer(ApiModel):
-    """An earlier answer's speech, sent back. Answers are not kept here: only the transcript is read."""
+    """The speech of an earlier answer, sent back. Answers are not kept, so only the transcript is read."""
 
     id: Name | None = None
     transcript: str | None = None
@@ -134,7 +134,7 @@ class SpokenAnswer(ApiModel):
 
 
 class ChatMessage(ApiModel):
-    """One turn. Only an assistant's turn may be without content, where its speech's transcript says it."""
+    """One turn. Only an assistant's turn may lack content, if it has a transcript or a refusal."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -182,7 +182,7 @@ class ChatCompletionRequest(SamplingFields, ExtensionFields):
     modalities: Modalities | None = None
     audio: AudioOptions | None = None
 
-    # Media beside the messages; they join the last user turn.
+    # Media beside the messages, which join the last user turn.
     images: Media | None = None
     audios: Media | None = None
     videos: Media | None = None
@@ -192,9 +192,9 @@ class ChatCompletionRequest(SamplingFields, ExtensionFields):
     talker_top_k: TopK | None = None
     talker_repetition_penalty: RepetitionPenalty | None = None
     talker_max_new_tokens: Count | None = None
-    # Whether the answer also has its tokens, under vLLM's name, and its speech's codes.
+    # Adds the answer's token ids (vLLM's name for it), and the codes of its speech.
     return_token_ids: bool = False
-    # vLLM's: an answer is always a new turn, also after an assistant's.
+    # vLLM's. An answer is always a new turn, even after an assistant's.
     add_generation_prompt: OnlyTrue = None
     continue_final_message: OnlyFalse = None
 
@@ -285,21 +285,17 @@ class SpeechRequest(ExtensionFields):
 
     @property
     def audio_format(self) -> str:
-        """The format asked for, or else OpenAI's default.
+        """The format asked for, or OpenAI's default.
 
-        ``stream`` alone, which OpenAI does not have, gives raw samples to clients that were written for it.
+        ``stream`` without ``stream_format``, which OpenAI does not have, gives raw samples.
         """
         if self.response_format is not None:
             return self.response_format
         return "pcm" if self.stream and self.stream_format is None else "mp3"
 
 
-# The name this model has in code written for such servers.
-CreateSpeechRequest = SpeechRequest
-
-
 class TranscriptionForm(ApiModel):
-    """The fields beside ``file`` of a transcription's multipart form, where every value is text."""
+    """The fields of a transcription's multipart form besides ``file``. Every value is text."""
 
     model_config = ConfigDict(strict=False)
 
@@ -307,7 +303,7 @@ class TranscriptionForm(ApiModel):
     language: Annotated[str, Field(min_length=2, max_length=16)] | None = None
     prompt: OnlyEmptyText = None
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
-    # Only the most likely transcript, and only at once.
+    # There is only the most likely transcript, and it is not streamed.
     temperature: OnlyFormZero = None
     stream: OnlyFormFalse = None
     timestamp_granularities: Annotated[list[Literal["segment"]], at_most(4)] | None = None

@@ -1,4 +1,4 @@
-"""The ids of the requests under way: what each is called, and which ones a caller means by a name."""
+"""Ids of the requests under way: gives them out, and finds the requests that a caller names."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from sglang_omni.client.request_id import HEADER, is_usable, new_request_id
 
 logger = logging.getLogger(__name__)
 
-# In the order in which they count. The second is OpenAI's, for ids that its callers choose.
+# By precedence. The second is OpenAI's header for ids that callers choose.
 _HEADERS = (HEADER, "x-client-request-id")
-# What stands before the id in answers.
+# Prefixes of the id in answers.
 _PREFIXES = ("chatcmpl-", "cmpl-", "audio-")
 
 
 @dataclass(eq=False)
 class RequestName:
-    """What one HTTP request is called.
+    """The names of one HTTP request.
 
     Attributes:
-        id: The one id that answers and logs show.
-        called: What its header called it, or ``id`` if it did not.
-        parts: The ids of what runs for it in the pipeline; none before that, or if nothing does.
-        owner: Whose request it is. Names are those of one owner, and others know nothing of them.
+        id: The id in its answer and in logs.
+        called: The id in its header; without one, ``id``.
+        parts: The ids of its requests in the pipeline; empty while there are none.
+        owner: The request's owner. Owners do not see each other's ids.
     """
 
     id: str
@@ -44,16 +44,20 @@ class RequestName:
 
 
 class RunningRequests:
-    """The names of the requests that run in the pipeline."""
+    """The names of the requests that run in the pipeline, by owner."""
 
     def __init__(self) -> None:
         self._by_name: dict[tuple[str | None, str], list[RequestName]] = {}
 
     def admit(self, name: RequestName, chosen: str | None) -> str:
-        """Gives a request that is about to run its id: the one its body has chosen, or its header's.
+        """Register a request that is about to run, and return its id.
 
-        A header's id may be that of several requests at once, as services pass on what they are asked under;
-        the second then has a suffix. One chosen in a body is meant to be unique.
+        Several requests may have the same id in their headers, since services pass on the ids of their own
+        requests; the second then gets a suffix. An id in a body must be unique.
+
+        Args:
+            name: The request's names; ``id`` and ``parts`` are set.
+            chosen: The id in its body.
 
         Raises:
             RequestError: ``chosen`` is the id of another running request of this owner, which goes on.
@@ -73,7 +77,7 @@ class RunningRequests:
         return name.id
 
     def split(self, name: RequestName, count: int) -> Sequence[str]:
-        """The ids of the parts of a running request: its own for one part, numbered ones for several."""
+        """The ids for ``count`` parts of a running request: its own if there is one part, else numbered."""
         if count > 1:
             self.leave(name)
             prefix = name.id
@@ -84,7 +88,7 @@ class RunningRequests:
         return name.parts
 
     def leave(self, name: RequestName) -> None:
-        """It does not run any more, or never has."""
+        """Forget a request that has ended, or was never admitted."""
         for each in _names(name):
             same = self._by_name.get((name.owner, each), [])
             if name in same:
@@ -93,9 +97,12 @@ class RunningRequests:
                     del self._by_name[name.owner, each]
 
     def meant_by(self, text: str, owner: str | None) -> list[str]:
-        """The ids in the pipeline of the owner's requests that go by this name, bare or as answers show it.
+        """The ids in the pipeline of the owner's requests that a name stands for.
 
-        Several if several were called so. One that is not known here may be known to the pipeline.
+        Args:
+            text: An id, bare or with the prefix it has in an answer. Several requests may have it in their
+                headers. An unknown id is returned itself: the pipeline may know it.
+            owner: The caller, who sees no other owner's requests.
         """
         bare = next((text.removeprefix(prefix) for prefix in _PREFIXES if text.startswith(prefix)), text)
         for each in (text, bare):
@@ -117,9 +124,9 @@ def _names(name: RequestName) -> set[str]:
 
 
 class RequestIds:
-    """Names every request, tells its caller in every answer, and logs what was refused or failed.
+    """Gives every request an id, returns it in every answer, and logs requests that were refused or failed.
 
-    Routes find the name in ``request.state.request_name``; ``request.state.request_id`` is its id.
+    Routes find the names in ``request.state.request_name`` and the id in ``request.state.request_id``.
     """
 
     def __init__(self, app: ASGIApp, *, running: RunningRequests) -> None:
@@ -148,20 +155,20 @@ class RequestIds:
             await self.app(scope, receive, named)
         finally:
             self.running.leave(name)
-            # What failed unforeseen is answered further out, and logged with its traceback there.
+            # An unexpected failure is answered, and logged with its traceback, further out.
             if status:
                 logger.log(
                     logging.INFO if status >= 400 else logging.DEBUG,
                     "Request %s: %s %s was answered with %d within %.3f s",
                     name,
                     scope["method"],
-                    quote(scope["path"]),  # or a line could be made to look like several
+                    quote(scope["path"]),  # or a path could forge lines of the log
                     status,
                     time.monotonic() - started,
                 )
 
 
 def _called(headers: Headers) -> str:
-    """The id that the caller gave, or a new one."""
+    """The id in the caller's headers, or a new one."""
     given = (headers.get(header, "") for header in _HEADERS)
     return next(filter(is_usable, given), None) or new_request_id()

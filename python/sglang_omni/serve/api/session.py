@@ -1,6 +1,6 @@
-"""Whose requests these are, and which belong together: those of a session meet one worker of a stage.
+"""A request's owner and session. Requests of a session go to the same worker of a stage.
 
-It is what the router's policy ``consistent_hash`` goes by, so that router and stages agree.
+The router's policy ``consistent_hash`` uses the same key, so that router and stages agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SESSION_HEADER = "x-session-id"
 
 
 def owner_of(request: Request) -> str | None:
-    """Whose request it is, in a word that tells nothing else; None if the server has all of one owner."""
+    """The owner of a request, as ``Guard`` found it; None if all requests have one owner."""
     owner: str | None = request.state.owner
     return owner
 
@@ -21,8 +21,8 @@ def owner_of(request: Request) -> str | None:
 def session_key(request: Request, body: ApiModel | None = None) -> str | None:
     """The request's session: its ``x-session-id``, or else the body's ``prompt_cache_key`` or ``user``.
 
-    It is the owner's: two owners' sessions of one name are two. None if there is none. A header that is there
-    and empty says so, whatever the body has.
+    The key includes the owner, so that two owners' sessions of one name differ. None if there is no session;
+    an empty header says so whatever the body has.
     """
     named = request.headers.get(SESSION_HEADER)
     if named is not None:

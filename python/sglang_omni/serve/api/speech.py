@@ -1,4 +1,4 @@
-"""``/v1/audio/speech``: text spoken, as a file: whole, or while it is made."""
+"""``/v1/audio/speech``: speaks a text, as a whole file or streamed."""
 
 from __future__ import annotations
 
@@ -17,36 +17,35 @@ from sglang_omni.client.transport import Deltas
 from sglang_omni.serve.api.bodies import JsonRoute
 from sglang_omni.serve.api.protocol import SpeechRequest
 from sglang_omni.serve.api.session import owner_of, session_key
-from sglang_omni.serve.api.state import Server, request_id_of
-from sglang_omni.serve.api.streaming import EventStream, StreamedResponse, answer
+from sglang_omni.serve.api.state import AppState, request_id_of
+from sglang_omni.serve.api.streaming import EventStream, StreamedResponse, until_disconnect
 
 
-def speech_routes(server: Server) -> APIRouter:
+def speech_routes(server: AppState) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/audio/speech", response_model=None)
     async def speech(body: SpeechRequest, request: Request) -> Response:
-        """Say a text."""
+        """Speak a text."""
         server.check_model(body.model)
-        body.session_id, body.owner = session_key(request, body), owner_of(request)
         server.check_task("speech")
         server.check_voice(body.voice, "voice")
         server.check_params("speech", _given(body), body.stage_params)
         check_encodable(body.audio_format, "response_format")
         request_id = request_id_of(request, body.request_id)
+        generate = _request(server, body, request)
         if body.stream or body.stream_format is not None:
             if body.timings:
                 raise RequestError(
-                    "timings: known only when all is said, and told in a header: leave stream and "
-                    "stream_format out",
+                    "timings: sent in a header, before a stream has any; leave stream and stream_format out",
                     param="timings",
                     code="unsupported_parameter",
                 )
-            return await answer(request, _streamed(server, body, request_id))
-        result = await answer(
-            request,
+            return await until_disconnect(request.receive, _streamed(server, body, generate, request_id))
+        result = await until_disconnect(
+            request.receive,
             server.client.speech(
-                _request(server, body, stream=False),
+                generate,
                 request_id=request_id,
                 response_format=body.audio_format,
                 speed=body.speed,
@@ -63,10 +62,15 @@ def speech_routes(server: Server) -> APIRouter:
     return router
 
 
-async def _streamed(server: Server, body: SpeechRequest, request_id: str) -> Response:
-    """The response begins with the first of the file: only then is its rate known."""
+async def _streamed(
+    server: AppState, body: SpeechRequest, generate: GenerateRequest, request_id: str
+) -> Response:
+    """A response that begins with the first bytes of the file: only then is the sample rate known."""
     started = time.monotonic()
-    speech = _Speech(server, body, request_id)
+    generate.stream = True
+    if body.speed != 1.0:
+        generate.extra_params["speed"] = body.speed
+    speech = _Speech(server, generate, body.audio_format, request_id)
     pieces = speech.pieces()
     try:
         first = await anext(pieces, b"")
@@ -87,15 +91,14 @@ async def _streamed(server: Server, body: SpeechRequest, request_id: str) -> Res
 
 
 class _Speech:
-    """A text's speech, encoded while it is made. ``usage`` is known once all the pieces are."""
+    """A text's speech, encoded while it is made. ``usage`` is set after the last piece."""
 
-    def __init__(self, server: Server, body: SpeechRequest, request_id: str) -> None:
-        self.encoder = AudioFileEncoder(body.audio_format)
+    def __init__(
+        self, server: AppState, generate: GenerateRequest, audio_format: str, request_id: str
+    ) -> None:
+        self.encoder = AudioFileEncoder(audio_format)
         self.usage: UsageInfo | None = None
-        request = _request(server, body, stream=True)
-        if body.speed != 1.0:
-            request.extra_params["speed"] = body.speed
-        self._chunks = server.client.generate(request, request_id=request_id)
+        self._chunks = server.client.generate(generate, request_id=request_id)
         self._metrics = server.metrics
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
@@ -145,15 +148,15 @@ async def _events(
     }
 
 
-def _request(server: Server, body: SpeechRequest, *, stream: bool) -> GenerateRequest:
+def _request(server: AppState, body: SpeechRequest, request: Request) -> GenerateRequest:
     return GenerateRequest(
         model=body.model,
-        session_id=body.session_id,
-        owner=body.owner,
+        session_id=session_key(request, body),
+        owner=owner_of(request),
         prompt=body.input,
         stage_params=body.stage_params,
         extra_params={name: value for name, value in _given(body).items() if name != "speed"},
-        stream=stream,
+        stream=False,
         output_modalities=["audio"],
         metadata={"task": "speech"},
         timeout=server.timeout(body.timeout),
@@ -162,7 +165,7 @@ def _request(server: Server, body: SpeechRequest, *, stream: bool) -> GenerateRe
 
 
 def _given(body: SpeechRequest) -> dict[str, Any]:
-    """What a request says of how its text is to be spoken."""
+    """The parameters of the voice that a request gives."""
     given = {name: getattr(body, name) for name in ("voice", "language", "seed")}
     given["speed"] = body.speed if body.speed != 1.0 else None
     return {name: value for name, value in given.items() if value is not None}

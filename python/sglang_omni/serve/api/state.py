@@ -1,4 +1,4 @@
-"""What every route shares: the client, the model's name and abilities, and the metrics."""
+"""The state that all routes share: the client, the model's name and abilities, metrics and limits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sglang_omni.config.nearest import nearest
 from sglang_omni.preprocessing.request_params import RequestParams, check_params
 from sglang_omni.serve.api.admission import Admission
 from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
+from sglang_omni.serve.api.coordinator import AdminCoordinator, admin_coordinator
 from sglang_omni.serve.api.metrics import Metrics
 from sglang_omni.serve.api.request_ids import RunningRequests
 from sglang_omni.serve.api.session import owner_of
@@ -23,9 +24,9 @@ DEFAULT_MODEL_NAME = "sglang-omni"
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a pipeline can do. None means that it does not say, and that nothing is refused for it.
+    """What a pipeline can do, as its config class declares in attributes of these names.
 
-    A pipeline's config says so in attributes of these names. Voices are known by any case of their names.
+    None: not declared, so nothing is refused for it. Names of voices are compared without regard to case.
     """
 
     tasks: frozenset[str] | None = None
@@ -37,7 +38,7 @@ class Capabilities:
 
     @classmethod
     def of(cls, config: Any) -> Capabilities:
-        """Those a PipelineConfig declares, and its stages' names."""
+        """The capabilities that a PipelineConfig declares, and the names of its stages."""
 
         def declared(name: str) -> frozenset[str] | None:
             values: Iterable[str] | None = getattr(config, name, None)
@@ -55,7 +56,18 @@ class Capabilities:
 
 
 @dataclass
-class Server:
+class AppState:
+    """
+    Attributes:
+        model_name: The one model served; None accepts any name.
+        info: Gives further fields of ``/get_server_info``.
+        request_timeout: Seconds that a request may take; None: any.
+        running: The ids of the requests under way.
+        bodies: Reads JSON bodies.
+        started: Unix time.
+        coordinator: Asked for load and told to flush caches.
+    """
+
     client: Client
     model_name: str | None = None
     capabilities: Capabilities = field(default_factory=Capabilities)
@@ -66,19 +78,27 @@ class Server:
     running: RunningRequests = field(default_factory=RunningRequests)
     bodies: JsonBodies = field(default_factory=lambda: JsonBodies(JsonLimits()))
     started: float = field(default_factory=time.time)
+    coordinator: AdminCoordinator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.coordinator = admin_coordinator(self.client)
 
     @property
     def served_name(self) -> str:
         return self.model_name or DEFAULT_MODEL_NAME
 
     def timeout(self, own: float | None) -> float | None:
-        """Seconds that a request may take: what its body asks for, within what the server allows."""
+        """Seconds that a request may take: the timeout of its body, at most the server's."""
         if own is None or self.request_timeout is None:
             return own or self.request_timeout
         return min(own, self.request_timeout)
 
     def check_model(self, model: str | None) -> str:
-        """The model's name to answer with."""
+        """The name of the model for the answer.
+
+        Raises:
+            RequestError: 404: another model is served here.
+        """
         if model is None or model == self.model_name:
             return self.served_name
         if self.model_name is None:
@@ -128,11 +148,16 @@ class Server:
         *,
         spoken: bool = False,
     ) -> None:
-        """Refuses parameters beside OpenAI's own that this pipeline has no use for.
+        """Refuse parameters beyond OpenAI's that this pipeline has no use for.
 
         Args:
-            params: The request's general ones, by the names that stages know them by.
-            spoken: Whether the answer is to be spoken.
+            task: "chat", "completion", "speech", "transcription" or "translation".
+            params: The request's parameters, by the names that stages know them by.
+            stage_params: The request's parameters for single stages, by stage name.
+            spoken: Whether the answer will be spoken.
+
+        Raises:
+            RequestError: The pipeline or the stage does not take a parameter, or there is no such stage.
         """
         self._check_stages(stage_params)
         takes = self.capabilities.request_params
@@ -153,10 +178,14 @@ class Server:
 
 
 def request_id_of(request: Request, given: str | None) -> str:
-    """The id of a request that is about to run: the one that its body gives, or its header's.
+    """Register a request that is about to run, and return its id.
+
+    Args:
+        request: Its header may give an id.
+        given: The id in its body, which counts before the header's.
 
     Raises:
-        RequestError: The body's is that of another running request.
+        RequestError: ``given`` is the id of another running request.
     """
     running: RunningRequests = request.app.state.server.running
     name = request.state.request_name

@@ -1,14 +1,13 @@
-"""Answers that are not there yet: work that ends when its caller leaves, streams that begin when they can."""
+"""Work that is cancelled if its caller leaves, and responses that are streamed."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -17,8 +16,12 @@ from sglang_omni.serve.api.errors import ClientDisconnected, describe, error_res
 T = TypeVar("T")
 
 
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled when the caller leaves.
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled if the caller leaves first.
+
+    Args:
+        receive: The request's channel; its body has been read.
+        work: What it raises is raised here.
 
     Raises:
         ClientDisconnected: The caller left.
@@ -36,22 +39,16 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
         await asyncio.gather(task, leaving, return_exceptions=True)
 
 
-async def answer(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """``work``'s result for a route whose body has been read."""
-    return await unless_disconnected(request.receive, work)
-
-
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class StreamedResponse(Response):
-    """A body sent piece by piece as it comes.
+    """A response whose body is sent piece by piece.
 
-    Nothing is sent before the first piece is there, so that a request which fails before it is answered
-    with its proper status. What fails later ends the stream with ``failure(exc)``, if that gives anything,
-    and cuts the connection otherwise.
+    Nothing is sent before the first piece, so that a request which fails earlier is answered with its proper
+    status. A later failure ends the stream with ``failure(exc)``; if that is None, the connection is cut.
     """
 
     def __init__(
@@ -70,11 +67,12 @@ class StreamedResponse(Response):
         self.request_id = request_id
 
     def failure(self, exc: Exception) -> bytes | None:
+        """The last piece of a stream that failed, if its format has one."""
         return None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await unless_disconnected(receive, self._send(scope, receive, send))
+            await until_disconnect(receive, self._send(scope, receive, send))
         except ClientDisconnected:
             return
 
@@ -103,9 +101,11 @@ class StreamedResponse(Response):
 
 
 class EventStream(StreamedResponse):
-    """JSON objects as server-sent events, closed by ``[DONE]`` or by an error object."""
+    """JSON objects as server-sent events, ended by ``[DONE]`` or by an error object."""
 
-    def __init__(self, events: AsyncIterator[dict[str, Any]], *, request_id: str, done: bool = True) -> None:
+    def __init__(
+        self, events: AsyncGenerator[dict[str, Any], None], *, request_id: str, done: bool = True
+    ) -> None:
         super().__init__(_encoded(events, done), media_type="text/event-stream", request_id=request_id)
 
     def failure(self, exc: Exception) -> bytes:
@@ -113,25 +113,21 @@ class EventStream(StreamedResponse):
         return event(body)
 
 
-async def _encoded(events: AsyncIterator[dict[str, Any]], done: bool) -> AsyncGenerator[bytes, None]:
-    try:
+async def _encoded(events: AsyncGenerator[dict[str, Any], None], done: bool) -> AsyncGenerator[bytes, None]:
+    async with aclosing(events):
         async for fields in events:
             yield event(fields)
         if done:
             yield b"data: [DONE]\n\n"
-    finally:
-        close = getattr(events, "aclose", None)
-        if close is not None:
-            await close()
 
 
-# Lines end with these for everybody who splits text as Unicode has it, as common HTTP clients do; events do
-# not end with them. JSON allows them as they are, and may as well spell them out.
+# Common HTTP clients split text into lines at these characters, as Unicode does; server-sent events do not
+# end there. So they are escaped, which JSON allows.
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 
 
 def event(fields: dict[str, Any]) -> bytes:
     text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    if not text.isascii():  # known without a look at the text; most events are, and speech is long
+    if not text.isascii():  # known without scanning the text, which is long for speech
         text = text.translate(_LINE_ENDS)
     return b"data: " + text.encode() + b"\n\n"

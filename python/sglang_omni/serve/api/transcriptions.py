@@ -1,4 +1,4 @@
-"""``/v1/audio/transcriptions`` and ``/v1/audio/translations``: recordings to text and subtitles."""
+"""``/v1/audio/transcriptions`` and ``/v1/audio/translations``: turn recordings into text or subtitles."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sglang_omni.client.languages import language_name
 from sglang_omni.serve.api.forms import read_form
 from sglang_omni.serve.api.protocol import TranscriptionForm
 from sglang_omni.serve.api.session import owner_of, session_key
-from sglang_omni.serve.api.state import Server, request_id_of
-from sglang_omni.serve.api.streaming import answer
+from sglang_omni.serve.api.state import AppState, request_id_of
+from sglang_omni.serve.api.streaming import until_disconnect
 from sglang_omni.serve.api.validation import validation_error
 
 _GRANULARITIES = "timestamp_granularities[]"
 
 
-def transcription_routes(server: Server) -> APIRouter:
+def transcription_routes(server: AppState) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/audio/transcriptions", response_model=None)
@@ -37,7 +37,7 @@ def transcription_routes(server: Server) -> APIRouter:
     return router
 
 
-async def _transcribe(server: Server, request: Request, task: str) -> Response:
+async def _transcribe(server: AppState, request: Request, task: str) -> Response:
     form = await read_form(request)
     try:
         fields = _fields(form)
@@ -54,8 +54,8 @@ async def _transcribe(server: Server, request: Request, task: str) -> Response:
             code="unsupported_parameter",
         )
     request_id = request_id_of(request, fields.request_id)
-    result = await answer(
-        request,
+    result = await until_disconnect(
+        request.receive,
         server.client.transcribe(
             audio,
             session_id=session_key(request),

@@ -1,5 +1,4 @@
-"""What validation found wrong with a request, in the words of the caller: the field as it was spelled, what
-is wrong with it, and what would be right."""
+"""Turns pydantic's errors into messages for callers: the field, what is wrong, and what would be right."""
 
 from __future__ import annotations
 
@@ -13,9 +12,8 @@ from sglang_omni.proto import RequestError, shortened
 from sglang_omni.serve.api.fields import TAG, UNSUPPORTED, UNSUPPORTED_FIELDS
 
 NO_OBJECT = "the body must be a JSON object"
-NO_JSON = "the body must be JSON, sent with Content-Type: application/json"
 
-# What pydantic's kinds of errors mean; its own words are about Python's types and its own rules.
+# Sentences for pydantic's kinds of errors, whose own texts speak of Python's types.
 _SENTENCES: Mapping[str, str | Callable[[dict[str, Any]], str]] = {
     "missing": "is required",
     "string_type": "must be text",
@@ -43,9 +41,9 @@ _SENTENCES: Mapping[str, str | Callable[[dict[str, Any]], str]] = {
     "less_than_equal": lambda c: f"must be at most {_number(c['le'])}",
     "literal_error": lambda c: f"must be {c['expected']}",
 }
-# Where pydantic found the name of a value wrong, and not the value.
+# pydantic's mark for a wrong name in a dict, not a wrong value.
 _KEY = "[key]"
-# Of the other fields at fault this many are named, and of a name so much.
+# How many of the other fields at fault are named, and the most characters of a name.
 _MOST_NAMED = 10
 _LONGEST_NAME = 100
 # "min_tokens" is not "max_tokens" misspelled.
@@ -53,10 +51,11 @@ _SIMILAR = 0.82
 
 
 def validation_error(errors: Sequence[Any], model: type[BaseModel] | None = None) -> RequestError:
-    """The first of pydantic's errors as a RequestError; the other fields at fault by their names.
+    """A RequestError for the first of pydantic's errors, which also names the other fields at fault.
 
     Args:
-        model: The body's, whose fields are suggested for an unknown one.
+        errors: From ``ValidationError.errors()``.
+        model: The body's model; its fields are suggested for an unknown one.
     """
     first = next((error for error in errors if error["type"] != "extra_forbidden"), errors[0])
     context = first.get("ctx") or {}
@@ -112,11 +111,11 @@ def _unknown(param: str, loc: Sequence[str | int], model: type[BaseModel] | None
 
 
 def _fields_beside(loc: Sequence[str | int], model: type[BaseModel] | None) -> list[str]:
-    """The names that may stand where ``loc`` ends, in the object that it leads to."""
+    """The field names of the object in which ``loc`` ends."""
     models = [model] if model else []
     for name in loc[:-1]:
         fields = [each.model_fields[name] for each in models if name in each.model_fields]
-        if fields:  # neither an index, a tag, nor the body itself
+        if fields:  # not an index, a tag, or the body itself
             models = [inner for field in fields for inner in _models_in(field.annotation)]
     return sorted({name for each in models for name in each.model_fields})
 
@@ -136,5 +135,5 @@ def _counted(count: int, what: str) -> str:
 
 
 def _number(value: float) -> str:
-    """As people write it: a bound of 2**31 in full."""
+    """A bound as people write it: 2**31 in full."""
     return str(value) if isinstance(value, int) else f"{value:g}"

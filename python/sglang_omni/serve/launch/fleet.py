@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sglang_omni.serve.api.keys import replicas_environment, runs_key
+from sglang_omni.serve.launch.key_flags import replicas_environment, runs_key
 from sglang_omni.serve.launch.member import FleetMember, MemberFailed
 from sglang_omni.serve.launch.router_process import ROUTER_CONFIG
 from sglang_omni.serve.launch.stopping import StopSignals

@@ -16,9 +16,9 @@ from sglang_omni.config.plan import PipelinePlan
 from sglang_omni.pipeline.processes.launcher import Launcher
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 from sglang_omni.pipeline.transport import open_files
+from sglang_omni.serve.api.access import Access
 from sglang_omni.serve.api.admission import AdmissionLimits
 from sglang_omni.serve.api.app import create_app
-from sglang_omni.serve.api.keys import Access
 from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.state import Capabilities
 from sglang_omni.serve.launch.stopping import StopSignals, exit_after

@@ -6,9 +6,10 @@ import argparse
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from sglang_omni.serve.api.access import Access
 
 API_KEY = "SGLANG_OMNI_API_KEY"
 ADMIN_API_KEY = "SGLANG_OMNI_ADMIN_API_KEY"
@@ -18,22 +19,6 @@ _ROUTERS = (
     "SGLANG_OMNI_ROUTER_WORKER_API_KEY",
     "SGLANG_OMNI_ROUTER_ADMIN_API_KEY",
 )
-
-
-@dataclass(frozen=True)
-class Access:
-    """
-    Attributes:
-        api_keys: Clients must show one of them; none are asked for a key if there is none.
-        admin_key: Opens everything; without one, administration is for this machine.
-        host: What the server listens on, also a name by which it may be administered.
-        allowed_hosts: Further such names; ``*`` for any.
-    """
-
-    api_keys: tuple[str, ...] = ()
-    admin_key: str | None = None
-    host: str = ""
-    allowed_hosts: tuple[str, ...] = ()
 
 
 def add_key_flags(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,21 @@
+"""Who may use and administer a server: the keys and the host names that ``Guard`` checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Access:
+    """
+    Attributes:
+        api_keys: Keys of clients, who must show one of them; no key is asked for if this is empty.
+        admin_key: Opens everything. Without one, only this machine may administer the server.
+        host: The address the server listens on, which is also a name it may be administered by.
+        allowed_hosts: Further such names; ``*`` for any.
+    """
+
+    api_keys: tuple[str, ...] = ()
+    admin_key: str | None = None
+    host: str = ""
+    allowed_hosts: tuple[str, ...] = ()
