@@ -39,6 +39,14 @@ parity: build ## Qwen3-Omni's answers against transformers', over seeds, shapes,
 .PHONY: test
 test: lint test-rust test-python ## linters, Rust tests, Python tests; CI runs this and test-long
 
+# Tests of one file stay in one process (tests/conftest.py). Each process takes a few GiB.
+TEST_PROCESSES ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
+PARALLEL := -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+
+.PHONY: check
+check: lint test-rust ## for the edit loop: linters, Rust tests, unit tests
+	$(BIN)/python -m pytest tests/unit $(PARALLEL) --quiet
+
 .PHONY: lint
 lint: build
 	$(BIN)/ruff check .
@@ -55,7 +63,7 @@ test-rust:
 
 .PHONY: test-python
 test-python: build system-packages
-	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m "not long"
+	SGLANG_OMNI_TEST_ALL=1 $(BIN)/python -m pytest -m "not long" $(PARALLEL)
 
 .PHONY: test-long
 test-long: build system-packages ## the tests that take longest: Ray, several hosts, the wheel, pipelines over every relay

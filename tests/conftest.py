@@ -16,6 +16,25 @@ from tiny_checkpoints import TinyCheckpoint, make_checkpoint
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
+# Folders whose tests share one server or fleet: all of such a folder runs in one process.
+_SHARED = ("tests/e2e", "tests/integration/api")
+# The longest first, so that no process is left alone with them at the end.
+_ORDER = ("tests/e2e", "tests/integration", "tests/unit")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For ``pytest -n``: tests of a file stay together, as what they share is made once a file or folder."""
+
+    def place(item: pytest.Item) -> int:
+        return next((i for i, folder in enumerate(_ORDER) if item.nodeid.startswith(folder)), len(_ORDER))
+
+    items.sort(key=place)
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        group = next((folder for folder in _SHARED if file.startswith(folder)), file)
+        item.add_marker(pytest.mark.xdist_group(group))
+
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
