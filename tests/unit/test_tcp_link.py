@@ -219,7 +219,7 @@ async def test_the_successor_of_a_process_gets_only_what_was_never_sent() -> Non
     await first.until(1)
     await send_all(push, numbered(5, first=1))  # sent, and never taken
     first.socket.close()
-    await until(lambda: not push._welcome)
+    await until(lambda: not push._is_open)
     await send_all(push, numbered(5, first=6))
     second = Pull(first.endpoint)
     assert await second.until(5) == numbered(5, first=6)
@@ -283,7 +283,7 @@ async def test_what_is_given_up_while_the_link_is_down_does_not_come_later(
     await pull.until(1)
     port = push.endpoint.rpartition(":")[2]
     await link.close()
-    await until(lambda: not push._welcome)
+    await until(lambda: not push._is_open)
     await send_all(push, numbered(5, first=1))
     await until(lambda: lost[-5:] == numbered(5, first=1))
     link._server = await asyncio.start_server(link._accept, "127.0.0.1", int(port))

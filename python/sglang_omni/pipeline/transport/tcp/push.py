@@ -1,4 +1,4 @@
-"""The sending end of ``tcp://``: see ``tcp_link``."""
+"""The sending end of ``tcp://``: keeps messages until they are confirmed, across broken connections."""
 
 from __future__ import annotations
 
@@ -35,17 +35,33 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 )
 
-# Takes messages that may not have arrived, and why.
+# Takes the messages that may not have arrived, and why.
 OnLost = Callable[[list[bytes], str], None]
 
 
 class TcpPushSocket:
-    """Connects to ``endpoint`` and sends; a ``Sender``.
+    """Connects to ``endpoint`` and sends; a ``Sender``. ``link.py`` says what both ends exchange.
+
+    Its connection is in one of four states; messages are sent only while it is open, and kept in all:
+
+        WAITING --timer--> CONNECTING --handshake--> GREETING --EXPECTS--> OPEN
+           ^                   |                      |    ^                |
+           +--- DISCONNECTED --+----------------------+----|----------------+
+                                                           +- NOTHING_MORE -+
+
+    ``_retry`` is the timer of WAITING; ``_unreachable`` runs from CONNECTING until the next handshake;
+    ``_is_open`` tells OPEN. HELLO is sent on entering GREETING. A closed socket does not connect again.
+
+    The kept messages are numbered, and a new connection begins again with the first that is not confirmed:
+
+        _first              _next                 _first_unsent             _first + len(_kept)
+          | sent on this      | sent on an earlier   | never sent             |
+          | connection        | one, not on this     |                        |
 
     Args:
         endpoint: Where the receiver is.
         keys: The run's keys.
-        on_lost: Told what is lost; without it messages are kept until the receiver can be reached.
+        on_lost: Called with what is lost; without it, messages are kept until the receiver can be reached.
 
     Raises:
         ValueError: There are no keys.
@@ -56,15 +72,13 @@ class TcpPushSocket:
         self._keys = required(keys, endpoint)
         self._on_lost = on_lost
         self._name = secrets.token_bytes(16)
-        # The process that the messages were sent to.
+        # The name of the process that the messages were sent to.
         self._receiver: bytes | None = None
-        # Messages that are not confirmed. Their numbers begin with ``_first``, those from ``_first_unsent``
-        # on were never sent, and ``_next`` is the next to go out on this connection.
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._first = self._first_unsent = self._next = 0
         self._waiting: WaitingSenders[bytes] = WaitingSenders()
-        self._welcome = False
+        self._is_open = False
         self._retry_s = FIRST_RETRY_S
         self._retry: asyncio.TimerHandle | None = None
         self._unreachable: asyncio.TimerHandle | None = None
@@ -78,7 +92,7 @@ class TcpPushSocket:
         """Waits only while too much is unconfirmed.
 
         Raises:
-            ControlPlaneClosed: It is closed.
+            ControlPlaneClosed: The socket is closed.
             ValueError: The message is larger than the receiver takes.
         """
         if self._closed:
@@ -91,18 +105,18 @@ class TcpPushSocket:
         if not self._waiting and self._has_room():
             self._keep(message)
             self._send_kept()
-            # Sending may have taken the edge that tells of a confirmation.
+            # Sending may have consumed the edge by which libzmq signals a confirmation.
             self._read()
             return
         await self._waiting.wait(message)
 
     def redirect(self, endpoint: str) -> None:
-        """The receiver is somewhere else from now on; what it has not confirmed is dealt with there."""
+        """Connects to another endpoint of the receiver; what is not confirmed is settled with it there."""
         self.endpoint = endpoint
         self._reconnect()
 
     def close(self) -> None:
-        """Takes no more messages; what is kept may still be confirmed within ``LINGER_S``."""
+        """Takes no more messages; kept ones may still be confirmed within ``LINGER_S``."""
         if self._closed:
             return
         self._closed = True
@@ -118,19 +132,19 @@ class TcpPushSocket:
         if self._kept:
             logger.info("%d messages to %s may not have arrived", len(self._kept), self.endpoint)
             self._kept.clear()
+        self._cancel_unreachable()
         self._disconnect()
 
     # --- connection -------------------------------------------------------------------------------
 
     def _connect(self) -> None:
         self._retry = None
-        self._welcome = False
         if self._on_lost is not None and self._unreachable is None:
             self._unreachable = self._loop.call_later(UNREACHABLE_S, self._give_up)
         self._socket = zmq_socket(zmq.DEALER)
-        # What is queued here is for one connection alone, and kept apart from that.
+        # Its queue belongs to this connection alone, and is kept in ``_kept`` as well.
         self._socket.linger = 0
-        # The messages under way are counted here.
+        # No limit: ``_has_room`` counts the messages under way.
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._monitor = SocketMonitor(self._socket, _EVENTS, self._on_event)
         self._fd = state_fd(self._socket)
@@ -138,30 +152,25 @@ class TcpPushSocket:
         try:
             connect_tcp(self._socket, self.endpoint, self._keys)
         except zmq.ZMQError as exc:
-            # As if nobody were there, until there is another endpoint.
+            # Treated as a peer that is away, until ``redirect`` gives another endpoint.
             logger.error("Cannot send to %s: %s", self.endpoint, exc)
 
     def _disconnect(self) -> None:
-        for timer in (self._retry, self._unreachable):
-            if timer is not None:
-                timer.cancel()
-        self._retry = self._unreachable = None
+        self._is_open = False
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
         if not self._socket.closed:
             self._monitor.close()
             self._loop.remove_reader(self._fd)
             self._socket.close()
-        self._welcome = False
 
     def _reconnect(self, delay: float = 0.0) -> None:
-        """A new socket for each connection: what is queued in it must not go out on the next."""
-        deadline = self._unreachable
-        self._unreachable = None
+        """Opens a new socket: what is queued in the old one must not go out on the next connection."""
         self._disconnect()
         if self._closed:
             self._leave()
-            return
-        self._unreachable = deadline
-        if delay:
+        elif delay:
             self._retry = self._loop.call_later(delay, self._connect)
         else:
             self._connect()
@@ -171,8 +180,8 @@ class TcpPushSocket:
             case zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._say_hello()
             case zmq.Event.DISCONNECTED:
-                self._read()  # It may have said before that it leaves.
-                if self._welcome:
+                self._read()  # The receiver may have said that it leaves.
+                if self._is_open:
                     logger.info("Lost the connection to %s, and connects anew", self.endpoint)
                 self._reconnect(self._retry_s)
                 self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
@@ -185,15 +194,18 @@ class TcpPushSocket:
                 )
 
     def _say_hello(self) -> None:
-        if self._unreachable is not None:
-            self._unreachable.cancel()
-            self._unreachable = None
+        self._cancel_unreachable()
         hello = HELLO.pack(HELLO_MAGIC, self._name, self._first, self._first_unsent)
         try:
             self._socket.send(hello, zmq.NOBLOCK)
         except zmq.Again:
-            pass  # The connection is gone already, and the event that says so is on its way.
+            pass  # The connection is gone already; its DISCONNECTED event is on its way.
         self._read()
+
+    def _cancel_unreachable(self) -> None:
+        if self._unreachable is not None:
+            self._unreachable.cancel()
+            self._unreachable = None
 
     def _give_up(self) -> None:
         self._unreachable = self._loop.call_later(UNREACHABLE_S, self._give_up)
@@ -202,7 +214,7 @@ class TcpPushSocket:
     # --- messages ---------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """What the receiver expects, each time a confirmation of all before that."""
+        """Reads which message the receiver expects next, which confirms all before it."""
         while not self._socket.closed:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
@@ -213,20 +225,20 @@ class TcpPushSocket:
                 continue
             receiver, expected = EXPECTS.unpack(frame)
             if expected == NOTHING_MORE:
-                self._welcome = False
+                self._is_open = False
                 logger.info("The receiver at %s has left", self.endpoint)
-            elif self._welcome:
-                self._drop(expected - self._first)
+            elif self._is_open:
+                self._confirm(expected)
             else:
-                self._begin(receiver, expected)
+                self._open(receiver, expected)
 
-    def _begin(self, receiver: bytes, expected: int) -> None:
+    def _open(self, receiver: bytes, expected: int) -> None:
         if receiver == self._receiver:
-            self._drop(expected - self._first)
+            self._confirm(expected)
         else:
             self._receiver = receiver
             self._lose(self._first_unsent - self._first, f"the process at {self.endpoint} is another one now")
-        self._welcome, self._complained = True, False
+        self._is_open, self._complained = True, False
         self._retry_s = FIRST_RETRY_S
         self._next = self._first
         self._send_kept()
@@ -239,34 +251,42 @@ class TcpPushSocket:
         self._kept_bytes += len(message)
 
     def _send_kept(self) -> None:
-        if not self._welcome:
+        if not self._is_open:
             return
         unsent = self._first + len(self._kept) - self._next
-        # A deque is quick at its ends: one message is the common case.
+        # A deque is quick at its ends, and one message is the common case.
         batch = [self._kept[-1]] if unsent == 1 else list(islice(self._kept, len(self._kept) - unsent, None))
         for message in batch:
             try:
                 self._socket.send(message, zmq.NOBLOCK)
             except zmq.Again:
-                return  # The connection is gone, and the event that says so is on its way.
+                return  # The connection is gone; its DISCONNECTED event is on its way.
             self._next += 1
             self._first_unsent = max(self._first_unsent, self._next)
 
-    def _drop(self, count: int) -> list[bytes]:
-        """Forgets the first of the kept messages, and lets as many senders go on."""
-        dropped = [self._kept.popleft() for _ in range(min(count, len(self._kept)))]
-        self._first += len(dropped)
-        self._kept_bytes -= sum(map(len, dropped))
-        self._waiting.admit(self._has_room, self._keep)
-        self._send_kept()
-        if self._closed and not self._kept:
-            self._leave()
-        return dropped
+    def _confirm(self, expected: int) -> None:
+        self._forget(expected - self._first)
+        self._go_on()
 
     def _lose(self, count: int, reason: str) -> None:
-        lost = self._drop(count)
+        lost = self._forget(count)
         self._first_unsent = max(self._first_unsent, self._first)
+        self._go_on()
         if lost:
             logger.warning("%d messages to %s are lost: %s", len(lost), self.endpoint, reason)
             if self._on_lost is not None:
                 self._on_lost(lost, reason)
+
+    def _forget(self, count: int) -> list[bytes]:
+        """Takes the first messages out of the kept ones."""
+        forgotten = [self._kept.popleft() for _ in range(min(count, len(self._kept)))]
+        self._first += len(forgotten)
+        self._kept_bytes -= sum(map(len, forgotten))
+        return forgotten
+
+    def _go_on(self) -> None:
+        """Uses the room that ``_forget`` has made: for waiting senders, or to end a closed socket."""
+        self._waiting.admit(self._has_room, self._keep)
+        self._send_kept()
+        if self._closed and not self._kept:
+            self._leave()
