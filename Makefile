@@ -169,6 +169,21 @@ fuzz: ## ten minutes of hostile bytes for the payload decoder (FUZZ_SECONDS=60 f
 loom: ## every interleaving of tickets, slots and credits
 	cargo test --release --locked --package sglang-omni-relay --features loom loom
 
+# Without leaks in the bindings' tests: an interpreter leaves some when it ends. Without the copy that has no memory
+# for threads: AddressSanitizer has none either then.
+SANITIZE := RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=target/sanitize RUSTFLAGS=-Zsanitizer=address \
+	cargo test --locked --lib --target $$(rustc -vV | sed -n 's/^host: //p')
+.PHONY: sanitize
+sanitize: ## the Rust tests of the data plane under AddressSanitizer; the first time takes minutes to compile
+	$(SANITIZE) --package sglang-omni-payload --package sglang-omni-relay -- --skip a_copy_needs_no_threads
+	ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc $(SANITIZE) --package sglang-omni-python
+
+# Miri knows neither shared memory nor an interpreter: the relay's tests of them are not compiled for it.
+.PHONY: miri
+miri: ## undefined behaviour in the payload format and the relay's lock-free parts; needs a nightly toolchain with miri
+	MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=8 PROPTEST_DISABLE_FAILURE_PERSISTENCE=true \
+		cargo +nightly miri test --locked --lib --package sglang-omni-payload --package sglang-omni-relay
+
 .PHONY: fmt
 fmt: build ## format both languages
 	$(BIN)/ruff format .
@@ -208,5 +223,5 @@ $(VENV)/.editable: pyproject.toml $(VENV)/.installed
 
 # `install` replaces the file instead of writing into it: processes that have it mapped go on unharmed.
 $(CORE): $(RUST_SOURCES) $(VENV)/.editable
-	cargo build --release --locked --quiet --package sglang-omni-python --features pyo3/extension-module
+	cargo build --release --locked --quiet --package sglang-omni-python --features extension-module
 	install -m 755 target/release/lib_core.so $@

@@ -34,7 +34,7 @@ from peer import Peer
 from two_processes import TENSOR_BYTES, TENSORS, TOUCH, Line, line, one_thread, shapes, touch
 
 from sglang_omni._core import CreditLedger
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.transport.control_plane import StageControlPlane, decode_message, encode_message
 from sglang_omni.proto import DataReadyMessage, OmniRequest, StagePayload, codec
 from sglang_omni.relay import create_relay

@@ -12,8 +12,8 @@ from sglang_omni.client import GenerateRequest
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
 
 
-# A factory runs once, in its stage's process: the place to load a model. The function it returns is
-# called for each request; what that returns is `payload.data` in the next stage.
+# A factory runs once, in its stage's process, where it may load a model. Its function is called for each
+# request; the result is `payload.data` in the next stage.
 def split_words():
     return lambda payload: payload.request.inputs["prompt"].split()
 

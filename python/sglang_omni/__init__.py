@@ -1,7 +1,6 @@
-"""Serve omni models (text, image, audio in; text and speech out) as pipelines of stages.
+"""Serving of omni models (text, image, audio and video in; text and speech out) as pipelines of stages.
 
-Importing this package costs neither torch nor transformers: everything heavy is imported by the
-stage that uses it, in the process that runs it.
+Importing this package imports neither torch nor transformers: each stage imports them in its own process.
 """
 
 from __future__ import annotations

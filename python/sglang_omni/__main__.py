@@ -1,4 +1,4 @@
-"""``python -m sglang_omni``: the same as the command ``sgl-omni``."""
+"""The command ``sgl-omni``, as ``python -m sglang_omni``."""
 
 import sys
 

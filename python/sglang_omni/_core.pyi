@@ -1,4 +1,4 @@
-"""The Rust core. One section an area; each area is one module of `rust/python/src`."""
+"""The Rust core. Each section is a module of the same name in `rust/python/src`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -13,45 +13,47 @@ PAYLOAD_DTYPES: list[str]
 """Names of the payload format's element types; the index is the code."""
 
 class PayloadPlan:
-    """Where header, skeleton and tensors of a payload go. Tensors that overlap in memory are copied once.
+    """The plan of a payload: where its header, skeleton and tensors go.
 
-    Made by ``Codec.plan``; keeps the tensors it points to.
+    ``Codec.plan`` makes it. It keeps its tensors; those that overlap in memory are copied once.
     """
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Size of the payload in bytes."""
     @property
     def tensors(self) -> int:
-        """How many tensors lie beside the skeleton."""
+        """Number of tensors beside the skeleton."""
     @property
     def on_device(self) -> bool:
-        """Whether writing has to wait for copies from a GPU."""
-    def to_bytes(self) -> bytes: ...
+        """Whether tensors lie in a GPU's memory, so that writing waits for copies from it."""
+    def to_bytes(self) -> bytes:
+        """The payload as new bytes."""
     def write_to(self, target: Buffer) -> None:
         """Write to the first ``nbytes`` bytes of a writable buffer.
 
-        Raises ValueError where it has fewer, or the tensors' own memory is part of it.
+        Raises ValueError if it has fewer, or if part of it is the tensors' own memory.
         """
 
 # --- codec -----------------------------------------------------------------------------------
 
 class Codec:
-    """The walk over Python objects in both directions; see ``proto/codec.py``, which makes the one there is.
+    """Packs Python objects into bytes and unpacks them. ``proto/codec.py`` makes the only instance.
 
     Args:
-        describe: Class -> how its instances are written: ``("enum", name, attribute)``, ``("dataclass",
+        describe: Class -> how instances are written, as ``("enum", name, attribute)``, ``("dataclass",
             name, fields)``, ``("namedtuple", name, fields)``, ``("array", encode)``, ``("tensor", plain,
             encode)`` or ``("other", encode)``. ``encode`` returns an extension's code and body. Raises
             TypeError for classes that cannot be encoded.
-        find: Name, trusted -> class, enum members, whether they are flags, dataclass fields, arity of a
-            namedtuple. Raises ValueError for what may not be built.
+        find: Name, trusted -> class, enum members, whether these are flags, dataclass fields, number of
+            fields of a namedtuple. Raises ValueError for a class that may not be built.
         revive: Extension code, body -> object.
         load_torch: () -> torch.Tensor.
-        describe_tensor: Tensor -> (stand-in, dtype code, address, shape, strides in elements, whether
-            it is in a GPU's memory) or None.
+        describe_tensor: Tensor -> (stand-in, dtype code, address, shape, strides in elements, whether it
+            is in a GPU's memory), or None if it must be written into the message.
         view_tensor: Buffer, dtype's name, offset in bytes, shape, strides in elements -> tensor.
-        gather: Tensors of a GPU's memory, each with an offset and strides in elements, and a number of bytes
-            -> new memory of so many bytes there with all of them, and its address.
+        gather: Tensors of a GPU's memory, each with an offset and strides in elements, and a size in bytes
+            -> new memory of that size on the GPU with all of them, and its address.
         ndarray: numpy.ndarray.
         numpy_dtypes: numpy's dtypes by code.
     """
@@ -71,12 +73,16 @@ class Codec:
         ndarray: type,
         numpy_dtypes: dict[int, Any],
     ) -> None: ...
-    def pack(self, object: Any) -> bytes: ...
-    def plan(self, object: Any) -> PayloadPlan: ...
-    def unpack(self, data: Buffer, *, trusted: bool = False) -> Any: ...
-    def unpack_payload(self, payload: Buffer, *, trusted: bool = False) -> Any: ...
+    def pack(self, object: Any) -> bytes:
+        """``object`` as one message. Raises TypeError or ValueError, with the path to the cause."""
+    def plan(self, object: Any) -> PayloadPlan:
+        """``object`` as a payload with its tensors beside the message. Raises what ``pack`` does."""
+    def unpack(self, data: Buffer, *, trusted: bool = False) -> Any:
+        """The object that ``pack`` was given. ``find`` gets ``trusted``. Raises ValueError if malformed."""
+    def unpack_payload(self, payload: Buffer, *, trusted: bool = False) -> Any:
+        """The object that ``plan`` was given; tensors are views of ``payload``. Raises as ``unpack`` does."""
     def forget_names(self) -> None:
-        """A name stands for another class now."""
+        """Forget which class each name stands for, because one of them has changed."""
 
 # --- relay -----------------------------------------------------------------------------------
 
@@ -84,57 +90,62 @@ Place = tuple[int, int, int, int, int]
 """Where a payload lies: segment, offset, length, ticket, generation."""
 
 class ArenaFull(RuntimeError):
-    """An edge has no credit for a payload now; the text says who holds it."""
+    """An edge has no credit for a payload now; the text names the processes that hold payloads."""
 
 class LeaseError(RuntimeError):
-    """A payload cannot be read (any more)."""
+    """A payload cannot be read, or no longer."""
 
 class ShmArena:
-    """Shared memory this process writes payloads into, ``limit`` bytes under way at once for each edge."""
+    """Shared memory into which this process writes payloads, at most ``limit`` outstanding bytes per edge."""
 
     def __init__(self, limit: int) -> None: ...
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name that a reader passes to ``ShmLease``."""
     @property
     def event_fd(self) -> int:
-        """Readable when a reader took or returned something while ``wait_begin`` is in force."""
+        """A file that is readable when a reader signalled during a wait (``wait_begin``)."""
     def put(self, edge: str, key: str, plan: PayloadPlan, keep: float) -> tuple[Place, bool]:
-        """Pack into room of its own. Unread after ``keep`` seconds it may be given up.
+        """Pack a payload into a room of its own, which may be freed if it is unread after ``keep`` seconds.
 
-        A put that fails takes back its own room and nothing else. Returns where it lies, and whether its
-        reader may keep views: otherwise the edge has so much under way that it should copy. Raises ArenaFull.
+        Returns the payload's place, and whether its reader may keep views; if not, the edge has so much
+        outstanding that the reader should copy. A failed put takes back its own room only. Raises ArenaFull.
         """
     def put_raw(self, edge: str, key: str, data: Buffer, keep: float) -> tuple[Place, bool]:
-        """As ``put``, of a buffer's bytes."""
+        """Copy a buffer's bytes into a room of their own. Returns and raises what ``put`` does."""
     def hold(self, plan: PayloadPlan) -> ShmHeld:
-        """Pack for several edges at once. Raises ArenaFull where too much waits for slow edges already."""
+        """Pack a payload for several edges. Raises ArenaFull if too much waits for slow edges already."""
     def put_held(self, edge: str, key: str, held: ShmHeld, keep: float) -> tuple[Place, bool]:
-        """As ``put``, of what was written before. Each edge is granted it from its own credit."""
+        """Publish a held payload on one edge, from its credit. Returns and raises what ``put`` does."""
     @property
-    def mapping(self) -> ShmMapping: ...
-    def state(self, place: Place) -> Literal["free", "reserved", "ready", "held", "returned"]: ...
+    def mapping(self) -> ShmMapping:
+        """The arena as this process has mapped it."""
+    def state(self, place: Place) -> Literal["free", "reserved", "ready", "held", "returned"]:
+        """The state of a payload; "free" once it is collected, revoked or expired."""
     def revoke(self, key: str) -> int:
-        """Take back what is under ``key`` and unread; returns how many."""
+        """Take back the unread payloads under ``key``; returns how many."""
     def revoke_place(self, place: Place) -> bool:
-        """Take back one payload, if it is unread."""
+        """Take back one payload if it is unread; returns whether it was."""
     def wait_begin(self, edge: str | None = None) -> None:
-        """Until ``wait_end``, readers signal when they make room on an edge, or all they take and return.
+        """Until ``wait_end``, readers signal when they make room on ``edge``.
 
-        With an edge it counts as one wait for room there.
+        Without an edge they signal whenever they take or return a payload. With one, this counts as a wait
+        for room.
         """
-    def wait_end(self, edge: str | None = None) -> None: ...
+    def wait_end(self, edge: str | None = None) -> None:
+        """End a wait that ``wait_begin`` began with the same argument."""
     def edges(self) -> list[tuple[str, int, int]]:
-        """(edge, bytes under way, how many have waited for room)."""
+        """(edge, outstanding bytes, number of waits for room) of every edge."""
     def written(self) -> int:
-        """Bytes copied into the arena so far, counted once for all readers of a payload."""
+        """Bytes copied into the arena so far; a payload counts once, however many readers it has."""
     def outstanding(self) -> int:
-        """Payloads under way, counted once for each reader."""
+        """Number of payloads that readers have not returned, counted once for each reader."""
 
 class ShmHeld:
-    """A payload of an arena that waits for targets; its room is free when this and all readers let go."""
+    """A payload that waits for its targets; its room is freed when this object and all readers let go."""
 
 class ShmMapping:
-    """An arena as this process has it mapped, for as long as this object lives."""
+    """An arena as this process has mapped it; it stays mapped as long as this object lives."""
 
     @property
     def address(self) -> int: ...
@@ -145,84 +156,85 @@ class ShmMapping:
         """Whether anything but this object keeps it mapped."""
 
 class CreditLedger:
-    """Credits of edges, which do not share: ``limit`` for each, in whatever unit the backend deals in.
+    """Credits of edges: ``limit`` for each edge, in the relay's unit. Edges do not share.
 
-    Safe to use from several threads; none of them waits for another.
+    Several threads may use it; none of them waits for another.
     """
 
     def __init__(self, limit: int) -> None: ...
     @property
     def limit(self) -> int: ...
     def take(self, edge: str, amount: int = 1) -> bool:
-        """Take ``amount`` if the edge has it, or any amount where it holds at most half its limit."""
+        """Take ``amount`` if the edge has that much left or holds at most half its limit. True if it did."""
     def note_wait(self, edge: str) -> None:
-        """Count one that waits until it is given something, however often it asks."""
+        """Count one wait for credit, however often the waiting caller asks."""
     def give_back(self, edge: str, amount: int = 1) -> None:
-        """Return what was taken. Raises ValueError where the edge does not hold that much."""
-    def held(self, edge: str) -> int: ...
+        """Give ``amount`` back. Raises ValueError if the edge does not hold that much."""
+    def held(self, edge: str) -> int:
+        """How much an edge has taken and not given back."""
     def snapshot(self) -> list[tuple[str, int, int]]:
-        """(edge, held, how many have waited) of every edge seen."""
+        """(edge, held, number of waits) of every edge seen."""
 
 class Extents:
-    """First-fit allocation of ranges of whole 4 KiB pages in ``capacity`` bytes. Any thread may call."""
+    """First-fit allocation of ranges of whole 4 KiB pages in ``capacity`` bytes, for several threads."""
 
     def __init__(self, capacity: int) -> None: ...
     def allocate(self, nbytes: int) -> tuple[int, int] | None:
-        """Start and length of a range of at least ``nbytes``; None where there is none."""
+        """Start and length of a range of at least ``nbytes``, or None if there is none."""
     def release(self, start: int, nbytes: int) -> None:
-        """Give back what ``allocate`` returned."""
+        """Give back a range that ``allocate`` returned."""
 
 def checksum(data: Buffer) -> int:
-    """64 bits that differ where any of a buffer's bytes does. Nothing may write to it meanwhile."""
+    """64 bits that differ if any of a buffer's bytes does. No thread may write to it meanwhile."""
 
 class ShmLease:
-    """A payload of another process, viewed through the buffer protocol; given back when it dies."""
+    """A payload of another process, viewed through the buffer protocol; returned with its last view."""
 
     def __init__(self, name: str, place: tuple[int, ...], *, shared: bool = False) -> None:
-        """Raises LeaseError where the sender is gone or does not answer, or the place is stale.
+        """Open the payload at ``place`` of the arena ``name``. May wait for the sender, for some seconds.
 
-        May wait for the sender, at most some seconds. What is ``shared`` with other readers is mapped so that
-        no other reader sees what is written to it.
+        A payload that is ``shared`` with other readers is mapped so that they do not see writes to it. Raises
+        LeaseError if the sender is gone or does not answer, or the place is stale.
         """
     @staticmethod
     def try_open(name: str, place: tuple[int, ...], *, shared: bool = False) -> ShmLease | None:
-        """The same without waiting: None where the sender has to be asked for memory first."""
+        """Open a lease without waiting. None if the sender must be asked for memory first."""
     @property
     def nbytes(self) -> int: ...
     @property
     def address(self) -> int: ...
     @property
     def arena(self) -> ShmMapping | None:
-        """The sender's arena; None for a payload in memory of its own."""
+        """The sender's arena; None for a payload in a segment or a private mapping."""
     def copy_to(self, target: Buffer) -> None:
-        """Copy to the first ``nbytes`` bytes of a writable buffer. Raises ValueError where it has fewer."""
+        """Copy to the first ``nbytes`` bytes of a writable buffer. Raises ValueError if it has fewer."""
     def bequeath(self, heir: Callable[[ShmLease], object]) -> None:
         """Call ``heir`` with another lease on the payload when the last view of this one is gone.
 
-        It is called in whatever thread that happens. The first heir counts.
+        It is called in the thread that drops the last view. Only the first heir counts.
         """
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
-# --- JSON ------------------------------------------------------------------------------------
+# --- json_size -------------------------------------------------------------------------------
 
 def json_excess(
     body: bytes, /, *, text: int, values: int, parts: int, names: int, depth: int
 ) -> Literal["text", "values", "parts", "names", "depth"] | None:
-    """The first limit that a JSON text is over, found in one pass without the interpreter lock.
+    """The first limit that a JSON text exceeds, found in one pass without the interpreter's lock.
 
     Args:
-        text: Bytes apart from media, which are texts named ``data`` or ``url`` and those in lists named
-            ``images``, ``audios`` or ``videos``. Of a medium, each escape counts two.
-        values: Values of any kind, names not among them.
-        parts: Those of them that are texts, lists or objects.
-        names: In one object.
-        depth: Of lists and objects within each other.
+        text: Most bytes without media. Media are texts named ``data`` or ``url``, and texts in lists named
+            ``images``, ``audios`` or ``videos``; each escape in a medium counts as two bytes of text.
+        values: Most values of any kind, without names.
+        parts: Most values that are texts, lists or objects.
+        names: Most names in one object.
+        depth: Deepest nesting of lists and objects.
     """
 
 # --- router ----------------------------------------------------------------------------------
 
 def check_router_config(config: str) -> None:
-    """Raises the ValueError that `RouterServer` would raise, as far as that is known without starting."""
+    """Raise the ValueError that `RouterServer` would raise, as far as that is known without starting it."""
 
 def router_policies() -> list[str]:
     """Names of the policies that a router can be started with."""
@@ -239,20 +251,20 @@ class RouterServer:
 
     def __init__(self, config: str) -> None: ...
     def announce(self) -> None:
-        """Logs where it listens, for whoever waits for that."""
+        """Log the address that it listens on, for tools that wait for it."""
 
     @property
     def url(self) -> str:
         """Its address as a client writes it: `http://host:port`, or https with a certificate."""
 
     def reload(self) -> None:
-        """Reads the workers' file and the certificate and resolves the workers' names again, now."""
+        """Read the workers' file and the certificate and resolve the workers' names again, now."""
 
     def drain(self) -> None:
-        """Takes no more connections; ends when what is in flight is done, or after `drain_timeout`."""
+        """Take no more connections; end when the requests in flight are done, or after `drain_timeout`."""
 
     def stop(self) -> None:
-        """Ends now, whatever is in flight."""
+        """End now, with any requests in flight."""
 
     def wait(self, timeout: float) -> bool:
-        """Waits for the end for at most `timeout` seconds, without the interpreter lock. True if it came."""
+        """Wait for the end for at most `timeout` seconds, without the interpreter's lock. True if it came."""

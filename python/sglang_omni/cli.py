@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# Models' code is imported only where it is asked for.
+# Imported only when they are used.
 _TINY_CHECKPOINTS = {"qwen3_omni": "sglang_omni.models.qwen3_omni.tiny_checkpoint.make.main"}
 
 
@@ -15,12 +15,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:
-        # Servers see to signals once they run. Before that they import, which takes seconds.
+        # Running servers handle signals themselves; before, imports take seconds.
         return 130
 
 
 def _run(args: list[str]) -> int:
-    # The launchers parse their own flags: `sgl-omni serve --help` is theirs.
+    # The launchers parse their own flags, such as `sgl-omni serve --help`.
     if args[:1] == ["serve"]:
         from sglang_omni.launch_server import main as serve
 
@@ -44,7 +44,7 @@ def _run(args: list[str]) -> int:
         return make(args[2:], prog=f"sgl-omni make-tiny-checkpoint {args[1]}")
     from sglang_omni._core import __version__
     from sglang_omni.router.flags import parse
-    from sglang_omni.serve.launch.ray_flags import add_launcher_flag
+    from sglang_omni.serve.launch.launcher_flags import add_launcher_flag
 
     parser = argparse.ArgumentParser(
         prog="sgl-omni",
@@ -57,25 +57,25 @@ def _run(args: list[str]) -> int:
         "serve", help="serve a model; sgl-omni serve --help lists its options", add_help=False
     )
     commands.add_parser(
-        "host", help="join a coordinator on another machine, and run its stages here", add_help=False
+        "host", help="join a coordinator on another machine and run stages here", add_help=False
     )
     commands.add_parser(
         "route",
-        help="route requests to replicas, likewise; sgl-omni route top shows them live",
+        help="route requests to servers; sgl-omni route top shows them live",
         add_help=False,
     )
     tiny = commands.add_parser(
         "make-tiny-checkpoint",
-        help="write a small random checkpoint to try things with; sgl-omni make-tiny-checkpoint MODEL --help",
+        help="write a small random checkpoint for trials; sgl-omni make-tiny-checkpoint MODEL --help",
         description="Write a small random checkpoint of a model; --help after its name lists its options.",
     )
-    tiny.add_argument("model", choices=list(_TINY_CHECKPOINTS), help="what to make one of")
-    config = commands.add_parser("config", help="look at a pipeline's config")
+    tiny.add_argument("model", choices=list(_TINY_CHECKPOINTS), help="the model family")
+    config = commands.add_parser("config", help="show or check a pipeline's config")
     actions = config.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in (
         ("view", "the stages and their edges at a glance"),
         ("resolve", "everything the runtime derives from the config, as YAML"),
-        ("validate", "check every rule; exit status 1 where one is broken"),
+        ("validate", "check every rule; exit status 1 if one is broken"),
     ):
         action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
         action.add_argument("file", nargs="?", type=Path, help="YAML or JSON; default: speech-chat")
@@ -92,7 +92,7 @@ def _run(args: list[str]) -> int:
 
 def _config(args: argparse.Namespace) -> int:
     from sglang_omni.config import ConfigError, describe_config, resolve_config, validate_config
-    from sglang_omni.launch_server import LaunchError, load_pipeline
+    from sglang_omni.serve.launch.pipelines import LaunchError, load_pipeline
 
     try:
         config = load_pipeline(args.model_path, args.file)

@@ -1,4 +1,5 @@
-"""``sgl-omni host``: join a coordinator, and run the stages that its config puts on this node."""
+"""The command ``sgl-omni host``: joins a coordinator and runs the stages that its config puts on this
+node."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_omni.router.flags import parse
-from sglang_omni.serve.launch.processes import on_stop_signals
+from sglang_omni.serve.launch.stopping import on_stop_signals
 
 _EXAMPLES = """
 example, of two machines:
@@ -19,15 +20,15 @@ example, of two machines:
   b$ scp a:.config/sglang_omni/join.key .
   b$ %(prog)s --coordinator tcp://10.0.0.1:7000 --name b --join-key join.key
 
-It goes on when a run has ended, and joins the next one; Ctrl-C ends it and its processes.
-docs/hosts.md has the whole of it: ports, keys, and what happens when a host or a link goes.
+When a run has ended, it joins the next one; Ctrl-C ends it and its processes.
+docs/hosts.md explains ports, keys, and what happens when a host or a link fails.
 """
 
 
 def build_parser(prog: str = "sgl-omni host") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
-        description="Join a coordinator over the network, and run the stages its config puts on this node.",
+        description="Join a coordinator over the network; run the stages that its config puts on this node.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -36,9 +37,9 @@ def build_parser(prog: str = "sgl-omni host") -> argparse.ArgumentParser:
         "--coordinator",
         required=True,
         metavar="ENDPOINT",
-        help="where it lets hosts join, as it says when it starts: tcp://10.0.0.1:7000",
+        help="the coordinator's endpoint for hosts, which it logs when it starts: tcp://10.0.0.1:7000",
     )
-    parser.add_argument("--name", required=True, help="what the config calls this node: `node: NAME`")
+    parser.add_argument("--name", required=True, help="this node's name in the config: `node: NAME`")
     parser.add_argument(
         "--join-key",
         type=Path,
@@ -47,7 +48,7 @@ def build_parser(prog: str = "sgl-omni host") -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--address",
-        help="this machine's address, where the others reach it (default: the one facing the coordinator)",
+        help="this machine's address for the other hosts (default: the one facing the coordinator)",
     )
     parser.add_argument(
         "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="default: info"
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni host") -> i
         level=args.log_level.upper(),
         format=f"%(asctime)s %(levelname)s [host {args.name}] %(name)s: %(message)s",
     )
-    # Imported here, so that --help is there at once.
+    # Imported late, so that --help is fast.
     from sglang_omni.config.imports import import_beside
     from sglang_omni.pipeline.processes.hosts.agent import HostAgent
     from sglang_omni.pipeline.processes.hosts.join_key import default_key_file, read_join_key
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni host") -> i
 
 
 async def _until_told(running: Coroutine[Any, Any, None]) -> None:
-    """Run it until it ends, or is told to."""
+    """Awaits ``running`` until it ends, or a signal ends it."""
     task = asyncio.create_task(running)
     on_stop_signals(lambda _: task.cancel())
     try:

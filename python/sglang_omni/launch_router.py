@@ -1,4 +1,4 @@
-"""`python -m sglang_omni.launch_router`: a router in front of OpenAI-compatible replicas."""
+"""The command `python -m sglang_omni.launch_router`: a router in front of OpenAI-compatible servers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def build_parser(prog: str = "python -m sglang_omni.launch_router") -> argparse.
     parser = argparse.ArgumentParser(
         prog=prog,
         usage="%(prog)s --worker-urls URL... [--OPTION VALUE]...",
-        description="Route requests to OpenAI-compatible replicas, each to the one that most likely has its "
-        "prompt's beginning in its cache.",
+        description="Route each request to the OpenAI-compatible server that most likely has the start of "
+        "its prompt in its cache.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -36,7 +36,7 @@ def build_parser(prog: str = "python -m sglang_omni.launch_router") -> argparse.
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "python -m sglang_omni.launch_router") -> int:
-    """Runs the router until a signal ends it; returns the exit status, 2 for wrong options."""
+    """Runs the router until a signal ends it; returns the exit status, which is 2 for wrong options."""
     parser = build_parser(prog)
     config = RouterConfig(**vars(parse(parser, argv)))
     try:

@@ -1,6 +1,6 @@
-"""Other packages: how those of an extra are installed, and which versions were tried.
+"""Other packages: the command that installs an extra, and the newest tried versions.
 
-The range of each is in ``pyproject.toml``; ``make test-versions`` runs both of its ends.
+``pyproject.toml`` has the range of each; ``make test-versions`` runs both ends.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ logger = logging.getLogger(__name__)
 # The name of the wheel. ``sglang-omni``, as the import name suggests, is another project's on PyPI.
 DISTRIBUTION = "sgl-omni"
 
-# The newest minor versions that were tried, of what is used beyond its documented names.
+# The newest tried minor versions of packages of which undocumented names are used.
 TRIED = {"torch": "2.15", "transformers": "5.23"}
 
 
 def install_line(extra: str) -> str:
-    """The command that adds an extra of this package to the environment that this package is installed in.
+    """The command that adds an extra of this package to the environment in which the package is installed.
 
-    pip and uv take the distribution from that environment and fetch only what the extra needs, so this
-    works for a wheel that no index has.
+    pip and uv take the package from that environment and fetch only what the extra needs, so the command
+    works for a wheel that is in no index.
     """
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 @cache
 def warn_of_untried() -> None:
-    """Logs, once a process, which installed packages are newer than was tried. Imports none of them."""
+    """Logs, once in a process, which installed packages are newer than tried, without importing them."""
     for name, tried in TRIED.items():
         try:
             version = importlib.metadata.version(name)

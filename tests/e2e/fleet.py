@@ -1,4 +1,4 @@
-"""Launching a server as a user does, and seeing to it that nothing of it stays."""
+"""Starts a server as a user does, and checks that it leaves nothing behind."""
 
 from __future__ import annotations
 

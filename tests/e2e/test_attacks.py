@@ -1,4 +1,4 @@
-"""A client that asks for a few words again and again beside each attack that has once stopped a server."""
+"""A client gets its short answers during each attack that once stopped a server."""
 
 from __future__ import annotations
 

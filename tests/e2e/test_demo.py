@@ -1,4 +1,4 @@
-"""`make demo` as a user runs it: what it prints, and that nothing is left of it."""
+"""`make demo` as a user runs it: its output, and that it leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input and sudden deaths: each costs exactly what it must, and the next request works."""
+"""Bad input and killed processes: each fails only its own requests, and the next request works."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -89,7 +90,7 @@ def test_body_over_the_limit_is_refused(api: httpx.Client) -> None:
 
 
 @pytest.fixture(scope="module")
-def replica(tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """One replica without a router, whose stages the tests may kill."""
     running = Fleet.launch(tmp_path_factory.mktemp("replica") / "server.log")
     yield running
@@ -136,9 +137,17 @@ def test_killed_stage_fails_its_requests_and_comes_back(replica: Fleet) -> None:
     replica.remember_descendants()
 
 
+@pytest.fixture(scope="module")
+def broken_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A fleet whose parts the tests may kill; it ends without orphans all the same."""
+    running = Fleet.launch(tmp_path_factory.mktemp("fleet") / "server.log", "--dp-size", "2")
+    yield running
+    running.stop()
+
+
 @pytest.mark.parametrize("victim", ["replica", "router"])
-def test_killed_part_of_the_fleet_leaves_no_orphan(tmp_path: Path, victim: str) -> None:
-    fleet = Fleet.launch(tmp_path / "server.log", "--dp-size", "2")
+def test_killed_part_of_the_fleet_leaves_no_orphan(broken_fleet: Fleet, victim: str) -> None:
+    fleet = broken_fleet
     parts = psutil.Process(fleet.process.pid).children()
     routers = [part for part in parts if "router" in command_line(part)]
     replicas = [part for part in parts if "launch_server" in command_line(part)]
@@ -152,7 +161,7 @@ def test_killed_part_of_the_fleet_leaves_no_orphan(tmp_path: Path, victim: str) 
     )
     wait_until(fleet.is_ready, 120, f"no service after the {victim} was killed:\n{fleet.tail()}")
     assert httpx.post(f"{fleet.base_url}/v1/chat/completions", json=HELLO, timeout=120).status_code == 200
-    fleet.stop()
+    fleet.remember_descendants()
 
 
 def test_killed_launcher_leaves_nothing(tmp_path: Path) -> None:

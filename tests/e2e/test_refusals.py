@@ -1,4 +1,4 @@
-"""OpenAI's client, the router, real processes and models: what cannot be honoured is a 400 with a code."""
+"""OpenAI's client, the router, real processes and models: a parameter without effect is a 400 with a code."""
 
 from __future__ import annotations
 

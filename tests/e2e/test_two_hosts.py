@@ -1,4 +1,4 @@
-"""The spoken chat with its models on another host than its server, started as a person would start it."""
+"""The spoken chat with its models on another host than its server, started as a user starts it."""
 
 from __future__ import annotations
 

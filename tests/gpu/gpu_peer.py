@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from sglang_omni.pipeline.stage.edges.relay_io import read_blob, read_stream_chunk, send_stream_chunk
+from sglang_omni.pipeline.relay_io import read_blob, read_stream_chunk, send_stream_chunk
 from sglang_omni.proto import codec
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpu_peer import Peer, peer
 
-from sglang_omni.pipeline.stage.edges.relay_io import read_blob, write_blob
+from sglang_omni.pipeline.relay_io import read_blob, write_blob
 from sglang_omni.relay.shm.cuda_driver import cuda_driver
 from sglang_omni.relay.shm.device_copy import host_bytes
 from sglang_omni.relay.shm.pinned import PinnedMemory

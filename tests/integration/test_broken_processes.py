@@ -6,16 +6,15 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+from test_mp_runner import PATIENCE, chain, running
 from waiting import until
 
 from sglang_omni.client import Client
-from sglang_omni.config import EndpointsConfig, PipelineConfig, StageConfig, WatchdogConfig
+from sglang_omni.config import WatchdogConfig
 from sglang_omni.pipeline.processes.hosts.agent import HostAgent
 from sglang_omni.pipeline.processes.hosts.launcher import HostsLauncher
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
@@ -23,40 +22,8 @@ from sglang_omni.pipeline.transport.keys import RunKeys
 from sglang_omni.proto import Unavailable
 from sglang_omni.serve import create_app
 
-# Bounds a wait for what must happen; what is tested is that it happens.
-PATIENCE = 60
 # Long enough for a machine that is busy with other things, short enough for a test.
 IMPATIENT = WatchdogConfig(heartbeat_timeout=6.0, unhealthy_after=3.0)
-
-
-def pipeline(folder: Path, *names: str, factory: str = "trace", **fields) -> PipelineConfig:
-    """Stages one after the other, each in a process of its own."""
-    args = {"folder": str(folder)}
-    return PipelineConfig(
-        model_path="m",
-        stages=[
-            StageConfig(
-                name=name,
-                factory=f"process_factories.{factory}",
-                factory_args={"name": name, **args} if factory == "trace" else args,
-                process=name,
-                **({"next": following} if following else {"terminal": True}),
-            )
-            for name, following in zip(names, [*names[1:], None], strict=True)
-        ],
-        endpoints=EndpointsConfig(base_path=str(folder / "run")),
-        **fields,
-    )
-
-
-@asynccontextmanager
-async def running(config: PipelineConfig, **options) -> AsyncIterator[MultiProcessPipelineRunner]:
-    runner = MultiProcessPipelineRunner(config, **options)
-    await runner.start(timeout=60)
-    try:
-        yield runner
-    finally:
-        await runner.stop()
 
 
 async def health(runner: MultiProcessPipelineRunner) -> tuple[int, dict]:
@@ -77,7 +44,7 @@ async def healthy(runner: MultiProcessPipelineRunner, status: int) -> dict:
 
 
 async def test_a_stopped_process_is_said_to_hang_and_replaced(tmp_path: Path) -> None:
-    async with running(pipeline(tmp_path, "a", "b", "c", watchdog=IMPATIENT)) as runner:
+    async with running(chain(tmp_path, "a", "b", "c", watchdog=IMPATIENT)) as runner:
         elsewhere = asyncio.create_task(runner.coordinator.submit("elsewhere", {"hold": "c"}))
         await until((tmp_path / "c.held").exists)
         before = runner.process_ids
@@ -102,7 +69,7 @@ async def test_a_stopped_process_is_said_to_hang_and_replaced(tmp_path: Path) ->
 async def test_a_c_call_that_keeps_the_interpreters_lock_is_ended_with_its_stack(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with running(pipeline(tmp_path, "a", factory="holds_the_lock", watchdog=IMPATIENT)) as runner:
+    async with running(chain(tmp_path, "a", factory="holds_the_lock", watchdog=IMPATIENT)) as runner:
         before = runner.process_ids["a"]
         with pytest.raises(Unavailable, match="has not answered for"):
             await asyncio.wait_for(runner.coordinator.submit("hangs", None), PATIENCE)
@@ -111,7 +78,7 @@ async def test_a_c_call_that_keeps_the_interpreters_lock_is_ended_with_its_stack
 
 
 async def test_a_process_on_another_host_that_is_stopped_is_replaced_there(tmp_path: Path) -> None:
-    config = pipeline(tmp_path, "a", watchdog=IMPATIENT)
+    config = chain(tmp_path, "a", watchdog=IMPATIENT)
     config.stages[0].node = "b"
     key = RunKeys.generate()
     launcher = HostsLauncher("127.0.0.1", 0, key)
@@ -133,7 +100,7 @@ async def test_a_process_on_another_host_that_is_stopped_is_replaced_there(tmp_p
 
 
 async def test_a_process_that_goes_on_in_time_is_kept(tmp_path: Path) -> None:
-    config = pipeline(tmp_path, "a", watchdog=WatchdogConfig(unhealthy_after=2.0))
+    config = chain(tmp_path, "a", watchdog=WatchdogConfig(unhealthy_after=2.0))
     async with running(config) as runner:
         before = runner.process_ids
         os.kill(before["a"], signal.SIGSTOP)
@@ -147,7 +114,7 @@ async def test_a_process_that_goes_on_in_time_is_kept(tmp_path: Path) -> None:
 async def test_a_step_that_lasts_too_long_ends_its_process_and_its_request_alone(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    config = pipeline(tmp_path, "a", "b", watchdog=WatchdogConfig(step_timeout=2.0))
+    config = chain(tmp_path, "a", "b", watchdog=WatchdogConfig(step_timeout=2.0))
     async with running(config) as runner:
         before = runner.process_ids
         elsewhere = asyncio.create_task(runner.coordinator.submit("elsewhere", {}))
@@ -164,7 +131,7 @@ async def test_a_process_that_fails_every_request_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sglang_omni.pipeline.processes.watchdog.FAILING_S", 1.0)
-    config = pipeline(tmp_path, "a", factory="broken_for_good", watchdog=WatchdogConfig(max_failed_steps=3))
+    config = chain(tmp_path, "a", factory="broken_for_good", watchdog=WatchdogConfig(max_failed_steps=3))
     async with running(config) as runner:
         before = await runner.coordinator.submit("fine", None)
         (tmp_path / "sticky").touch()
@@ -188,7 +155,7 @@ async def test_what_is_a_requests_own_fault_ends_no_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     monkeypatch.setattr("sglang_omni.pipeline.processes.watchdog.FAILING_S", 0.0)
-    config = pipeline(tmp_path, "a", watchdog=WatchdogConfig(max_failed_steps=3))
+    config = chain(tmp_path, "a", watchdog=WatchdogConfig(max_failed_steps=3))
     async with running(config) as runner:
         before = runner.process_ids
         for number in range(6):
@@ -204,7 +171,7 @@ async def test_what_is_a_requests_own_fault_ends_no_process(
 
 async def test_no_descriptor_for_a_restart_is_one_more_death(tmp_path: Path) -> None:
     """And not the end of the pipeline: it is tried again, and works once there are some."""
-    async with running(pipeline(tmp_path, "a", "b")) as runner:
+    async with running(chain(tmp_path, "a", "b")) as runner:
         before = runner.process_ids
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         try:
@@ -221,7 +188,7 @@ async def test_no_descriptor_for_a_restart_is_one_more_death(tmp_path: Path) -> 
 
 
 async def test_a_restart_that_fails_while_loading_is_tried_again(tmp_path: Path) -> None:
-    config = pipeline(tmp_path, "a", factory="broken_after", watchdog=WatchdogConfig(unhealthy_after=1.0))
+    config = chain(tmp_path, "a", factory="broken_after", watchdog=WatchdogConfig(unhealthy_after=1.0))
     async with running(config) as runner:
         os.kill(await runner.coordinator.submit("pid", {}), signal.SIGKILL)
         said = await healthy(runner, 503)
@@ -230,12 +197,3 @@ async def test_a_restart_that_fails_while_loading_is_tried_again(tmp_path: Path)
         (tmp_path / "built").unlink()
         assert await asyncio.wait_for(runner.coordinator.submit("next", {}), PATIENCE)
         assert (await healthy(runner, 200))["status"] == "healthy"
-
-
-async def test_requests_of_a_killed_process_may_be_tried_elsewhere(tmp_path: Path) -> None:
-    async with running(pipeline(tmp_path, "a")) as runner:
-        held = asyncio.create_task(runner.coordinator.submit("held", {"hold": "a"}))
-        await until((tmp_path / "a.held").exists)
-        os.kill(runner.process_ids["a"], signal.SIGKILL)
-        with pytest.raises(Unavailable, match="was killed by SIGKILL"):
-            await asyncio.wait_for(held, PATIENCE)

@@ -1,4 +1,4 @@
-"""SmolLM2 out of its GGUF file: prepared once, whoever asks at the same time, and complete."""
+"""SmolLM2 from its GGUF file: converted once, by any number of processes at the same time, and complete."""
 
 from __future__ import annotations
 

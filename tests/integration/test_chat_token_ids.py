@@ -1,4 +1,4 @@
-"""Conversations have transformers' token ids, whatever is in them but control tokens, and those are text."""
+"""Conversations have transformers' token ids, except that control tokens in them are text."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from sglang_omni.config import EndpointsConfig
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.local import LocalLauncher
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.transport.ipc.zmtp import opening
 from sglang_omni.pipeline.transport.keys import RunKeys, secure_client
 from sglang_omni.pipeline.transport.tcp.push import TcpPushSocket
@@ -75,13 +75,12 @@ async def test_strangers_at_the_ports_stop_no_request(tmp_path: Path) -> None:
     config = chain(tmp_path, "a", "b")
     config.endpoints = EndpointsConfig(scheme="tcp", base_path=str(tmp_path / "run"))
     async with running(config) as runner:
-        prep = runner._prep
-        assert prep is not None
-        assert set(prep.endpoints) == {"completion", "abort", "stage_a", "stage_b"}
+        plan = runner.plan
+        assert set(plan.endpoints) == {"completion", "abort", "stage_a", "stage_b"}
         traffic = Traffic(runner)
         await traffic.goes_on()
         forged = codec.pack(SubmitMessage("forged", StagePayload("forged", OmniRequest({}), {})).to_dict())
-        for endpoint in prep.endpoints.values():
+        for endpoint in plan.endpoints.values():
             port = int(endpoint.rpartition(":")[2])
             with ExitStack() as open_ones:
                 for said in (
@@ -100,7 +99,7 @@ async def test_strangers_at_the_ports_stop_no_request(tmp_path: Path) -> None:
                             stranger.send(bytes([byte]))
                     await traffic.goes_on()
                 others = RunKeys.generate()
-                for keys, server_key in ((None, ""), (others, ""), (others, prep.keys.public)):
+                for keys, server_key in ((None, ""), (others, ""), (others, plan.keys.public)):
                     client = open_ones.enter_context(peer(endpoint, keys, server_key))
                     with suppress(zmq.Again):  # cut off already, and libzmq does not try again
                         client.send(forged, zmq.NOBLOCK)
@@ -136,11 +135,10 @@ async def test_a_peer_with_the_keys_gets_nothing_run_or_imported(
     config = chain(tmp_path, "a", "b")
     config.endpoints = EndpointsConfig(scheme="tcp", base_path=str(tmp_path / "run"))
     async with running(config) as runner:
-        prep = runner._prep
-        assert prep is not None
+        plan = runner.plan
         traffic = Traffic(runner)
-        endpoint = prep.endpoints["stage_a"]
-        push = TcpPushSocket(endpoint, prep.keys)
+        endpoint = plan.endpoints["stage_a"]
+        push = TcpPushSocket(endpoint, plan.keys)
         for frame in (forged, pickle.dumps(Pickled()), codec.pack(pickle.dumps(Pickled())), b"", b"\xc1"):
             await push.send(frame)
         await until(lambda: not push._kept)  # all were taken
@@ -156,13 +154,13 @@ class Apart(LocalLauncher):
 
     host_address = "127.0.0.1"
 
-    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+    async def start(self, specs: Sequence[ProcessSpec]) -> None:
         assert all(spec.node is not None for spec in specs)
 
-    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+    def launch(self, ranks: Sequence[ProcessSpec]) -> list[LaunchedProcess]:
         return super().launch([self._apart(spec) for spec in ranks])
 
-    def _apart(self, spec: WorkerSpec) -> WorkerSpec:
+    def _apart(self, spec: ProcessSpec) -> ProcessSpec:
         (launch,) = spec.stages
         launch = replace(
             launch,
@@ -188,8 +186,9 @@ async def apart(folder: Path, *names: str) -> AsyncIterator[MultiProcessPipeline
 
 
 def where_is(runner: MultiProcessPipelineRunner, name: str) -> str:
-    (slot,) = [worker for worker in runner._workers if worker.stage_names == [name]]
-    return slot.endpoints[name]
+    assert runner._supervisor is not None
+    (process,) = [each for each in runner._supervisor.processes if each.instances == [name]]
+    return process.endpoints[name]
 
 
 async def test_a_process_that_comes_back_on_another_port_is_found_there(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from relay_peers import BACKENDS, make_relay, require
 from waiting import until
 
 from sglang_omni.config import LOCAL_OBJECT, EndpointsConfig, PipelineConfig, StageConfig, plan_pipeline
+from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
-from sglang_omni.pipeline.stage.edges import relay_io
 from sglang_omni.proto import OmniRequest
 from sglang_omni.relay import RelayReadError
 

@@ -21,9 +21,9 @@ def test_a_pipeline_of_ones_own_in_three_processes() -> None:
     assert run("three_stages.py", "a rose is a rose is", "a rose") == "a 3, rose 3, is 2\n"
 
 
-def test_the_earlier_form_in_one_process() -> None:
+def test_the_legacy_form_in_one_process() -> None:
     # 1 - 5 is below zero: its request ends after the second stage.
-    assert run("earlier_form.py").splitlines() == [
+    assert run("legacy_form.py").splitlines() == [
         "1 -> {'value': -16}",
         "9 -> {'value': 8.0, 'text': 'the half is 8'}",
     ]

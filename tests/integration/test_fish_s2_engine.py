@@ -1,4 +1,4 @@
-"""Fish Audio S2-Pro on OmniEngine: every code as a plain loop that recomputes everything gives it."""
+"""Fish Audio S2-Pro on OmniEngine: every code equals that of a plain loop that recomputes everything."""
 
 from __future__ import annotations
 

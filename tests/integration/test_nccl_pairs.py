@@ -13,7 +13,7 @@ import torch
 from relay_peers import MIB, PATIENCE, Peer, make_relay, pattern, require
 from waiting import until
 
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
 from sglang_omni.relay import RelayError, RelayReadError
 from sglang_omni.relay.nccl import groups as nccl_groups
 from sglang_omni.relay.nccl import links as nccl_links

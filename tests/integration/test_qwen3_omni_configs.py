@@ -1,4 +1,4 @@
-"""The pipelines that have not all stages, in this process: what they answer, and what they refuse."""
+"""Pipelines without all stages, in this process: their answers and refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from qwen3_omni_oracle import Oracle
 from sample_media import image_part, picture, user
 
 from sglang_omni.config import PipelineConfig
-from sglang_omni.launch_server import load_pipeline
 from sglang_omni.models.qwen3_omni.config import (
     Qwen3OmniPipelineConfig,
     Qwen3OmniTextPipelineConfig,
@@ -23,6 +22,7 @@ from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpo
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.shape import TinyShape
 from sglang_omni.pipeline.compile import PipelineRunner, compile_pipeline
 from sglang_omni.proto import OmniRequest, RequestError
+from sglang_omni.serve.launch.pipelines import load_pipeline
 
 _ids = (f"request-{number}" for number in itertools.count())
 

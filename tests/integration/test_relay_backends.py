@@ -25,7 +25,7 @@ from relay_peers import (
 )
 from waiting import until
 
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut
 from sglang_omni.relay import RelayError, RelayTimeout
 

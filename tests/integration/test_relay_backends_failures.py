@@ -24,7 +24,7 @@ from relay_peers import (
 )
 from waiting import until
 
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
 from sglang_omni.relay import RelayError, RelayReadError, RelayTimeout
 
 # Takes long enough to be in the middle of.

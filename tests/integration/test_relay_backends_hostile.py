@@ -17,7 +17,7 @@ import pytest
 from relay_peers import BACKENDS, MIB, PATIENCE, Peer, PeerError, block, make_relay, pattern, require
 from waiting import until
 
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
 from sglang_omni.relay import RelayError
 from sglang_omni.relay import bind_guard as exposure
 from sglang_omni.relay.one_sided.slots import HEADER_BYTES

@@ -39,7 +39,7 @@ async def test_peers_reach_it_again_once_it_has_files(
             socket.create_connection(("127.0.0.1", port)).close()
         if backend == "nixl":
             await until(lambda: not ports(a))
-            with pytest.raises(PeerError, match=r"can be reached by nobody.*Too many open files"):
+            with pytest.raises(PeerError, match=r"cannot be reached by any peer.*Too many open files"):
                 await a("write", "k", pattern(3, MIB))
         await a("limit_files", few)
         await carry(a, late, 4)

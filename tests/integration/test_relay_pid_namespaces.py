@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from sglang_omni.pipeline.relay_io import read_blob, write_blob
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut
-from sglang_omni.pipeline.stage.edges.relay_io import read_blob, write_blob
 from sglang_omni.relay.shm.relay import ShmRelay
 
 _UNSHARE = ["unshare", "--pid", "--fork", "--kill-child"]
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not _is_possible(), reason="needs the right to m
 _OTHER = """
 import asyncio, json, os, sys
 import numpy as np
-from sglang_omni.pipeline.stage.edges.relay_io import read_blob, write_blob
+from sglang_omni.pipeline.relay_io import read_blob, write_blob
 from sglang_omni.relay.shm import ShmRelay
 
 async def main():

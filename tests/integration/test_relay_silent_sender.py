@@ -17,7 +17,7 @@ import pytest
 from waiting import until
 
 from sglang_omni._core import LeaseError, ShmLease
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
 from sglang_omni.proto import codec
 from sglang_omni.relay import RelayReadError
 from sglang_omni.relay.shm.relay import ShmRelay

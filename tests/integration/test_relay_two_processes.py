@@ -17,7 +17,7 @@ import pytest
 import torch
 from waiting import until
 
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut
 from sglang_omni.relay import RelayReadError, create_relay
 from sglang_omni.relay.shm.relay import ShmRelay

@@ -17,7 +17,7 @@ from thinker_requests import ThinkerPrompt
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
-from sglang_omni.serve.launch.processes import bind
+from sglang_omni.supervision.ports import bind
 
 pytestmark = pytest.mark.long
 

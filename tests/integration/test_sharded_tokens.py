@@ -13,7 +13,7 @@ from tiny_checkpoints import SHAPES, TinyCheckpoint
 
 from sglang_omni.engines.options import TensorParallel
 from sglang_omni.models.qwen3_omni.tiny_checkpoint.make import make_tiny_checkpoint
-from sglang_omni.serve.launch.processes import bind
+from sglang_omni.supervision.ports import bind
 
 SCRIPT = Path(__file__).with_name("shard_rank.py")
 WAIT_S = 240

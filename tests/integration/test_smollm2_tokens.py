@@ -21,8 +21,8 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ensure_checkpoint(tmp_path_factory.mktemp("cache"))
+def checkpoint() -> Path:
+    return ensure_checkpoint()
 
 
 def test_greedy_tokens_in_float32(checkpoint: Path) -> None:

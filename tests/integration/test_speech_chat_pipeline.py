@@ -94,7 +94,7 @@ async def test_a_spoken_question_is_answered_in_text_and_speech(
     result = await coordinator.submit(request_id, chat(spoken(question), modalities=BOTH))
 
     text, audio = result["decode"], result["speak"]
-    assert text["heard"] == QUESTION
+    assert text["input_transcript"] == QUESTION
     assert "Paris" in text["text"]
     assert text["finish_reason"] == "stop"
     usage = text["usage"]
@@ -111,7 +111,7 @@ async def test_text_alone_touches_neither_ear_nor_voice(coordinator: Coordinator
     result = await coordinator.submit(request_id, chat(QUESTION))
 
     assert "Paris" in result["text"]
-    assert result["heard"] is None
+    assert result["input_transcript"] is None
     assert await stages_of(coordinator, request_id, 3) == {"preprocess", "thinker", "decode"}
 
 
@@ -122,7 +122,7 @@ async def test_streamed_pieces_are_the_whole_answer(coordinator: Coordinator, qu
     *chunks, final = messages
     assert all(isinstance(chunk, StreamMessage) for chunk in chunks)
     texts = [chunk.chunk for chunk in chunks if chunk.modality == "text"]
-    assert texts[0] == {"modality": "text", "heard": QUESTION}
+    assert texts[0] == {"modality": "text", "input_transcript": QUESTION}
     assert "".join(chunk["text"] for chunk in texts[1:]) == final.result["decode"]["text"]
     audio = [chunk.chunk["audio_data"] for chunk in chunks if chunk.modality == "audio"]
     np.testing.assert_array_equal(np.concatenate(audio), final.result["speak"]["audio_data"])
@@ -141,9 +141,9 @@ async def test_speech_begins_before_the_text_ends(coordinator: Coordinator) -> N
 
 
 async def test_greedy_answers_are_the_same_alone_and_in_company(coordinator: Coordinator) -> None:
-    prompts = [f"Name {number} animals." for number in range(2, 6)]
-    alone = [await coordinator.submit(next(_ids), chat(prompt)) for prompt in prompts]
-    together = await asyncio.gather(*(coordinator.submit(next(_ids), chat(prompt)) for prompt in prompts))
+    requests = [chat(f"Name {number} animals.", max_new_tokens=24) for number in range(2, 6)]
+    alone = [await coordinator.submit(next(_ids), request) for request in requests]
+    together = await asyncio.gather(*(coordinator.submit(next(_ids), request) for request in requests))
 
     assert [result["token_ids"] for result in together] == [result["token_ids"] for result in alone]
 
@@ -154,7 +154,7 @@ async def test_an_earlier_spoken_turn_is_remembered(coordinator: Coordinator, qu
 
     assert heard["token_ids"] == written["token_ids"]
     assert heard["usage"]["prompt_tokens"] == written["usage"]["prompt_tokens"]
-    assert heard["heard"] is None
+    assert heard["input_transcript"] is None
 
 
 async def test_a_plain_prompt_is_continued(coordinator: Coordinator) -> None:

@@ -1,4 +1,4 @@
-"""The real voice and the real ear, each in its scheduler: what one says, the other hears."""
+"""The real voice and the real speech recognition, each in its scheduler: one transcribes the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import soxr
 
 from sglang_omni.models.speech_chat.components.voice import Voice, speakable
-from sglang_omni.models.speech_chat.components.whisper import Segment, Whisper
+from sglang_omni.models.speech_chat.components.whisper import SpeechSegment, Whisper
 from sglang_omni.models.speech_chat.speak import SpeakSession
 from sglang_omni.models.speech_chat.transcribe import Recognizer, TranscribeSession
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
@@ -57,7 +57,7 @@ class CountingWhisper:
         self.whisper = whisper
         self.calls = 0
 
-    def segments(self, samples: np.ndarray, prompt: str | None = None) -> Iterator[Segment]:
+    def segments(self, samples: np.ndarray, prompt: str | None = None) -> Iterator[SpeechSegment]:
         self.calls += 1
         return self.whisper.segments(samples, prompt)
 
@@ -212,8 +212,8 @@ def test_a_chat_of_several_clips_hears_each_once(voice: Voice, whisper: Whisper)
     )
 
     assert counting.calls == 2
-    assert chunks == [{"modality": "text", "heard": "Why is that?"}]
-    assert result["heard"] == "Why is that?"
+    assert chunks == [{"modality": "text", "input_transcript": "Why is that?"}]
+    assert result["input_transcript"] == "Why is that?"
     assert [message["content"] for message in result["prompt_token_ids"]] == [
         QUESTION,
         "Paris.",

@@ -54,7 +54,7 @@ def run(
 ) -> tuple[list[OutgoingMessage], StagePayload]:
     request = OmniRequest(None, params, {"task": "chat", "output_modalities": list(modalities)})
     token_ids = prompts.encode_messages([{"role": "user", "content": question}])
-    payload = StagePayload("r", request, {"prompt_token_ids": token_ids, "heard": heard})
+    payload = StagePayload("r", request, {"prompt_token_ids": token_ids, "input_transcript": heard})
     thinker.inbox.put(IncomingMessage("r", "new_request", payload))
     chunks = []
     while (message := thinker.outbox.get(timeout=60)).type == "stream":
@@ -73,7 +73,7 @@ def test_an_answer_becomes_the_callers_result(thinker: OmniScheduler, prompts: P
     assert "<|im_end|>" not in result["text"]
     assert result["modality"] == "text"
     assert result["finish_reason"] == "stop"
-    assert result["heard"] == QUESTION
+    assert result["input_transcript"] == QUESTION
     prompt_tokens = result["usage"]["prompt_tokens"]
     assert prompt_tokens == len(prompts.encode_messages([{"role": "user", "content": QUESTION}]))
     assert result["usage"]["total_tokens"] == prompt_tokens + len(result["token_ids"])
@@ -134,10 +134,10 @@ def test_the_stages_own_limit_and_the_requests(thinker: OmniScheduler, prompts: 
 
 def test_a_seed_makes_sampling_repeatable(thinker: OmniScheduler, prompts: PromptEncoder) -> None:
     def answer(seed: int) -> str:
-        return run(thinker, prompts, "Tell me a story.", temperature=1.5, seed=seed)[1].data["text"]
+        params = {"temperature": 1.5, "seed": seed, "max_new_tokens": 12}
+        return run(thinker, prompts, "Tell me a story.", **params)[1].data["text"]
 
-    assert answer(1) == answer(1)
-    assert len({answer(seed) for seed in range(4)}) > 1
+    assert answer(1) == answer(1) != answer(2)
 
 
 @pytest.mark.parametrize(

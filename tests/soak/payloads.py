@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from traces import Traces, megabytes, read_frame, tidy, traces_of, write_frame
 
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.relay.shm.relay import ShmRelay
 

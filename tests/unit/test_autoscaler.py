@@ -11,8 +11,8 @@ from sglang_omni.pipeline.coordinator import Coordinator
 from sglang_omni.pipeline.coordinator.admission import Admission
 from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
 from sglang_omni.pipeline.processes.autoscaler import Autoscaler
-from sglang_omni.pipeline.processes.supervisor import WorkerSlot
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.processes.supervisor import Supervisor
+from sglang_omni.pipeline.specs import ProcessSpec
 
 
 class Pipeline:
@@ -21,36 +21,47 @@ class Pipeline:
     def __init__(self) -> None:
         self.ongoing = 0
         self.stats: dict[str, dict[str, float]] = {}
-        self.replicas = ReplicaTable()
-        self.admission = Admission(self.replicas)
-        self.workers: dict[int, WorkerSlot] = {}
+        self.table = ReplicaTable()
+        self.admission = Admission(self.table)
+        # A supervisor asks its coordinator for the replicas too.
+        self._coordinator = SimpleNamespace(
+            replicas=self.table,
+            admission=self.admission,
+            ongoing_requests=lambda instances: self.ongoing,
+            stage_stats=lambda: self.stats,
+            is_drained=lambda instances: not self.table.have_requests(instances),
+        )
+        self.present: dict[int, Any] = {}
         self.scaler = Autoscaler(
             AutoscalingConfig(
                 max_replicas=3, target_ongoing_requests=1, upscale_delay_s=0, downscale_delay_s=0
             ),
-            [(cast(WorkerSpec, spec_of(number)),) for number in range(3)],
+            [(cast(ProcessSpec, spec_of(number)),) for number in range(3)],
             frozenset({"speak"}),
-            cast(Coordinator, self),
-            self.workers,
-            self.add,
-            self.remove,
+            cast(Coordinator, self._coordinator),
+            cast(Supervisor, self),
         )
-        self.workers[0] = self.add((cast(WorkerSpec, spec_of(0)),))
+        self.add([spec_of(0)])
 
-    def add(self, ranks: Any) -> WorkerSlot:
-        names = ranks[0].stage_names
-        self.replicas.add(names[0], None)
-        worker = SimpleNamespace(stage_names=names, is_leaving=False, is_given_up=False)
-        return cast(WorkerSlot, worker)
+    def replicas(self, group: tuple[str, ...]) -> dict[int, Any]:
+        assert group == ("speak",)
+        return dict(self.present)
 
-    async def remove(self, worker: WorkerSlot) -> None:
-        self.replicas.remove(worker.stage_names[0])
+    def add(self, ranks: Any) -> None:
+        self.table.add(ranks[0].instances[0], None)
+        self.present[ranks[0].replica] = SimpleNamespace(
+            instances=ranks[0].instances, is_leaving=False, is_given_up=False
+        )
 
-    def ongoing_requests(self, instances: Any) -> int:
-        return self.ongoing
+    def retire(self, replica: Any) -> None:
+        Supervisor.retire(cast(Supervisor, self), replica)
 
-    def stage_stats(self) -> dict[str, dict[str, float]]:
-        return self.stats
+    def recall(self, replica: Any) -> None:
+        Supervisor.recall(cast(Supervisor, self), replica)
+
+    async def remove(self, replica: Any) -> None:
+        self.table.remove(replica.instances[0])
+        self.present = {number: each for number, each in self.present.items() if each is not replica}
 
     def has(self, instance: str, *, running: int, waiting: int) -> None:
         self.stats[instance] = {"num_running_reqs": running, "num_queue_reqs": waiting}
@@ -61,25 +72,22 @@ class Pipeline:
                 await asyncio.sleep(0.01)
 
     def limit(self) -> int | None:
-        limit = self.admission._limits.get(self.replicas.set_of("speak"))
+        limit = self.admission._limits.get(self.table.set_of("speak"))
         return None if limit is None else limit.requests
 
-    def is_drained(self, instances: Any) -> bool:
-        return not self.replicas.have_requests(instances)
-
     def give_up(self, number: int) -> None:
-        self.replicas.mark_down(self.workers[number].stage_names, "it has died too often")
-        self.workers[number].is_given_up = True
+        self.table.mark_down(self.present[number].instances, "it has died too often")
+        self.present[number].is_given_up = True
 
     async def until_staying(self, *numbers: int) -> None:
         async with asyncio.timeout(10):
-            while {n for n, worker in self.workers.items() if not worker.is_leaving} != {*numbers}:
+            while {n for n, each in self.present.items() if not each.is_leaving} != {*numbers}:
                 await asyncio.sleep(0.01)
 
 
 def spec_of(number: int) -> Any:
     stages = [SimpleNamespace(stage_name="speak")]
-    return SimpleNamespace(stages=stages, stage_names=[f"speak@r{number}"])
+    return SimpleNamespace(stages=stages, instances=[f"speak@r{number}"], replica=number)
 
 
 async def test_a_replica_that_is_given_up_is_no_replica() -> None:
@@ -88,14 +96,14 @@ async def test_a_replica_that_is_given_up_is_no_replica() -> None:
     try:
         pipeline.ongoing = 2
         await pipeline.until_staying(0, 1)
-        held = [pipeline.replicas.assign() for _ in range(2)]
+        held = [pipeline.table.assign() for _ in range(2)]
         assert held == [{"speak": 0}, {"speak": 1}]
         pipeline.ongoing = 1
         await pipeline.until_staying(0)
         # One has still a request to answer and is to leave, as the one that was to stay is lost for good.
         pipeline.give_up(0)
         await pipeline.until_staying(0, 1)
-        assert pipeline.replicas.assign() == {"speak": 1}
+        assert pipeline.table.assign() == {"speak": 1}
         pipeline.ongoing = 2
         await pipeline.until_staying(0, 1, 2)
     finally:
@@ -108,11 +116,11 @@ async def test_replicas_get_twice_what_they_have_until_more_waits_in_them_than_r
     try:
         # At first twice the target of one.
         await pipeline.until_limit(2)
-        pipeline.replicas.assign()
-        pipeline.replicas.assign()
+        pipeline.table.assign()
+        pipeline.table.assign()
         await pipeline.until_limit(4)
         pipeline.has("speak@r0", running=1, waiting=1)
-        pipeline.replicas.assign()
+        pipeline.table.assign()
         await pipeline.until_limit(6)
         pipeline.has("speak@r0", running=1, waiting=2)
         await pipeline.until_limit(3)
@@ -150,7 +158,7 @@ async def test_requests_that_wait_call_for_replicas() -> None:
     pipeline.has("speak@r0", running=1, waiting=2)
     pipeline.ongoing = 1
     for _ in range(3):
-        pipeline.replicas.assign()
+        pipeline.table.assign()
     run = asyncio.create_task(pipeline.scaler.run())
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     try:
@@ -158,7 +166,7 @@ async def test_requests_that_wait_call_for_replicas() -> None:
         waits = asyncio.create_task(pipeline.admission.wait_for_room(frozenset(), never))
         await pipeline.until_staying(0, 1)
         await waits
-        assert pipeline.replicas.assign() == {"speak": 1}
+        assert pipeline.table.assign() == {"speak": 1}
     finally:
         run.cancel()
 
@@ -167,10 +175,10 @@ async def test_where_no_process_can_be_started_nobody_waits_for_one() -> None:
     pipeline = Pipeline()
     pipeline.has("speak@r0", running=1, waiting=2)
 
-    def fails(ranks: Any) -> WorkerSlot:
+    def fails(ranks: Any) -> None:
         raise OSError("no more processes")
 
-    pipeline.scaler._add = fails
+    pipeline.add = fails  # type: ignore[method-assign]
     pipeline.ongoing = 2
     pipeline.admission.limit("speak", 1, frozenset())
     run = asyncio.create_task(pipeline.scaler.run())

@@ -382,8 +382,11 @@ def test_resolve_shows_what_factories_are_called_with() -> None:
     yaml.safe_dump(resolved)
 
 
-def test_validate_accepts_what_can_run() -> None:
-    validate_config(full())
+def test_validate_accepts_what_can_run_and_returns_its_plan() -> None:
+    plan = validate_config(config := full())
+    assert (plan.config, list(plan.placement.gpus)) == (config, [0, 1])
+    assert plan.processes.stage_to_process == {"pre": "main", "text": "main"}
+    assert [edge.label for edge in plan.edges] == ["shm", "local_object", "shm"]
     validate_config(legacy())
 
 

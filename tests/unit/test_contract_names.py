@@ -53,7 +53,7 @@ PATHS = {
     "sglang_omni.pipeline.mp_runner": "MultiProcessPipelineRunner",
     "sglang_omni.pipeline.runtime_config": "create_ipc_runtime_dir allocate_endpoints "
     "prepare_pipeline_runtime",
-    "sglang_omni.pipeline.stage_workers": "get_stage_process_env StageGroup",
+    "sglang_omni.pipeline.stage_workers": "get_stage_process_env StageGroup StageLaunchConfig WorkerSpec",
     "sglang_omni.relay": "Relay RelayOperation create_relay register_relay",
     "sglang_omni.executors": "PreprocessingExecutor EngineExecutor FusedExecutor",
     "sglang_omni.engines": "OmniEngine",

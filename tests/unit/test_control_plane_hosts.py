@@ -12,8 +12,8 @@ from stage_harness import harness, payload
 from waiting import until
 
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.stage.edges import endpoints
-from sglang_omni.pipeline.stage.edges.endpoints import TargetEndpoints
+from sglang_omni.pipeline.stage.edges import relayed
+from sglang_omni.pipeline.stage.edges.relayed import TargetEndpoints
 from sglang_omni.pipeline.transport.control_plane import CoordinatorControlPlane, StageControlPlane
 from sglang_omni.pipeline.transport.keys import RunKeys
 from sglang_omni.pipeline.transport.tcp import push as tcp_push
@@ -153,7 +153,7 @@ async def test_a_message_waits_until_its_targets_endpoint_is_known() -> None:
 async def test_an_endpoint_that_never_comes_fails_the_request_and_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(endpoints, "_WAIT_S", 0.05)
+    monkeypatch.setattr(relayed, "_ENDPOINT_WAIT_S", 0.05)
     known = TargetEndpoints({"far": "", "near": "ipc:///run/near"})
     with pytest.raises(RuntimeError, match=r"no endpoint of stage 'far' has become known within 0\.05 s"):
         await known.of("far")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fake_gpu import FakeGpu, install, on_gpu
 
-from sglang_omni.pipeline.stage.edges.relay_io import read_blob, write_blob
+from sglang_omni.pipeline.relay_io import read_blob, write_blob
 from sglang_omni.proto import codec
 from sglang_omni.relay.shm import ShmRelay, device_copy, pinned
 

@@ -25,7 +25,7 @@ def test_tables_are_what_the_code_says() -> None:
 
 def test_both_launchers_have_the_same_options() -> None:
     """The binary's are the fields of the Rust `Config`, and their aliases."""
-    source = (ROOT / "rust/router/src/config.rs").read_text()
+    source = (ROOT / "rust/router/src/app/config.rs").read_text()
     struct = source.split("pub struct Config {")[1].split("\n}\n")[0]
     theirs = set(re.findall(r"^    pub (\w+):", struct, re.M)) | set(re.findall(r'alias = "(\w+)"', struct))
     ours = {name.replace("-", "_") for each, _ in options() for name in flag_names(each)}

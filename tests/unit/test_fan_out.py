@@ -13,7 +13,8 @@ from test_relay_io import PlainRelay
 from test_relay_shm import MIB, block
 from waiting import until
 
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.compat.plain_relay import as_relay
+from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.relay.shm.relay import ShmRelay
@@ -110,7 +111,7 @@ async def test_a_small_one_is_packed_once(relay: ShmRelay) -> None:
 
 async def test_a_relay_that_cannot_gets_a_put_for_each_target() -> None:
     relay: Any = PlainRelay()
-    sent = FanOut(relay, block(0.1, 6))
+    sent = FanOut(as_relay(relay), block(0.1, 6))
     for key in ("one", "two"):
         metadata, _ = await sent.write(key, key)
         assert (await relay_io.read_blob(relay, key, metadata))[0] == 6

@@ -14,7 +14,7 @@ from fake_gpu import FakeGpu, install
 from waiting import until
 
 from sglang_omni._core import ShmArena, ShmLease
-from sglang_omni.pipeline.stage.edges.relay_io import read_blob, write_blob
+from sglang_omni.pipeline.relay_io import read_blob, write_blob
 from sglang_omni.proto import codec
 from sglang_omni.relay.shm import ShmRelay, pinned
 from sglang_omni.relay.shm.gpu_returns import when_gpu_is_done

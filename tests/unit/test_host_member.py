@@ -7,19 +7,19 @@ import asyncio
 import pytest
 
 from sglang_omni.pipeline.processes.hosts import member as member_module
-from sglang_omni.pipeline.processes.hosts.member import Member, RemoteProcess
+from sglang_omni.pipeline.processes.hosts.member import HostMember, RemoteProcess
 from sglang_omni.pipeline.processes.hosts.messages import ProcessReport, ReportMessage
-from sglang_omni.pipeline.processes.process import WorkerFailure
+from sglang_omni.pipeline.processes.process import ProcessFailure
 
 
-def joined() -> Member:
-    member = Member("b")
+def joined() -> HostMember:
+    member = HostMember("b")
     member.admit(b"session", "10.0.0.2", 0.0)
     member.joined.set()
     return member
 
 
-def launched(member: Member, *names: str, number: int = 1) -> list[RemoteProcess]:
+def launched(member: HostMember, *names: str, number: int = 1) -> list[RemoteProcess]:
     return member.launch(number, list(names), lambda: None)
 
 
@@ -48,7 +48,7 @@ async def test_why_a_process_did_not_start_is_what_its_host_says() -> None:
     member = joined()
     (process,) = launched(member, "talk")
     member.take(report("talk", status=1, exit_text="exited", failure="Process 'talk'\nTraceback: KeyError"))
-    with pytest.raises(WorkerFailure, match=r"Host 'b': Process 'talk'\nTraceback: KeyError"):
+    with pytest.raises(ProcessFailure, match=r"Host 'b': Process 'talk'\nTraceback: KeyError"):
         await process.ready
 
 
@@ -60,14 +60,14 @@ async def test_with_its_host_a_process_is_lost_and_not_dead_by_its_own_fault() -
     assert up.host_lost
     assert up.exited.done()
     assert up.describe_exit() == "was lost: host 'b' was not heard of for 10 s"
-    with pytest.raises(WorkerFailure, match="host 'b' was not heard of for 10 s"):
+    with pytest.raises(ProcessFailure, match="host 'b' was not heard of for 10 s"):
         await starting.ready
     assert not member.joined.is_set()
     assert member.wanted().launches == []
 
 
 async def test_a_launch_on_a_host_that_is_not_there_is_lost_at_once() -> None:
-    (process,) = launched(Member("b"), "talk")
+    (process,) = launched(HostMember("b"), "talk")
     assert process.host_lost
     assert process.exited.done()
 

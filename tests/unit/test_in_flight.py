@@ -8,8 +8,7 @@ import random
 import pytest
 
 from sglang_omni.pipeline.coordinator.in_flight import InFlightCounts
-from sglang_omni.pipeline.stage.progress import ProgressReporter
-from sglang_omni.pipeline.stage.requests import RequestTable
+from sglang_omni.pipeline.stage.requests import ProgressReporter, RequestTable
 from sglang_omni.proto import ProgressMessage
 
 # A diamond with a stream: entry -> (left, right) -> join -> coordinator, and left streams to join.

@@ -20,7 +20,7 @@ import torch
 from fake_gpu import STREAM, UUID, FakeEvent, FakeGpu, install
 from waiting import until
 
-from sglang_omni.pipeline.stage.edges.relay_io import read_stream_chunk, send_stream_chunk
+from sglang_omni.pipeline.relay_io import read_stream_chunk, send_stream_chunk
 from sglang_omni.proto import codec
 from sglang_omni.relay import RelayReadError
 from sglang_omni.relay.shm.cuda_driver import CudaError

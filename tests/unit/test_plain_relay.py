@@ -12,7 +12,7 @@ import torch
 from stage_harness import Harness, harness, payload
 from waiting import until
 
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
 from sglang_omni.proto import DataReadyMessage, codec
 from sglang_omni.relay import create_relay
 

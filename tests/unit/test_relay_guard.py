@@ -13,7 +13,7 @@ import torch
 from fake_gpu import install, on_gpu
 
 from sglang_omni._core import ShmArena, ShmLease, checksum
-from sglang_omni.pipeline.stage.edges.relay_io import read_blob, write_blob
+from sglang_omni.pipeline.relay_io import read_blob, write_blob
 from sglang_omni.proto import codec
 from sglang_omni.relay.shm import ShmRelay, device_copy
 from sglang_omni.relay.shm import relay as shm_module

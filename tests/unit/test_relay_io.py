@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
 from sglang_omni.proto import DataReadyMessage, OmniRequest, StagePayload, codec
 from sglang_omni.relay import RelayReadError, create_relay
 

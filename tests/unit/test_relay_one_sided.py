@@ -12,7 +12,7 @@ import pytest
 from waiting import until
 
 from sglang_omni._core import Extents
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut
 from sglang_omni.relay import RelayError, RelayReadError, RelayTimeout
 from sglang_omni.relay.one_sided.engine import Source

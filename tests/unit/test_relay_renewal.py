@@ -109,7 +109,7 @@ def test_where_there_can_be_no_other_puts_and_reads_fail_and_the_next_try_again(
     made[0].socket.close()
     assert not engine.knows(source)  # The read makes another engine, which takes its time.
     made.out_of_files = True
-    with pytest.raises(RelayError, match=r"the relay can be reached by nobody.*no more files"):
+    with pytest.raises(RelayError, match=r"the relay cannot be reached by any peer.*no more files"):
         engine.address()
     with pytest.raises(RelayReadError, match="no more files"):
         engine.read(None, None, header_only=False, notify=b"")  # type: ignore[arg-type]

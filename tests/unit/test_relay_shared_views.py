@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from sglang_omni.pipeline.relay_io import read_blob, write_blob
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut
-from sglang_omni.pipeline.stage.edges.relay_io import read_blob, write_blob
 from sglang_omni.relay.shm.relay import ShmRelay
 
 

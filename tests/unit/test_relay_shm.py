@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
 from sglang_omni.relay import RelayError, RelayReadError, RelayTimeout
 from sglang_omni.relay.shm import relay as shm_module
 from sglang_omni.relay.shm.relay import ShmRelay

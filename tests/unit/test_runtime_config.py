@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from sglang_omni.config import EndpointsConfig, PipelineConfig, RelayConfig, StageConfig
-from sglang_omni.pipeline.processes.plan import build_relay_configs
-from sglang_omni.pipeline.processes.prepare import allocate_endpoints, prepare_pipeline_runtime
+from sglang_omni.pipeline.processes.plan import (
+    allocate_endpoints,
+    build_relay_configs,
+    prepare_pipeline_runtime,
+)
 from sglang_omni.pipeline.processes.run_dir import IpcRuntimeDir, create_ipc_runtime_dir, join_ipc_runtime_dir
 
 
@@ -148,22 +151,22 @@ def test_a_long_pipeline_name_is_cut_to_fit(tmp_path: Path) -> None:
 
 
 def test_preparation_resolves_plans_endpoints_and_entry(tmp_path: Path) -> None:
-    prep = prepare_pipeline_runtime(pipeline(tmp_path))
-    with prep.runtime_dir:
-        assert [stage.name for stage in prep.stages_cfg] == ["first", "second"]
-        assert prep.name_map == {"first": "first", "second": "second"}
-        assert prep.entry_stage == "first"
-        assert prep.endpoints["stage_first"].startswith(f"ipc://{prep.runtime_dir.path}/")
-        assert prep.process_plan.stage_to_process == {"first": "p", "second": "q"}
-        assert prep.placement_plan.stages == {}
+    plan = prepare_pipeline_runtime(pipeline(tmp_path))
+    with plan.runtime_dir:
+        assert [stage.name for stage in plan.stages_cfg] == ["first", "second"]
+        assert plan.name_map == {"first": "first", "second": "second"}
+        assert plan.entry_stage == "first"
+        assert plan.endpoints["stage_first"].startswith(f"ipc://{plan.runtime_dir.path}/")
+        assert plan.process_plan.stage_to_process == {"first": "p", "second": "q"}
+        assert plan.placement_plan.stages == {}
 
 
 def test_preparation_uses_a_given_folder_and_leaves_closing_it_to_its_owner(tmp_path: Path) -> None:
     given = IpcRuntimeDir(tmp_path / "run")
     given.path.mkdir()
-    prep = prepare_pipeline_runtime(pipeline(tmp_path), ipc_runtime_dir=given)
-    assert prep.runtime_dir is given
-    assert prep.endpoints["abort"] == f"ipc://{tmp_path}/run/abort.sock"
+    plan = prepare_pipeline_runtime(pipeline(tmp_path), ipc_runtime_dir=given)
+    assert plan.runtime_dir is given
+    assert plan.endpoints["abort"] == f"ipc://{tmp_path}/run/abort.sock"
 
 
 def test_a_config_that_cannot_run_leaves_nothing_on_disk(tmp_path: Path) -> None:
@@ -178,16 +181,16 @@ def test_a_config_that_cannot_run_leaves_nothing_on_disk(tmp_path: Path) -> None
 def test_tcp_endpoints_count_from_the_base_port_or_are_free_ones(tmp_path: Path) -> None:
     config = pipeline()
     config.endpoints = EndpointsConfig(scheme="tcp", base_path=str(tmp_path), base_port=16000)
-    with (prep := prepare_pipeline_runtime(config)).runtime_dir:
-        assert prep.endpoints == {
+    with (plan := prepare_pipeline_runtime(config)).runtime_dir:
+        assert plan.endpoints == {
             "completion": "tcp://127.0.0.1:16000",
             "abort": "tcp://127.0.0.1:16001",
             "stage_first": "tcp://127.0.0.1:16002",
             "stage_second": "tcp://127.0.0.1:16003",
         }
     config.endpoints.base_port = None
-    with (prep := prepare_pipeline_runtime(config)).runtime_dir:
-        assert len(set(prep.endpoints.values())) == 4
+    with (plan := prepare_pipeline_runtime(config)).runtime_dir:
+        assert len(set(plan.endpoints.values())) == 4
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload
 from waiting import until
 
+from sglang_omni.pipeline.stage.edges.edge import Payload, StreamChunk
 from sglang_omni.pipeline.stage.input import AggregatedInput
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.pipeline.transport.control_plane import CoordinatorControlPlane, StageControlPlane
@@ -26,10 +27,10 @@ from sglang_omni.scheduling.worker_pool import WorkerPool
 
 @pytest.fixture(autouse=True)
 def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._INBOX_HIGH", 20)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._INBOX_LOW", 5)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.runtime._BACKLOG_HIGH", 50)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.runtime._BACKLOG_LOW", 10)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.incoming._INBOX_HIGH", 20)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.incoming._INBOX_LOW", 5)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.outgoing._BACKLOG_HIGH", 50)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.outgoing._BACKLOG_LOW", 10)
 
 
 def schedulers() -> Iterator[Any]:
@@ -65,9 +66,9 @@ async def test_a_sender_in_the_same_process_waits_for_a_full_stage() -> None:
 
         async def send() -> None:
             for index in range(40):
-                await one.stage.receive_local_payload(f"r{index}", "up", payload(f"r{index}"))
+                await one.stage.receive(Payload(f"r{index}", "up", payload(f"r{index}")))
             for index in range(40):
-                await one.stage.receive_local_stream_chunk("r0", "up", index, index, None)
+                await one.stage.receive(StreamChunk("r0", "up", index, index))
 
         sending = asyncio.create_task(send())
         await until(lambda: one.scheduler.inbox.qsize() >= 20)
@@ -84,7 +85,7 @@ async def test_nobody_waits_for_a_stage_that_stops() -> None:
         for index in range(100):
             one.submit(f"r{index}")
         await until(lambda: one.scheduler.inbox.qsize() >= 20)
-        waiting = asyncio.create_task(one.stage.receive_local_payload("late", "up", payload("late")))
+        waiting = asyncio.create_task(one.stage.receive(Payload("late", "up", payload("late"))))
         await asyncio.sleep(0.01)
         assert not waiting.done()
         await one.stage.stop()
@@ -172,7 +173,7 @@ async def two_stages(directory: Path, producer: Producer, consumer: Consumer) ->
 async def test_a_stalled_reader_stops_the_scheduler_that_feeds_it_and_nothing_is_lost(tmp_path: Path) -> None:
     producer, consumer = Producer(20_000), Consumer()
     async with two_stages(tmp_path, producer, consumer) as up:
-        up._take_work(SubmitMessage("r", payload("r")))
+        up._incoming.take(SubmitMessage("r", payload("r")))
         before = -1
         async with asyncio.timeout(WAIT_S):
             while before != (before := producer.emitted.get("r", 0)) or before == 0:
@@ -189,7 +190,7 @@ async def test_many_streams_arrive_whole_in_order_and_side_by_side(tmp_path: Pat
     names = [f"r{index}" for index in range(8)]
     async with two_stages(tmp_path, producer, consumer) as up:
         for name in names:
-            up._take_work(SubmitMessage(name, payload(name)))
+            up._incoming.take(SubmitMessage(name, payload(name)))
         await until(lambda: len(consumer.done) == len(names))
     for name in names:
         assert [(i, data) for owner, i, data in consumer.chunks if owner == name] == [
@@ -210,7 +211,7 @@ async def test_a_long_stream_does_not_hold_up_another_request(monkeypatch: pytes
         monkeypatch.setattr(one.control_plane, "send_stream", slow)
         await fill(one, 40)
         one.emit("short", "stream", "now")
-        await until(lambda: begun.is_set() and one.stage._outgoing.backlog == 40)
+        await until(lambda: begun.is_set() and one.stage._outgoing.backlog >= 40)
         gate.set()
         await until(lambda: len(one.control_plane.streamed) == 41)
         order = [message.request_id for message in one.control_plane.streamed]
@@ -239,7 +240,7 @@ async def test_a_stage_says_that_it_is_done_after_its_last_chunk(monkeypatch: py
             order.extend(f"finished {name}" for name, _, _ in message.spans)
 
         monkeypatch.setattr(one.control_plane, "send_stream", slow)
-        one.stage._outgoing._send_progress = report
+        monkeypatch.setattr(one.stage.control_plane, "send_progress", report)
         await fill(one, 5)
         one.emit("short", "result", payload("short"))
         one.emit("long", "result", payload("long"))
@@ -256,15 +257,15 @@ async def test_a_stream_that_waits_for_another_payload_too_long_ends_its_request
     monkeypatch.setattr("sglang_omni.pipeline.stage.requests._HELD_MOST", 3)
     merging = AggregatedInput({"left", "right"}, lambda payloads: payloads["left"])
     async with harness(input_handler=merging) as one:
-        await one.stage.receive_local_payload("r", "left", payload("r"))
+        await one.stage.receive(Payload("r", "left", payload("r")))
         for index in range(4):
-            await one.stage.receive_local_stream_chunk("r", "left", index, index, None)
+            await one.stage.receive(StreamChunk("r", "left", index, index))
         failed = await one.failure()
         assert failed.request_id == "r"
         assert "3 stream messages wait for a payload of another source" in str(failed.error)
-        await one.stage.receive_local_payload("other", "left", payload("other"))
+        await one.stage.receive(Payload("other", "left", payload("other")))
         for index in range(3):
-            await one.stage.receive_local_stream_chunk("other", "left", index, index, None)
-        await one.stage.receive_local_payload("other", "right", payload("other"))
+            await one.stage.receive(StreamChunk("other", "left", index, index))
+        await one.stage.receive(Payload("other", "right", payload("other")))
         kinds = [message.type for message in await asyncio.to_thread(taken, one.scheduler, 4)]
         assert kinds == ["new_request", "stream_chunk", "stream_chunk", "stream_chunk"]

@@ -11,7 +11,7 @@ from stage_harness import harness, payload
 from test_relay_shm import block
 from waiting import until
 
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
 from sglang_omni.pipeline.stage.stats import StatsReporter
 from sglang_omni.proto import DataReadyMessage, StatsMessage, codec
@@ -167,7 +167,7 @@ async def test_nobody_else_may_send(near: ShmRelay, far: Distant, signal: dict[s
         failure = await one.failure()
         assert (failure.request_id, failure.error) == ("r", "no edge leads from 'stranger' to 's'")
         assert one.scheduler.aborted == ["r"]
-        assert "stranger" not in one.stage._receive_lanes
+        assert "stranger" not in one.stage._incoming._queues
         while not one.scheduler.inbox.empty():
             one.scheduler.inbox.get_nowait()
         await one.still_works()

@@ -103,8 +103,8 @@ async def test_cancelling_run_stops_the_stage() -> None:
 
 
 async def test_a_burst_beyond_the_backlog_is_sent_whole_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_omni.pipeline.stage.runtime._BACKLOG_HIGH", 100)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.runtime._BACKLOG_LOW", 10)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.outgoing._BACKLOG_HIGH", 100)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.outgoing._BACKLOG_LOW", 10)
     gate = asyncio.Event()
     async with harness() as one:
         keep = one.control_plane.send_stream

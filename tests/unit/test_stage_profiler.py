@@ -38,7 +38,7 @@ async def test_a_trace_shows_what_the_scheduler_computed(tmp_path: Path) -> None
 
     async with harness(scheduler=SimpleScheduler(compute)) as one:
         template = str(tmp_path / "{run_id}" / "{stage}.json")
-        one.stage._take_work(ProfilerStartMessage("run", template))
+        one.stage._control(ProfilerStartMessage("run", template))
         await started(one.stage._profiler)
         one.submit("r")
         await until(lambda: bool(one.control_plane.completed))
@@ -65,7 +65,7 @@ async def test_without_torch_the_log_says_so_and_the_stage_serves_on(
     async with harness() as one:
         with monkeypatch.context() as patch:
             patch.delitem(sys.modules, "torch", raising=False)
-            one.stage._take_work(ProfilerStartMessage("run", "/nowhere/{stage}"))
+            one.stage._control(ProfilerStartMessage("run", "/nowhere/{stage}"))
         assert "Stage s: no profile 'run', since torch is not loaded in its process" in caplog.text
         one.control_plane.work.put_nowait(ProfilerStopMessage())
         await one.still_works()

@@ -11,7 +11,8 @@ import pytest
 from stage_harness import WAIT_S, HandScheduler, Harness, harness, payload
 from waiting import until
 
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
+from sglang_omni.pipeline.stage.edges.edge import End, Payload, StreamChunk
 from sglang_omni.pipeline.stage.input import AggregatedInput
 from sglang_omni.proto import (
     AbortMessage,
@@ -261,13 +262,13 @@ async def test_chunks_for_a_finished_request_are_drained_quietly() -> None:
 async def test_local_payloads_chunks_and_signals_take_the_same_way() -> None:
     async with harness() as one:
         sent = payload("r", {"x": object()})
-        await one.stage.receive_local_payload("r", "up", sent)
-        await one.stage.receive_local_stream_chunk("r", "up", 0, "c", None)
-        await one.stage.receive_local_stream_signal("r", "up", is_done=True)
+        await one.stage.receive(Payload("r", "up", sent))
+        await one.stage.receive(StreamChunk("r", "up", 0, "c"))
+        await one.stage.receive(End("r", "up"))
         got = await received(one, 3)
         assert [kind for _, kind, _ in got] == ["new_request", "stream_chunk", "stream_done"]
         assert got[0][2] is sent
-        await one.stage.receive_local_stream_signal("r", "up", error="broken")
+        await one.stage.receive(End("r", "up", "broken"))
         assert "stream from 'up' failed: broken" in str((await one.failure()).error)
 
 
@@ -335,8 +336,8 @@ async def test_large_payloads_are_left_with_their_sender_while_the_scheduler_is_
     monkeypatch: pytest.MonkeyPatch, inbox: type
 ) -> None:
     size = 64 << 10
-    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._BYTES_HIGH", 5 * size)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._BYTES_LOW", 2 * size + size // 2)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.incoming._BYTES_HIGH", 5 * size)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.incoming._BYTES_LOW", 2 * size + size // 2)
     scheduler = HandScheduler()
     scheduler.inbox = inbox()
     async with harness(scheduler=scheduler) as one:
@@ -360,8 +361,8 @@ async def test_large_payloads_are_left_with_their_sender_while_the_scheduler_is_
 
 async def test_what_a_stream_brings_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     size = 64 << 10
-    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._BYTES_HIGH", 3 * size)
-    monkeypatch.setattr("sglang_omni.pipeline.stage.backpressure._BYTES_LOW", size)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.incoming._BYTES_HIGH", 3 * size)
+    monkeypatch.setattr("sglang_omni.pipeline.stage.incoming._BYTES_LOW", size)
     async with harness(can_accept_stream_before_payload=True) as one:
         sender = Sender(one)
         for index in range(8):

@@ -9,9 +9,10 @@ import pytest
 from stage_harness import HandScheduler, Harness, harness, payload
 from waiting import until
 
-from sglang_omni.pipeline.stage.edges import relay_io
+from sglang_omni.pipeline import relay_io
+from sglang_omni.pipeline.stage.edges.edge import End, Item, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.isolation import has_own_container
-from sglang_omni.proto import CompleteMessage, Replicas, RequestError, StagePayload
+from sglang_omni.proto import CompleteMessage, RequestError, StagePayload
 
 
 class Receiver:
@@ -22,32 +23,14 @@ class Receiver:
         self.payloads: list[Any] = []
         self.stream: list[tuple[Any, ...]] = []
 
-    async def receive_local_payload(
-        self, request_id: str, from_stage: str, one: StagePayload, replicas: Replicas = None
-    ) -> None:
-        self.payloads.append(one)
-
-    async def receive_local_stream_chunk(
-        self,
-        request_id: str,
-        from_stage: str,
-        chunk_id: int,
-        data: Any,
-        metadata: Any,
-        replicas: Replicas = None,
-    ) -> None:
-        self.stream.append((request_id, from_stage, chunk_id, data, metadata))
-
-    async def receive_local_stream_signal(
-        self,
-        request_id: str,
-        from_stage: str,
-        *,
-        is_done: bool = False,
-        error: str | None = None,
-        replicas: Replicas = None,
-    ) -> None:
-        self.stream.append((request_id, from_stage, "done" if is_done else error))
+    async def receive(self, item: Item) -> None:
+        match item:
+            case Payload():
+                self.payloads.append(item.data)
+            case StreamChunk():
+                self.stream.append((item.request_id, item.source, item.chunk_id, item.data, item.metadata))
+            case End():
+                self.stream.append((item.request_id, item.source, item.error or "done"))
 
 
 async def read(one: Harness, index: int) -> StagePayload:
@@ -357,14 +340,6 @@ async def test_an_output_of_an_unknown_request_is_ignored() -> None:
         await one.still_works()
         assert one.control_plane.streamed == []
         assert [m.request_id for m in one.control_plane.completed] == ["another"]
-
-
-async def test_a_follower_sends_nothing() -> None:
-    async with harness(role="follower", get_next=lambda request_id, output: "t") as one:
-        await one.work("r", payload("r"))
-        await until(lambda: not one.stage._requests.active)
-        assert one.control_plane.sent == []
-        assert one.control_plane.completed == []
 
 
 async def test_a_payload_that_cannot_be_sent_fails_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -80,14 +80,14 @@ async def test_a_closed_reporter_asks_nobody(source: Counted) -> None:
     assert source.asked == asked
 
 
-async def test_a_stage_reports_after_work_results_and_aborts() -> None:
+async def test_a_stage_reports_after_work_results_and_aborts(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = HandScheduler()
     source = Counted(num_running_reqs=0)
     scheduler.stats = source.stats
     sent: list[dict[str, float]] = []
 
     async with harness(scheduler=scheduler) as one:
-        one.stage._outgoing._send_stats = record(sent)
+        monkeypatch.setattr(one.stage.control_plane, "send_stats", record(sent))
         source.numbers["num_running_reqs"] = 1
         one.submit("r")
         await until(lambda: bool(sent) and sent[-1]["num_running_reqs"] == 1)

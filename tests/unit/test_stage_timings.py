@@ -20,9 +20,7 @@ async def spans_of(scheduler: Any, act: Callable[[Any], None]) -> list[list[Any]
     """What a stage with this scheduler reports of a request that ``act`` answers."""
     messages: list[ProgressMessage] = []
     async with harness(scheduler=scheduler) as one:
-        outgoing = one.stage._outgoing
-        outgoing._send_progress = None
-        outgoing.progress._send = messages.append
+        one.stage._progress._send = messages.append
         one.submit("r")
         act(one)
         await until(lambda: any(message.spans for message in messages))

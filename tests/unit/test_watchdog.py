@@ -28,7 +28,7 @@ class Worker:
         self.vitals = Vitals()
         self.vitals.hear(pulse)
         self.processes = [SimpleNamespace(name="p", pid=1, vitals=self.vitals, state="")]
-        self.stage_names = ["stage"]
+        self.instances = ["stage"]
         self.name = "'p'"
         self.is_up = True
         self.is_ending = False
@@ -57,7 +57,7 @@ async def watched(worker: Worker, **limits: float) -> AsyncIterator[ReplicaTable
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOOK_S", 0.02)
+    monkeypatch.setattr(module, "_POLL_S", 0.02)
 
 
 async def some_looks() -> None:

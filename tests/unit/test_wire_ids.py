@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sglang_omni.client import Client, GenerateRequest
 from sglang_omni.pipeline.coordinator import wire_ids
 from sglang_omni.pipeline.coordinator.wire_ids import WireIds
-from sglang_omni.pipeline.stage.edges.relay_io import stream_key
+from sglang_omni.pipeline.stage.edges.relayed import stream_key
 from sglang_omni.proto import CompleteMessage, DuplicateRequest, OmniRequest, RequestError
 
 make = pytest.fixture(pipelines)

@@ -1,4 +1,4 @@
-//! HTTP/1.1 messages as they come from a socket: a head, then a body that is handed on in pieces.
+//! Reads HTTP/1.1 messages from a socket: a head, then a body in pieces.
 
 use std::io::{Error, ErrorKind, Result};
 
@@ -8,13 +8,13 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 /// The most one read takes, and so the largest head.
 const BUFFER: usize = 256 << 10;
 
-pub struct Reader<S> {
+pub struct MessageReader<S> {
     stream: S,
-    /// What has arrived and was not looked at yet.
+    /// Bytes that have arrived and were not read yet.
     read: Vec<u8>,
 }
 
-/// The first line of a message, and what its headers say of its body.
+/// The first line of a message, and the framing of its body.
 pub struct Head {
     pub line: String,
     length: Length,
@@ -26,9 +26,9 @@ enum Length {
     Chunked,
 }
 
-impl<S: AsyncRead + Unpin> Reader<S> {
+impl<S: AsyncRead + Unpin> MessageReader<S> {
     pub fn new(stream: S) -> Self {
-        Reader {
+        MessageReader {
             stream,
             read: Vec::with_capacity(BUFFER),
         }
@@ -41,7 +41,7 @@ impl<S: AsyncRead + Unpin> Reader<S> {
         Ok(())
     }
 
-    /// The next message's head; None where the connection ends before one.
+    /// The next message's head; None if the connection ends before one.
     pub async fn head(&mut self) -> Result<Option<Head>> {
         let end = loop {
             if let Some(end) = memmem::find(&self.read, b"\r\n\r\n") {
@@ -74,7 +74,7 @@ impl<S: AsyncRead + Unpin> Reader<S> {
         Ok(Some(Head { line, length }))
     }
 
-    /// Hands on the body that belongs to `head`, piece by piece.
+    /// Passes the body that belongs to `head` to the callback, piece by piece.
     pub async fn body(&mut self, head: &Head, mut piece: impl FnMut(&[u8])) -> Result<()> {
         match head.length {
             Length::Bytes(length) => self.bytes(length, &mut piece).await,
@@ -138,7 +138,7 @@ mod tests {
     fn read(bytes: &[u8]) -> Result<Vec<(String, Vec<u8>)>> {
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         runtime.block_on(async {
-            let mut reader = Reader::new(bytes);
+            let mut reader = MessageReader::new(bytes);
             let mut messages = Vec::new();
             while let Some(head) = reader.head().await? {
                 let mut body = Vec::new();

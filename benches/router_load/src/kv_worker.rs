@@ -1,5 +1,5 @@
-//! Workers with a simulated KV cache: prefill one prompt after another, decode all together, and `usage`
-//! says what was cached. Time runs faster than it would on a GPU.
+//! Workers with a simulated KV cache: they prefill one prompt after another, decode all together, and report what
+//! was cached in `usage`. Time runs faster than it would on a GPU.
 
 use std::io::{Error, Result};
 use std::rc::Rc;
@@ -13,10 +13,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
-use crate::framing::Reader;
+use crate::framing::MessageReader;
 use crate::worker::{about, json};
 
-/// Times as fast as what is simulated.
+/// How many times faster than the simulated time it runs.
 const SPEED: f64 = 100.0;
 /// Tokens a second of a prompt, and seconds for each token of an answer, as in the simulator.
 const PREFILL_RATE: f64 = 20_000.0 * SPEED;
@@ -24,7 +24,7 @@ const TOKEN_SECONDS: f64 = 0.01 / SPEED;
 
 struct Replica {
     kv: KvCache,
-    /// When the last prompt that was begun is computed.
+    /// When the prefill of the last prompt ends.
     free_at: Instant,
     requests: usize,
     prompt_bytes: usize,
@@ -54,7 +54,7 @@ pub async fn serve(kv_bytes: usize, ports: &[u16]) -> Result<()> {
 async fn answer_all(replica: Rc<Mutex<Replica>>, mut stream: TcpStream) -> Result<()> {
     stream.set_nodelay(true)?;
     let (read, mut write) = stream.split();
-    let mut reader = Reader::new(read);
+    let mut reader = MessageReader::new(read);
     while let Some(head) = reader.head().await? {
         let mut body = Vec::new();
         reader

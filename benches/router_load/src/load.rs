@@ -7,10 +7,10 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-use crate::framing::Reader;
+use crate::framing::MessageReader;
 
 #[derive(Clone, Copy, PartialEq)]
-pub enum Kind {
+pub enum RequestKind {
     /// A chat completion in one piece.
     Json,
     /// The same, streamed.
@@ -23,13 +23,13 @@ pub struct Load {
     pub port: u16,
     pub clients: usize,
     pub time: Duration,
-    pub kind: Kind,
+    pub kind: RequestKind,
     pub body_bytes: usize,
 }
 
-/// Of the time, this part is for connections to open and caches to fill; its requests are not in the rate.
+/// The share of the time for connections to open and caches to fill; its requests are not in the rate.
 const WARM_UP: f64 = 0.15;
-/// So that a router which refuses everything is not asked as fast as it can refuse.
+/// A pause after a refusal: a router that refuses everything is not asked as fast as it can refuse.
 const AFTER_FAILURE: Duration = Duration::from_millis(20);
 
 #[derive(Default)]
@@ -94,8 +94,7 @@ impl Load {
 struct Client {
     port: u16,
     request: Vec<u8>,
-    /// Where in the request the digits stand that make each prompt end differently, as the turns of a
-    /// conversation do.
+    /// The position of the digits that make each prompt end differently, as the turns of a conversation do.
     tail: usize,
 }
 
@@ -108,10 +107,10 @@ impl Client {
             let line: String = (0..count.min(1000)).map(letter).collect();
             line.chars().cycle().take(count).collect()
         };
-        let stream = load.kind == Kind::Sse;
+        let stream = load.kind == RequestKind::Sse;
         let start =
             format!(r#"{{"model":"m","stream":{stream},"messages":[{{"role":"user","content":"#);
-        let (content, end) = if load.kind == Kind::Image {
+        let (content, end) = if load.kind == RequestKind::Image {
             let url = format!("data:image/png;base64,{}", filler(load.body_bytes));
             let image = format!(
                 r#"[{{"type":"image_url","image_url":{{"url":"{url}"}}}},{{"type":"text","text":"{TAIL}"#
@@ -159,7 +158,7 @@ impl Client {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
         stream.set_nodelay(true)?;
         let (read, mut write) = stream.split();
-        let mut reader = Reader::new(read);
+        let mut reader = MessageReader::new(read);
         loop {
             let began = start.elapsed();
             if began >= time {

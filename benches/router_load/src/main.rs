@@ -7,9 +7,9 @@
 //!     router-load replay TRACE PORT
 //!     router-load perfect TRACE WORKERS
 //!
-//! Everything is on 127.0.0.1, and each process is one thread. `pass` hands bytes on without looking at
-//! them: the floor under any proxy. `load` prints one line of JSON. The last three are for the hit rate on a
-//! trace, multi-turn or shared-prefixes: workers with a KV cache, which tell at /stats what they have seen.
+//! Everything is on 127.0.0.1, and each process is one thread. `pass` copies bytes without looking at them: the
+//! lower bound of any proxy. `load` prints one line of JSON. The last three are for the hit rate on a trace,
+//! multi-turn or shared-prefixes: workers with a KV cache, which report at /stats what they have seen.
 
 mod framing;
 mod kv_worker;
@@ -26,7 +26,7 @@ use router_sim::fleet::Setup;
 use router_sim::trace::Shape;
 use tokio::runtime::{Builder, LocalOptions};
 
-use crate::load::{Kind, Load};
+use crate::load::{Load, RequestKind};
 
 const USAGE: &str = "\
 usage: router-load worker PORT...
@@ -63,9 +63,9 @@ fn main() -> Result<()> {
                 clients: number(clients)?,
                 time: Duration::from_secs_f64(number(seconds)?),
                 kind: match *kind {
-                    "json" => Kind::Json,
-                    "sse" => Kind::Sse,
-                    "image" => Kind::Image,
+                    "json" => RequestKind::Json,
+                    "sse" => RequestKind::Sse,
+                    "image" => RequestKind::Image,
                     _ => return Err(Error::other(USAGE)),
                 },
                 body_bytes: number(bytes)?,

@@ -2,7 +2,7 @@ use std::io::Result;
 
 use tokio::net::{TcpListener, TcpStream};
 
-/// A proxy that knows nothing of HTTP.
+/// A proxy that copies bytes and knows nothing of HTTP.
 pub async fn serve(port: u16, target: u16) -> Result<()> {
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     loop {

@@ -1,4 +1,4 @@
-//! The traces of the hit-rate table, through a router or through the simulator.
+//! Runs the traces of the hit-rate table through a router or through the simulator.
 
 use std::cell::RefCell;
 use std::io::{Error, Result};
@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
-use crate::framing::Reader;
+use crate::framing::MessageReader;
 
 /// Sends a trace's requests in their order, as many at a time as the simulator has in flight.
 pub async fn replay(port: u16, shape: &Shape) -> Result<()> {
@@ -30,7 +30,7 @@ async fn ask_all(port: u16, trace: Rc<RefCell<impl Iterator<Item = Request>>>) -
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream.set_nodelay(true)?;
     let (read, mut write) = stream.split();
-    let mut reader = Reader::new(read);
+    let mut reader = MessageReader::new(read);
     loop {
         let Some(request) = trace.borrow_mut().next() else {
             return Ok(());
@@ -69,7 +69,7 @@ fn message(request: &Request) -> String {
     )
 }
 
-/// What the best affinity that does not look at load comes to, as a line of JSON.
+/// The result of perfect affinity that does not look at load, as a line of JSON.
 pub fn perfect(shape: &Shape, workers: usize) -> String {
     let setup = Setup::new(workers, shape);
     let outcome = run(&setup, &shape.make(), &PerfectAffinity::default());

@@ -1,5 +1,5 @@
-//! A worker that answers at once: a fixed completion, or 16 server-sent events, a write each, where the
-//! body asks to stream.
+//! A worker that answers at once: a fixed completion, or, if the body asks to stream, 16 server-sent events with
+//! a write each.
 
 use std::io::Result;
 
@@ -7,10 +7,11 @@ use memchr::memmem;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::framing::Reader;
+use crate::framing::MessageReader;
 
 const EVENTS: usize = 16;
-/// Where in a body the wish to stream has to stand: a worker that searched all of it would be the bottleneck.
+/// The wish to stream must stand in the first bytes of a body: a worker that searched all of it would be the
+/// bottleneck.
 const SEARCHED: usize = 256;
 
 pub async fn serve(ports: &[u16]) -> Result<()> {
@@ -28,7 +29,7 @@ pub async fn serve(ports: &[u16]) -> Result<()> {
 async fn answer_all(mut stream: TcpStream) -> Result<()> {
     stream.set_nodelay(true)?;
     let (read, mut write) = stream.split();
-    let mut reader = Reader::new(read);
+    let mut reader = MessageReader::new(read);
     let answers = Answers::new();
     while let Some(head) = reader.head().await? {
         let mut start = Vec::new();
@@ -72,7 +73,7 @@ impl Answers {
     }
 }
 
-/// What routers ask workers about before they trust them with a request.
+/// The paths that routers ask before they send a worker requests.
 pub fn about(line: &str) -> String {
     match line.split(' ').nth(1).unwrap_or_default() {
         "/v1/models" => json(

@@ -3,24 +3,24 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use sglang_omni_router::{Candidates, Decision, Policy, RequestKey, Worker};
+use sglang_omni_policy::{Candidate, Candidates, Decision, Policy, RequestKey};
 
 use crate::kv::BLOCK_BYTES;
 
 /// Every prompt of a system prompt on one worker, groups dealt round in the order in which they appear:
-/// all that affinity can do without looking at load.
+/// the best that affinity does without looking at load.
 #[derive(Default)]
 pub struct PerfectAffinity {
     groups: Mutex<HashMap<Box<[u8]>, usize>>,
 }
 
 impl Policy for PerfectAffinity {
-    fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> Decision<'a> {
+    fn pick(&self, candidates: Candidates<'_>, request: &RequestKey<'_>) -> Decision {
         let mut groups = self.groups.lock().unwrap();
         let next = groups.len();
         let start = request.text[..request.text.len().min(BLOCK_BYTES)].into();
         let group = *groups.entry(start).or_insert(next);
-        candidates.get(group % candidates.len()).into()
+        (group % candidates.len()).into()
     }
 
     fn reads_request(&self) -> bool {
@@ -28,18 +28,18 @@ impl Policy for PerfectAffinity {
     }
 }
 
-/// Everything to the first worker, which is where a tree without spread ties sends it.
+/// Everything to the first worker, as a tree that does not spread ties does.
 pub struct FirstWorker;
 
 impl Policy for FirstWorker {
-    fn pick<'a>(&self, candidates: Candidates<'a>, _request: &RequestKey<'_>) -> Decision<'a> {
-        candidates.get(0).into()
+    fn pick(&self, _candidates: Candidates<'_>, _request: &RequestKey<'_>) -> Decision {
+        0.into()
     }
 }
 
 /// `cache_aware` as first published, after its documentation: the shortest queue where the longest exceeds
-/// it by 32; else a worker that knows more than half of the prompt, whichever; else the smallest tree.
-/// The tree is kept in blocks, which is as good for comparing, and never evicted from.
+/// it by 32; else any worker that knows more than half of the prompt; else the smallest tree. The tree is kept
+/// in blocks, which is as good for comparing, and nothing is evicted from it.
 #[derive(Default)]
 pub struct Classic {
     state: Mutex<ClassicState>,
@@ -56,8 +56,8 @@ const BALANCE_REL: f64 = 1.0001;
 const CACHE_THRESHOLD: f64 = 0.5;
 
 impl Policy for Classic {
-    fn pick<'a>(&self, candidates: Candidates<'a>, request: &RequestKey<'_>) -> Decision<'a> {
-        let loads = || candidates.iter().map(|worker| worker.load());
+    fn pick(&self, candidates: Candidates<'_>, request: &RequestKey<'_>) -> Decision {
+        let loads = || candidates.iter().map(|worker| worker.load);
         let (shortest, longest) = (loads().min().unwrap_or(0), loads().max().unwrap_or(0));
         let is_imbalanced =
             longest - shortest > BALANCE_ABS && longest as f64 > shortest as f64 * BALANCE_REL;
@@ -81,25 +81,25 @@ impl Policy for Classic {
         let is_known = known as f64 > CACHE_THRESHOLD * chain.len() as f64;
         let owner = is_known
             .then(|| {
-                state.owners[&chain[known - 1]]
-                    .iter()
-                    .find_map(|&id| candidates.with_id(id))
+                let index_of = |&slot: &u32| candidates.iter().position(|each| each.slot == slot);
+                state.owners[&chain[known - 1]].iter().find_map(index_of)
             })
             .flatten();
-        let blocks = |worker: &Worker| state.blocks.get(&worker.id).copied().unwrap_or(0);
-        let chosen = match owner {
-            _ if is_imbalanced => candidates.best_by_key(Worker::load),
-            Some(worker) => worker,
-            None => candidates.best_by_key(blocks),
+        let blocks = |worker: &Candidate| state.blocks.get(&worker.slot).copied().unwrap_or(0);
+        let index = match owner {
+            _ if is_imbalanced => candidates.least_loaded(),
+            Some(index) => index,
+            None => candidates.min_by_key(blocks),
         };
+        let chosen = candidates.get(index).slot;
         for hash in chain {
             let owners = state.owners.entry(hash).or_default();
-            if !owners.contains(&chosen.id) {
-                owners.push(chosen.id);
-                *state.blocks.entry(chosen.id).or_default() += 1;
+            if !owners.contains(&chosen) {
+                owners.push(chosen);
+                *state.blocks.entry(chosen).or_default() += 1;
             }
         }
-        chosen.into()
+        index.into()
     }
 
     fn reads_request(&self) -> bool {

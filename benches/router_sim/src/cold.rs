@@ -1,13 +1,13 @@
-//! The first requests that a router sees: how they lie on the workers while nothing is known of the traffic.
+//! Shows how a new router spreads its first requests, before it knows anything of the traffic.
 
 use std::io::{self, Write};
 
-use sglang_omni_router::{Config, build_policy};
+use sglang_omni_policy::{PolicySettings, build};
 
-use crate::fleet::{Outcome, Setup, run};
+use crate::fleet::{Setup, SimOutcome, run};
 use crate::trace::{Request, Shape};
 
-/// What comes before the shared prefixes.
+/// The prompts that come before the shared prefixes: their names and their lengths in tokens.
 const BEFORE: [(&str, &[u32]); 4] = [
     ("nothing", &[]),
     ("a short prompt", &[2]),
@@ -55,9 +55,9 @@ pub fn print(out: &mut impl Write) -> io::Result<()> {
                     clients,
                     ..Setup::new(4, &Shape::shared_prefixes())
                 };
-                let Outcome {
+                let SimOutcome {
                     requests, hit_rate, ..
-                } = run(&setup, &trace, &*build_policy(&Config::default()));
+                } = run(&setup, &trace, &*build(&PolicySettings::default()));
                 let lie: Vec<String> = requests.iter().map(usize::to_string).collect();
                 write!(out, " {} ({hit_rate:.2}) |", lie.join("/"))?;
             }

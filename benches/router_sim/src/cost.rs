@@ -1,16 +1,16 @@
-//! What a decision of `cache_aware` costs, by the clock, as its tree grows.
+//! Measures the time of a decision of `cache_aware` as its tree grows.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use sglang_omni_router::{
-    Authorization, Candidates, Config, LoadGuard, Policy, RequestKey, Usage, Worker, build_policy,
+use sglang_omni_policy::{
+    Candidate, Metric, MetricValue, Policy, PolicySettings, RequestKey, Usage, build,
 };
 
 const SYSTEM_PROMPTS: usize = 64;
 const CONVERSATIONS: usize = 1000;
-/// Turns of a prompt, were it all turns.
+/// Turns of a prompt if it were made of turns only.
 const TURNS: usize = 64;
 
 /// Conversations under shared system prompts: prompts of about `bytes` bytes that grow turn by turn.
@@ -65,68 +65,75 @@ fn letters(rng: &mut fastrand::Rng, count: usize) -> Vec<u8> {
 }
 
 struct Site {
-    fleet: Vec<Arc<Worker>>,
-    all: Vec<usize>,
+    /// Requests in flight, by worker.
+    loads: Vec<AtomicUsize>,
     policy: Box<dyn Policy>,
+}
+
+/// The state of one deciding thread.
+#[derive(Default)]
+struct PerThread {
+    candidates: Vec<Candidate>,
+    /// The workers of its requests in flight.
+    flights: Vec<usize>,
 }
 
 impl Site {
     fn new(workers: usize) -> Site {
-        let worker = |index: usize| {
-            let url = format!("http://w:{}", index + 1).parse();
-            Arc::new(Worker::new(
-                url.expect("a valid URL"),
-                Authorization::OfFleet,
-            ))
-        };
         Site {
-            fleet: (0..workers).map(worker).collect(),
-            all: (0..workers).collect(),
-            policy: build_policy(&Config {
+            loads: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
+            policy: build(&PolicySettings {
                 max_tree_size: 1 << 30,
-                ..Config::default()
+                ..PolicySettings::default()
             }),
         }
     }
 
-    /// Decides on one prompt, and hears that all the worker knew of it was cached. Returns nanoseconds.
-    fn decide(&self, text: &[u8], flights: &mut Vec<LoadGuard>) -> u64 {
+    /// Decides on one prompt, and reports that all the text that the worker knew was cached. Returns nanoseconds.
+    fn decide(&self, text: &[u8], own: &mut PerThread) -> u64 {
         let start = Instant::now();
         let request = RequestKey {
             text,
             model: b"m",
             ..RequestKey::default()
         };
-        let decision = self
-            .policy
-            .pick(Candidates::new(&self.fleet, &self.all), &request);
-        self.policy.kept(decision.receipt);
+        let PerThread {
+            candidates,
+            flights,
+        } = own;
+        candidates.clear();
+        candidates.extend(self.loads.iter().zip(0..).map(|(load, slot)| Candidate {
+            slot,
+            load: load.load(Relaxed),
+            url_hash: 0,
+        }));
+        let (worker, claim) = self.policy.choose(candidates, &request);
+        let receipt = claim.keep();
         let took = start.elapsed().as_nanos() as u64;
         let usage = Usage {
             prompt_tokens: 1000,
             cached_tokens: 1000,
         };
-        self.policy
-            .answered(decision.worker, decision.receipt, usage);
+        self.policy.answered(receipt, usage);
         // A few requests at every worker are in flight.
-        let flight = LoadGuard::new(decision.worker.clone());
-        if flights.len() < 4 * self.fleet.len() {
-            flights.push(flight);
+        self.loads[worker].fetch_add(1, Relaxed);
+        if flights.len() < 4 * self.loads.len() {
+            flights.push(worker);
         } else {
             let oldest = took as usize % flights.len();
-            flights[oldest] = flight;
+            let ended = std::mem::replace(&mut flights[oldest], worker);
+            self.loads[ended].fetch_sub(1, Relaxed);
         }
         took
     }
 
     fn nodes(&self) -> usize {
-        let mut metrics = String::new();
-        self.policy.write_metrics(&[], true, &mut metrics);
-        let line = metrics
-            .lines()
-            .find_map(|line| line.strip_prefix("sglang_omni_router_tree_nodes "));
-        line.and_then(|count| count.parse().ok())
-            .expect("a gauge of nodes")
+        let nodes = |metric: &Metric| match metric.value {
+            MetricValue::Gauge(nodes) if metric.name == "tree_nodes" => Some(nodes as usize),
+            _ => None,
+        };
+        let metrics = self.policy.metrics();
+        metrics.iter().find_map(nodes).expect("a gauge of nodes")
     }
 }
 
@@ -135,12 +142,12 @@ impl Site {
 pub fn growth(workers: usize, bytes: usize, nodes: usize) -> Value {
     let site = Site::new(workers);
     let mut talk = Talk::new(1, bytes);
-    let mut flights = Vec::new();
+    let mut own = PerThread::default();
     let mut points = Vec::new();
     let mut next = 1000;
     let mut taken = Vec::new();
     loop {
-        taken.push(site.decide(talk.next(), &mut flights));
+        taken.push(site.decide(talk.next(), &mut own));
         if taken.len() < 500 {
             continue;
         }
@@ -161,7 +168,7 @@ pub fn growth(workers: usize, bytes: usize, nodes: usize) -> Value {
     json!({"workers": workers, "prompt_bytes": bytes, "points": points})
 }
 
-/// Decisions a second of so many threads together, each with prompts of its own under shared system prompts.
+/// Decisions a second of `threads` threads together, each with its own prompts under shared system prompts.
 pub fn throughput(workers: usize, bytes: usize, threads: usize) -> f64 {
     const DECISIONS: usize = 50_000;
     let site = Site::new(workers);
@@ -174,9 +181,9 @@ pub fn throughput(workers: usize, bytes: usize, threads: usize) -> f64 {
             .map(|mut talk| {
                 let site = &site;
                 scope.spawn(move || {
-                    let mut flights = Vec::new();
+                    let mut own = PerThread::default();
                     let nanoseconds: u64 = (0..DECISIONS)
-                        .map(|_| site.decide(talk.next(), &mut flights))
+                        .map(|_| site.decide(talk.next(), &mut own))
                         .sum();
                     DECISIONS as f64 * 1e9 / nanoseconds as f64
                 })

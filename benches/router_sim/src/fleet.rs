@@ -3,11 +3,8 @@
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
-use std::sync::Arc;
 
-use sglang_omni_router::{
-    Authorization, Candidates, LoadGuard, Policy, Receipt, RequestKey, Usage, Worker,
-};
+use sglang_omni_policy::{Candidate, Claim, Policy, Receipt, RequestKey, Usage, url_hash};
 
 use crate::kv::KvCache;
 use crate::trace::{Request, Shape, TOKEN_BYTES};
@@ -50,7 +47,7 @@ impl Setup {
 }
 
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct SimOutcome {
     /// Share of all prompt text that was cached where it came.
     pub hit_rate: f64,
     /// Requests of the busiest worker over the mean.
@@ -62,7 +59,7 @@ pub struct Outcome {
     pub seconds: f64,
 }
 
-impl Outcome {
+impl SimOutcome {
     pub fn mean_first_token(&self) -> f64 {
         self.first_token.iter().sum::<f64>() / self.first_token.len() as f64
     }
@@ -101,7 +98,7 @@ impl PartialOrd for Event {
 }
 
 impl Ord for Event {
-    /// The earliest is the greatest, which is what a heap gives out first.
+    /// The earliest event is the greatest, which a heap returns first.
     fn cmp(&self, other: &Self) -> Ordering {
         other
             .at
@@ -110,8 +107,9 @@ impl Ord for Event {
     }
 }
 
-struct Replica {
-    worker: Arc<Worker>,
+struct SimWorker {
+    /// The policy's view of it; its slot is its index.
+    candidate: Candidate,
     kv: KvCache,
     speed: f64,
     waiting: VecDeque<usize>,
@@ -119,12 +117,13 @@ struct Replica {
     requests: usize,
 }
 
-/// What is in flight for a request.
-struct Flight {
-    replica: usize,
+/// A request in flight.
+struct Flight<'a> {
+    worker: usize,
     arrived: f64,
     prompt: Vec<u8>,
-    load: LoadGuard,
+    /// Until prefill has ended.
+    claim: Option<Claim<'a>>,
     receipt: Receipt,
     cached: usize,
 }
@@ -132,10 +131,12 @@ struct Flight {
 struct Run<'a> {
     setup: &'a Setup,
     trace: &'a [Request],
-    replicas: Vec<Replica>,
-    fleet: Vec<Arc<Worker>>,
-    eligible: Vec<usize>,
-    flights: Vec<Option<Flight>>,
+    policy: &'a dyn Policy,
+    workers: Vec<SimWorker>,
+    /// Whether the first worker is gone.
+    is_first_down: bool,
+    candidates: Vec<Candidate>,
+    flights: Vec<Option<Flight<'a>>>,
     events: BinaryHeap<Event>,
     planned: usize,
     next: usize,
@@ -145,13 +146,14 @@ struct Run<'a> {
 }
 
 /// Runs the whole trace.
-pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
-    let replicas: Vec<Replica> = (0..setup.workers)
-        .map(|index| Replica {
-            worker: Arc::new(Worker::new(
-                format!("http://w:{}", index + 1).parse().expect("a URL"),
-                Authorization::OfFleet,
-            )),
+pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> SimOutcome {
+    let workers: Vec<SimWorker> = (0..setup.workers)
+        .map(|index| SimWorker {
+            candidate: Candidate {
+                slot: index as u32,
+                load: 0,
+                url_hash: url_hash(&format!("http://w:{}", index + 1)),
+            },
             kv: KvCache::new(setup.kv_bytes / setup.workers),
             speed: setup.speeds[index % setup.speeds.len()],
             waiting: VecDeque::new(),
@@ -162,12 +164,10 @@ pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
     let mut run = Run {
         setup,
         trace,
-        fleet: replicas
-            .iter()
-            .map(|replica| replica.worker.clone())
-            .collect(),
-        eligible: (0..setup.workers).collect(),
-        replicas,
+        policy,
+        workers,
+        is_first_down: false,
+        candidates: Vec::with_capacity(setup.workers),
         flights: trace.iter().map(|_| None).collect(),
         events: BinaryHeap::new(),
         planned: 0,
@@ -183,18 +183,14 @@ pub fn run(setup: &Setup, trace: &[Request], policy: &dyn Policy) -> Outcome {
     while let Some(Event { at, what, .. }) = run.events.pop() {
         now = at;
         match what {
-            What::Arrive(index) => run.arrive(now, index, policy),
-            What::Prefilled(index) => run.prefilled(now, index, policy),
-            What::Done(index) => run.done(now, index, policy),
+            What::Arrive(index) => run.arrive(now, index),
+            What::Prefilled(index) => run.prefilled(now, index),
+            What::Done(index) => run.done(now, index),
         }
     }
     run.first_token.sort_unstable_by(f64::total_cmp);
-    let requests: Vec<usize> = run
-        .replicas
-        .iter()
-        .map(|replica| replica.requests)
-        .collect();
-    Outcome {
+    let requests: Vec<usize> = run.workers.iter().map(|worker| worker.requests).collect();
+    SimOutcome {
         hit_rate: run.cached_bytes as f64 / run.prompt_bytes as f64,
         max_over_mean: *requests.iter().max().expect("workers") as f64 * setup.workers as f64
             / trace.len() as f64,
@@ -226,8 +222,8 @@ impl Run<'_> {
         }
     }
 
-    fn arrive(&mut self, now: f64, index: usize, policy: &dyn Policy) {
-        self.restart(index, policy);
+    fn arrive(&mut self, now: f64, index: usize) {
+        self.restart(index);
         let mut prompt = Vec::new();
         self.trace[index].system(&mut prompt);
         self.trace[index].user(&mut prompt);
@@ -238,32 +234,32 @@ impl Run<'_> {
             session: &session,
             ..RequestKey::default()
         };
-        let decision = policy.pick(Candidates::new(&self.fleet, &self.eligible), &request);
-        let (chosen, receipt) = (decision.worker.clone(), decision.receipt);
-        let replica = self
-            .fleet
-            .iter()
-            .position(|worker| worker.id == chosen.id)
-            .expect("a policy picks from the fleet");
+        let up = &self.workers[usize::from(self.is_first_down)..];
+        self.candidates.clear();
+        self.candidates
+            .extend(up.iter().map(|worker| worker.candidate));
+        let (chosen, claim) = self.policy.choose(&self.candidates, &request);
+        let worker = self.candidates[chosen].slot as usize;
         self.flights[index] = Some(Flight {
-            replica,
+            worker,
             arrived: now,
             prompt,
-            load: LoadGuard::new(chosen),
-            receipt,
+            claim: Some(claim),
+            receipt: Receipt::default(),
             cached: 0,
         });
-        self.replicas[replica].requests += 1;
-        self.replicas[replica].waiting.push_back(index);
-        self.prefill(now, replica);
+        self.workers[worker].candidate.load += 1;
+        self.workers[worker].requests += 1;
+        self.workers[worker].waiting.push_back(index);
+        self.prefill(now, worker);
         if self.setup.clients.is_none() {
             self.plan_next(now);
         }
     }
 
     /// Starts on the next prompt if the worker is free for one.
-    fn prefill(&mut self, now: f64, replica: usize) {
-        let place = &mut self.replicas[replica];
+    fn prefill(&mut self, now: f64, worker: usize) {
+        let place = &mut self.workers[worker];
         if place.is_prefilling {
             return;
         }
@@ -283,47 +279,48 @@ impl Run<'_> {
     }
 
     /// The head of the answer leaves with its first token.
-    fn prefilled(&mut self, now: f64, index: usize, policy: &dyn Policy) {
-        let flight = self.flights[index].as_ref().expect("in flight");
-        policy.kept(flight.receipt);
-        let replica = flight.replica;
+    fn prefilled(&mut self, now: f64, index: usize) {
+        let flight = self.flights[index].as_mut().expect("in flight");
+        flight.receipt = flight.claim.take().expect("not kept before").keep();
+        let worker = flight.worker;
         self.first_token.push(now - flight.arrived);
-        let place = &mut self.replicas[replica];
+        let place = &mut self.workers[worker];
         place.kv.insert(&flight.prompt);
         place.is_prefilling = false;
         let seconds =
             f64::from(self.trace[index].output_tokens) * self.setup.token_seconds / place.speed;
         self.plan(now + seconds, What::Done(index));
-        self.prefill(now, replica);
+        self.prefill(now, worker);
     }
 
-    fn done(&mut self, now: f64, index: usize, policy: &dyn Policy) {
+    fn done(&mut self, now: f64, index: usize) {
         let flight = self.flights[index].take().expect("in flight");
-        drop(flight.load);
+        self.workers[flight.worker].candidate.load -= 1;
         let usage = Usage {
             prompt_tokens: (flight.prompt.len() / TOKEN_BYTES) as u64,
             cached_tokens: (flight.cached / TOKEN_BYTES) as u64,
         };
-        if policy.reads_usage() {
-            policy.answered(&self.fleet[flight.replica], flight.receipt, usage);
+        if self.policy.reads_usage() {
+            self.policy.answered(flight.receipt, usage);
         }
         if self.setup.clients.is_some() {
             self.plan_next(now);
         }
     }
 
-    /// Takes the first worker out or back when the trace is there. What it has in flight it still finishes.
-    fn restart(&mut self, index: usize, policy: &dyn Policy) {
+    /// Takes the first worker out or brings it back when the trace is there. It finishes its requests in flight.
+    fn restart(&mut self, index: usize) {
         let Some(Restart { down }) = self.setup.restart else {
             return;
         };
         let at = |share: f64| (share * self.trace.len() as f64) as usize;
         if index == at(down.0) {
-            self.eligible.remove(0);
+            self.is_first_down = true;
         } else if index == at(down.1) {
-            self.eligible.insert(0, 0);
-            self.replicas[0].kv.clear();
-            policy.maintain(&self.fleet);
+            self.is_first_down = false;
+            self.workers[0].kv.clear();
+            let slots: Vec<u32> = (0..self.setup.workers as u32).collect();
+            self.policy.maintain(&slots);
         }
     }
 }

@@ -1,15 +1,15 @@
-//! How decision cost, hit rate and time to the first token grow with the tree, the fleet and the traffic.
+//! Measures decision cost, hit rate and time to the first token as the tree, the fleet and the traffic grow.
 
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
 use crate::cost;
-use crate::fleet::{Outcome, Setup, run};
+use crate::fleet::{Setup, SimOutcome, run};
 use crate::tables::POLICIES;
 use crate::trace::Shape;
 
-/// Requests of a fleet of any size, for each worker.
+/// Requests per worker, in a fleet of any size.
 const REQUESTS_EACH: usize = 1000;
 
 /// A fleet of `count` workers and `requests` in all, with conversations, prompts and caches in proportion.
@@ -34,7 +34,7 @@ pub fn scale(count: usize, requests: usize) -> Value {
     rows.collect()
 }
 
-/// What benches/router_sim/plot.py draws.
+/// The figures that benches/router_sim/plot.py draws.
 pub fn measure() -> Value {
     let trees: Vec<Value> = [4, 64, 256]
         .map(|workers| cost::growth(workers, 4096, 1_000_000))
@@ -57,7 +57,7 @@ fn lines(values: &[f64], at: &dyn Fn(f64) -> (Setup, Shape)) -> Value {
     for (name, build) in &POLICIES[..4] {
         let point = |&value: &f64| {
             let (setup, shape) = at(value);
-            let outcome: Outcome = run(&setup, &shape.make(), &*build());
+            let outcome: SimOutcome = run(&setup, &shape.make(), &*build());
             json!({
                 "at": value,
                 "hit_rate": outcome.hit_rate,
@@ -70,7 +70,7 @@ fn lines(values: &[f64], at: &dyn Fn(f64) -> (Setup, Shape)) -> Value {
     Value::Object(lines)
 }
 
-/// So many workers, and conversations, system prompts, cache and traffic in proportion.
+/// A fleet of `count` workers, with conversations, system prompts, cache and traffic in proportion.
 fn workers(count: f64) -> (Setup, Shape) {
     let workers = count as usize;
     let base = Shape::multi_turn();
@@ -89,7 +89,7 @@ fn workers(count: f64) -> (Setup, Shape) {
     (setup, shape)
 }
 
-/// So many requests a second for eight workers.
+/// Eight workers with `rate` requests a second.
 fn traffic(rate: f64) -> (Setup, Shape) {
     let shape = Shape {
         requests: 8_000,

@@ -8,7 +8,7 @@ pub const BLOCK_BYTES: usize = 64;
 
 const NONE: u32 = u32::MAX;
 
-/// A block is known by the hash of the text up to its end, so that what stands before it counts. Whoever
+/// A block is identified by the hash of the text up to its end, so that the text before it counts. A prompt that
 /// uses a block uses those before it; they are touched last, so the oldest block ends a prefix.
 pub struct KvCache {
     capacity: usize,
@@ -26,7 +26,7 @@ struct Block {
     older: u32,
 }
 
-/// Keys that are hashes already.
+/// A hasher for keys that are hashes already.
 #[derive(Default)]
 struct Hashed(u64);
 

@@ -2,30 +2,30 @@
 
 use std::io::{self, Write};
 
-use sglang_omni_router::{CacheAware, Config, Policy, PolicyKind, Tuning, build_policy};
+use sglang_omni_policy::{CacheAware, Policy, PolicyKind, PolicySettings, Tuning, build};
 
 use crate::baselines::{Classic, FirstWorker, PerfectAffinity};
-use crate::fleet::{Outcome, Restart, Setup, run};
+use crate::fleet::{Restart, Setup, SimOutcome, run};
 use crate::trace::Shape;
 
 pub type Build = fn() -> Box<dyn Policy>;
 
-/// The traces' seeds that a table's figures are means of.
+/// The seeds of the traces; a table's figures are means over them.
 const SEEDS: &[u64] = &[2, 3, 4];
-/// Seeds by which nothing was chosen.
+/// Other seeds than those that the parameters were chosen with.
 const HELD_OUT: &[u64] = &[101, 102, 103, 104, 105, 106];
 
-fn built_in(policy: PolicyKind) -> Box<dyn Policy> {
-    build_policy(&Config {
-        policy,
-        ..Config::default()
+fn built_in(kind: PolicyKind) -> Box<dyn Policy> {
+    build(&PolicySettings {
+        kind,
+        ..PolicySettings::default()
     })
 }
 
 fn tuned(change: fn(&mut Tuning)) -> Box<dyn Policy> {
     let mut tuning = Tuning::default();
     change(&mut tuning);
-    Box::new(CacheAware::tuned(&Config::default(), tuning))
+    Box::new(CacheAware::tuned(&PolicySettings::default(), tuning))
 }
 
 pub const POLICIES: [(&str, Build); 8] = [
@@ -71,9 +71,10 @@ fn means(setup: &Setup, shape: &Shape, build: Build, seeds: &[u64]) -> Means {
         };
         run(setup, &shape.make(), &*build())
     };
-    let outcomes: Vec<Outcome> = seeds.iter().map(outcome).collect();
-    let mean =
-        |of: &dyn Fn(&Outcome) -> f64| outcomes.iter().map(of).sum::<f64>() / outcomes.len() as f64;
+    let outcomes: Vec<SimOutcome> = seeds.iter().map(outcome).collect();
+    let mean = |of: &dyn Fn(&SimOutcome) -> f64| {
+        outcomes.iter().map(of).sum::<f64>() / outcomes.len() as f64
+    };
     Means {
         hit_rate: mean(&|outcome| outcome.hit_rate),
         max_over_mean: mean(&|outcome| outcome.max_over_mean),

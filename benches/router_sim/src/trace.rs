@@ -1,4 +1,4 @@
-//! Requests in the order in which they are sent, made from a seed: the same everywhere.
+//! Makes the requests of a trace from a seed, in the order in which they are sent: the same everywhere.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ pub const TOKEN_BYTES: usize = 4;
 /// a later turn's prompt begins with the earlier one's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
-    /// Seconds after the first request, where requests arrive by themselves and not when a client is free.
+    /// Seconds after the first request, if requests arrive by themselves and not when a client is free.
     pub at: f64,
     pub group: u32,
     pub system_tokens: u32,
@@ -58,7 +58,7 @@ fn mix(value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// What a trace is made from.
+/// The parameters of a trace.
 #[derive(Clone, Debug)]
 pub struct Shape {
     pub requests: usize,
@@ -79,7 +79,7 @@ pub struct Shape {
     /// KV cache of the whole fleet for which the trace is meant: room for all that is in use, not for a copy
     /// of it on every worker.
     pub kv_tokens: usize,
-    /// Requests a second, all together, where they arrive by themselves.
+    /// Requests a second, all together, if they arrive by themselves.
     pub rate: f64,
     /// Every `burst.0` seconds the rate is `burst.2` times as high for `burst.1` seconds.
     pub burst: (f64, f64, f64),

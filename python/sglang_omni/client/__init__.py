@@ -1,4 +1,4 @@
-"""Talk to a pipeline: in this process through its coordinator, or over HTTP through its base URL."""
+"""Clients of a pipeline: through its coordinator in this process, or over HTTP through a base URL."""
 
 from sglang_omni.client.client import Client
 from sglang_omni.client.sync import SyncClient

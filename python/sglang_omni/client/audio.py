@@ -1,4 +1,4 @@
-"""Samples to encoded audio: whole files, and streams that are one file however many pieces they come in."""
+"""Encoding of samples as audio: whole files, and files in pieces while their samples come."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from sglang_omni.client.samples import (
     encode_pcm,
     encode_wav,
     pcm16,
+    streamed_wav_header,
     to_mono,
     to_numpy,
-    wav_header,
 )
 from sglang_omni.packages import install_line
 
 __all__ = [
     "DEFAULT_SAMPLE_RATE",
     "FORMAT_MIME_TYPES",
-    "AudioEncoder",
+    "AudioFileEncoder",
     "Base64Pieces",
     "Resampler",
     "Samples",
@@ -48,8 +48,7 @@ P = ParamSpec("P")
 
 
 class _Codec(NamedTuple):
-    """How FFmpeg encodes a format: container, encoder, the sample rates it has (any, if none are
-    given), and options of the container."""
+    """FFmpeg's container, encoder, sample rates in Hz (empty: any) and container options of a format."""
 
     container: str
     encoder: str
@@ -62,7 +61,7 @@ _CODECS = {
     "aac": _Codec("adts", "aac", (*_MP3_RATES, 64000, 88200, 96000)),
     "flac": _Codec("flac", "flac"),
     "mp3": _Codec("mp3", "libmp3lame", _MP3_RATES),
-    # A page holds a second otherwise, which a listener would wait for.
+    # By default a page holds a second, and a listener would wait for it.
     "opus": _Codec("ogg", "libopus", (8000, 12000, 16000, 24000, 48000), {"page_duration": "20000"}),
 }
 FORMAT_MIME_TYPES = {
@@ -77,10 +76,10 @@ FORMAT_MIME_TYPES = {
 
 
 class Resampler:
-    """A stream of samples at one rate, made of pieces that may each have another.
+    """Resamples a stream, whose pieces may have different rates, to one rate.
 
     Args:
-        rate: The rate of what is given out, in Hz.
+        rate: The rate of the output, in Hz.
     """
 
     def __init__(self, rate: int) -> None:
@@ -89,7 +88,7 @@ class Resampler:
         self._stream: Any = None
 
     def add(self, samples: Samples, rate: int) -> Samples:
-        """What is ready of all so far; ``samples`` are mono, of shape (samples,)."""
+        """Adds mono samples of shape (samples,) at ``rate`` Hz; returns the output that is ready."""
         ended = self.finish() if rate != self._from else None
         if rate != self.rate:
             if self._stream is None:
@@ -101,24 +100,24 @@ class Resampler:
         return samples if ended is None else np.concatenate([ended, samples])
 
     def finish(self) -> Samples:
-        """What was held back for samples to come."""
+        """Ends the stream; returns the output that waited for more samples."""
         stream, self._stream = self._stream, None
         nothing = np.zeros(0, np.float32)
         return nothing if stream is None else stream.resample_chunk(nothing, last=True)
 
 
-class AudioEncoder:
-    """One encoded file, given out in pieces while its samples come.
+class AudioFileEncoder:
+    """Encodes one file in pieces while its samples come.
 
-    The pieces, put together, are a file whose head says nothing of its length. Its rate is that of the first
-    samples, or the next one above that the format has; samples of any other rate are resampled to it.
+    Joined, the pieces are a file whose header does not tell its length. The file's rate is that of the first
+    samples, or the format's next higher one; samples of other rates are resampled to it.
 
     Attributes:
         sample_rate: The file's rate in Hz; 0 before the first samples.
-        compresses: Whether encoding takes long enough to leave the event loop for it.
+        compresses: Encoding takes long enough to be done in a thread.
 
     Raises:
-        ValueError: The format is unknown, or what encodes it is not installed.
+        ValueError: The format is unknown, or its encoder is not installed.
     """
 
     def __init__(self, response_format: str) -> None:
@@ -131,7 +130,7 @@ class AudioEncoder:
         self._resampler: Resampler | None = None
 
     def encode(self, audio: Any, sample_rate: int) -> bytes:
-        """What is ready of the file with these samples added; channels are averaged."""
+        """Adds samples at ``sample_rate`` Hz, their channels averaged; returns the bytes that are ready."""
         samples = to_mono(audio)
         head = b""
         if self._resampler is None:
@@ -140,11 +139,11 @@ class AudioEncoder:
             if self.compresses:
                 self._file = _CodecFile(self.response_format, self.sample_rate, 1, self._drain)
             elif self.response_format == "wav":
-                head = wav_header(self.sample_rate)
+                head = streamed_wav_header(self.sample_rate)
         return head + self._write(self._resampler.add(samples, sample_rate))
 
     def finish(self) -> bytes:
-        """The file's end; empty if it has not begun."""
+        """The file's last bytes; empty if it has no samples."""
         if self._resampler is None:
             return b""
         end = self._write(self._resampler.finish())
@@ -154,7 +153,7 @@ class AudioEncoder:
         return end
 
     async def off_loop(self, work: Callable[P, bytes], *args: P.args, **kwargs: P.kwargs) -> bytes:
-        """``encode`` or ``finish`` in a thread if it compresses, and at once if it only copies."""
+        """Calls ``encode`` or ``finish``: in a thread if the format compresses, else directly."""
         if self.compresses:
             return await asyncio.to_thread(work, *args, **kwargs)
         return work(*args, **kwargs)
@@ -167,15 +166,16 @@ class AudioEncoder:
 
 
 class Base64Pieces:
-    """Bytes as base64 in pieces, which are right decoded one by one, and joined before they are decoded.
+    """Base64 in pieces that may be decoded one by one or joined first.
 
-    For the latter no piece but the last may need padding; for the former none may cut a 16 bit sample in two.
+    Joined pieces need no padding but at the end, and no piece cuts a 16-bit sample in two.
     """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def add(self, data: bytes, *, last: bool = False) -> str:
+        """The next piece; up to five bytes wait for the one after it unless this is the ``last``."""
         data = self._rest + data
         end = len(data) if last else len(data) - len(data) % 6
         self._rest = data[end:]
@@ -189,10 +189,11 @@ def encode_audio(
 
     Args:
         audio: Samples of shape (samples,) or (channels, samples).
-        sample_rate: In Hz. At a rate that the format lacks, the samples are resampled to the next one above.
+        response_format: A key of ``FORMAT_MIME_TYPES``.
+        sample_rate: In Hz. A rate that the format lacks is raised to its next higher one.
 
     Raises:
-        ValueError: The format is unknown, or what encodes it is not installed.
+        ValueError: The format is unknown, or its encoder is not installed.
     """
     check_format(response_format)
     mime = FORMAT_MIME_TYPES[response_format]
@@ -214,7 +215,7 @@ def encode_audio(
 
 
 def encodable_rate(response_format: str, sample_rate: int) -> int:
-    """The rate a file of this format has, in Hz: the samples' own, or else the next one above that it has."""
+    """The rate of a file of this format, in Hz: the samples' rate, or the format's next higher one."""
     codec = _CODECS.get(response_format)
     if codec is None or not codec.rates:
         return sample_rate
@@ -224,7 +225,7 @@ def encodable_rate(response_format: str, sample_rate: int) -> int:
 def check_format(response_format: str) -> None:
     """
     Raises:
-        ValueError: ``encode_audio`` could not encode this format here.
+        ValueError: The format is unknown, or its encoder is not installed.
     """
     if response_format not in FORMAT_MIME_TYPES:
         raise ValueError(
@@ -247,18 +248,19 @@ def check_format(response_format: str) -> None:
 
 
 def audio_to_base64(audio: Any, *, sample_rate: int = DEFAULT_SAMPLE_RATE, output_format: str = "wav") -> str:
+    """Base64 of ``encode_audio``'s file, from samples at ``sample_rate`` Hz."""
     encoded, _ = encode_audio(audio, response_format=output_format, sample_rate=sample_rate)
     return base64.b64encode(encoded).decode("ascii")
 
 
 class _CodecFile:
-    """A file that FFmpeg writes. If ``file`` can seek, its head tells the length in the end."""
+    """A file that FFmpeg writes. If ``file`` can seek, its header tells the length once it is closed."""
 
     def __init__(self, response_format: str, rate: int, channels: int, file: Any) -> None:
         import av
 
         codec = _CODECS[response_format]
-        # Each packet leaves as it is encoded: FFmpeg would collect 32 KiB of them, seconds of speech.
+        # Write each packet when it is encoded: FFmpeg would collect 32 KiB, which is seconds of speech.
         options = {"flush_packets": "1", **codec.options}
         self._layout = {1: "mono", 2: "stereo"}.get(channels) or f"{channels}c"
         self._rate = rate
@@ -266,7 +268,7 @@ class _CodecFile:
         self._container: Any = av.open(file, "w", format=codec.container, options=options)
         self._stream: Any = self._container.add_stream(codec.encoder, rate=rate, layout=self._layout)
         if response_format == "mp3":
-            # LAME's own choice, 32 kbit/s at 24 kHz, is heard in speech.
+            # LAME's default, 32 kbit/s at 24 kHz, audibly harms speech.
             self._stream.bit_rate = channels * (64_000 if rate <= 24_000 else 96_000)
 
     def write(self, samples: Samples) -> None:
@@ -289,13 +291,13 @@ class _CodecFile:
         self._container.close()
 
     def __del__(self) -> None:
-        # Where a listener has left, nothing else ends the file: PyAV before 17.1 then writes to freed memory.
+        # A listener that left closes no file, and PyAV before 17.1 would then write to freed memory.
         if hasattr(self, "_container"):
             self._container.close()
 
 
 class _Drain:
-    """A file that cannot seek, whose bytes are taken as they come."""
+    """A file without seeking whose written bytes are taken out."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The client: completions, speech and transcripts of a pipeline, wherever it runs."""
+"""The asynchronous client: completions, speech and transcripts of a pipeline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Self
 
-from sglang_omni.client.audio import AudioEncoder, Base64Pieces
+from sglang_omni.client.audio import AudioFileEncoder, Base64Pieces
 from sglang_omni.client.local import CoordinatorLike, LocalTransport
 from sglang_omni.client.request_id import new_request_id
 from sglang_omni.client.transport import Deltas, Transport
@@ -23,11 +23,11 @@ from sglang_omni.client.types import (
 
 
 class Client:
-    """An asynchronous client over a coordinator in this process or a server's base URL.
+    """An asynchronous client of a coordinator in this process or of a server's base URL.
 
-    Errors are the same either way: ``RequestError`` where the request is at fault, ``RuntimeError`` with
-    the stage's name where the service is, ``TimeoutError`` past the request's own timeout. Cancelling a
-    call, or leaving an iteration early, aborts the request.
+    Both raise the same errors: ``RequestError`` if the request is at fault, ``RuntimeError`` with the stage's
+    name if the service is, ``TimeoutError`` after the request's own timeout. Cancelling a call, or leaving an
+    iteration early, aborts the request.
 
         async with Client("http://127.0.0.1:8000") as client:
             request = GenerateRequest(messages=[{"role": "user", "content": "Hello"}])
@@ -55,7 +55,7 @@ class Client:
     async def generate(
         self, request: GenerateRequest, request_id: str | None = None
     ) -> AsyncGenerator[GenerateChunk, None]:
-        """The request's chunks as they come; the last one, with ``finish_reason``, is the whole result."""
+        """Yields chunks as they come; the last one, with ``finish_reason``, is the whole result."""
         request.check()
         async with aclosing(self._transport.generate(request, request_id or new_request_id())) as chunks:
             async for chunk in chunks:
@@ -64,21 +64,21 @@ class Client:
     async def completion(
         self, request: GenerateRequest, *, request_id: str | None = None, audio_format: str = "wav"
     ) -> CompletionResult:
-        """The whole completion, its audio (if asked for) encoded as ``audio_format``."""
+        """The whole completion; its audio, if the request wants any, is encoded as ``audio_format``."""
         request.check()
         return await self._transport.completion(request, request_id or new_request_id(), audio_format)
 
     async def completion_stream(
         self, request: GenerateRequest, *, request_id: str | None = None, audio_format: str = "wav"
     ) -> AsyncGenerator[CompletionStreamChunk, None]:
-        """What is new, as it comes.
+        """Yields what is new, as it comes.
 
-        The ``audio_b64`` of all the chunks, joined, are one file of this format, or raw samples for
-        ``pcm16``. The file's head says nothing of its length, as with anything that is streamed.
+        Joined, the ``audio_b64`` of all chunks are one file in ``audio_format``, whose header does not tell
+        its length, or raw samples for ``pcm16``.
         """
         request = replace(request, stream=True)
-        deltas, encoder, pieces = Deltas(), AudioEncoder(audio_format), Base64Pieces()
-        heard: str | None = None
+        deltas, encoder, pieces = Deltas(), AudioFileEncoder(audio_format), Base64Pieces()
+        transcript: str | None = None
         async with aclosing(self.generate(request, request_id)) as chunks:
             async for chunk in chunks:
                 text, samples = deltas.new_text(chunk), deltas.new_audio(chunk)
@@ -88,8 +88,8 @@ class Client:
                     data = await encoder.off_loop(encoder.encode, samples, deltas.sample_rate)
                 if is_last:
                     data += await encoder.off_loop(encoder.finish)
-                is_news = chunk.heard is not None and heard is None
-                heard = heard or chunk.heard
+                is_news = chunk.input_transcript is not None and transcript is None
+                transcript = transcript or chunk.input_transcript
                 yield CompletionStreamChunk(
                     request_id=chunk.request_id,
                     text=text,
@@ -100,7 +100,7 @@ class Client:
                     finish_reason=chunk.finish_reason,
                     usage=chunk.usage,
                     stage_name=chunk.stage_name,
-                    heard=heard if is_news else None,
+                    input_transcript=transcript if is_news else None,
                     timings=chunk.timings,
                     worker=chunk.worker,
                     audio_codes=chunk.audio_codes,
@@ -114,7 +114,7 @@ class Client:
         response_format: str = "wav",
         speed: float = 1.0,
     ) -> SpeechResult:
-        """``request.prompt``, spoken; ``speed`` times as fast as the voice's own pace."""
+        """Speaks ``request.prompt``, ``speed`` times as fast as the voice's own pace."""
         extra = {**request.extra_params, "speed": speed} if speed != 1.0 else request.extra_params
         request = replace(
             request,
@@ -139,7 +139,14 @@ class Client:
         timeout: float | None = None,
         timings: bool = False,
     ) -> TranscriptionResult:
-        """What was said in an encoded audio file; ``translate`` gives it in English."""
+        """Transcribes an encoded audio file.
+
+        Args:
+            session_id, owner, model, timings: As the fields of ``GenerateRequest``.
+            language: Of the speech, as a name or a code; None leaves it to the model.
+            translate: True for a transcript in English.
+            timeout: In seconds.
+        """
         request = GenerateRequest(
             session_id=session_id,
             owner=owner,
@@ -151,37 +158,38 @@ class Client:
             timeout=timeout,
             timings=timings,
         )
+        request.check()
         collected, last = await self._transport.collect(request, request_id or new_request_id())
         return TranscriptionResult(
             collected.text, last.language, last.duration, last.segments, last.timings, last.worker
         )
 
     async def abort(self, request_id: str, *, owner: str | None = None) -> AbortResult:
-        """Ends the running request of this id; with an owner, that owner's (``GenerateRequest.owner``)."""
+        """Ends the running request of this id, among those of ``owner`` (``GenerateRequest.owner``)."""
         return AbortResult(await self._transport.abort(request_id, owner=owner))
 
     def health(self) -> dict[str, Any]:
-        """The service's state; ``running``: it takes requests. Blocks for a round trip over HTTP."""
+        """The service's state; ``running``: it takes requests. Over HTTP, blocks for a round trip."""
         return self._transport.health()
 
     def get_load(self) -> dict[str, int]:
-        """Requests by state; empty where the pipeline does not say. Only over a coordinator."""
+        """Numbers of requests by state; empty if the pipeline does not tell. Only with a coordinator."""
         return self._transport.get_load()
 
     def stage_load(self) -> dict[str, int]:
-        """How many requests each stage holds. Only over a coordinator."""
+        """Numbers of requests by stage. Only with a coordinator."""
         return self._transport.stage_load()
 
     def stage_stats(self) -> dict[str, dict[str, float]]:
-        """By stage, the numbers its scheduler and relay report. Only over a coordinator."""
+        """Statistics of each stage's scheduler and relay, by stage. Only with a coordinator."""
         return self._transport.stage_stats()
 
     async def flush_cache(self) -> None:
-        """Has the pipeline forget what it has cached and no running request uses. Only over a coordinator."""
+        """Drops what the pipeline has cached and no running request uses. Only with a coordinator."""
         await self._transport.flush_cache()
 
     async def close(self) -> None:
-        """Close what the client opened; a coordinator it was given goes on."""
+        """Closes the client's connections; a coordinator goes on."""
         await self._transport.close()
 
     async def __aenter__(self) -> Self:

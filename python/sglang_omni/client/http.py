@@ -1,4 +1,4 @@
-"""The way to a pipeline over HTTP: OpenAI's API, with what this package's servers add to it."""
+"""The client's transport over HTTP: OpenAI's API with the additions of this package's servers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sglang_omni.client.types import (
 )
 
 _WORKER_HEADER = "x-sglang-omni-worker"
-# Of answers whose body is a file: what others have in the body.
+# Timings of an answer whose body is a file.
 _TIMINGS_HEADER = "x-sglang-omni-timings"
 _TRANSCRIPT_PATHS = {
     "transcription": "/v1/audio/transcriptions",
@@ -40,14 +40,14 @@ _HEALTH_TIMEOUT = 5.0
 class HttpTransport(Transport):
     """
     Args:
-        base_url: Where the server is, with or without a final ``/v1``.
+        base_url: The server's URL, with or without a final ``/v1``.
         api_key: Sent as a bearer token.
     """
 
     def __init__(self, base_url: str, *, api_key: str | None = None) -> None:
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        # No read timeout: how long a request may take is the request's to say.
+        # No read timeout: each request has its own.
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
             headers=self._headers,
@@ -60,7 +60,7 @@ class HttpTransport(Transport):
         await self._http.aclose()
 
     async def abort(self, request_id: str, *, owner: str | None = None) -> bool:
-        # A request of its own, with an id of its own.
+        # The abort is a request of its own, with its own id.
         body, asked = {"request_id": request_id}, GenerateRequest(owner=owner)
         answer = await self._send("/abort_request", asked, new_request_id(), json=body)
         return bool(answer.json().get("success"))
@@ -82,7 +82,6 @@ class HttpTransport(Transport):
     async def generate(
         self, request: GenerateRequest, request_id: str
     ) -> AsyncGenerator[GenerateChunk, None]:
-        request.check()
         if request.task in _TRANSCRIPT_PATHS:
             yield await self._transcript(request, request_id)
         elif request.task == "speech":
@@ -95,15 +94,15 @@ class HttpTransport(Transport):
                 yield chunk
         else:
             path, body = _completion_body(request, request_id, audio_format="wav")
-            answer = await self._post(path, body, request, request_id)
+            answer = await self._send(path, request, request_id, json=body)
             yield _completion_chunk(request_id, answer.json(), answer.headers.get(_WORKER_HEADER))
 
     async def completion(
         self, request: GenerateRequest, request_id: str, audio_format: str
     ) -> CompletionResult:
-        # The server encodes the audio, so that no codec is needed here.
+        # The server encodes the audio: the client needs no codec.
         path, body = _completion_body(request, request_id, audio_format=audio_format)
-        answer = await self._post(path, body | {"stream": False}, request, request_id)
+        answer = await self._send(path, request, request_id, json=body | {"stream": False})
         fields, worker = answer.json(), answer.headers.get(_WORKER_HEADER)
         chunk = _completion_chunk(request_id, fields, worker, decode_audio=False)
         spoken = (fields["choices"][0].get("message") or {}).get("audio")
@@ -114,7 +113,7 @@ class HttpTransport(Transport):
             audio=audio,
             finish_reason=chunk.finish_reason or "stop",
             usage=chunk.usage,
-            heard=chunk.heard,
+            input_transcript=chunk.input_transcript,
             token_ids=chunk.token_ids,
             audio_codes=chunk.audio_codes,
             timings=chunk.timings,
@@ -124,7 +123,7 @@ class HttpTransport(Transport):
 
     async def speech(self, request: GenerateRequest, request_id: str, response_format: str) -> SpeechResult:
         body = _speech_body(request, request_id) | {"response_format": response_format}
-        answer = await self._post("/v1/audio/speech", body, request, request_id)
+        answer = await self._send("/v1/audio/speech", request, request_id, json=body)
         rate = answer.headers.get("x-sample-rate")
         return SpeechResult(
             audio_bytes=answer.content,
@@ -150,13 +149,13 @@ class HttpTransport(Transport):
                 if chunk.audio_data is not None:
                     audio.append(chunk.audio_data)
                     whole.sample_rate = chunk.sample_rate
-                for name in ("finish_reason", "usage", "heard", "timings"):
+                for name in ("finish_reason", "usage", "input_transcript", "timings"):
                     value = getattr(chunk, name)
                     if value is not None:
                         setattr(whole, name, value)
-                # What ends the stream is told once, with the whole result.
+                # Only the whole result has a finish reason.
                 chunk.finish_reason = None
-                if chunk.text or chunk.audio_data is not None or chunk.heard:
+                if chunk.text or chunk.audio_data is not None or chunk.input_transcript:
                     yield chunk
         if whole.finish_reason is None:
             raise ClientError(f"the stream from {self.base_url} was cut off {_of(request_id)}")
@@ -214,11 +213,6 @@ class HttpTransport(Transport):
             result=fields,
         )
 
-    async def _post(
-        self, path: str, body: dict[str, Any], request: GenerateRequest, request_id: str
-    ) -> httpx.Response:
-        return await self._send(path, request, request_id, json=body)
-
     async def _send(
         self, path: str, request: GenerateRequest, request_id: str, **content: Any
     ) -> httpx.Response:
@@ -247,7 +241,7 @@ class HttpTransport(Transport):
 
 
 def _headers(request: GenerateRequest, request_id: str) -> httpx.Headers:
-    """The request's id, session and owner. An id that cannot stand in a header is refused in the body."""
+    """Headers with the request's id, session and owner. The server refuses an unusable id in the body."""
     headers = {HEADER: request_id} if is_usable(request_id) else {}
     session = request.session_id or request.metadata.get("session_id")
     if session is not None:
@@ -263,7 +257,7 @@ def _of(request_id: str) -> str:
 
 @asynccontextmanager
 async def _reported(base_url: str, request_id: str) -> AsyncIterator[None]:
-    """httpx's failures as the client's own. What the service is to blame for names the request."""
+    """Raises httpx's failures as the client's; failures of the service name the request."""
     try:
         yield
     except httpx.TimeoutException as exc:
@@ -279,7 +273,7 @@ async def _reported(base_url: str, request_id: str) -> AsyncIterator[None]:
 
 
 def _timeout(request: GenerateRequest) -> httpx.Timeout:
-    # The server enforces the request's timeout; the margin lets its own answer arrive.
+    # The server enforces the request's timeout; the margin lets its error arrive.
     return httpx.Timeout(None if request.timeout is None else request.timeout + 5.0, connect=10.0)
 
 
@@ -287,7 +281,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
     """The JSON objects of a server-sent event stream.
 
     Raises:
-        RequestError, TimeoutError, ClientError: The error that the stream carried.
+        RequestError, TimeoutError, ClientError: The stream carried an error.
     """
     async for line in _lines(response):
         if not line.startswith(b"data:"):
@@ -302,7 +296,7 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Lines as an event stream has them; ``aiter_lines`` would end one at U+2028 and the like too."""
+    """Lines ended by LF alone, as in event streams; ``aiter_lines`` would also split at U+2028."""
     rest = b""
     async for piece in response.aiter_bytes():
         *lines, rest = (rest + piece).split(b"\n")
@@ -315,7 +309,7 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
 def _completion_body(
     request: GenerateRequest, request_id: str, *, audio_format: str
 ) -> tuple[str, dict[str, Any]]:
-    """Path and JSON body of a chat or text completion."""
+    """The path and JSON body of a chat or text completion."""
     body: dict[str, Any] = request.sampling.to_dict()
     most = body.pop("max_new_tokens", None) if request.max_tokens is None else request.max_tokens
     body.pop("max_new_tokens", None)
@@ -358,7 +352,7 @@ def _common(request: GenerateRequest, request_id: str) -> dict[str, Any]:
 def _completion_chunk(
     request_id: str, fields: dict[str, Any], worker: str | None, *, decode_audio: bool = True
 ) -> GenerateChunk:
-    """A whole chat or text completion as a last chunk."""
+    """The last chunk, from the body of a whole chat or text completion."""
     choice = fields["choices"][0]
     message = choice.get("message") or {}
     audio = message.get("audio") or {}
@@ -367,7 +361,7 @@ def _completion_chunk(
         text=choice.get("text") or message.get("content") or audio.get("transcript") or "",
         finish_reason=choice.get("finish_reason") or "stop",
         usage=UsageInfo.from_dict(fields.get("usage")),
-        heard=fields.get("heard"),
+        input_transcript=fields.get("heard"),
         timings=fields.get("timings"),
         token_ids=choice.get("token_ids") or [],
         audio_codes=audio.get("codes") or [],
@@ -380,11 +374,11 @@ def _completion_chunk(
 
 
 def _delta_chunk(request_id: str, event: dict[str, Any]) -> GenerateChunk:
-    """One event of a chat or text completion's stream."""
+    """A chunk, from one event of a chat or text completion's stream."""
     chunk = GenerateChunk(
         request_id,
         usage=UsageInfo.from_dict(event.get("usage")),
-        heard=event.get("heard"),
+        input_transcript=event.get("heard"),
         timings=event.get("timings"),
     )
     for choice in event.get("choices") or ():

@@ -1,5 +1,5 @@
-"""What a server says went wrong, as the client's exceptions: this package's servers and router, OpenAI's, and
-older ones, whose ``code`` was the HTTP status."""
+"""Conversion of HTTP error bodies to exceptions: those of this package's servers and router, of OpenAI, and
+of older servers, whose ``code`` was the HTTP status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 from sglang_omni.client.types import ClientError
 from sglang_omni.proto import RequestError
 
-# An event of a stream has no status of its own: its type and code stand for one.
+# An error inside a stream has no status; its type or code implies one.
 _STATUS_OF_TYPE = {
     "invalid_request_error": 400,
     "authentication_error": 401,
@@ -21,12 +21,12 @@ _STATUS_OF_TYPE = {
     "server_error": 500,
 }
 _STATUS_OF_CODE = {"model_not_found": 404, "service_unavailable": 503, "request_timeout": 504}
-# What older servers called errors that had no reason of their own.
+# Types that older servers gave to errors without a specific reason.
 _OLD_CLASSES = {*_STATUS_OF_TYPE, "timeout_error"}
 
 
 def error_of_response(response: httpx.Response) -> Exception:
-    """``RequestError`` for a 4xx, ``TimeoutError`` for a 504, ``ClientError`` for all else."""
+    """``RequestError`` for a 4xx, ``TimeoutError`` for a 504, ``ClientError`` for other statuses."""
     try:
         body = response.json()
     except ValueError:
@@ -37,10 +37,10 @@ def error_of_response(response: httpx.Response) -> Exception:
 
 
 def error_of_event(error: Any) -> Exception:
-    """The same for the error that ends a stream, an event's ``error``."""
+    """The exception for the ``error`` of an event that ends a stream, classed as by its HTTP status."""
     fields = error if isinstance(error, Mapping) else {}
     code = fields.get("code")
-    if isinstance(code, int):  # an older server's, or another's
+    if isinstance(code, int):  # of an older server
         status = code
     else:
         status = _STATUS_OF_CODE.get(str(code)) or _STATUS_OF_TYPE.get(str(fields.get("type")), 500)
@@ -66,5 +66,5 @@ def _reason(fields: Mapping[str, Any]) -> str | None:
     if isinstance(code, str):
         return code
     if isinstance(code, int) and isinstance(kind, str) and kind.islower() and kind not in _OLD_CLASSES:
-        return kind  # as older servers of this package have it
+        return kind  # of an older server of this package
     return None

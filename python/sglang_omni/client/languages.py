@@ -1,8 +1,8 @@
-"""Languages by their codes, and by the English names that OpenAI's transcripts have for them."""
+"""Language codes and the English names of languages in OpenAI's transcripts."""
 
 from __future__ import annotations
 
-# Whisper's: ISO 639-1 where there is a code of two letters.
+# Whisper's codes: ISO 639-1 if a language has a code of two letters.
 _NAMES = (
     "en=english zh=chinese de=german es=spanish ru=russian ko=korean fr=french ja=japanese "
     "pt=portuguese tr=turkish pl=polish ca=catalan nl=dutch ar=arabic sv=swedish it=italian "
@@ -25,10 +25,10 @@ _CODE_OF = {name: code for code, name in _NAME_OF.items()}
 
 
 def language_name(language: str) -> str:
-    """``english`` of ``en``; what is no code of these stays as it is."""
+    """``english`` for ``en``; an unknown code is returned as it is."""
     return _NAME_OF.get(language.lower(), language)
 
 
 def language_code(language: str) -> str:
-    """``en`` of ``english``; what is no name of these stays as it is."""
+    """``en`` for ``english``; an unknown name is returned as it is."""
     return _CODE_OF.get(language.lower(), language)

@@ -1,4 +1,4 @@
-"""The way to a pipeline in this process: through its coordinator."""
+"""The client's transport to a coordinator in this process."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sglang_omni.client.types import (
 )
 from sglang_omni.proto import OmniRequest, RequestError, StageTime, StreamMessage
 
-# Stages report their times in batches, up to this much after the result.
+# Stages report their times in batches, at most this long after the result.
 _TIMINGS_LAG_S = 0.03
-# What a stream that ended without a result gives.
+# Marks a stream that ended without a result.
 _END = object()
 
 
 class CoordinatorLike(Protocol):
-    """What a client needs of a coordinator. It may have ``abort``, ``health`` and ``timings`` besides.
+    """A coordinator as the client uses it. ``abort``, ``health`` and ``timings`` are optional.
 
-    A caller that leaves, by cancelling ``submit`` or by closing the iterator of ``stream``, ends the request
-    which that call has begun, and no other one of its id. A duplicate id is a ``ValueError``.
+    Cancelling ``submit``, or closing the iterator of ``stream``, ends the request that the call began and no
+    other request of the same id. A duplicate id is a ``ValueError``.
     """
 
     async def submit(self, request_id: str, request: OmniRequest) -> Any: ...
@@ -109,27 +109,27 @@ class LocalTransport(Transport):
 
 
 def _owned(owner: str | None) -> dict[str, str]:
-    """The argument for coordinators that know owners; the others are not asked on behalf of any."""
+    """The keyword argument ``owner``, left out if there is none: not every coordinator knows owners."""
     return {} if owner is None else {"owner": owner}
 
 
 class _Aborted(Exception):
-    """Somebody aborted the request."""
+    """The request was aborted by another call."""
 
 
 class _Duplicate(Exception):
-    """The coordinator does not take the id: it is another running request's."""
+    """The id is that of a running request."""
 
 
 class _Expired(Exception):
-    """The request's own timeout ran out."""
+    """The request's own timeout is over."""
 
 
 async def _before(deadline: float | None, step: Awaitable[Any]) -> Any:
-    """One step of a coordinator, its failures told apart.
+    """Awaits one step of a coordinator and tells its failures apart.
 
-    The deadline guards each step, not the whole iteration: a generator may be driven by several tasks
-    in turn, and a timeout belongs to one.
+    The deadline guards each step, not the whole iteration: several tasks may drive a generator in turn, and a
+    timeout belongs to one task.
     """
     timeout = asyncio.timeout_at(deadline)
     try:
@@ -146,15 +146,14 @@ async def _before(deadline: float | None, step: Awaitable[Any]) -> Any:
         raise _Aborted from None
     except RequestError:
         raise
-    except ValueError as exc:  # a DuplicateRequest, or what a coordinator of another make has for it
+    except ValueError as exc:  # DuplicateRequest is one; other coordinators may raise another
         raise _Duplicate(str(exc)) from exc
 
 
 class _Parts:
-    """Stream messages to chunks, remembering what there was for a request that ends without a result.
+    """Converts stream messages to chunks, and collects them for a request that ends without a result.
 
-    A part may say why its stage has finished, which is not yet the end: it is told with the whole result,
-    whose mark it is.
+    A stage's finish reason is held back for the whole result, which it marks.
     """
 
     def __init__(self, request_id: str) -> None:
@@ -181,12 +180,7 @@ class _Parts:
 
 
 def to_omni_request(request: GenerateRequest) -> OmniRequest:
-    """The request as stages read it.
-
-    Raises:
-        RequestError: Not exactly one input is set.
-    """
-    request.check()
+    """The request as stages read it; exactly one of its inputs must be set."""
     task = request.task
     metadata = {"task": task, **request.metadata}
     if request.model:
@@ -232,10 +226,10 @@ def _params(request: GenerateRequest) -> dict[str, Any]:
 
 
 def result_chunk(request_id: str, result: Any, finish_reason: str = "stop") -> GenerateChunk:
-    """The last chunk: one terminal stage's result, or ``{stage: result}`` of several put together.
+    """The last chunk, from one terminal stage's result or from ``{stage: result}`` of several.
 
     Args:
-        finish_reason: For a result that does not say why it ended.
+        finish_reason: Of a result that has none.
     """
     if _is_merged(result):
         parts = [_chunk(request_id, part) for part in result.values() if part is not None]
@@ -291,7 +285,7 @@ def _read_fields(chunk: GenerateChunk, data: Mapping[str, Any]) -> None:
     chunk.finish_reason = data.get("finish_reason")
     chunk.usage = UsageInfo.from_dict(data.get("usage"))
     chunk.stage_name = data.get("stage_name")
-    chunk.heard = data.get("heard")
+    chunk.input_transcript = data.get("input_transcript")
     chunk.language = data.get("language")
     chunk.duration = data.get("duration")
     chunk.segments = [

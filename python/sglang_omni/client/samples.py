@@ -1,9 +1,9 @@
-"""Samples, and the formats that are samples as they are: PCM16 and WAV."""
+"""Audio samples, and their conversion to and from PCM16 and WAV."""
 
 from __future__ import annotations
 
 import io
-import struct
+import wave
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,15 @@ Samples = NDArray[np.float32]
 
 DEFAULT_SAMPLE_RATE = 24000
 
-# Full scale of 16 bit samples, of each decoder and encoder alike: 1.0 itself becomes 32767.
+# Full scale of 16-bit samples for every encoder and decoder; 1.0 itself is clipped to 32767.
 PCM16_SCALE = 32768
-# The length in a WAV file's head where it is not known yet; every reader goes on to the file's end then.
-_UNKNOWN = 0xFFFFFFFF
 
 
 def to_numpy(audio: Any) -> Samples:
     """float32 samples of an array, a tensor, a sequence of numbers, or PCM16 bytes.
 
     Raises:
-        TypeError: ``audio`` is none of them.
+        TypeError: ``audio`` is of another type.
     """
     if isinstance(audio, np.ndarray):
         return audio.astype(np.float32, copy=False)
@@ -37,7 +35,7 @@ def to_numpy(audio: Any) -> Samples:
 
 
 def to_mono(audio: Any) -> Samples:
-    """float32 samples of shape (samples,), channels averaged; the shorter axis is the channels'."""
+    """float32 samples of shape (samples,): the average over the channels, which are the shorter axis."""
     samples = to_numpy(audio)
     if samples.ndim > 1:
         samples = samples.squeeze()
@@ -47,45 +45,39 @@ def to_mono(audio: Any) -> Samples:
 
 
 def encode_pcm(audio: Any, sample_rate: int = DEFAULT_SAMPLE_RATE) -> bytes:
-    """Little-endian PCM16, channels interleaved. ``sample_rate`` does not change the bytes."""
+    """Little-endian PCM16, channels interleaved. ``sample_rate`` is not used."""
     return pcm16(to_numpy(audio)).tobytes()
 
 
 def decode_pcm(data: bytes | bytearray | memoryview) -> Samples:
-    """Little-endian PCM16 to samples in [-1, 1); ``encode_pcm`` gives the same bytes back."""
+    """Samples in [-1, 1) of little-endian PCM16; ``encode_pcm`` restores the same bytes."""
     return np.frombuffer(data, dtype="<i2").astype(np.float32) / np.float32(PCM16_SCALE)
 
 
 def encode_wav(audio: Any, sample_rate: int = DEFAULT_SAMPLE_RATE) -> bytes:
-    """A PCM16 WAV file of samples of shape (samples,) or (channels, samples)."""
+    """A PCM16 WAV file at ``sample_rate`` Hz of samples of shape (samples,) or (channels, samples)."""
     pcm = pcm16(to_numpy(audio))
-    data = pcm.tobytes()
-    return wav_header(sample_rate, channels=pcm.shape[1] if pcm.ndim == 2 else 1, nbytes=len(data)) + data
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((pcm.shape[1] if pcm.ndim == 2 else 1, 2, sample_rate, 0, "NONE", ""))
+        file.writeframes(pcm.tobytes())
+    return buffer.getvalue()
 
 
-def wav_header(sample_rate: int, *, channels: int = 1, nbytes: int | None = None) -> bytes:
-    """What a PCM16 WAV file begins with.
-
-    Args:
-        nbytes: How many bytes of samples follow; None where that is not known, as in a stream.
-    """
-    riff, data = (_UNKNOWN, _UNKNOWN) if nbytes is None else (36 + nbytes, nbytes)
-    return struct.pack(
-        "<4sI4s4sIHHIIHH4sI",
-        *(b"RIFF", riff, b"WAVE"),
-        *(b"fmt ", 16, 1, channels, sample_rate, sample_rate * channels * 2, channels * 2, 16),
-        *(b"data", data),
-    )
+def streamed_wav_header(sample_rate: int) -> bytes:
+    """The header of a mono PCM16 WAV file whose length is not known yet: readers go on to the file's end."""
+    header = bytearray(encode_wav(np.zeros(0, np.float32), sample_rate))
+    for length in (slice(4, 8), slice(40, 44)):  # of the file, and of its samples
+        header[length] = b"\xff\xff\xff\xff"
+    return bytes(header)
 
 
 def decode_wav(data: bytes) -> tuple[Samples, int]:
-    """Samples of shape (samples,) and the sample rate of a PCM16 WAV file.
+    """Samples of shape (samples,), channels averaged, and the sample rate in Hz of a PCM16 WAV file.
 
     Raises:
-        ValueError: It is no such file.
+        ValueError: ``data`` is not a PCM16 WAV file.
     """
-    import wave
-
     try:
         with wave.open(io.BytesIO(data)) as file:
             if file.getsampwidth() != 2:
@@ -98,7 +90,7 @@ def decode_wav(data: bytes) -> tuple[Samples, int]:
 
 
 def pcm16(samples: Samples) -> NDArray[np.int16]:
-    """Shape (samples,) or (channels, samples) to int16 of shape (samples,) or (samples, channels)."""
+    """int16 (samples,) or (samples, channels) of samples (samples,) or (channels, samples)."""
     finite = np.nan_to_num(samples, nan=0.0, posinf=1.0, neginf=-1.0)
     scaled = np.rint(np.multiply(finite, PCM16_SCALE, dtype=np.float32))
     return np.ascontiguousarray(np.clip(scaled, -PCM16_SCALE, PCM16_SCALE - 1).astype("<i2").T)

@@ -1,4 +1,4 @@
-"""The blocking twin of the client."""
+"""The blocking client, for code that is not asynchronous."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 
 class SyncClient:
-    """``Client`` for code that is not asynchronous; usable from any thread, and from notebooks.
+    """``Client`` with blocking methods of the same names; usable from any thread, and from notebooks.
 
-    Over a base URL it runs an event loop in a thread of its own. A coordinator belongs to the loop it
-    was started on: give that ``loop``, which must be running in another thread.
+    With a base URL it runs an event loop in its own thread. A coordinator belongs to the loop on which it was
+    started: pass that ``loop``, which must be running in another thread.
 
         with SyncClient("http://127.0.0.1:8000") as client:
             for chunk in client.completion_stream(GenerateRequest(messages=[...])):
@@ -53,19 +53,19 @@ class SyncClient:
         self._client = self._run(_build(coordinator, base_url, api_key))
 
     def generate(self, request: GenerateRequest, request_id: str | None = None) -> Iterator[GenerateChunk]:
-        """See ``Client.generate``."""
+        """Yields the request's chunks as they come; the last one is the whole result."""
         return self._iterate(self._client.generate(request, request_id))
 
     def completion(
         self, request: GenerateRequest, *, request_id: str | None = None, audio_format: str = "wav"
     ) -> CompletionResult:
-        """See ``Client.completion``."""
+        """The whole completion; its audio, if the request wants any, is encoded as ``audio_format``."""
         return self._run(self._client.completion(request, request_id=request_id, audio_format=audio_format))
 
     def completion_stream(
         self, request: GenerateRequest, *, request_id: str | None = None, audio_format: str = "wav"
     ) -> Iterator[CompletionStreamChunk]:
-        """See ``Client.completion_stream``."""
+        """Yields what is new, as it comes; joined, the ``audio_b64`` are one file in ``audio_format``."""
         return self._iterate(
             self._client.completion_stream(request, request_id=request_id, audio_format=audio_format)
         )
@@ -78,7 +78,7 @@ class SyncClient:
         response_format: str = "wav",
         speed: float = 1.0,
     ) -> SpeechResult:
-        """See ``Client.speech``."""
+        """Speaks ``request.prompt``, ``speed`` times as fast as the voice's own pace."""
         return self._run(
             self._client.speech(request, request_id=request_id, response_format=response_format, speed=speed)
         )
@@ -96,7 +96,7 @@ class SyncClient:
         timeout: float | None = None,
         timings: bool = False,
     ) -> TranscriptionResult:
-        """See ``Client.transcribe``."""
+        """Transcribes an encoded audio file; ``translate`` gives the transcript in English."""
         return self._run(
             self._client.transcribe(
                 audio,
@@ -112,7 +112,7 @@ class SyncClient:
         )
 
     def abort(self, request_id: str, *, owner: str | None = None) -> AbortResult:
-        """See ``Client.abort``."""
+        """Ends the running request of this id, among those of ``owner``."""
         return self._run(self._client.abort(request_id, owner=owner))
 
     def health(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class SyncClient:
         try:
             return future.result()
         except BaseException:
-            # Ctrl-C while waiting: the call is cancelled, which aborts its request.
+            # For example Ctrl-C: cancelling the call aborts its request.
             future.cancel()
             raise
 

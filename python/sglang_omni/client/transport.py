@@ -1,4 +1,4 @@
-"""What a client needs of the way to its pipeline, and what is the same for every way."""
+"""The base class of the client's transports, and the collection of a request's chunks."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from sglang_omni.client.types import (
 
 
 class Deltas:
-    """Turns chunks into what each one adds: parts pass, the last one gives what no part had.
+    """Tells what each chunk adds: all of a part, and of the last chunk what no part had.
 
-    The last one is the whole result, and it alone has a ``finish_reason``: every transport sees to that. A
-    final text that does not begin with the streamed one adds nothing: what was streamed stands.
+    The last chunk is the whole result, and it alone has a ``finish_reason``; every transport ensures that. A
+    final text that does not begin with the streamed one adds nothing: the streamed text stands.
 
     Attributes:
-        sample_rate: That of the samples given last, in Hz.
+        sample_rate: Of the samples returned last, in Hz.
     """
 
     def __init__(self) -> None:
@@ -72,12 +72,12 @@ class Deltas:
 
 
 class Collected:
-    """All the chunks of one request, put together."""
+    """The joined chunks of one request."""
 
     def __init__(self) -> None:
         self.text = ""
         self.last: GenerateChunk | None = None
-        self.heard: str | None = None
+        self.input_transcript: str | None = None
         self._audio: list[Samples] = []
         self._deltas = Deltas()
         self._resampler: Resampler | None = None
@@ -89,7 +89,7 @@ class Collected:
             rate = self._deltas.sample_rate
             self._resampler = self._resampler or Resampler(rate)
             self._audio.append(self._resampler.add(audio, rate))
-        self.heard = chunk.heard or self.heard
+        self.input_transcript = chunk.input_transcript or self.input_transcript
         self.last = chunk
 
     @property
@@ -98,7 +98,7 @@ class Collected:
         return DEFAULT_SAMPLE_RATE if self._resampler is None else self._resampler.rate
 
     def audio(self) -> Samples | None:
-        """All of it, of shape (samples,), at the first part's rate; None if there was none."""
+        """All samples, of shape (samples,), at the first part's rate; None if there are none."""
         if self._resampler is None:
             return None
         self._audio = [np.concatenate([*self._audio, self._resampler.finish()])]
@@ -106,12 +106,12 @@ class Collected:
 
 
 class Transport(ABC):
-    """One way to a pipeline. Every method may raise RequestError (the request is at fault), RuntimeError
-    (the service is) and TimeoutError."""
+    """A connection to a pipeline. Every method may raise RequestError (the request is at fault), RuntimeError
+    (the service is) and TimeoutError. Requests have passed ``GenerateRequest.check``."""
 
     @abstractmethod
     def generate(self, request: GenerateRequest, request_id: str) -> AsyncGenerator[GenerateChunk, None]:
-        """The request's chunks. Leaving the iteration early aborts the request."""
+        """Yields the request's chunks. Leaving the iteration early aborts the request."""
 
     @abstractmethod
     async def abort(self, request_id: str, *, owner: str | None = None) -> bool: ...
@@ -163,7 +163,7 @@ class Transport(ABC):
             audio=audio,
             finish_reason=last.finish_reason or "stop",
             usage=last.usage,
-            heard=collected.heard,
+            input_transcript=collected.input_transcript,
             token_ids=last.token_ids,
             timings=last.timings,
             worker=last.worker,

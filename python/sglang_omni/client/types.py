@@ -1,4 +1,4 @@
-"""Requests, chunks and results of the client."""
+"""The client's data types: requests, chunks and results."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sglang_omni.proto import RequestError, StageTime
 
 
 class ClientError(RuntimeError):
-    """The service failed, or answered with something that is no answer.
+    """The service failed, or its answer cannot be read.
 
-    A request at fault raises :class:`sglang_omni.proto.RequestError` instead.
+    If the request is at fault, :class:`sglang_omni.proto.RequestError` is raised instead.
 
     Attributes:
-        status: The HTTP status, where the failure came over HTTP.
+        status: The HTTP status, if the failure came over HTTP.
     """
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
@@ -36,7 +36,7 @@ class Message:
 
 @dataclass
 class UsageInfo:
-    """Token counts of a request; ``cached_tokens`` of the prompt came from a prefix cache."""
+    """Token counts of a request; ``cached_tokens`` is the part of the prompt found in a prefix cache."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -55,7 +55,7 @@ class UsageInfo:
         return cls(prompt, completion, total, details.get("cached_tokens", fields.get("cached_tokens")))
 
     def to_dict(self) -> dict[str, Any]:
-        """OpenAI's ``usage``; counts that are not known are 0."""
+        """OpenAI's ``usage``; unknown counts are 0."""
         return {
             "prompt_tokens": self.prompt_tokens or 0,
             "completion_tokens": self.completion_tokens or 0,
@@ -66,7 +66,7 @@ class UsageInfo:
 
 @dataclass
 class SamplingParams:
-    """How tokens are drawn. What is None is left to the model's own default."""
+    """How tokens are drawn. None leaves a parameter at the model's default."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -86,33 +86,32 @@ class SamplingParams:
         return {
             name: value
             for name, value in vars(self).items()
-            if not (value is None or value is False or value == [])  # 0 is a temperature
+            if not (value is None or value is False or value == [])  # a temperature may be 0
         }
 
 
 @dataclass
 class GenerateRequest:
-    """What to generate. Exactly one of ``prompt``, ``prompt_token_ids``, ``messages`` and ``audio`` is set.
+    """A request. Exactly one of ``prompt``, ``prompt_token_ids``, ``messages`` and ``audio`` must be set.
 
     Attributes:
-        prompt: Text to continue, or to say where the task is speech; a dict reaches the pipeline as it is.
+        prompt: Text to continue, or to speak if the task is speech; a dict reaches the pipeline as it is.
         messages: A conversation, as Message objects or OpenAI's message dicts.
         audio: An encoded audio file to transcribe.
-        stage_sampling: Sampling of one stage, where it differs, by stage name.
-        stage_params: One stage's own parameters, by stage name.
+        stage_sampling: Sampling parameters of single stages, by stage name.
+        stage_params: Other parameters of single stages, by stage name.
         extra_params: Further request parameters, such as ``voice``, ``speed`` or ``language``.
         stream: Whether ``generate`` yields parts as they come, or the whole result at once.
-        max_tokens: The most new tokens; wins over ``sampling.max_new_tokens``.
+        max_tokens: Limit of new tokens; overrides ``sampling.max_new_tokens``.
         output_modalities: Of ``text`` and ``audio``; None leaves it to the task.
-        metadata: What routing may look at and no model consumes. ``task`` is one of ``chat``,
-            ``completion``, ``speech``, ``transcription`` and ``translation``; it follows from the input
-            where it is not given.
-        session_id: What requests of one conversation or user have in common. A stage with several workers
-            gives them to the same one, and a router with the policy ``consistent_hash`` to the same replica.
-        owner: Whose request it is, if one pipeline serves several callers that must not get at each other's
-            requests: ids are those of one owner. A server tells its callers apart itself.
+        metadata: Data for routing, which no model reads. ``task`` is one of ``chat``, ``completion``,
+            ``speech``, ``transcription`` and ``translation``; by default it follows from the input.
+        session_id: Groups the requests of one conversation or user. A stage gives them to the same worker of
+            its pool, and a router with the policy ``consistent_hash`` to the same server.
+        owner: Separates the callers of one pipeline: a request id belongs to its owner, and no other caller
+            can abort it. A server tells its callers apart itself.
         timeout: Seconds until the request is aborted and ``TimeoutError`` raised.
-        timings: Whether the result shall tell the seconds spent in each stage.
+        timings: Whether the result tells the seconds spent in each stage.
     """
 
     model: str | None = None
@@ -175,18 +174,17 @@ class TranscriptionSegment:
 class GenerateChunk:
     """A part of a result.
 
-    Those before the last carry what is new. The last one carries the whole result, all the text and all the
-    audio, and it alone has a ``finish_reason``: where a part of a stream says why its stage has finished,
-    that is told with the whole result.
+    Each chunk carries what is new, except the last, which carries the whole result with all text and audio.
+    The last chunk alone has a ``finish_reason``.
 
     Attributes:
-        audio_data: Samples, float32 of shape (samples,) in [-1, 1], or what the stage gave.
-        heard: The transcript of the request's own audio.
+        audio_data: Samples, float32 of shape (samples,) in [-1, 1], or in the stage's own type.
+        input_transcript: The transcript of the request's own audio.
         timings: Seconds of work and wait in each stage, in the order of the stages, on the last chunk of a
             request that asked for them.
-        worker: The replica that served the request, where a router names it.
-        audio_codes: The codec's codes of each frame of the audio, on the last chunk, where the model has any.
-        result: On the last chunk, what the pipeline returned, as it is.
+        worker: The server that answered, if a router names it.
+        audio_codes: On the last chunk, the codec's codes of each audio frame, if the model has any.
+        result: On the last chunk, the pipeline's unchanged result.
     """
 
     request_id: str
@@ -198,7 +196,7 @@ class GenerateChunk:
     token_ids: list[int] = field(default_factory=list)
     usage: UsageInfo | None = None
     stage_name: str | None = None
-    heard: str | None = None
+    input_transcript: str | None = None
     language: str | None = None
     duration: float | None = None
     segments: list[TranscriptionSegment] = field(default_factory=list)
@@ -210,7 +208,7 @@ class GenerateChunk:
 
 @dataclass
 class CompletionAudio:
-    """Spoken output: ``data`` is base64 in the format asked for."""
+    """Spoken output: ``data`` is base64 of a file in the requested format."""
 
     id: str
     data: str
@@ -226,7 +224,7 @@ class CompletionResult:
     audio: CompletionAudio | None = None
     finish_reason: str = "stop"
     usage: UsageInfo | None = None
-    heard: str | None = None
+    input_transcript: str | None = None
     token_ids: list[int] = field(default_factory=list)
     timings: dict[str, StageTime] | None = None
     worker: str | None = None
@@ -239,11 +237,10 @@ class CompletionStreamChunk:
     """What is new in a streamed completion.
 
     Attributes:
-        audio_b64: The next piece of one file in the format asked for, as base64.
-        sample_rate: That file's, in Hz.
-        token_ids: Of the text, where the pipeline tells them; of one that tells them only at the end, all
-            are in the last chunk.
-        audio_codes: On the last chunk, as in ``GenerateChunk``.
+        audio_b64: The next piece of one file in the requested format, as base64.
+        sample_rate: Of that file, in Hz.
+        token_ids: Of the text, if the pipeline tells them; all in the last chunk if it tells them only then.
+        audio_codes: On the last chunk, the codec's codes of each audio frame, if the model has any.
     """
 
     request_id: str
@@ -254,7 +251,7 @@ class CompletionStreamChunk:
     finish_reason: str | None = None
     usage: UsageInfo | None = None
     stage_name: str | None = None
-    heard: str | None = None
+    input_transcript: str | None = None
     timings: dict[str, StageTime] | None = None
     worker: str | None = None
     token_ids: list[int] = field(default_factory=list)
@@ -263,7 +260,7 @@ class CompletionStreamChunk:
 
 @dataclass
 class SpeechResult:
-    """Spoken text as an encoded file."""
+    """Spoken text as an encoded file; ``sample_rate`` in Hz."""
 
     audio_bytes: bytes
     mime_type: str
@@ -276,7 +273,7 @@ class SpeechResult:
 
 @dataclass
 class TranscriptionResult:
-    """What was said in a recording; ``duration`` in seconds."""
+    """The transcript of a recording; ``duration`` in seconds."""
 
     text: str
     language: str | None = None
@@ -288,7 +285,7 @@ class TranscriptionResult:
 
 @dataclass
 class AbortResult:
-    """Whether there was a running request to abort."""
+    """``success`` is true if there was a running request to abort."""
 
     success: bool
 

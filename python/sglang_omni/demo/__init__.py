@@ -1,1 +1,1 @@
-"""`make demo`."""
+"""The demos behind ``make demo``."""

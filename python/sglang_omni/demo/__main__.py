@@ -1,4 +1,4 @@
-"""``python -m sglang_omni.demo [--model NAME] [--say "..."] [--keep-serving]``: ask, and get an answer."""
+"""The command ``python -m sglang_omni.demo``: asks a model a question and shows the answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=Path("build/demo"), help="folder for the WAV files")
     parser.add_argument("--port", type=int, default=0, help="the server's port (default: a free one)")
-    parser.add_argument("--model-path", help="as in launch_server, for the model's own demo")
+    parser.add_argument("--model-path", help="the checkpoint, as for launch_server")
     parser.add_argument("--keep-serving", action="store_true", help="go on until Ctrl-C")
     args = parser.parse_args(argv)
     args.say = args.say.strip()

@@ -1,4 +1,4 @@
-"""Qwen3-Omni's whole pipeline on a random model of a few megabytes: its answers are noise."""
+"""The demo of Qwen3-Omni's whole pipeline, on a random model of a few megabytes whose answers are noise."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import io
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sglang_omni.client import GenerateRequest, SyncClient
-from sglang_omni.client.audio import DEFAULT_SAMPLE_RATE, Samples, decode_pcm, encode_wav
-from sglang_omni.demo.report import DemoFailed, label, save, show, show_stages
+from sglang_omni.client.audio import encode_wav
+from sglang_omni.demo.answer import ask, show_times
+from sglang_omni.demo.report import DemoFailed, save, show
 from sglang_omni.demo.servers import servers
-from sglang_omni.proto import StageTime
 
 _CHECKPOINT = Path("build/qwen3-omni-tiny")
 _CONFIG = "sglang_omni.models.qwen3_omni.config.Qwen3OmniPipelineConfig"
@@ -48,9 +47,9 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _make_checkpoint() -> Path:
-    """A checkpoint and its config, which the demo runs on the CPU wherever it is.
+    """Writes a checkpoint and a config for the CPU; returns the config's path.
 
-    The files are the same every time, so that those of an earlier demo are simply replaced.
+    The files are always the same, so those of an earlier demo are replaced.
     """
     command = [sys.executable, "-m", "sglang_omni.cli", "make-tiny-checkpoint", "qwen3_omni"]
     done = subprocess.run([*command, str(_CHECKPOINT), "--overwrite"], capture_output=True, text=True)
@@ -70,31 +69,9 @@ def _ask(client: SyncClient, content: list[dict[str, Any]], file: Path) -> None:
         max_tokens=_MAX_TOKENS,
         timings=True,
     )
-    began = time.monotonic()
-    times: dict[str, float] = {}
-    audio: list[Samples] = []
-    rate = DEFAULT_SAMPLE_RATE
-    stages: dict[str, StageTime] = {}
-    print(label("answer"), end="")
-    for chunk in client.completion_stream(request, audio_format="pcm16"):
-        now = time.monotonic() - began
-        if chunk.text:
-            times.setdefault("first text", now)
-            times["last text"] = now
-            print(chunk.text.replace("\n", " "), end="", flush=True)
-        if chunk.audio_b64:
-            times.setdefault("first audio", now)
-            audio.append(decode_pcm(base64.b64decode(chunk.audio_b64)))
-            rate = chunk.sample_rate or rate
-        stages = chunk.timings or stages
-    print(flush=True)
-    if not audio:
-        raise DemoFailed("the answer has no speech")
-    show("said", save(encode_wav(np.concatenate(audio), rate), file))
-    for name, seconds in times.items():
-        show(name, f"after {seconds:.2f} s")
-    show("stages", "side by side:")
-    show_stages(stages)
+    answer = ask(client, request)
+    show("said", save(answer.wav(), file))
+    show_times(answer)
     print(flush=True)
 
 

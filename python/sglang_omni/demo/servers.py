@@ -1,4 +1,4 @@
-"""The servers of a demo: started, waited for, and ended with it."""
+"""Starts the servers of a demo, and ends them with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sglang_omni.client import ClientError, SyncClient
 from sglang_omni.demo.report import DemoFailed
-from sglang_omni.serve.launch.processes import bind
+from sglang_omni.supervision.ports import bind
 
 _START_TIMEOUT = 900.0
 _STOP_TIMEOUT = 10.0
@@ -22,8 +22,8 @@ _STOP_TIMEOUT = 10.0
 
 @contextlib.contextmanager
 def servers(port: int, flags: Sequence[str], *, replicas: int) -> Iterator[str]:
-    """The base URL of the replicas, behind a router where there are several; they end with the block."""
-    # Held to the end, which leaves the port to the servers: they take long to come.
+    """Runs server replicas, several of them behind a router, for the block; yields their base URL."""
+    # Bound until the end, which reserves the port for the servers: they take long to start.
     with bind("127.0.0.1", port) as held, _server(held.getsockname()[1], flags, replicas) as base_url:
         yield base_url
 
@@ -39,7 +39,8 @@ def _server(port: int, flags: Sequence[str], replicas: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="sglang-omni-demo-") as scratch:
         log = Path(scratch) / "log"
         with log.open("wb") as out:
-            # A session of its own: Ctrl-C ends the demo, which ends the servers and waits for them.
+            # In its own session: Ctrl-C must end the demo only, which then ends the servers and waits for
+            # them.
             server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             _wait_until_up(server, base_url, log)

@@ -1,4 +1,4 @@
-"""How a demo is told to end: by an exception, so that what it started and wrote goes with it."""
+"""Ends a demo by an exception at a signal, so that its servers and temporary files end with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(BaseException):
-    """A signal came; ``number`` is its."""
+    """The signal ``number`` was received."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -17,10 +17,10 @@ class Stopped(BaseException):
 
 
 def end_by_exception() -> None:
-    """Raise ``Stopped`` in the main thread at the first SIGINT, SIGTERM, or SIGHUP unless that is ignored.
+    """Raises ``Stopped`` in the main thread at the first SIGINT, SIGTERM, or SIGHUP unless SIGHUP is ignored.
 
-    A shell has what it starts with ``&`` ignore SIGINT, but a SIGINT that is sent there is meant. Later
-    signals do nothing: ending takes a few seconds, and must not be left half done.
+    A shell starts background jobs with SIGINT ignored, but a SIGINT sent to one is meant. Later signals are
+    ignored: ending takes a few seconds and must not be interrupted.
     """
     for number in _SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:

@@ -1,1 +1,1 @@
-"""One folder a model family: its pipeline config, its stage factories and their parts."""
+"""Model families: one folder each, with its pipeline configs, stage factories and their parts."""

@@ -1,4 +1,4 @@
-"""What the factories of every model family need while they load."""
+"""Helpers of the stage factories of all model families: cores, placement and load times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def available_cores() -> int:
 
 
 def placement(dtype: Dtype | None, gpu_id: int | None) -> tuple[Dtype, str]:
-    """What a component is computed in, and its device: by default float32 on a CPU and bfloat16 on a GPU."""
+    """The dtype and device of a component; the dtype is float32 on a CPU and bfloat16 on a GPU by default."""
     if gpu_id is None:
         return dtype or "float32", "cpu"
     return dtype or "bfloat16", f"cuda:{gpu_id}"
@@ -29,7 +29,7 @@ def placement(dtype: Dtype | None, gpu_id: int | None) -> tuple[Dtype, str]:
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Says in the log how long the block took."""
+    """Logs the time that the block takes."""
     began = time.perf_counter()
     yield
     logger.info("loaded %s in %.1f s", what, time.perf_counter() - began)

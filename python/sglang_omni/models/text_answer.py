@@ -1,33 +1,47 @@
-"""An answer in text, on its way out of an engine to the caller; the same for every model family."""
+"""The text of an answer, from an engine to its readers and the caller; the same for every model family."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sglang_omni.preprocessing.request import answers_in_speech, answers_in_text, wants_stream
+from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
+from sglang_omni.scheduling.messages import OutgoingMessage
 
 if TYPE_CHECKING:
     from sglang_omni.engines import EngineRequest
 
 
 def text_of(request: EngineRequest) -> IncrementalDetokenizer:
-    """The text that a request has written, of one that was given a detokenizer."""
+    """The detokenizer of a request that was built with one."""
     assert isinstance(request.detokenizer, IncrementalDetokenizer)
     return request.detokenizer
 
 
-def new_text(request: EngineRequest) -> dict[str, Any] | None:
-    """A chunk of what has become safe to show since the last one: its text, and the tokens since that one.
+def new_text(
+    payload: StagePayload, request: EngineRequest, *, speaker: str | None = None
+) -> list[OutgoingMessage]:
+    """The text that has become safe to show since the last call, with its tokens, as one chunk a reader.
 
-    A text may lag behind its tokens; the result has those that no chunk had.
+    Text may lag behind its tokens; the result has the tokens that no chunk had.
+
+    Args:
+        speaker: The stage that reads the text of a spoken answer.
     """
     detokenizer = text_of(request)
     delta = detokenizer.take()
     if not delta:
-        return None
+        return []
     told, detokenizer.num_reported = detokenizer.num_reported, len(request.output_token_ids)
-    return {"modality": "text", "text": delta, "token_ids": request.output_token_ids[told:]}
+    chunk = {"modality": "text", "text": delta, "token_ids": request.output_token_ids[told:]}
+    readers = []
+    if wants_stream(payload.request) and answers_in_text(payload.request):
+        readers.append("coordinator")
+    if speaker is not None and answers_in_speech(payload.request):
+        readers.append(speaker)
+    return [OutgoingMessage(request.request_id, "stream", chunk, reader) for reader in readers]
 
 
 def written(request: EngineRequest) -> dict[str, Any]:
@@ -42,7 +56,7 @@ def written(request: EngineRequest) -> dict[str, Any]:
 
 
 def text_result(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The caller's result out of what ``written`` gives: text, tokens, and usage as OpenAI counts it."""
+    """The caller's result from ``written``: text, tokens, and usage in OpenAI's form."""
     prompt_tokens, completion_tokens = data["prompt_tokens"], len(data["token_ids"])
     return {
         "modality": "text",

@@ -29,17 +29,17 @@ from sglang_omni.pipeline.stage.runtime import Stage
 def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
     """Build a pipeline's coordinator and stages in this process, for a ``PipelineRunner``.
 
-    Both forms of config work. All stages share the process, whatever ``process`` and ``node`` say, so
-    payloads are handed over as objects; a stage on a GPU still gets that GPU. So ``edge_relays`` and
-    ``endpoints`` say nothing here, and ``relay`` only of what a fan-out gives to several stages.
-    ``env_defaults`` are set in this process, where not set already: what a library that is already imported
-    has read by then, they do not change.
+    Both forms of config work. All stages share the process, whatever ``process`` and ``node`` say, and hand
+    over payloads as objects; a stage on a GPU still gets that GPU. ``edge_relays`` and ``endpoints`` have no
+    effect here, and ``relay`` only on payloads that fan out to several stages. ``env_defaults`` are set in
+    this process unless they are set already; libraries that are already imported may have read the old
+    values.
 
     Raises:
-        ValueError: The config breaks a rule of its placement, splits a stage over ranks, waits for what no
-            stage sends, or has a terminal stage that no request reaches.
+        ValueError: The config breaks a rule of its placement, splits or replicates a stage, waits for a stage
+            that does not send, or has a terminal stage that no request reaches.
         ImportError: A dotted path leads nowhere.
-        Exception: Whatever a stage's factory raises.
+        Exception: The error of a stage's factory.
     """
     split = next((stage for stage in config.stages if stage.tp_size > 1), None)
     if split is not None:
@@ -76,10 +76,10 @@ def compile_pipeline(config: PipelineConfig) -> tuple[Coordinator, list[Stage]]:
 
 
 class PipelineRunner:
-    """Runs what ``compile_pipeline`` built, in the running event loop.
+    """Runs the coordinator and stages of ``compile_pipeline`` in the running event loop.
 
-    A stage that crashes fails every request, as nobody restarts it: ``wait`` raises the reason.
-    Also an asynchronous context manager: started on entry, stopped on exit.
+    A stage that crashes is not restarted: every request fails, and ``wait`` raises the reason. Also an
+    asynchronous context manager: started on entry, stopped on exit.
     """
 
     def __init__(self, coordinator: Coordinator, stages: Iterable[Stage]) -> None:
@@ -111,10 +111,11 @@ class PipelineRunner:
             self._running.append(running)
 
     async def wait(self) -> None:
-        """Return when all stages have ended. Raises what ends one of them early.
+        """Return when all stages have ended.
 
         Raises:
-            RuntimeError: It is not running, or a stage failed.
+            RuntimeError: It is not running.
+            Exception: The error of a stage that failed.
         """
         self._require_running()
         done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_EXCEPTION)
@@ -136,7 +137,7 @@ class PipelineRunner:
         running, self._running = self._running, []
         for task in running:
             task.cancel()
-        # A stage's failure has been reported to its requests, and is `wait`'s to raise.
+        # The requests of a stage that failed know of it, and `wait` raises it.
         await asyncio.gather(*running, return_exceptions=True)
         await self.coordinator.stop()
 
@@ -150,7 +151,7 @@ class PipelineRunner:
         await self.stop()
 
     def _fail_with(self, stage: asyncio.Task[None]) -> None:
-        # Nobody restarts a stage here, and a pipeline without one of its stages answers no request.
+        # Stages are not restarted here, and a pipeline without one of its stages answers no request.
         if not stage.cancelled() and (error := stage.exception()) is not None:
             self.coordinator.fail_all(f"{stage.get_name()} ended: {error}")
 

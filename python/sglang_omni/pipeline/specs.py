@@ -1,4 +1,4 @@
-"""What a process is told when it starts: its stages, wired, and the config they come from. Picklable."""
+"""The specs that a process gets from its parent: its stages, wired, and the config. Picklable."""
 
 from __future__ import annotations
 
@@ -16,23 +16,29 @@ from sglang_omni.pipeline.transport.keys import RunKeys
 
 @dataclass(frozen=True)
 class StageLaunchConfig:
-    """What one stage, or one rank of it, needs beside its config to run: picklable and resolved.
+    """All that one stage, or one rank of it, needs to run, resolved. Picklable.
 
     Attributes:
-        replica: Which replica of the stage it is; None where the stage is not replicated.
-        gpu_id: The rank's GPU, None on the CPU.
-        factory_args: What the config gives the factory; the rest depends on its signature.
-        endpoints: Stage, or replica of one -> where it receives; empty where an EndpointsMessage tells it.
-        host_address: Where other hosts are to reach its sockets and relays; None where none does.
-        keys: What its ``tcp://`` sockets talk with.
-        relay_configs: Relay backend that its edges use -> the options of ``create_relay``.
-        send_over: Target, or replica of one -> the backend that carries what is sent there.
-        receive_over: Source, or replica of one -> the backend that carries what comes from there.
-        same_process_targets: Targets, or replicas of them, in the stage's own process; they get the payload
-            object itself.
-        same_gpu_targets: Stream targets, or replicas of them, in other processes on the stage's own GPU.
-        tp_address: The socket where the stage's ranks meet; None where it is one process.
-        nccl_port: The port where their model's collectives begin; another one each time they are started.
+        stage_name: The stage's name in the config.
+        stage: Its config.
+        role: A split stage has one leader, which has all the I/O, and followers.
+        tp_rank: The rank.
+        tp_size: How many ranks the stage has.
+        replica: The number of the replica; None if the stage is not replicated.
+        gpu_id: The rank's GPU; None on the CPU.
+        factory_args: The factory's arguments from the config; the rest depends on its signature.
+        coordinator_endpoint: The coordinator's endpoint for results.
+        abort_endpoint: The coordinator's endpoint for aborts.
+        endpoints: Instance -> where it receives; empty if an EndpointsMessage will tell it.
+        host_address: This host's address for other hosts; None if the run has no others.
+        keys: The keys of its ``tcp://`` sockets.
+        relay_configs: Relay backend of some of its edges -> options of ``create_relay``.
+        send_over: Target instance -> relay backend that carries the edge.
+        receive_over: Source instance -> relay backend that carries the edge.
+        same_process_targets: Target instances in its own process, which get the payload object itself.
+        same_gpu_targets: Target instances of streams in other processes on the stage's own GPU.
+        tp_address: The socket where the stage's ranks meet; None if it is one process.
+        nccl_port: The port where their model's collectives begin; a new one at each start.
     """
 
     stage_name: str
@@ -58,27 +64,28 @@ class StageLaunchConfig:
 
     @property
     def instance(self) -> str:
-        """The name of this instance of the stage: by it the coordinator and other stages know it."""
+        """The name of this instance of the stage for the coordinator and other stages."""
         return instance_name(self.stage_name, self.replica)
 
     @property
     def device_index(self) -> int | None:
-        """The GPU as the rank's own process counts: of a group, each process sees one GPU alone."""
+        """The GPU as the rank's own process counts: the process of a rank sees one GPU alone."""
         return 0 if self.tp_size > 1 and self.gpu_id is not None else self.gpu_id
 
 
 @dataclass(frozen=True)
-class WorkerSpec:
-    """All a worker process is told. Picklable.
+class ProcessSpec:
+    """All that a process gets from its parent. Picklable.
 
     Attributes:
+        process_name: Its name in the plan.
         parent_pid: The process it must not outlive.
         log_level: The level of its root logger.
-        config: The whole pipeline, for what factories are given of it.
+        config: The whole pipeline, from which factories get some arguments.
         stages: Its stages, in config order.
         node: The host it runs on; None for the coordinator's.
         coordinator_tcp: ``"completion"`` and ``"abort"`` -> where other hosts reach the coordinator; empty
-            where all is on one host.
+            if the run has no others.
     """
 
     process_name: str
@@ -90,29 +97,29 @@ class WorkerSpec:
     coordinator_tcp: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def stage_names(self) -> list[str]:
-        """The instances of stages that it runs."""
+    def instances(self) -> list[str]:
+        """The names of the instances that it runs."""
         return [stage.instance for stage in self.stages]
 
     @property
     def keys(self) -> RunKeys:
-        """The run's, which every stage was given."""
+        """The run's keys, which every stage has."""
         keys = self.stages[0].keys
         assert keys is not None
         return keys
 
     @property
     def replica(self) -> int | None:
-        """Which replica of its stages it is; None where they are not replicated."""
+        """The number of the replica of its stages; None if they are not replicated."""
         return self.stages[0].replica
 
     @property
     def group(self) -> tuple[str, ...]:
-        """Its stages by their own names: the same for every replica."""
+        """The names of its stages, which are the same for every replica."""
         return tuple(stage.stage_name for stage in self.stages)
 
     @property
     def starts_at_once(self) -> bool:
-        """Whether it starts with the pipeline, and not only when the load calls for it."""
+        """Whether it starts with the pipeline, and not only if the load calls for it."""
         stage = self.stages[0].stage
         return self.replica is None or stage is None or self.replica < stage.min_replicas

@@ -1,1 +1,1 @@
-"""Turning what users send (encoded media, messages, text) into what models read."""
+"""Decoding and tokenizing: from users' encoded media, messages and texts to the inputs of models."""

@@ -1,11 +1,11 @@
-"""Encoded audio of any common kind -> mono float32 at the rate a model reads."""
+"""Decoding of audio in any common format to mono float32 samples at a model's rate."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 4_000, 384_000
 MAX_CHANNELS = 32
-# Of all channels together, for each second that a clip may last: eight channels at 48 kHz. Silence takes next
-# to no bytes in most formats, and as much work as anything else.
+# Limit of all channels together, for each second that a clip may last: eight channels at 48 kHz. Silence
+# takes few bytes in most formats, but as much work as any sound.
 _SAMPLES_PER_SECOND = 8 * 48_000
-# What libsndfile is given: how the file begins, and what libsndfile then calls it. Its MP3 decoder writes to
-# stderr whatever it does not like of a file, so FFmpeg decodes those.
+# Files for libsndfile: their first bytes, and libsndfile's names of their formats. FFmpeg decodes MP3,
+# because libsndfile's decoder writes every flaw of a file to stderr.
 _SOUNDFILE_MAGIC = (b"RIFF", b"RIFX", b"RF64", b"FORM", b"fLaC", b"OggS")
 _SOUNDFILE_FORMATS = ("WAV", "WAVEX", "RF64", "AIFF", "FLAC", "OGG")
-# soundfile reads the whole file into memory otherwise, before its length is known to be acceptable.
+# Read in blocks: a whole file would be in memory before its length is known to be acceptable.
 _BLOCK_FRAMES = 1 << 18
 
 
@@ -56,19 +56,20 @@ def decode_audio(
     min_seconds: float = 0.05,
     check: Check = go_on,
 ) -> AudioClip:
-    """Decode WAV, FLAC, MP3, OGG (libsndfile) or M4A, WebM and the like (FFmpeg); mix down and resample.
+    """Decodes WAV, FLAC and OGG (libsndfile) or MP3, M4A, WebM and the like (FFmpeg); mixes down and
+    resamples.
 
     Args:
-        data: The encoded file; its kind is found from its content.
-        param: The request field it came from, for error messages.
-        sample_rate: Rate of the result, Hz.
-        max_seconds: Longest clip accepted. Decoding stops there, so a small file that unfolds into
-            hours costs no more than that.
-        min_seconds: Shortest clip accepted.
-        check: Called between the pieces of the work; what it raises ends that.
+        data: The encoded file; its format is found from its content.
+        param: The request's field, for error messages.
+        sample_rate: Rate of the result, in Hz.
+        max_seconds: Longest accepted clip. Decoding stops there, so that a small file cannot unfold into
+            hours.
+        min_seconds: Shortest accepted clip.
+        check: Called between the pieces of the work; an exception that it raises ends the work.
 
     Raises:
-        RequestError: The data is no audio, or its length, rate or samples are not acceptable.
+        RequestError: The data is not audio, or its length, rate or samples are not acceptable.
     """
     if not data:
         raise RequestError(f"{param} is empty: expected an audio file", param=param, code="invalid_audio")
@@ -90,8 +91,11 @@ def decode_audio(
 
 
 class _Decoded:
-    """What has been decoded of a file, mono, already at the rate that is wanted: at its own, up to 24 times
-    that, half an hour of silence takes gigabytes, and a small file holds it."""
+    """The decoded part of a file: mono, and resampled block by block.
+
+    At the file's own rate, up to 24 times the model's, half an hour of silence would take gigabytes of
+    memory, and a small file can hold it.
+    """
 
     def __init__(self, sample_rate: int, max_seconds: float, param: str, check: Check) -> None:
         self.param = param
@@ -100,10 +104,10 @@ class _Decoded:
         self._max_seconds = max_seconds
 
     def begin(self, rate: int, channels: int) -> None:
-        """Forgets what a decoder has made of the file that then gave up.
+        """Starts, or starts again after a decoder that gave up.
 
         Raises:
-            RequestError: Such a layout is not accepted.
+            RequestError: The rate or the number of channels is not accepted.
         """
         import soxr
 
@@ -118,7 +122,7 @@ class _Decoded:
         """
         Args:
             block: The next samples, mono.
-            claimed_seconds: The length that the file says it has, which may be anything.
+            claimed_seconds: The length in the file's header, which may be wrong.
 
         Raises:
             RequestError: The clip is too long, or has too many samples in all its channels.
@@ -126,7 +130,12 @@ class _Decoded:
         self.check()
         self._read += len(block)
         if self.seconds > self._max_seconds:
-            _refuse_length(max(claimed_seconds, self.seconds), self._max_seconds, param=self.param)
+            seconds = max(claimed_seconds, self.seconds)
+            raise RequestError(
+                f"{self.param} is {seconds:.1f} s long; the limit is {self._max_seconds:g} s",
+                param=self.param,
+                code="audio_too_long",
+            )
         if self._read * self._channels > self._max_seconds * _SAMPLES_PER_SECOND:
             raise RequestError(
                 f"{self.param} holds more than {self._max_seconds * _SAMPLES_PER_SECOND:.0f} samples in its "
@@ -148,7 +157,7 @@ class _Decoded:
 
 
 def _decode_soundfile(data: bytes, decoded: _Decoded) -> bool:
-    """False if the file is none of those that libsndfile is to decode."""
+    """Decodes the file, or returns False if it is not one for libsndfile."""
     import soundfile
 
     if not data.startswith(_SOUNDFILE_MAGIC):
@@ -174,7 +183,7 @@ def _decode_ffmpeg(data: bytes, decoded: _Decoded) -> None:
         with opened(data, AUDIO_FORMATS, decoded.check) as container:
             stream = first_stream(container, "audio")
             if stream is None:
-                _refuse_content(param)
+                raise _not_audio(param)
             rate = stream.rate or 0
             decoded.begin(rate, stream.channels)
             mono = av.AudioResampler(format="flt", layout="mono", rate=rate)
@@ -187,13 +196,13 @@ def _decode_ffmpeg(data: bytes, decoded: _Decoded) -> None:
     except (av.error.FFmpegError, ValueError, IndexError) as exc:
         if isinstance(exc, RequestError):
             raise
-        raise RequestError(_not_audio(param), param=param, code="invalid_audio") from exc
+        raise _not_audio(param) from exc
 
 
 def _frames(container: Any, stream: Any, check: Check) -> Iterator[Any]:
     import av.error
 
-    # MP3 has no index: players skip what lies between its frames, such as tags, and frames cut short.
+    # MP3 has no index: players skip tags and other bytes between frames, and incomplete frames.
     skips_damage = container.format.name == "mp3"
     for packet in container.demux(stream):
         check()
@@ -219,15 +228,6 @@ def _check_layout(rate: int, channels: int, *, param: str) -> None:
         )
 
 
-def _refuse_length(seconds: float, max_seconds: float, *, param: str) -> NoReturn:
-    raise RequestError(
-        f"{param} is {seconds:.1f} s long; the limit is {max_seconds:g} s", param=param, code="audio_too_long"
-    )
-
-
-def _not_audio(param: str) -> str:
-    return f"{param} is not audio that can be decoded; send WAV, FLAC, MP3, OGG, M4A or WebM"
-
-
-def _refuse_content(param: str) -> NoReturn:
-    raise RequestError(_not_audio(param), param=param, code="invalid_audio")
+def _not_audio(param: str) -> RequestError:
+    text = f"{param} is not audio that can be decoded; send WAV, FLAC, MP3, OGG, M4A or WebM"
+    return RequestError(text, param=param, code="invalid_audio")

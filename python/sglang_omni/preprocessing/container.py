@@ -1,7 +1,7 @@
-"""Opening media files with FFmpeg so that nothing but their own bytes is read.
+"""Opening of media files with FFmpeg such that only their own bytes are read.
 
-FFmpeg knows some four hundred formats. Among them are descriptions of streams (SDP, which opens ports), lists
-of other files (concat, HLS, DASH) and devices: with those, a hundred bytes read whatever the server can.
+FFmpeg knows some four hundred formats. Some of them describe streams (SDP, which opens ports), list other
+files (concat, HLS, DASH) or name devices: a hundred such bytes could read any file that the server can.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from sglang_omni.preprocessing.deadline import Aborted, Check
 from sglang_omni.proto import RequestError
 
-# Names of FFmpeg's demuxers. All of them hold what they play.
+# FFmpeg's demuxers of files that contain all of their media.
 VIDEO_FORMATS = ("avi", "matroska", "mov")
 AUDIO_FORMATS = (
     *("aac", "aiff", "amr", "amrnb", "amrwb", "au", "caf", "flac", "mp3", "ogg", "w64", "wav"),
     *VIDEO_FORMATS,
 )
-# Names of FFmpeg's decoders.
+# FFmpeg's decoders.
 VIDEO_CODECS = (
     *("h264", "hevc", "vp8", "libvpx", "vp9", "libvpx-vp9", "av1", "libdav1d", "libaom-av1"),
     *("mpeg4", "mjpeg", "h263", "mpeg1video", "mpeg2video", "theora", "prores"),
@@ -32,7 +32,7 @@ AUDIO_CODECS = (
     *("pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be", "pcm_f32le", "pcm_f32be", "pcm_f64le"),
     "pcm_f64be",
 )
-# FFmpeg decodes a few frames to learn of a file's streams, before their size is known here.
+# FFmpeg decodes a few frames to probe the streams, before their size is known here.
 _MAX_PROBED_PIXELS = 1 << 26
 
 
@@ -41,15 +41,16 @@ def opened(data: bytes, formats: tuple[str, ...], check: Check) -> Iterator[Any]
     """A PyAV container that reads ``data`` and nothing else.
 
     Args:
-        check: Called with each read. Once it has raised, the file is at its end, so that FFmpeg returns from
-            whatever it is doing; what was raised is raised again here.
+        formats: Demuxers that may be used.
+        check: Called at each read. If it raises, FFmpeg sees the end of the file and returns; the exception
+            is then raised again here.
 
     Raises:
-        av.error.FFmpegError: It is of none of these formats, or damaged.
+        av.error.FFmpegError: The file has none of these formats, or is damaged.
     """
     import av
 
-    source = _Source(data, check)
+    source = _MediaFile(data, check)
     options = {
         "format_whitelist": ",".join(formats),
         "codec_whitelist": ",".join(AUDIO_CODECS + VIDEO_CODECS),
@@ -65,17 +66,17 @@ def opened(data: bytes, formats: tuple[str, ...], check: Check) -> Iterator[Any]
 
 
 def first_stream(container: Any, kind: str) -> Any | None:
-    """The first ``"audio"`` or ``"video"`` stream; None if there is none that may be decoded."""
+    """The first ``"audio"`` or ``"video"`` stream; None if there is none, or its codec is not allowed."""
     streams = getattr(container.streams, kind)
-    # A codec that FFmpeg does not know has no context.
+    # A codec unknown to FFmpeg has no context.
     if not streams or streams[0].codec_context is None:
         return None
     codecs = AUDIO_CODECS if kind == "audio" else VIDEO_CODECS
     return streams[0] if streams[0].codec_context.name in codecs else None
 
 
-class _Source(io.BytesIO):
-    """A file in memory. What is raised within a read would go to FFmpeg and the log, so it is kept."""
+class _MediaFile(io.BytesIO):
+    """A file in memory that keeps its check's exception, which FFmpeg would only log."""
 
     def __init__(self, data: bytes, check: Check) -> None:
         super().__init__(data)

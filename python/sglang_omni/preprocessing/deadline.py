@@ -1,6 +1,6 @@
-"""What ends a piece of work before it is done: that its request was aborted, or that it takes too long.
+"""Checks that end work early, because its request was aborted or because it takes too long.
 
-Threads cannot be ended from outside. Work calls its check between its pieces, and the check raises.
+A thread cannot be ended from outside. The work calls a check between its pieces, and the check raises.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from collections.abc import Callable
 
 from sglang_omni.proto import RequestError
 
-# Raises if the work is to end.
+# Raises if the work must end.
 Check = Callable[[], None]
 
 
 class Aborted(Exception):
-    """The request was aborted while it was being worked on: its result is wanted no more."""
+    """The request was aborted; its result is no longer needed."""
 
 
 def go_on() -> None:
-    """The check of work that nothing ends."""
+    """A check that never ends the work."""
 
 
 def never() -> bool:
-    """Whether a request has been aborted that cannot be."""
+    """The abort state of a request that cannot be aborted."""
     return False
 
 
 def until_aborted(aborted: Callable[[], bool]) -> Check:
-    """A check that raises ``Aborted`` from when ``aborted()`` is true."""
+    """A check that raises ``Aborted`` once ``aborted()`` is true."""
 
     def check() -> None:
         if aborted():
@@ -38,13 +38,13 @@ def until_aborted(aborted: Callable[[], bool]) -> Check:
 
 
 class Deadline:
-    """A check for the work on one medium, from now on."""
+    """A check that limits the time for one medium, starting now."""
 
     def __init__(self, seconds: float, *, param: str, check: Check = go_on) -> None:
         """
         Args:
-            param: The request field that the medium came from.
-            check: Is called too.
+            param: The request's field, for error messages.
+            check: Another check, called first.
         """
         self._seconds = seconds
         self._end = time.monotonic() + seconds
@@ -54,7 +54,7 @@ class Deadline:
     def __call__(self) -> None:
         """
         Raises:
-            RequestError: The time is over.
+            RequestError: The time limit is exceeded.
         """
         self._check()
         if time.monotonic() > self._end:

@@ -1,4 +1,4 @@
-"""Encoded pictures of any common kind -> RGB."""
+"""Decoding of pictures in any common format to RGB."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from sglang_omni.proto import RequestError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Formats whose decoders are widely used; PIL knows some fifty more.
+# Formats with widely used decoders; PIL knows some fifty more.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-# What the Qwen2-VL image processor takes: it refuses pictures that are more elongated.
+# Limit of the Qwen2-VL image processor, which refuses more elongated pictures.
 MAX_ASPECT_RATIO = 200
 
 
 def decode_image(data: bytes, *, param: str, max_pixels: int = 50_000_000) -> Image:
-    """The picture as transformers' ``load_image`` gives it: turned upright as its EXIF data say, then RGB.
+    """Decodes a picture as transformers' ``load_image`` does: turned upright by its EXIF data, then RGB.
 
-    Of an animation that is its first frame. Palettes are resolved, transparency is dropped, 16-bit greys are
+    An animation gives its first frame. Palettes are resolved, transparency is dropped, 16-bit greys are
     clipped at 255.
 
     Args:
-        data: The encoded file; its kind is found from its content.
-        param: The request field it came from, for error messages.
-        max_pixels: Largest width times height, checked before anything is decoded.
+        data: The encoded file; its format is found from its content.
+        param: The request's field, for error messages.
+        max_pixels: Largest width times height, checked before decoding.
 
     Raises:
-        RequestError: The data are no picture, or one that is too large or too elongated.
+        RequestError: The data are not a picture, or the picture is too large or too elongated.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
-            # Our own limit is the one that counts, and warnings would tell the server's log, not the caller.
+            # Our own limit applies, and warnings would reach the server's log instead of the caller.
             warnings.simplefilter("ignore")
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             _check_size(*image.size, param=param, max_pixels=max_pixels)
@@ -62,7 +62,7 @@ def decode_image(data: bytes, *, param: str, max_pixels: int = 50_000_000) -> Im
 
 
 def shrunk(image: Image, max_pixels: int) -> Image:
-    """The picture with at most so many pixels, in its own proportions as nearly as whole pixels allow."""
+    """The picture scaled down to at most ``max_pixels``, its proportions kept but for rounding."""
     from PIL import Image
 
     width, height = image.size

@@ -1,4 +1,4 @@
-"""The bytes of a media part of a request: inline base64, a data URL, or a URL on an allowed host."""
+"""Reading of a request's media: inline base64, data URLs, and URLs on allowed hosts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sglang_omni.preprocessing.deadline import Check, go_on
 from sglang_omni.proto import RequestError
 
 _DATA_URL = re.compile(r"data:(?P<type>[^,]*),", re.IGNORECASE)
-# Of silence, and of the whole download with its redirects.
+# Limits of silence, and of the whole download with its redirects.
 _FETCH_TIMEOUT_S = 10.0
 _FETCH_SECONDS = 30.0
 _CHECK_EVERY_S = 0.2
-# Characters of base64 that are decoded at once.
+# Characters of base64 decoded at once.
 _BLOCK = 1 << 20
 _WHITE_SPACE = b" \t\r\n\v\f"
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
@@ -33,19 +33,19 @@ def media_bytes(
     allowed_hosts: Collection[str] = (),
     check: Check = go_on,
 ) -> bytes:
-    """What ``source`` stands for, not yet decoded as audio or image.
+    """The bytes of the encoded audio, image or video that ``source`` holds or names.
 
     Args:
         source: Raw bytes, base64 text, a ``data:`` URL or an ``http(s)://`` URL.
-        param: The request field it came from, for error messages.
-        max_bytes: Largest result accepted.
-        allowed_hosts: Hosts that URLs may name: ``"host"`` at port 80 or 443, as the scheme says, or
-            ``"host:port"``; ``"*"`` allows every host and port. Servers that fetch whatever they are told
-            to can be pointed at their own network, so none is the default.
-        check: Called several times a second while data come or are decoded; what it raises ends that.
+        param: The request's field, for error messages.
+        max_bytes: Largest accepted result.
+        allowed_hosts: Hosts that URLs may name: ``"host"`` at the scheme's port (80 or 443) or
+            ``"host:port"``; ``"*"`` allows every host and port. None by default, because a server that
+            fetches any URL can be pointed at its own network.
+        check: Called several times a second during the work; an exception that it raises ends the work.
 
     Raises:
-        RequestError: ``source`` is empty, malformed, too large, or may not or cannot be fetched.
+        RequestError: ``source`` is empty, malformed or too large, or must not or cannot be fetched.
     """
     if isinstance(source, bytes | bytearray | memoryview):
         data = bytes(source)
@@ -82,9 +82,9 @@ def media_bytes(
 
 
 def _from_base64(text: str, *, param: str, check: Check) -> bytes:
-    """Standard or URL-safe base64, line breaks and missing padding allowed.
+    """Decodes standard or URL-safe base64; line breaks and missing padding are allowed.
 
-    In blocks: each of them holds the interpreter's lock, and other requests go on between two.
+    Each block holds the interpreter's lock; other requests go on between blocks.
     """
     text = text.rstrip(f"={_WHITE_SPACE.decode()}")
     data, left = bytearray(), b""
@@ -117,7 +117,7 @@ def _fetch(url: str, *, param: str, max_bytes: int, allowed_hosts: Collection[st
 
 
 async def _until_stopped(download: Coroutine[Any, Any, bytes], param: str, check: Check) -> bytes:
-    """Ends the download also while the host is silent, or sends a byte now and then."""
+    """Awaits the download and ends it in time, also if the host is silent or sends a byte now and then."""
     end = time.monotonic() + _FETCH_SECONDS
     task = asyncio.create_task(download)
     try:
@@ -141,7 +141,7 @@ async def _download(url: str, param: str, max_bytes: int, allowed_hosts: Collect
         timeout=_FETCH_TIMEOUT_S,
         follow_redirects=False,
         trust_env=False,
-        # Media are compressed already, and what is not could be far larger than what is sent.
+        # Media are compressed already, and a compressed answer could be far larger than the bytes sent.
         headers={"accept-encoding": "identity"},
     )
     async with client:

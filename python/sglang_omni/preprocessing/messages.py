@@ -1,4 +1,4 @@
-"""OpenAI's chat messages, checked, with their media taken out."""
+"""Parsing of OpenAI's chat messages: checks them and takes their media out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_omni.proto import RequestError
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 MediaKind = Literal["image", "audio", "video"]
 Detail = Literal["auto", "low", "high"]
-# What the parts that carry media are called, and where in each the source is.
+# Types of media parts: the kind of medium, and the field that holds its source.
 _MEDIA_PARTS: dict[str, tuple[MediaKind, str]] = {
     "input_audio": ("audio", "data"),
     "audio_url": ("audio", "url"),
@@ -22,7 +22,7 @@ _MEDIA_PARTS: dict[str, tuple[MediaKind, str]] = {
 
 @dataclass(frozen=True)
 class MediaPart:
-    """A medium as it was sent, the name of its field, and of an image in how much detail it is looked at."""
+    """An encoded medium, the name of its field in the request, and the detail in which an image is seen."""
 
     kind: MediaKind
     source: str | bytes
@@ -37,18 +37,18 @@ Content = list[str | int]
 def parse_messages(
     messages: Any, takes: Collection[MediaKind]
 ) -> tuple[list[dict[str, Any]], list[MediaPart]]:
-    """Check a conversation and take its media out.
+    """Checks a conversation and takes its media out.
 
     Args:
-        messages: OpenAI chat messages. A media part that stands for another field of the request than the one
-            at its place says so in ``param``.
+        messages: OpenAI chat messages. If a media part came from another field of the request, its ``param``
+            names that field.
         takes: Kinds of media that the model understands.
 
     Returns:
         The messages, each content a list of texts and of indices into the second result.
 
     Raises:
-        RequestError: A message or part is malformed, or of a kind that this model does not take.
+        RequestError: A message or part is malformed, or the model does not take its kind.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise RequestError(
@@ -81,7 +81,7 @@ class _Parser:
         content = message.get("content")
         if role == "assistant" and content is None:
             content = _said_before(message, param)
-        # Chat templates know no "developer", OpenAI's later name for the same thing.
+        # Chat templates do not know "developer", OpenAI's newer name of "system".
         rest = {key: value for key, value in message.items() if key not in ("role", "content", "audio")}
         return {
             **rest,
@@ -123,7 +123,7 @@ class _Parser:
 
 
 def _said_before(message: Mapping[str, Any], param: str) -> str:
-    """The text of an earlier spoken answer, which clients send back without its content."""
+    """The text of an earlier spoken answer, which clients send back without content."""
     spoken = message.get("audio")
     if isinstance(spoken, Mapping) and isinstance(spoken.get("transcript"), str):
         return spoken["transcript"]

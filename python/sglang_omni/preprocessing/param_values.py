@@ -1,4 +1,4 @@
-"""What the values of requests' parameters may be, by the parameters' names: the same wherever they stand."""
+"""Types and ranges of request parameters, by name; a name means the same in every place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_TEMPERATURE = 2
 MAX_REPETITION_PENALTY = 2
 MAX_PENALTY = 2
 
-# What is to be, and whether a value of the right type is.
+# Description of the valid values, check of the type, check of a value of that type.
 _Kind = tuple[str, Callable[[Any], bool], Callable[[Any], bool]]
 
 
@@ -38,7 +38,7 @@ def _integer(least: int, most: int) -> _Kind:
 
 
 def _is_list_of(kind: Callable[[Any], bool], most: int) -> Callable[[Any], bool]:
-    # The length first: the items of a long list take long.
+    # The length first: checking the items of a long list takes long.
     return lambda value: isinstance(value, list | tuple) and (len(value) > most or all(map(kind, value)))
 
 
@@ -81,7 +81,7 @@ _SAMPLING: dict[str, _Kind] = {
     "max_new_tokens": _integer(1, 2**31 - 1),
     "ignore_eos": _FLAG,
 }
-# Those of other names are looked at by the stages that take them.
+# Stages check their other parameters themselves.
 _KINDS: Mapping[str, _Kind] = {
     **_SAMPLING,
     **{f"talker_{name}": kind for name, kind in _SAMPLING.items()},
@@ -98,11 +98,12 @@ _KINDS: Mapping[str, _Kind] = {
 def check_value(name: str, value: Any, param: str) -> None:
     """
     Args:
-        value: None says nothing.
-        param: The parameter as the request spells it.
+        name: The parameter; unknown names are not checked.
+        value: None stands for no value.
+        param: The parameter's full name in the request.
 
     Raises:
-        RequestError: A parameter of this name cannot have this value.
+        RequestError: The parameter cannot have this value.
     """
     if value is None or name not in _KINDS:
         return

@@ -1,4 +1,4 @@
-"""What a request asks for, read from its metadata, inputs and parameters."""
+"""Access to a request: its task, inputs, modalities and parameters, checked as they are read."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ TASKS: tuple[Task, ...] = ("chat", "completion", "speech", "transcription", "tra
 
 
 def task_of(request: OmniRequest) -> Task:
-    """What is to be done: ``metadata["task"]``, else what the inputs suggest.
+    """The task in ``metadata["task"]``, else the task that the inputs imply.
 
     Raises:
-        RequestError: There is no such task.
+        RequestError: The task is unknown.
     """
     task = request.metadata.get("task")
     if task in TASKS:
@@ -37,10 +37,10 @@ def task_of(request: OmniRequest) -> Task:
 
 
 def named_inputs(request: OmniRequest, names: Collection[str]) -> Mapping[str, Any]:
-    """The inputs by name; a bare text is the message of a user.
+    """The inputs by name; a bare text becomes a user's message.
 
     Raises:
-        RequestError: They have no names, or others than ``names``.
+        RequestError: The inputs have no names, or a name not in ``names``.
     """
     inputs = request.inputs
     if isinstance(inputs, str):
@@ -59,20 +59,20 @@ def named_inputs(request: OmniRequest, names: Collection[str]) -> Mapping[str, A
 
 
 def answers_in_text(request: OmniRequest) -> bool:
-    """Whether the caller reads the answer while it is written."""
+    """True if the caller wants the answer as text."""
     return "text" in output_modalities(request)
 
 
 def answers_in_speech(request: OmniRequest) -> bool:
-    """Whether the language model's answer is also to be spoken."""
+    """True if the caller wants the language model's answer as speech."""
     return task_of(request) in ("chat", "completion") and "audio" in output_modalities(request)
 
 
 def output_modalities(request: OmniRequest) -> list[str]:
-    """What the caller wants back; text where nothing is said.
+    """Modalities of the answer; text by default.
 
     Raises:
-        RequestError: It is something else than text and audio.
+        RequestError: The modalities are not a list of "text" and "audio".
     """
     modalities = request.metadata.get("output_modalities") or ["text"]
     if not isinstance(modalities, list) or not all(kind in ("text", "audio") for kind in modalities):
@@ -85,25 +85,25 @@ def output_modalities(request: OmniRequest) -> list[str]:
 
 
 def wants_stream(request: OmniRequest) -> bool:
-    """Whether the caller takes partial results."""
+    """True if the caller takes partial results."""
     return bool(request.params.get("stream"))
 
 
 def stage_params(request: OmniRequest, stage: str) -> dict[str, Any]:
-    """The request's parameters as one stage sees them: the general ones, then that stage's own.
+    """The request's general parameters, overridden by those of the stage.
 
     Raises:
-        RequestError: The stage's own are no object.
+        RequestError: The stage's parameters are not an object.
     """
     own = mapping_param(mapping_param(request.params, "stage_params"), stage, "stage_params.")
     return {**request.params, **own}
 
 
 def flag_param(params: Mapping[str, Any], name: str) -> bool:
-    """A parameter that is true or false; false if it is not given.
+    """A boolean parameter; false if it is not given.
 
     Raises:
-        RequestError: It is something else.
+        RequestError: The value is not a boolean.
     """
     value = params.get(name)
     if not isinstance(value, bool | None):
@@ -112,10 +112,13 @@ def flag_param(params: Mapping[str, Any], name: str) -> bool:
 
 
 def mapping_param(params: Mapping[str, Any], name: str, prefix: str = "") -> Mapping[str, Any]:
-    """A parameter that holds an object; an empty one where it is not given.
+    """A parameter that holds an object; empty if it is not given.
+
+    Args:
+        prefix: Precedes the name in error messages.
 
     Raises:
-        RequestError: It holds something else.
+        RequestError: The value is not an object.
     """
     value = params.get(name)
     if value is None:

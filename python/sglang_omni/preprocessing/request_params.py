@@ -1,4 +1,4 @@
-"""What requests may say beside their inputs: a pipeline declares it, and everything else is refused."""
+"""Declaration and check of a pipeline's request parameters: all that are not declared are refused."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from sglang_omni.preprocessing.param_values import check_value
 from sglang_omni.preprocessing.request import answers_in_speech, mapping_param, task_of
 from sglang_omni.proto import OmniRequest, RequestError
 
-# The fields of ``model_runner.RequestSampling``, for configs, which load no torch.
+# The fields of ``model_runner.RequestSampling``, repeated for configs, which must not import torch.
 SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "stop", "stop_token_ids", "max_new_tokens", "ignore_eos"),
 )
-# What every request may hold; stages' own parameters are looked at by stage.
+# Parameters of every request; those in stage_params are checked by stage.
 _ALWAYS = ("stream", "stage_params")
 
 
 @dataclass(frozen=True)
 class TaskParams:
-    """What requests of one task may say.
+    """The parameters of one task.
 
     Attributes:
         general: Parameters of the request itself.
-        stages: By stage, what ``stage_params`` may say to it; to the others nothing.
-        spoken: Those parameters and stages that only a spoken answer has a use for.
+        stages: Parameters in ``stage_params``, by stage; other stages have none.
+        spoken: Those of the parameters and stages that need a spoken answer.
     """
 
     general: tuple[str, ...] = ()
@@ -35,25 +35,29 @@ class TaskParams:
     spoken: tuple[str, ...] = ()
 
 
-# By task. A pipeline's config has them in an attribute ``request_params``, which the server refuses requests
-# by, and its first stage checks them for callers that come another way.
+# By task. A pipeline's config has them in its attribute ``request_params``, by which the server refuses
+# requests; the first stage checks requests that do not come through a server.
 RequestParams = Mapping[str, TaskParams]
 
 
 def check_request(request: OmniRequest, takes: RequestParams) -> None:
     """
     Raises:
-        RequestError: The request says something that its task has no use for.
+        RequestError: A parameter has no effect on the request's task, or cannot have its value.
     """
     check_params(task_of(request), request.params, takes, spoken=answers_in_speech(request))
 
 
 def check_params(task: str, params: Mapping[str, Any], takes: RequestParams, *, spoken: bool) -> None:
-    """As ``check_request``, for a request that is not made yet.
+    """Checks the parameters of a request that does not exist yet.
 
     Args:
-        params: As ``OmniRequest.params``; those that are None say nothing.
-        spoken: Whether the answer to a chat or completion is to be spoken.
+        params: As ``OmniRequest.params``; None stands for no value.
+        takes: The pipeline's parameters.
+        spoken: Whether the caller wants the answer to a chat or completion as speech.
+
+    Raises:
+        RequestError: A parameter has no effect on the task, or cannot have its value.
     """
     own = takes.get(task, TaskParams())
     for name, value in params.items():
@@ -81,7 +85,7 @@ def check_params(task: str, params: Mapping[str, Any], takes: RequestParams, *, 
 def check_names(stage: str, given: Mapping[str, Any], allowed: Collection[str]) -> None:
     """
     Raises:
-        RequestError: ``stage_params`` of this stage hold a parameter that it does not take.
+        RequestError: ``given``, the stage's ``stage_params``, has a name that is not in ``allowed``.
     """
     for name in given:
         if name in allowed:

@@ -1,10 +1,10 @@
-"""Cutting text that arrives in pieces into sentences, each as soon as its end is certain."""
+"""Splitting of text that arrives in pieces into sentences, each as soon as its end is certain."""
 
 from __future__ import annotations
 
 import re
 
-# Words whose period is part of them; in lower case, without that period.
+# Abbreviations, in lower case and without their last period.
 _ABBREVIATION_LIST = """
     mr mrs ms dr prof st mt ft jr sr rev hon gen col maj capt lt sgt cmdr gov sen rep pres
     jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri
@@ -18,11 +18,11 @@ _CLAUSE_END = re.compile(r"[,;:—–](?=\s)")
 
 
 class SentenceSplitter:
-    """Takes text deltas, gives back whole sentences.
+    """Converts text deltas to whole sentences.
 
-    A sentence longer than ``max_chars`` is cut after its last clause mark before that, else at a space,
-    so that speech never waits for a period that does not come. With ``first_clause_chars``, the very
-    first sentence is cut after a clause of at least that length, so that speech begins early.
+    A sentence longer than ``max_chars`` is cut after its last clause mark within that length, else at a
+    space, so that speech does not wait for a missing period. With ``first_clause_chars``, the first sentence
+    is cut after a clause of at least that length, so that speech begins early.
     """
 
     def __init__(self, max_chars: int = 280, first_clause_chars: int | None = None) -> None:
@@ -31,7 +31,7 @@ class SentenceSplitter:
         self._pending = ""
 
     def feed(self, delta: str) -> list[str]:
-        """Sentences that ``delta`` completed, stripped of surrounding white space."""
+        """Sentences that ``delta`` completes, stripped of surrounding white space."""
         self._pending = (self._pending + delta).lstrip(" \t")
         sentences = []
         while (end := self._next_end()) is not None:
@@ -43,7 +43,7 @@ class SentenceSplitter:
         return sentences
 
     def flush(self) -> list[str]:
-        """What is left when the text is complete."""
+        """The rest of the text, once it is complete."""
         rest, self._pending = self._pending.strip(), ""
         return [rest] if rest else []
 
@@ -82,14 +82,8 @@ class SentenceSplitter:
         return space + 1 if space > 0 else self._max_chars
 
 
-def split_sentences(text: str, max_chars: int = 280, first_clause_chars: int | None = None) -> list[str]:
-    """The sentences of a complete text; the same cuts however the text would have arrived."""
-    splitter = SentenceSplitter(max_chars, first_clause_chars)
-    return splitter.feed(text) + splitter.flush()
-
-
 def _continues(before: str, mark: str, following: str) -> bool:
-    """Whether the sentence goes on after ``mark``: an abbreviation, an initial, a list number."""
+    """True if the sentence goes on after ``mark``, as after an abbreviation, an initial or a list number."""
     if following.islower():
         return True
     if not mark.startswith(".") or mark.startswith(".."):

@@ -1,6 +1,6 @@
-"""Messages and prompts -> token ids, with a checkpoint's own tokenizer and chat template.
+"""Encoding of messages and prompts as token ids, with a checkpoint's own tokenizer and chat template.
 
-Built on ``tokenizers`` and ``jinja2`` alone: importing transformers takes longer than loading the model.
+Uses only ``tokenizers`` and ``jinja2``: importing transformers takes longer than loading the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
     from tokenizers import Tokenizer
 
-# Where words begin and end for Qwen2 and its successors.
+# The words of Qwen2 and its successors.
 QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -29,22 +29,22 @@ QWEN_WORDS = (
 class PromptEncoder:
     """The tokenizer and chat template of one checkpoint directory.
 
-    Reads what ``load_tokenizer`` reads, and the template from ``chat_template.jinja``,
-    ``chat_template.json`` or ``tokenizer_config.json``.
+    The template is that of ``chat_template.jinja``, ``chat_template.json`` or ``tokenizer_config.json``.
 
     Attributes:
-        tokenizer: Reads control tokens where the template writes them, and nowhere else.
-        context_length: Longest prompt and answer together, in tokens.
+        tokenizer: Reads only the template's control tokens as such.
+        context_length: Limit of prompt and answer together, in tokens.
     """
 
     def __init__(self, checkpoint: str | Path, *, context_length: int | None = None) -> None:
         """
         Args:
             checkpoint: Directory of the checkpoint.
-            context_length: A limit below the checkpoint's ``max_position_embeddings``.
+            context_length: A lower limit than the checkpoint's ``max_position_embeddings``.
 
         Raises:
-            FileNotFoundError: The directory holds no tokenizer or no ``config.json``.
+            FileNotFoundError: The directory has no tokenizer or no ``config.json``.
+            ValueError: There is no limit of the context.
         """
         directory = Path(checkpoint)
         tokenizer = load_tokenizer(directory)
@@ -75,20 +75,37 @@ class PromptEncoder:
         Args:
             messages: ``{"role", "content"}`` with the content as one string.
             template_options: Further variables of the template, such as ``enable_thinking``.
-            check: Called between the pieces of a long text; what it raises ends the work.
+            check: Called between the pieces of a long text; an exception that it raises ends the work.
 
         Raises:
             RequestError: The template refuses the conversation, or it is longer than the context.
         """
         return self.encode_text(self.render(messages, template_options), param="messages", check=check)
 
-    def encode_text(self, text: str, *, param: str, check: Check = go_on) -> list[int]:
-        """Token ids of what ``render`` gave.
+    def encode_text(
+        self, text: str, *, param: str, add_special_tokens: bool = False, check: Check = go_on
+    ) -> list[int]:
+        """Token ids of a text from ``render``.
+
+        Args:
+            param: The request's field, for error messages.
+            add_special_tokens: Add the tokenizer's own tokens before and after, such as a start token.
+            check: Called between the pieces of a long text; an exception that it raises ends the work.
 
         Raises:
-            RequestError: It is longer than the context; ``param`` is what it was made from.
+            RequestError: The text is longer than the context.
         """
-        return self._encode(text, False, param=param, check=check)
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise RequestError(
+                f"{param} holds text that is no valid Unicode: {exc}", param=param, code="invalid_value"
+            ) from exc
+        # A longer prompt is refused without reading the rest.
+        most = 2 * self.context_length
+        token_ids = self.tokenizer.encode(text, most=most, add_special_tokens=add_special_tokens, check=check)
+        self.check_length(len(token_ids), param, at_least=len(token_ids) > most)
+        return token_ids
 
     def encode_prompt(
         self, prompt: str, *, parse_special_tokens: bool = False, check: Check = go_on
@@ -96,37 +113,23 @@ class PromptEncoder:
         """Token ids of a plain prompt, with the tokenizer's own start tokens.
 
         Args:
-            parse_special_tokens: Whether what is spelled like a control token is one.
+            parse_special_tokens: Whether text that is spelled like a control token is one.
+            check: Called between the pieces of a long text; an exception that it raises ends the work.
 
         Raises:
             RequestError: The prompt is empty or longer than the context.
         """
         if not prompt:
             raise RequestError("prompt is empty", param="prompt", code="invalid_value")
-        self.check_characters(prompt, param="prompt")
+        self.tokenizer.check_characters(prompt, self.context_length, param="prompt")
         text = prompt if parse_special_tokens else self.tokenizer.hide(prompt)
-        return self._encode(text, True, param="prompt", check=check)
-
-    def check_characters(self, value: Any, *, param: str) -> None:
-        """Looks at the length of all the texts in ``value``, before any work is done for them.
-
-        Raises:
-            RequestError: They are longer than the context would be if all of it were the longest token.
-        """
-        length, most = _characters(value), self.context_length * self.tokenizer.longest_token
-        if length > most:
-            raise RequestError(
-                f"{param}: {length} characters of text, but the model's context holds {self.context_length} "
-                f"tokens, prompt and answer together, which are never more than {most} characters",
-                param=param,
-                code="context_length_exceeded",
-            )
+        return self.encode_text(text, param="prompt", add_special_tokens=True, check=check)
 
     def check_token_ids(self, token_ids: Sequence[int]) -> list[int]:
-        """``token_ids``, once each is known to be in the vocabulary and all to fit the context.
+        """``token_ids``, checked.
 
         Raises:
-            RequestError: They are not.
+            RequestError: An id is not in the vocabulary, or there are more than the context holds.
         """
         param = "prompt_token_ids"
         if not token_ids:
@@ -148,16 +151,16 @@ class PromptEncoder:
     def render(
         self, messages: Sequence[Mapping[str, Any]], template_options: Mapping[str, Any] | None = None
     ) -> str:
-        """The conversation as the text that is tokenized: what messages and options say is hidden in it, as
-        ``TextTokenizer.hide`` does.
+        """The conversation's text for ``encode_text``, with control tokens in messages and options hidden.
 
-        In what the assistant has said, tokens such as ``<think>`` are left: templates look for them there.
+        Tokens such as ``<think>`` that are not special are not hidden in the assistant's messages, where
+        templates look for them.
 
         Raises:
-            RequestError: The checkpoint has no chat template, its template refuses the conversation, that is
-                far too long, or a message has a ``name`` and the template no place for it.
+            RequestError: The checkpoint has no chat template, its template refuses the conversation, the
+                conversation is far too long, or a message has a ``name`` and the template no place for it.
         """
-        self.check_characters([messages, template_options], param="messages")
+        self.tokenizer.check_characters([messages, template_options], self.context_length, param="messages")
         options = self.tokenizer.hide_all(template_options or {})
         text = self._render([self._hidden(message) for message in messages], options)
         named = [index for index, message in enumerate(messages) if message.get("name") is not None]
@@ -189,7 +192,7 @@ class PromptEncoder:
                 code="unsupported_task",
             )
         try:
-            # The request's options come first: it cannot replace what the template is given here.
+            # The request's options come first, so that they cannot replace the other variables.
             return self._template.render(
                 {
                     **template_options,
@@ -205,26 +208,15 @@ class PromptEncoder:
                 code="invalid_value",
             ) from exc
 
-    def _encode(self, text: str, add_special_tokens: bool, *, param: str, check: Check) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as exc:
-            raise RequestError(
-                f"{param} holds text that is no valid Unicode: {exc}", param=param, code="invalid_value"
-            ) from exc
-        # Beyond that the prompt is refused, however long it is.
-        most = 2 * self.context_length
-        token_ids = self.tokenizer.encode(text, most=most, add_special_tokens=add_special_tokens, check=check)
-        self.check_length(len(token_ids), param, at_least=len(token_ids) > most)
-        return token_ids
-
     def check_length(self, length: int, param: str, *, at_least: bool = False) -> None:
         """
         Args:
-            at_least: Whether the prompt may be longer.
+            length: Of the prompt, in tokens.
+            param: The request's field, for error messages.
+            at_least: Whether the prompt may be longer than ``length``.
 
         Raises:
-            RequestError: A prompt of ``length`` tokens leaves no room for an answer.
+            RequestError: The prompt leaves no room for an answer.
         """
         # One position is left for the answer.
         if length >= self.context_length:
@@ -237,14 +229,14 @@ class PromptEncoder:
             )
 
     def check_answer(self, prompt_tokens: int, params: Mapping[str, Any]) -> None:
-        """Looks at what a request says of its answer that only the checkpoint can tell to be wrong.
+        """Checks the parameters of an answer against the checkpoint.
 
         Args:
-            prompt_tokens: Length of the prompt, or of what is known of it.
-            params: As the stage that writes the answer sees them.
+            prompt_tokens: Length of the prompt, or of its known part.
+            params: Parameters of the stage that writes the answer.
 
         Raises:
-            RequestError: ``max_new_tokens`` go beyond the context, or a stop token is not in the vocabulary.
+            RequestError: ``max_new_tokens`` exceeds the context, or a stop token is not in the vocabulary.
         """
         wanted = params.get("max_new_tokens")
         if isinstance(wanted, int) and prompt_tokens + wanted > self.context_length:
@@ -267,11 +259,11 @@ class PromptEncoder:
 
 
 def load_tokenizer(checkpoint: str | Path) -> Tokenizer:
-    """The tokenizer of a checkpoint directory: its ``tokenizer.json``, or a Qwen checkpoint's ``vocab.json``,
-    ``merges.txt`` and ``tokenizer_config.json``, as published without that file.
+    """The tokenizer of a checkpoint directory: ``tokenizer.json``, or for Qwen checkpoints without that file
+    ``vocab.json``, ``merges.txt`` and ``tokenizer_config.json``.
 
     Raises:
-        FileNotFoundError: There is neither.
+        FileNotFoundError: The directory has neither.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -296,16 +288,8 @@ def load_tokenizer(checkpoint: str | Path) -> Tokenizer:
     return tokenizer
 
 
-def _characters(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(_characters(key) + _characters(item) for key, item in value.items())
-    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
-
-
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; an empty one where there is no such file."""
+    """The object in a JSON file; empty if the file does not exist."""
     if not path.exists():
         return {}
     return json.loads(path.read_text(encoding="utf-8"))
@@ -320,7 +304,7 @@ def _required(path: Path) -> Path:
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and the like, which templates refer to; stored as text or as ``{"content": text}``."""
+    """``bos_token`` and the like for templates; stored as text or as ``{"content": text}``."""
     tokens = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         value = settings.get(name)
@@ -342,7 +326,7 @@ def _chat_template(directory: Path, settings: Mapping[str, Any]) -> Template | N
 
 
 def compile_chat_template(source: str) -> Template:
-    """A chat template with the names and white-space rules that templates are written for."""
+    """Compiles a chat template with the functions and white-space rules of transformers."""
     from jinja2 import TemplateError
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment

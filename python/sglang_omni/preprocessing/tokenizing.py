@@ -1,7 +1,7 @@
-"""Text -> token ids: what people write is never a control token, and a long text holds up no other request.
+"""A tokenizer that hides control tokens in users' texts and reads long texts in pieces.
 
-Control tokens, such as ``<|im_start|>``, are found by how they are spelled, wherever that is in a text. In a
-chat they are the template's to write: a document that a message quotes must not end it and begin another one.
+A control token such as ``<|im_start|>`` is found by its spelling in any text. In a chat only the template may
+write one: a document quoted in a message must not end the message and begin another.
 """
 
 from __future__ import annotations
@@ -19,33 +19,32 @@ from sglang_omni.proto import RequestError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# Noncharacters, which Unicode keeps for a program's own use: they stand for the first and last characters of
-# control tokens in texts that are to have none. A text that has them is read as if it had those characters.
+# Noncharacters, reserved by Unicode for internal use: they replace the first and last characters of control
+# tokens in texts that must have none. In a user's text they are read as the characters that they replace.
 _STAND_INS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-# Characters that are tokenized at once, some 5 ms. Between two pieces, requests that were aborted end.
+# Characters tokenized at once, some 5 ms. An aborted request ends between two pieces.
 _PIECE = 16_384
-# A piece has a whole word at least, and a word cannot be read in parts. A longer one would take seconds in
-# which nothing can end it.
+# A piece has at least one whole word. A longer word would take seconds, during which the work cannot end.
 _LONGEST_PIECE = 1 << 19
-# The end of a piece is read again with the next one. More than any control token is long.
+# The end of a piece is read again with the next one. Longer than any control token.
 _MARGIN = 256
-# Pre-tokenizers that find words from left to right, and so may start again at the beginning of any word.
+# Pre-tokenizers that find words from left to right and can start at any word.
 _RESTARTABLE = ("ByteLevel", "Digits", "Punctuation", "Split", "Whitespace", "WhitespaceSplit")
-# What makes the beginning of a word depend on what is before it.
+# Regular expressions that make a word depend on the text before it.
 _LOOKS_BACK = re.compile(r"\(\?<|\\[AbBGK]|(?<!\[)\^")
-# Some tokenizers leave white space out, or have one token for whatever they do not know.
+# Least value of longest_token: some tokenizers drop white space or have one token for all unknown text.
 _LEAST_LONGEST = 64
 _HANGUL_VOWELS_AND_FINALS = range(0x1160, 0x1200)
 
 
 class TextTokenizer:
-    """A tokenizer that tells what was hidden from it (``hide``) from what is to be read as control tokens.
+    """A tokenizer that reads control tokens as plain text if ``hide`` has hidden them.
 
-    Hidden are all added tokens that are special, and others that are between marks, such as ``<think>``. The
-    ids of texts that spell none of them are those of the tokenizer itself.
+    ``hide`` hides special added tokens, and other added tokens between marks such as ``<think>``. Texts
+    without such spellings have the same ids as in the tokenizer itself.
 
     Attributes:
-        longest_token: Characters (bytes, if tokens are made of those) that a token stands for at most.
+        longest_token: Characters of the longest token (bytes, if tokens are made of bytes).
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -63,10 +62,10 @@ class TextTokenizer:
                 f"{len(_STAND_INS)} can be hidden: {''.join(ends)}"
             )
         marked = [re.escape(token["content"]) for token in control if not token["special"]]
-        # The longest first, as tokenizers read.
+        # The longest first, as in tokenizers.
         self._marked = re.compile("|".join(sorted(marked, key=len, reverse=True))) if marked else None
         for token in control:
-            # They are looked for before normalizers run, and it is those that bring hidden characters back.
+            # Find them before the normalizer, which restores hidden characters.
             token["normalized"] = False
         state["normalizer"] = _bringing_back(self._hidden, state["normalizer"])
         self._can_restart = _can_restart(state)
@@ -75,14 +74,35 @@ class TextTokenizer:
         self.longest_token = max(_LEAST_LONGEST, *map(len, tokenizer.get_vocab()))
 
     def token_to_id(self, token: str) -> int | None:
+        """The id of a token; None if it is not in the vocabulary."""
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
-    def hide(self, text: str, *, but_marks: bool = False) -> str:
-        """``text`` as it is to be given to ``encode`` to have no control tokens in it.
+    def check_characters(self, value: Any, context_length: int, *, param: str) -> None:
+        """Checks the length of all texts in ``value`` before any work is done for them.
 
         Args:
-            but_marks: Leave those that are not special, as in what the model itself has written.
+            value: A text, or mappings, lists and tuples of texts.
+            context_length: In tokens.
+            param: The field of the request that the texts came from.
+
+        Raises:
+            RequestError: The texts are longer than a context that holds nothing but the longest token.
+        """
+        length, most = _characters(value), context_length * self.longest_token
+        if length > most:
+            raise RequestError(
+                f"{param}: {length} characters of text, but the model's context holds {context_length} "
+                f"tokens, prompt and answer together, which are never more than {most} characters",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def hide(self, text: str, *, but_marks: bool = False) -> str:
+        """``text`` with its control tokens hidden from ``encode``.
+
+        Args:
+            but_marks: Leave tokens that are not special, as in text that the model has written.
         """
         if but_marks and self._marked is not None:
             parts, end = [], 0
@@ -95,7 +115,11 @@ class TextTokenizer:
         return text
 
     def hide_all(self, value: Any, *, but_marks: bool = False) -> Any:
-        """``value`` with all texts in it hidden, keys too."""
+        """``value`` with ``hide`` applied to all of its texts, keys included.
+
+        Args:
+            but_marks: Leave tokens that are not special, as in text that the model has written.
+        """
         if isinstance(value, str):
             return self.hide(value, but_marks=but_marks)
         if isinstance(value, Mapping):
@@ -107,7 +131,7 @@ class TextTokenizer:
         return value
 
     def shown(self, text: str) -> str:
-        """A text with all that ``hide`` has hidden in it as it was."""
+        """The original of a text from ``hide``."""
         for character, stand_in in self._hidden.items():
             text = text.replace(stand_in, character)
         return text
@@ -117,16 +141,17 @@ class TextTokenizer:
     ) -> list[int]:
         """Token ids.
 
-        Other threads go on meanwhile: the tokenizer lets the interpreter's lock go for a batch, even of one
-        text, and for nothing else.
+        Other threads run meanwhile: the tokenizer releases the interpreter's lock for a batch, even of one
+            text,
+        and for no other call.
 
         Args:
-            most: Stop as soon as there are more ids than that.
-            add_special_tokens: Put the tokenizer's own tokens before and after, such as a start token.
-            check: Called between the pieces of a long text; what it raises ends the work.
+            most: Stop once there are more ids than this.
+            add_special_tokens: Add the tokenizer's own tokens before and after, such as a start token.
+            check: Called between the pieces of a long text; an exception that it raises ends the work.
 
         Raises:
-            RequestError: There is a word of half a million characters.
+            RequestError: A word has half a million characters.
         """
         ids = list(self._before) if add_special_tokens else []
         start, size = 0, _PIECE
@@ -134,7 +159,7 @@ class TextTokenizer:
             check()
             encoding = self._tokenizer.encode_batch([text[start : start + size]], add_special_tokens=False)[0]
             count = _settled(encoding, text, start, size)
-            if count == 0:  # A word that is longer than the piece.
+            if count == 0:  # a word longer than the piece
                 size *= 2
                 if size > _LONGEST_PIECE:
                     raise RequestError(
@@ -162,6 +187,14 @@ class TextTokenizer:
         return framed.ids[: added.index(0)], framed.ids[len(added) - added[::-1].index(0) :]
 
 
+def _characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_characters(key) + _characters(item) for key, item in value.items())
+    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
+
+
 def _is_marked(token: str) -> bool:
     return token[0] in string.punctuation and token[-1] in string.punctuation
 
@@ -177,7 +210,7 @@ def _bringing_back(hidden: Mapping[str, str], normalizer: Any) -> Any:
 
 
 def _can_restart(state: Mapping[str, Any]) -> bool:
-    """Whether a text can be tokenized in pieces, each from the beginning of a word."""
+    """True if a text can be tokenized in pieces that each begin with a word."""
     normalizers = [step for step in _steps(state["normalizer"], "normalizers") if step["type"] != "Replace"]
     words = _steps(state["pre_tokenizer"], "pretokenizers")
     return (
@@ -198,7 +231,7 @@ def _steps(step: Any, sequence: str) -> list[dict[str, Any]]:
 
 
 def _with_whole_offsets(value: Any) -> Any:
-    """A tokenizer's state in which no word's offsets leave its spaces out."""
+    """A tokenizer's state changed such that a word's offsets include its spaces."""
     if isinstance(value, dict):
         changed = {key: _with_whole_offsets(item) for key, item in value.items() if key != "model"}
         if "trim_offsets" in changed:
@@ -208,10 +241,10 @@ def _with_whole_offsets(value: Any) -> Any:
 
 
 def _settled(encoding: Any, text: str, start: int, size: int) -> int:
-    """How many tokens of the piece ``text[start : start + size]`` do not depend on what comes after it.
+    """The number of tokens of the piece ``text[start : start + size]`` that no later text can change.
 
-    They end with a word that ends well within the piece and not in white space, of which more may follow, and
-    before a character that no normalizer joins to it.
+    The last of them ends a word well within the piece. The word must not end in white space, of which more
+    may follow, and the next character must be one that no normalizer joins to it.
     """
     for index in range(len(encoding.ids) - 1, 0, -1):
         begin = encoding.token_to_chars(index)[0]

@@ -1,11 +1,11 @@
-"""Encoded videos of any common kind -> RGB frames, and the sound that goes with them."""
+"""Decoding of videos in any common format to RGB frames, and of their sound."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class VideoInfo(NamedTuple):
-    """A video's picture: how many frames it has, how many a second on average, and their size in pixels."""
+    """A video's number of frames, average frames per second, and frame size in pixels."""
 
     num_frames: int
     fps: float
@@ -30,14 +30,15 @@ class VideoInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class VideoLimits:
-    """
+    """Limits of one video.
+
     Attributes:
-        frames: That are taken of a video.
-        pixels: Of all the frames taken together.
+        frames: Number of frames taken.
+        pixels: Pixels of all frames taken.
         seconds: Length of the video.
         frame_pixels: Width times height.
-        decoded_frames: Those before the last one taken, which are all decoded, and it.
-        decoded_pixels: Of all those together.
+        decoded_frames: Number of frames decoded: all up to the last one taken.
+        decoded_pixels: Pixels of all frames decoded.
     """
 
     frames: int = 768
@@ -59,22 +60,21 @@ def decode_video(
     """Frames of a video, uint8 (n, height, width, 3).
 
     Args:
-        data: The encoded file; its kind is found from its content.
-        param: The request field it came from, for error messages.
-        choose_frames: Which frames to take, ascending; all of them where it is None.
-        check: Called between the pieces of the work; what it raises ends that.
+        data: The encoded file; its format is found from its content.
+        param: The request's field, for error messages.
+        choose_frames: Returns the indices of the frames to take, ascending; None takes all.
+        check: Called between the pieces of the work; an exception that it raises ends the work.
 
     Raises:
-        RequestError: The data are no video, or one that is over a limit.
+        RequestError: The data are not a video, or the video exceeds a limit.
     """
     with _opened(data, param, check) as container:
         stream = _stream(container, param, limits)
         info = _info(container, stream, param, check)
         _check_layout(info, param, limits)
         chosen = range(info.num_frames) if choose_frames is None else choose_frames(info)
-        _check_count(len(chosen), info, param, limits)
         wanted, last = set(chosen), max(chosen)
-        _check_decoded(last + 1, info, param, limits)
+        _check_frames(len(chosen), last + 1, info, param, limits)
         frames = []
         for index, frame in enumerate(_frames(container, stream, check)):
             if (frame.width, frame.height) != (info.width, info.height):
@@ -86,17 +86,24 @@ def decode_video(
             if index >= last:
                 break
     if not frames:
-        _refuse(param)
+        raise _not_video(param)
     return np.stack(frames)
 
 
 def decode_sound_track(
     data: bytes, *, param: str, sample_rate: int = 16_000, max_seconds: float = 300.0, check: Check = go_on
 ) -> AudioClip:
-    """The sound of a video, as ``decode_audio`` gives it.
+    """Decodes the sound of a video to mono samples.
+
+    Args:
+        data: The encoded video.
+        param: The request's field, for error messages.
+        sample_rate: Rate of the result, in Hz.
+        max_seconds: Longest accepted sound.
+        check: Called between the pieces of the work; an exception that it raises ends the work.
 
     Raises:
-        RequestError: It has none, or one that is too long.
+        RequestError: The video has no sound, or its sound is too long.
     """
     with _opened(data, param, check) as container:
         if not container.streams.audio:
@@ -118,7 +125,7 @@ def _opened(data: bytes, param: str, check: Check) -> Iterator[Any]:
     except (av.error.FFmpegError, ValueError, IndexError) as exc:
         if isinstance(exc, RequestError):
             raise
-        raise RequestError(_not_video(param), param=param, code="invalid_video") from exc
+        raise _not_video(param) from exc
 
 
 def _stream(container: Any, param: str, limits: VideoLimits) -> Any:
@@ -126,7 +133,7 @@ def _stream(container: Any, param: str, limits: VideoLimits) -> Any:
 
     stream = first_stream(container, "video")
     if stream is None or not stream.width or not stream.height:
-        _refuse(param)
+        raise _not_video(param)
     if stream.width * stream.height > limits.frame_pixels:
         raise RequestError(
             f"{param} has frames of {stream.width} x {stream.height} pixels, "
@@ -137,15 +144,15 @@ def _stream(container: Any, param: str, limits: VideoLimits) -> Any:
         )
     claimed = (container.duration or 0) / av.time_base
     if claimed > limits.seconds:
-        _refuse_length(claimed, param, limits)
-    # Frames may be larger than the file says.
+        raise _too_long(claimed, param, limits)
+    # Frames may be larger than the header says.
     stream.codec_context.options = {"max_pixels": str(limits.frame_pixels)}
     return stream
 
 
 def _info(container: Any, stream: Any, param: str, check: Check) -> VideoInfo:
     width, height = stream.width, stream.height
-    # Counted, which decodes nothing: headers may say something else, or nothing.
+    # Count packets, without decoding: the header's number may be wrong or missing.
     num_frames = 0
     for packet in container.demux(stream):
         check()
@@ -153,7 +160,7 @@ def _info(container: Any, stream: Any, param: str, check: Check) -> VideoInfo:
     container.seek(0)
     fps = float(stream.average_rate or stream.base_rate or 0)
     if not num_frames or not fps:
-        _refuse(param)
+        raise _not_video(param)
     return VideoInfo(num_frames, fps, width, height)
 
 
@@ -168,7 +175,7 @@ def _frames(container: Any, stream: Any, check: Check) -> Iterator[Any]:
 def _check_layout(info: VideoInfo, param: str, limits: VideoLimits) -> None:
     seconds = info.num_frames / info.fps
     if seconds > limits.seconds:
-        _refuse_length(seconds, param, limits)
+        raise _too_long(seconds, param, limits)
     if max(info.width, info.height) > MAX_ASPECT_RATIO * min(info.width, info.height):
         raise RequestError(
             f"{param} has frames of {info.width} x {info.height} pixels; one side may be at most "
@@ -178,42 +185,31 @@ def _check_layout(info: VideoInfo, param: str, limits: VideoLimits) -> None:
         )
 
 
-def _check_count(count: int, info: VideoInfo, param: str, limits: VideoLimits) -> None:
+def _check_frames(taken: int, decoded: int, info: VideoInfo, param: str, limits: VideoLimits) -> None:
+    """Frames that are not taken are decoded too, because later ones are made from them."""
     size = info.width * info.height
-    most = min(limits.frames, limits.pixels // size)
-    if count > most:
+    frames = f"frames of {info.width} x {info.height} pixels"
+    if taken > (most := min(limits.frames, limits.pixels // size)):
         raise RequestError(
-            f"{param} would be seen in {count} frames of {info.width} x {info.height} pixels, of which "
-            f"{most} are accepted: send a shorter or smaller video, or give video_fps to take fewer frames",
+            f"{param} would be seen in {taken} {frames}, of which {most} are accepted: send a shorter or "
+            "smaller video, or give video_fps to take fewer frames",
             param=param,
             code="video_too_long",
         )
-
-
-def _check_decoded(count: int, info: VideoInfo, param: str, limits: VideoLimits) -> None:
-    """Frames that are not taken are decoded too, because those after them are made from them."""
-    size = info.width * info.height
-    most = min(limits.decoded_frames, limits.decoded_pixels // size)
-    if count > most:
+    if decoded > (most := min(limits.decoded_frames, limits.decoded_pixels // size)):
         raise RequestError(
-            f"{param} would have {count} frames of {info.width} x {info.height} pixels decoded, of which "
-            f"{most} are accepted, taken or not: send a shorter or smaller video",
+            f"{param} would have {decoded} {frames} decoded, of which {most} are accepted, taken or not: "
+            "send a shorter or smaller video",
             param=param,
             code="video_too_large",
         )
 
 
-def _refuse_length(seconds: float, param: str, limits: VideoLimits) -> NoReturn:
-    raise RequestError(
-        f"{param} is {seconds:.0f} s long; the limit is {limits.seconds:g} s",
-        param=param,
-        code="video_too_long",
-    )
+def _too_long(seconds: float, param: str, limits: VideoLimits) -> RequestError:
+    text = f"{param} is {seconds:.0f} s long; the limit is {limits.seconds:g} s"
+    return RequestError(text, param=param, code="video_too_long")
 
 
-def _not_video(param: str) -> str:
-    return f"{param} is not a video that can be decoded; send MP4, WebM, MKV, MOV or AVI"
-
-
-def _refuse(param: str) -> NoReturn:
-    raise RequestError(_not_video(param), param=param, code="invalid_video")
+def _not_video(param: str) -> RequestError:
+    text = f"{param} is not a video that can be decoded; send MP4, WebM, MKV, MOV or AVI"
+    return RequestError(text, param=param, code="invalid_video")

@@ -1,4 +1,4 @@
-"""How tensors get from one process to another: the interface, and the backends by name."""
+"""Relays move tensors from one process to another: the interface, and a room for each kind of backend."""
 
 from sglang_omni.relay.base import (
     Relay,

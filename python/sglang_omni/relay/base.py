@@ -1,8 +1,8 @@
 """The relay interface, its capabilities and the registry of backends.
 
 A relay must have ``put_async``, ``get_async``, ``cleanup`` and ``close``. What it can do beyond that
-it declares: ``relay_io`` uses a capability only where it is declared, so a class with the four plain
-methods, of whatever origin, works as it is.
+it declares: ``relay_io`` uses a capability only if it is declared, so any class with the four plain
+methods works as it is.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from sglang_omni._core import PayloadPlan
 
 
-# What a relay between hosts leaves to the control message, which is with its reader in two thirds of the
-# time or less: no engine and no thread is to be woken. A larger one would be quicker still between processes
-# of one host. But what is in a message takes no credit, and a stage that stands still takes thousands of
-# messages before its senders wait; and encryption costs more than a transfer from about 256 KiB on.
+# A relay between hosts leaves payloads of up to this size to the control message, about 1.5 times as fast as
+# a transfer: no engine and no thread has to wake. Larger ones would still be faster there between processes
+# of one host. But a message takes no credit, and a stage that stands still takes thousands of messages
+# before its senders wait; and from about 256 KiB on, encryption costs more than a transfer.
 INLINE_BYTES = 128 << 10
 
 
@@ -37,11 +37,11 @@ class RelayError(RuntimeError):
 
 
 class RelayReadError(RelayError):
-    """What the metadata announces cannot be read: the sender is gone, or its slot was given to others."""
+    """The payload that the metadata announces cannot be read: its sender is gone, or its slot was reused."""
 
 
 class RelayTimeout(RelayError, TimeoutError):
-    """A transfer or the room for one was waited for in vain; the text says for whom."""
+    """A transfer, or room for one, did not come in time; the text names the peer."""
 
 
 class RelayOperation(Protocol):
@@ -112,16 +112,20 @@ class Relay(ABC):
     def close(self) -> None:
         """Free everything. Tensors that were received stay valid."""
 
+    def usage(self) -> Mapping[str, float]:
+        """Numbers for ``/metrics``."""
+        return {}
+
     async def put_payload(
         self, plan: PayloadPlan, request_id: str, edge: str | None = None
     ) -> RelayOperation:
-        """Send a packed payload without an intermediate buffer. Only where ``packs`` is set."""
+        """Send a packed payload without an intermediate buffer. Only if ``packs`` is set."""
         raise NotImplementedError(f"{type(self).__name__} does not pack")
 
     async def hold_payload(self, plan: PayloadPlan) -> Any | None:
         """Write a payload that several targets get, and keep it for as long as the returned object exists.
 
-        Does not wait for room: None where there is none now. Only where ``fans_out`` is set.
+        Does not wait for room: None if there is none now. Only if ``fans_out`` is set.
         """
         raise NotImplementedError(f"{type(self).__name__} does not fan out")
 
@@ -132,18 +136,18 @@ class Relay(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not fan out")
 
     async def get_payload(self, metadata: Mapping[str, Any]) -> Any:
-        """The payload's bytes as a writable buffer that keeps them alive. Only where ``lends`` is set."""
+        """The payload's bytes as a writable buffer that keeps them alive. Only if ``lends`` is set."""
         raise NotImplementedError(f"{type(self).__name__} does not lend")
 
     async def lend_tensors(
         self, tensors: Sequence[torch.Tensor], request_id: str, edge: str | None = None
     ) -> dict[str, Any] | None:
-        """Lend tensors to a process on the same GPU. Only where ``lends_tensors`` is set.
+        """Lend tensors to a process on the same GPU. Only if ``lends_tensors`` is set.
 
         They are not copied: what is written to them from now on the reader may see.
 
         Returns:
-            What ``borrow_tensors`` needs. None where the edge has as much on loan as it may have.
+            What ``borrow_tensors`` needs. None if the edge has as much on loan as it may have.
 
         Raises:
             CannotLend: They cannot be lent; the text says why.
@@ -151,7 +155,8 @@ class Relay(ABC):
         raise NotImplementedError(f"{type(self).__name__} does not lend tensors")
 
     async def borrow_tensors(self, loan: Any) -> list[torch.Tensor]:
-        """The tensors that ``lend_tensors`` was given, where they are. Only where ``lends_tensors`` is set.
+        """The tensors that ``lend_tensors`` was given, in the lender's memory. Only if
+        ``lends_tensors`` is set.
 
         Raises:
             ValueError: The loan is malformed.
@@ -161,7 +166,7 @@ class Relay(ABC):
 
 
 def credit_bytes(relay: str, slot_size_mb: int, credits: int) -> int:
-    """How much an edge of ``relay`` may have under way. Raises ValueError where that is nothing."""
+    """Bytes that an edge of ``relay`` may have under way. Raises ValueError if either number is below 1."""
     if slot_size_mb < 1 or credits < 1:
         raise ValueError(
             f"{relay} needs slot_size_mb and credits of at least 1, not {slot_size_mb} and {credits}"

@@ -1,4 +1,4 @@
-"""Who can reach what a relay listens on: engines that know no credentials are not for strangers."""
+"""Refuses to let relays listen on public addresses: their engines know no credentials."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _IFREQ_BYTES = 40
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is an address or name of this host's loopback device."""
+    """True if ``host`` is an address or name of this host's loopback device."""
     return _resolve(host).is_loopback
 
 
 def check_address(kind: str, host: str, allow_public: bool) -> None:
-    """Refuse to listen on ``host`` where anybody could connect.
+    """Refuse to listen on an address that is public.
 
     Raises:
-        ValueError: It is a public address, or every address of a host that has one, and ``allow_public``
-            is not set; or it is no address.
+        ValueError: ``host`` is a public address, or stands for all addresses of a host that has a public one,
+            and ``allow_public`` is not set; or it is no address.
     """
     address = _resolve(host)
     public = [address] if address.is_global else []
@@ -31,9 +31,9 @@ def check_address(kind: str, host: str, allow_public: bool) -> None:
         public = [own for own in own_addresses() if own.is_global]
     if public and not allow_public:
         raise ValueError(
-            f"the {kind} relay refuses to listen on {host!r}: {public[0]} is a public address, and whoever "
-            "reaches the relay's ports can read and write its memory, for its engine knows no credentials. "
-            "Name a private address as its host or, where a firewall keeps strangers out, set "
+            f"the {kind} relay refuses to listen on {host!r}: {public[0]} is a public address, and a "
+            "stranger who reaches the relay's ports can read and write its memory: its engine knows no "
+            "credentials. Name a private address as its host or, if a firewall keeps strangers out, set "
             "allow_public=True"
         )
 

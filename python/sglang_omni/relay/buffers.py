@@ -1,4 +1,4 @@
-"""Tensors as buffers, and calls in threads whose results are let go of with their last reference."""
+"""Views a tensor's memory as bytes, and runs calls in threads without keeping their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,15 @@ def bytes_of(tensor: torch.Tensor) -> Any:
 
 
 async def in_thread(call: Callable[[], _T], threads: ThreadPoolExecutor | None = None) -> _T:
-    """As ``asyncio.to_thread``, whose futures keep what ``call`` returned until the collector finds them."""
+    """Run ``call`` in a thread and return its result.
+
+    The futures of ``asyncio.to_thread`` keep the result until the garbage collector finds them; this one does
+    not, so a lease ends with its last view.
+
+    Args:
+        call: The call.
+        threads: Where it runs; the event loop's default threads if None.
+    """
     returned: list[_T] = []
 
     def keep() -> None:

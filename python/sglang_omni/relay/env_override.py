@@ -1,4 +1,4 @@
-"""Environment variables that an engine reads while it is made."""
+"""Overrides an environment variable for a moment: some engines read theirs only while they are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _changing = threading.Lock()
 
 @contextlib.contextmanager
 def setting(name: str, value: str) -> Iterator[None]:
-    """Set a variable for now only: no process started later is to inherit it."""
+    """Set a variable inside the block only, so that no process that starts later inherits it."""
     with _changing:
         before = os.environ.get(name)
         os.environ[name] = value

@@ -1,8 +1,8 @@
-"""What a relay has put and nobody has read yet: credits, tickets, and whoever waits for them.
+"""The ledger of a relay's unread puts: their credits, their tickets, and the tasks that wait for either.
 
 An edge has credit for so many bytes under way and waits for its own readers only. A ticket is one
-reader's right to one payload. Its number is never used twice, so whoever asks with an old one gets an
-error and not another payload.
+reader's right to one payload. Its number is never used twice, so an old number gets an error and not another
+payload.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal
 from sglang_omni._core import CreditLedger
 from sglang_omni.relay.base import RelayError, RelayTimeout
 
-# A payload nobody reads is given up after this long.
+# Seconds after which an unread payload is given up.
 KEEP_SECONDS = 300.0
 # Waiting for credit, look so often at what has expired meanwhile.
 _LOOK_AGAIN_SECONDS = 1.0
@@ -54,7 +54,7 @@ class PutLedger:
         name: The relay, as error texts call it.
         limit: Bytes an edge may have under way.
         timeout: Seconds to wait for credit.
-        keep: Seconds after which what nobody reads is given up.
+        keep: Seconds after which an unread payload is given up.
         on_given_up: Called with the source of a ticket that ended unread.
     """
 
@@ -86,7 +86,7 @@ class PutLedger:
         """Wait until the edge has credit for ``amount`` bytes, and take it.
 
         Raises:
-            RelayTimeout: It had none in time; the text says who holds it.
+            RelayTimeout: It had none in time; the text names the target that holds it.
         """
         deadline = time.monotonic() + self._timeout
         has_waited = False
@@ -130,7 +130,7 @@ class PutLedger:
         """Return when the ticket is over.
 
         Raises:
-            RelayTimeout: Nobody has read it within ``timeout`` seconds.
+            RelayTimeout: It was not read within ``timeout`` seconds.
             RelayError: The relay was closed, or the payload was given up unread.
         """
         deadline = time.monotonic() + timeout
@@ -157,7 +157,7 @@ class PutLedger:
         return self._tickets.get(number)
 
     def finish(self, number: int) -> bool:
-        """Its reader has it. False where the ticket was over already, or never was."""
+        """End a ticket whose payload has been read. False if it was over already, or never was."""
         with self._lock:
             ticket = self._tickets.get(number)
             if ticket is not None:
@@ -178,7 +178,7 @@ class PutLedger:
         return len(tickets)
 
     def expire(self) -> int:
-        """Give up what nobody has read in time; returns how many tickets that were."""
+        """Give up payloads that were not read in time; returns how many."""
         now = time.monotonic()
         with self._lock:
             # All are kept for the same time, so the first is the next to expire.
@@ -190,7 +190,7 @@ class PutLedger:
         return len(late)
 
     def close(self) -> None:
-        """End all tickets and fail whoever waits."""
+        """End all tickets and fail the tasks that wait."""
         with self._lock:
             self._closed = True
             for ticket in list(self._tickets.values()):
@@ -219,7 +219,7 @@ class PutLedger:
         with self._lock:
             waiters, self._waiters = self._waiters, set()
         for future in waiters:
-            with contextlib.suppress(RuntimeError):  # Its loop is closed: nobody waits any more.
+            with contextlib.suppress(RuntimeError):  # Its loop is closed, and the task with it.
                 future.get_loop().call_soon_threadsafe(_set, future)
 
     # --- numbers ---------------------------------------------------------------------------------
@@ -249,11 +249,19 @@ class Put:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the reader has it, or it was taken back."""
+        """True if the reader has it, or it was taken back."""
         return self._ticket.state != "ready"
 
     async def wait_for_completion(self, timeout: float = 30.0) -> None:
-        """Return when the reader has the payload or a cleanup took it back. As ``PutLedger.wait_for``."""
+        """Return when the reader has the payload or a cleanup took it back.
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            RelayTimeout: It was not read in time, or was given up unread.
+            RelayError: The relay was closed.
+        """
         await self._puts.wait_for(self._ticket, timeout)
 
 
@@ -270,7 +278,7 @@ class Got:
 
 
 async def _wait(changed: asyncio.Future[None], deadline: float) -> bool:
-    """Whether it changed before the deadline."""
+    """True if it changed before the deadline."""
     remaining = deadline - time.monotonic()
     if remaining <= 0:
         return False

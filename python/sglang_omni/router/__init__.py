@@ -1,4 +1,4 @@
-"""The router in front of replicas: one address, many servers. The work is done in Rust (`rust/router`)."""
+"""The router: one address for many servers. It runs in Rust (`rust/router`); this package configures it."""
 
 from __future__ import annotations
 

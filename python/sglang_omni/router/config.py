@@ -1,4 +1,4 @@
-"""What the router can be told. Standard library only: a router's process should stay small."""
+"""The router's options. Imports only the standard library, to keep the router's process small."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ KEYS = "keys"
 LOGS = "logs"
 
 
-# Any: a checker takes the field's own annotation for its type, as with `dataclasses.field`.
+# Returns Any, like `dataclasses.field`: the field's annotation is its type.
 def option(default: Any, section: str, text: str, *, metavar: str | None = None, also: str = "") -> Any:
-    """A field that is a flag too; its name and type are the flag's.
+    """A dataclass field with a flag of the same name and type.
 
     Args:
-        section: Where ``--help`` and docs/router.md list it.
-        text: What it does, with its unit.
-        also: Another spelling of the flag, as other routers have it.
+        default: The field's default.
+        section: The section of ``--help`` and docs/router.md that lists the flag.
+        text: The flag's help, with its unit.
+        metavar: The name of the flag's value in ``--help``.
+        also: The flag's spelling in other routers.
     """
     metadata = {"section": section, "help": text, "metavar": metavar, "also": also}
     if isinstance(default, list):
@@ -32,7 +34,8 @@ def option(default: Any, section: str, text: str, *, metavar: str | None = None,
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig:
-    """A router in front of HTTP replicas; checked when the router starts (`ValueError` naming the field).
+    """The options of a router in front of HTTP servers, checked when it starts (`ValueError` names the
+    field).
 
     Each field is a flag of `python -m sglang_omni.launch_router` and a line in docs/router.md.
     """
@@ -40,27 +43,29 @@ class RouterConfig:
     worker_urls: list[str] = option(
         [],
         WORKERS,
-        "replicas, as http://host:port or https://host:port; POST /workers adds more while running",
+        "workers, as http://host:port or https://host:port; POST /workers adds more at run time",
         metavar="URL",
     )
     worker_ca_file: str | None = option(
         None,
         WORKERS,
-        "who may have signed https workers' certificates, in PEM; without it those whom the system trusts",
+        "certificate authorities of https workers, in PEM; by default those that the system trusts",
         metavar="FILE",
     )
     workers_file: str | None = option(
         None,
         WORKERS,
-        "a file that lists replicas, a URL a line or as a JSON or YAML list; it is watched",
+        "a file that lists workers, one URL a line or as a JSON or YAML list; it is watched",
         metavar="FILE",
     )
-    worker_dns: list[str] = option([], WORKERS, "names whose every address is a replica", metavar="NAME:PORT")
-    dns_interval: float = option(5.0, WORKERS, "time between two look-ups of these names", metavar="SECONDS")
+    worker_dns: list[str] = option(
+        [], WORKERS, "names all of whose addresses are workers", metavar="NAME:PORT"
+    )
+    dns_interval: float = option(5.0, WORKERS, "time between look-ups of these names", metavar="SECONDS")
 
     host: str = option("127.0.0.1", LISTENING, "address to listen on")
     port: int = option(30000, LISTENING, "port to listen on; 0 takes a free one")
-    threads: int = option(0, LISTENING, "threads that serve; 0 takes one a core")
+    threads: int = option(0, LISTENING, "number of threads; 0 takes one a core")
 
     tls_cert_path: str | None = option(
         None, LISTENING, "the certificate, with its chain, in PEM: clients then use https", metavar="PATH"
@@ -82,7 +87,7 @@ class RouterConfig:
     cache_threshold: float = option(
         0.5,
         ROUTING,
-        "cache_aware: a prompt of which nobody has seen more than this share avoids large trees",
+        "cache_aware: a prompt of which no worker has seen more than this share avoids large trees",
         metavar="SHARE",
     )
     balance_abs_threshold: int = option(
@@ -97,14 +102,14 @@ class RouterConfig:
     eviction_interval: float = option(
         60.0,
         ROUTING,
-        "cache_aware: time between two trims of the prefix tree",
+        "cache_aware: time between trims of the prefix tree",
         metavar="SECONDS",
         also="--eviction-interval-secs",
     )
     max_tree_size: int = option(
         16777216,
         ROUTING,
-        "cache_aware: memory for the prompts each worker has seen; a quarter more for those on their way",
+        "cache_aware: memory for the prompts that each worker has seen; a quarter more for those in flight",
         metavar="BYTES",
     )
 
@@ -118,7 +123,7 @@ class RouterConfig:
     max_held_bytes: int = option(
         1073741824,
         LIMITS,
-        "what is held of request bodies until workers answer, up to 1 MiB each; more are refused with 503",
+        "request bodies held until workers answer, up to 1 MiB of each; more are refused with 503",
         metavar="BYTES",
     )
     header_timeout: float = option(
@@ -127,15 +132,14 @@ class RouterConfig:
     stall_timeout: float = option(
         60.0,
         LIMITS,
-        "a client that sends less than 1 KiB a second of a body for this long gets 408; one that "
-        "takes nothing of its answer for as long is given up",
+        "a client that sends less than 1 KiB a second of a body for this long gets 408; one that reads "
+        "nothing of its answer for this long is disconnected",
         metavar="SECONDS",
     )
     stream_idle_timeout: float = option(
         300.0,
         LIMITS,
-        "an answer of which nothing more came for this long, or a WebSocket on which nothing goes either way "
-        "or the other, is broken off; 0 waits for ever",
+        "an answer or a WebSocket without data for this long is broken off; 0 waits for ever",
         metavar="SECONDS",
     )
     keep_alive_timeout: float = option(
@@ -144,15 +148,18 @@ class RouterConfig:
     drain_timeout: float = option(
         30.0,
         LIMITS,
-        "time that requests in flight have to end once SIGTERM has come",
+        "time for requests in flight to end after SIGTERM",
         metavar="SECONDS",
         also="--shutdown-grace-period-secs",
     )
     max_concurrent_requests: int | None = option(
-        None, LIMITS, "requests that may be at workers at once; -1 for any number", metavar="REQUESTS"
+        None, LIMITS, "limit of requests at workers at once; -1 for none", metavar="REQUESTS"
     )
     queue_size: int = option(
-        100, LIMITS, "requests beyond that which may wait for their turn; more get 429", metavar="REQUESTS"
+        100,
+        LIMITS,
+        "limit of requests that wait for their turn beyond that; more get 429",
+        metavar="REQUESTS",
     )
     queue_timeout: float = option(
         60.0,
@@ -165,15 +172,15 @@ class RouterConfig:
     probe_interval: float = option(
         1.0,
         HEALTH,
-        "time between two health checks of a worker",
+        "time between health checks of a worker",
         metavar="SECONDS",
         also="--health-check-interval-secs",
     )
     probe_timeout: float = option(
         2.0,
         HEALTH,
-        "a worker that is later than this with two health checks in a row, and answers nothing else "
-        "either, is down",
+        "a worker that is later than this with two health checks in a row, and answers no request either, is "
+        "down",
         metavar="SECONDS",
         also="--health-check-timeout-secs",
     )
@@ -181,30 +188,32 @@ class RouterConfig:
     retry_max_retries: int = option(
         3,
         FAILURES,
-        "how often a request is sent again, to another worker, before anything of an answer came",
+        "how often a request is sent again, to another worker, if no part of an answer has come",
         metavar="TIMES",
     )
     disable_retries: bool = option(
-        False, FAILURES, "send again only what could not be sent; the same as --retry-max-retries 0"
+        False, FAILURES, "send again only requests that could not be sent; the same as --retry-max-retries 0"
     )
     cb_failure_threshold: int = option(
         5,
         FAILURES,
-        "failures in a row that put a worker behind the others, while these do well",
+        "failures in a row that put a worker behind the others, while these succeed",
         metavar="FAILURES",
     )
     cb_timeout: float = option(
         2.0,
         FAILURES,
-        "time until a failing or hung worker gets a request again, which tries whether it is well",
+        "time until a failing or hung worker gets one request as a trial",
         metavar="SECONDS",
         also="--cb-timeout-duration-secs",
     )
-    disable_circuit_breaker: bool = option(False, FAILURES, "put no worker behind for its failures")
+    disable_circuit_breaker: bool = option(
+        False, FAILURES, "do not put workers behind others for their failures"
+    )
     hung_timeout: float = option(
         10.0,
         FAILURES,
-        "silence after which a worker can be found hung, and what waits for its first byte goes elsewhere",
+        "silence after which a worker may be hung, and requests without a first byte go to another worker",
         metavar="SECONDS",
     )
     request_timeout: float = option(
@@ -218,14 +227,14 @@ class RouterConfig:
     api_key: list[str] = option(
         [],
         KEYS,
-        "clients must show one of these keys; or set SGLANG_OMNI_ROUTER_API_KEY, which `ps` does not show",
+        "clients must send one of these keys; or set SGLANG_OMNI_ROUTER_API_KEY, which `ps` does not show",
         metavar="KEY",
     )
     api_key_file: str | None = option(None, KEYS, "a file with such keys, one a line", metavar="PATH")
     worker_api_key: str | None = option(
         None,
         KEYS,
-        "the key workers are shown instead of the client's; or set SGLANG_OMNI_ROUTER_WORKER_API_KEY",
+        "the key sent to workers instead of the client's; or set SGLANG_OMNI_ROUTER_WORKER_API_KEY",
         metavar="KEY",
     )
     worker_api_key_file: str | None = option(None, KEYS, "a file with that key", metavar="PATH")
@@ -233,15 +242,15 @@ class RouterConfig:
     admin_api_key: str | None = option(
         None,
         KEYS,
-        "the key that administers the router; or set SGLANG_OMNI_ROUTER_ADMIN_API_KEY. Without one only "
-        "clients on this machine may",
+        "the key for administration; or set SGLANG_OMNI_ROUTER_ADMIN_API_KEY. Without one, only clients on "
+        "this machine may administer the router",
         metavar="KEY",
     )
     admin_api_key_file: str | None = option(None, KEYS, "a file with that key", metavar="PATH")
     allowed_hosts: list[str] = option(
         [],
         KEYS,
-        "names by which the router may be administered, beside addresses, localhost and --host; * for any",
+        "host names of administration requests, beside addresses, localhost and --host; * for any",
         metavar="NAME",
     )
     expose_worker_urls: bool = option(
@@ -256,6 +265,6 @@ class RouterConfig:
     request_id_headers: list[str] = option(
         [],
         LOGS,
-        "headers in which clients may name their requests, looked at in order and before x-request-id",
+        "headers that may hold a request's id, read in order and before x-request-id",
         metavar="NAME",
     )

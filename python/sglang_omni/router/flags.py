@@ -1,4 +1,4 @@
-"""The router's options as flags: one for each field of `RouterConfig`."""
+"""Command-line flags of the router, one for each field of `RouterConfig`, and a strict parser of flags."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sglang_omni.router.config import RouterConfig
 
 
 def add_flags(parser: argparse.ArgumentParser, *, prefix: str = "", without: Collection[str] = ()) -> None:
-    """Adds the flags, in a group for each section. Parsed, only those that were given are there.
+    """Adds the flags, in a group for each section. The parsed arguments have only flags that were given.
 
     Args:
-        prefix: Put before each flag's name and destination, as "router-".
-        without: Fields that get no flag.
+        prefix: Precedes each flag's name and destination, such as "router-".
+        without: Fields without a flag.
     """
     groups: dict[str, Any] = {}
     for each, kind in options():
@@ -37,9 +37,9 @@ def add_flags(parser: argparse.ArgumentParser, *, prefix: str = "", without: Col
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """``parse_args``, which for an unknown option names the one that was probably meant.
+    """``parse_args`` that suggests the nearest option for an unknown one.
 
-    Options are written out: what abbreviates one today may abbreviate two tomorrow.
+    Options must not be abbreviated: a new option could make an abbreviation ambiguous.
     """
     parser.allow_abbrev = False
     args, unknown = parser.parse_known_args(argv)
@@ -51,14 +51,14 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
 
 
 def known_options(parser: argparse.ArgumentParser) -> list[str]:
-    """The parser's long options, each in all its spellings, as its help names them."""
+    """The parser's long options in all spellings of its help."""
     return re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
 
 
 def meant_option(given: str, known: Sequence[str]) -> str | None:
-    """The known option that an unknown one is most likely to stand for; None if it is none of them.
+    """The known option nearest to an unknown one; None if none is near.
 
-    One of the same name behind a prefix comes first: ``--api-key`` stands for ``--router-api-key``.
+    An option of the same name with a prefix comes first: ``--router-api-key`` for ``--api-key``.
     """
     name = given.lstrip("-")
     prefixed = [option for option in known if option.endswith(f"-{name}")] if name else []
@@ -77,7 +77,7 @@ def options() -> Iterator[tuple[Field[Any], Any]]:
 
 
 def flag_names(each: Field[Any]) -> list[str]:
-    """The flag's spellings, its own first, without dashes in front."""
+    """The flag's spellings without leading dashes, the field's own first."""
     names = [each.name.replace("_", "-")]
     if each.metadata["also"]:
         names.append(each.metadata["also"].removeprefix("--"))
@@ -85,7 +85,7 @@ def flag_names(each: Field[Any]) -> list[str]:
 
 
 def default_text(each: Field[Any]) -> str:
-    """The default as one would type it; empty where there is nothing to type."""
+    """The default as typed in a command; empty if there is none."""
     if each.default_factory is not MISSING:
         return " ".join(each.default_factory())
     if each.default is None or each.default is False:
@@ -121,7 +121,7 @@ def _reading(each: Field[Any], kind: Any) -> dict[str, Any]:
 
 
 def port(text: str) -> int:
-    """For ``type=``: a port, or 0 for a free one."""
+    """Parses a port, or 0 for a free one; for ``type=`` of argparse."""
     if not (text.isascii() and text.isdigit() and int(text) <= 65535):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; give 0 to 65535")
     return int(text)

@@ -1,4 +1,4 @@
-"""Runs the router for the life of a process."""
+"""Runs the router until a signal ends its process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from sglang_omni._core import RouterServer
 from sglang_omni.router.config import RouterConfig
 
-# How often the wait returns to the interpreter, which runs signal handlers only then.
+# The wait returns this often to the interpreter, which runs signal handlers only then.
 _SIGNAL_CHECK_S = 0.1
 
 
 def with_keys_from_environment(config: RouterConfig) -> RouterConfig:
-    """The config, with keys from SGLANG_OMNI_ROUTER_API_KEY (several apart by spaces),
-    SGLANG_OMNI_ROUTER_WORKER_API_KEY and SGLANG_OMNI_ROUTER_ADMIN_API_KEY where it has none."""
+    """The config with missing keys from SGLANG_OMNI_ROUTER_API_KEY (several, separated by spaces),
+    SGLANG_OMNI_ROUTER_WORKER_API_KEY and SGLANG_OMNI_ROUTER_ADMIN_API_KEY."""
     found: dict[str, Any] = {}
     if not (config.api_key or config.api_key_file):
         found["api_key"] = os.environ.get("SGLANG_OMNI_ROUTER_API_KEY", "").split()
@@ -30,16 +30,16 @@ def with_keys_from_environment(config: RouterConfig) -> RouterConfig:
 
 
 def run_router(config: RouterConfig) -> int:
-    """Serves until SIGTERM (finishes what is in flight) or SIGINT (ends at once); a second SIGTERM also
-    ends at once. SIGHUP has it read the workers' file and the certificate and resolve the workers' names
-    again. Call it from the main thread of a process of its own.
+    """Serves until SIGTERM (finishes requests in flight) or SIGINT (ends at once); a second SIGTERM also ends
+    at once. SIGHUP reads the workers' file and the certificate and resolves the workers' names again. Must be
+    called from the main thread of its own process.
 
     Returns:
         The exit status, 0 after either signal.
 
     Raises:
         ValueError: A field of `config` is wrong; the text names it.
-        OSError: The port cannot be listened on.
+        OSError: The router cannot listen on the port.
     """
     server = RouterServer(json.dumps(vars(with_keys_from_environment(config))))
 

@@ -1,4 +1,4 @@
-"""What a running router tells about itself: `/workers` and `/metrics`, read and compared over time."""
+"""Reads `/workers` and `/metrics` of a running router, and compares them over time."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from typing import Any
 _TIMEOUT_S = 5.0
 _PREFIX = "sglang_omni_router_"
 
-# Answered by the router itself, as what is asked here is: they say nothing about its work.
+# Routes that the router answers itself: their metrics say nothing about its work.
 _OWN_ROUTES = ("/health", "/liveness", "/readiness", "/metrics", "/workers")
 
 Labels = Mapping[str, str]
 
 
 class RouterUnreachable(Exception):
-    """No answer; the text says why, and what to do."""
+    """The router did not answer; the text tells the reason."""
 
 
 class NotARouter(Exception):
-    """There is an answer, but not one to go on with; the text says what to do."""
+    """The answer is a refusal, or not a router's; the text tells what to do."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the router told at one time.
+    """The router's state at one time.
 
     Attributes:
-        at: Seconds on a clock that only goes forward.
+        at: Seconds of a monotonic clock.
         workers: Entries of `/workers`.
-        values: By metric, without the common prefix: its labels with each value.
+        values: Labels and value of each series, by metric without the common prefix.
     """
 
     at: float
@@ -45,12 +45,12 @@ class Snapshot:
     values: dict[str, list[tuple[Labels, float]]]
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum over all series with these labels; nan where there is none."""
+        """The sum over all series with these labels; nan if there is none."""
         found = [value for had, value in self.values.get(name, []) if labels.items() <= had.items()]
         return sum(found) if found else math.nan
 
     def buckets(self, name: str, **labels: str) -> dict[float, float]:
-        """Cumulated counts by upper bound, summed over all series with these labels."""
+        """Cumulative counts by upper bound, summed over all series with these labels."""
         counts: dict[float, float] = {}
         for had, value in self.values.get(f"{name}_bucket", []):
             if labels.items() <= had.items():
@@ -61,13 +61,13 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Change:
-    """What happened between two snapshots."""
+    """The change between two snapshots."""
 
     before: Snapshot
     now: Snapshot
 
     def grown(self, name: str, **labels: str) -> float:
-        """How much a counter grew. One that is new, or was started anew, grew from 0."""
+        """The growth of a counter; a new or restarted counter grew from 0."""
         now, before = self.now.total(name, **labels), self.before.total(name, **labels)
         return now if math.isnan(before) or before > now else now - before
 
@@ -75,7 +75,7 @@ class Change:
         return self.grown(name, **labels) / max(self.now.at - self.before.at, 1e-9)
 
     def quantile(self, share: float, name: str, **labels: str) -> float:
-        """Seconds that this share of what was observed meanwhile took at most; nan if nothing was."""
+        """The ``share`` quantile of the histogram's new observations; nan if there are none."""
         before, now = self.before.buckets(name, **labels), self.now.buckets(name, **labels)
         grown = [(bound, count - before.get(bound, 0.0)) for bound, count in sorted(now.items())]
         total = grown[-1][1] if grown else 0.0
@@ -84,7 +84,7 @@ class Change:
         low, below = 0.0, 0.0
         for bound, count in grown:
             if count >= share * total:
-                # Of the last bucket only the lower end is known.
+                # The last bucket has only a lower end.
                 within = (share * total - below) / (count - below) if count > below else 1.0
                 return low if math.isinf(bound) else low + (bound - low) * within
             low, below = bound, count
@@ -92,16 +92,17 @@ class Change:
 
 
 class Router:
-    """A router to ask.
+    """A client of a router's endpoints.
 
     Args:
-        ca_cert: A file with the certificate of who signed the router's, where the system does not know it.
+        ca_cert: File with the certificate authority of the router's certificate, if the system does not know
+            it.
     """
 
     def __init__(self, url: str, admin_api_key: str | None = None, ca_cert: str | None = None) -> None:
         self.url = url
         self._admin_api_key = admin_api_key
-        # The environment's proxies are not for a router that is spoken to directly.
+        # No proxies: the environment's are not meant for the router.
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if ca_cert:
             context = ssl.create_default_context(cafile=ca_cert)
@@ -109,11 +110,11 @@ class Router:
         self._opener = urllib.request.build_opener(*handlers)
 
     def read(self) -> Snapshot:
-        """What it tells now.
+        """Reads the router's state.
 
         Raises:
-            RouterUnreachable: It is not there, now.
-            NotARouter: It asks for a key, or is something else.
+            RouterUnreachable: The router does not answer now.
+            NotARouter: The server needs a key, or is not a router.
         """
         try:
             listed = json.loads(self._get("/workers"))
@@ -147,7 +148,7 @@ class Router:
             raise RouterUnreachable(f"no router answers at {self.url}: {reason}") from exc
 
     def _hint(self, refused: urllib.error.HTTPError) -> str:
-        """Why the router does not show itself, and what to do."""
+        """The reason of the refusal, and what to do."""
         if self._admin_api_key:
             return "does not take this --admin-api-key"
         if refused.code == 401:
@@ -163,7 +164,7 @@ def _message(refused: urllib.error.HTTPError) -> str:
 
 
 def parse(text: str) -> dict[str, list[tuple[Labels, float]]]:
-    """Reads Prometheus' text format, as the router writes it."""
+    """Parses Prometheus' text format in the form that the router writes."""
     values: dict[str, list[tuple[Labels, float]]] = {}
     own = tuple(f'route="{path}"' for path in _OWN_ROUTES)
     for line in text.splitlines():

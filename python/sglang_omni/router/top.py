@@ -28,20 +28,20 @@ def build_parser(prog: str = "sgl-omni route top") -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Watch a router: its workers, their load, hit rate and latencies. q ends it. "
-        "Where the output is no terminal, one table is printed.",
+        "If the output is not a terminal, it prints one table.",
     )
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="the router (default: %(default)s)")
     parser.add_argument(
         "--admin-api-key",
         metavar="KEY",
         default=os.environ.get("SGLANG_OMNI_ROUTER_ADMIN_API_KEY"),
-        help="the router's admin key; or set SGLANG_OMNI_ROUTER_ADMIN_API_KEY. Without one it shows itself "
-        "on its own machine only",
+        help="the router's admin key; or set SGLANG_OMNI_ROUTER_ADMIN_API_KEY. Without one, works only on "
+        "the router's own machine",
     )
     parser.add_argument(
         "--ca-cert",
         metavar="FILE",
-        help="who signed the router's certificate, if the system does not know",
+        help="certificate authority of the router's certificate, if the system does not know it",
     )
     parser.add_argument(
         "--interval", type=float, default=1.0, metavar="SECONDS", help="time between two looks (default: 1)"
@@ -50,7 +50,7 @@ def build_parser(prog: str = "sgl-omni route top") -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "sgl-omni route top") -> int:
-    """Returns the exit status: 1 where there is no router, or none that answers to this key."""
+    """Returns the exit status: 1 if there is no router, or the router refuses the key."""
     parser = build_parser(prog)
     args = parse(parser, argv)
     if not args.interval > 0:
@@ -97,7 +97,7 @@ def table(url: str, change: Change, *, color: bool = False) -> list[str]:
     rows = [_COLUMNS, *(_row(change, worker) for worker in now.workers)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     for row in rows:
-        # What is text stands left, numbers right.
+        # Align text left and numbers right.
         cells = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
         cells += [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
         if row is _COLUMNS:
@@ -125,13 +125,13 @@ def _row(change: Change, worker: dict) -> tuple[str, ...]:
 
 
 def _label(now: Snapshot, worker: dict) -> str:
-    """What metrics call the worker: its URL where the router exposes it, and its id otherwise."""
+    """The worker's name in metrics: its URL if the router exposes URLs, else its id."""
     named = {labels["worker"] for labels, _ in now.values.get("worker_up", []) if "worker" in labels}
     return worker["url"] if worker["url"] in named else str(worker["id"])
 
 
 def _hit_rate(change: Change) -> str:
-    """Of prompts' tokens as workers report it, or else of their bytes as the policy believes."""
+    """The hit rate of prompts' tokens, which workers report, or else of bytes, which the policy estimates."""
     for hit, asked in (
         ("cached_tokens_total", "prompt_tokens_total"),
         ("matched_bytes_total", "prompt_bytes_total"),
@@ -172,7 +172,7 @@ def _leave(_code: str, text: str) -> str:
 
 
 class _Screen:
-    """The live table; drawn at every look, and when the terminal's size changes."""
+    """The live table, drawn at each interval and when the terminal's size changes."""
 
     def __init__(self, router: Router, interval: float, first: Snapshot) -> None:
         self.router = router
@@ -182,7 +182,7 @@ class _Screen:
         self.color = "NO_COLOR" not in os.environ
 
     def run(self) -> None:
-        """Until q or Ctrl-C."""
+        """Runs until q or Ctrl-C."""
         signal.signal(signal.SIGWINCH, lambda *_: self.draw())
         with _own_screen(), _single_keys() as keys:
             self.draw()
@@ -210,7 +210,7 @@ class _Screen:
 
 
 def _clip(line: str, columns: int) -> str:
-    """The line as far as it fits; escape sequences take no room."""
+    """The line cut to ``columns``, in which escape sequences have no width."""
     out, room, rest = "", columns, line
     while rest and room > 0:
         if rest.startswith("\x1b["):
@@ -234,7 +234,7 @@ def _own_screen() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _single_keys() -> Iterator[int | None]:
-    """The keyboard's descriptor, giving keys as they are pressed; None where there is no keyboard."""
+    """Yields the keyboard's descriptor, which then gives single keys; None if there is no keyboard."""
     if not sys.stdin.isatty():
         yield None
         return
@@ -251,7 +251,7 @@ def _single_keys() -> Iterator[int | None]:
 
 
 def _pressed(keys: int | None, wanted: str, seconds: float) -> bool:
-    """Waits, and tells whether the key was pressed meanwhile."""
+    """Waits at most ``seconds``; returns True at once if the key is pressed."""
     if keys is None:
         time.sleep(seconds)
         return False

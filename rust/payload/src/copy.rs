@@ -1,18 +1,18 @@
-//! The one copy a tensor takes.
+//! Copies a tensor into a payload, the one time that it is copied.
 
 use std::thread;
 
-/// A copy of this size or more is split over threads, where there are cores to spare.
+/// A copy of this size or more is split over threads if there are cores to spare.
 const SPLIT: usize = 32 << 20;
-/// From this size on what is copied would push everything else out of the cache, and itself too.
+/// A copy of this size or more would push everything else out of the cache, and its own beginning too.
 const AROUND_CACHE: usize = 16 << 20;
 
-/// Copies as `ptr::copy_nonoverlapping`, as fast as the machine can for the size.
+/// Copies `len` bytes in the way that is fastest for that size.
 ///
 /// # Safety
-/// As `ptr::copy_nonoverlapping` for `len` bytes.
+/// `len` bytes are readable at `from` and writable at `to`, and the two ranges do not overlap.
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // Asked for only where it matters: the answer takes system calls, 30 us of them.
+    // Asked only for large copies: the answer takes 30 us of system calls.
     let threads = if len < SPLIT {
         1
     } else {
@@ -33,18 +33,18 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     unsafe { split(one, from, to, len, threads) };
 }
 
-/// In parts, each in a thread; here where there can be no more threads.
+/// Copies parts in a thread each, or in this thread if no more threads can be started.
 ///
 /// # Safety
-/// As `ptr::copy_nonoverlapping` for `len` bytes.
-unsafe fn split(one: Copy, from: *const u8, to: *mut u8, len: usize, threads: usize) {
+/// The same as for [`copy`].
+unsafe fn split(one: CopyFn, from: *const u8, to: *mut u8, len: usize, threads: usize) {
     let part = len.div_ceil(threads).next_multiple_of(4096);
     let (from, to) = (from as usize, to as usize);
     thread::scope(|scope| {
         for start in (0..len).step_by(part) {
             let size = part.min(len - start);
             let copy_part = move || {
-                // SAFETY: the parts are disjoint and together the range the caller vouches for.
+                // SAFETY: the parts are disjoint and together the range that the caller vouches for.
                 unsafe { one((from + start) as *const u8, (to + start) as *mut u8, size) };
             };
             if thread::Builder::new()
@@ -57,16 +57,16 @@ unsafe fn split(one: Copy, from: *const u8, to: *mut u8, len: usize, threads: us
     });
 }
 
-type Copy = unsafe fn(*const u8, *mut u8, usize);
+type CopyFn = unsafe fn(*const u8, *mut u8, usize);
 
 /// # Safety
-/// As `ptr::copy_nonoverlapping` for `len` bytes.
+/// The same as for [`copy`].
 unsafe fn plain(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(from, to, len) };
 }
 
-fn around_cache() -> Copy {
+fn around_cache() -> CopyFn {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx") {
         return x86::non_temporal;
@@ -80,15 +80,15 @@ mod x86 {
 
     const LINE: usize = 64;
 
-    /// Writes whole cache lines without reading them first, which is a third of a large copy's traffic.
+    /// Writes whole cache lines without reading them first: that reading is a third of a large copy's traffic.
     ///
     /// # Safety
-    /// As `ptr::copy_nonoverlapping` for `len` bytes, on a machine with AVX.
+    /// The same as for [`super::copy`], on a machine with AVX.
     #[target_feature(enable = "avx")]
     pub unsafe fn non_temporal(from: *const u8, to: *mut u8, len: usize) {
         let head = to.align_offset(LINE).min(len);
         let end = head + (len - head) / LINE * LINE;
-        // SAFETY: head, lines and tail are disjoint parts of the range the caller vouches for, and the
+        // SAFETY: head, lines and tail are disjoint parts of the range that the caller vouches for, and the
         // lines' targets are aligned.
         unsafe {
             std::ptr::copy_nonoverlapping(from, to, head);
@@ -104,7 +104,7 @@ mod x86 {
             }
             std::ptr::copy_nonoverlapping(from.add(end), to.add(end), len - end);
         }
-        // Such writes are in no order with later ones, by which readers are told of them, without this.
+        // Without this, a later write that tells a reader of the copy could overtake the copy.
         _mm_sfence();
     }
 }
@@ -138,7 +138,7 @@ mod tests {
         }
     }
 
-    /// Runs in a process of its own, which it leaves without room for a thread's stack.
+    /// Runs in a process of its own and takes all of its memory, so that no thread's stack fits.
     #[test]
     #[ignore = "run by the test below"]
     fn alone_without_room_for_threads() {
@@ -160,6 +160,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "starts a process")]
     fn a_copy_needs_no_threads() {
         let name = "copy::tests::alone_without_room_for_threads";
         let run = std::process::Command::new("sh")
@@ -178,6 +179,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "takes an hour")]
     fn a_large_copy_arrives_whole() {
         let len = SPLIT + 12_345;
         let source: Vec<u8> = (0..len).map(|i| (i ^ (i >> 11)) as u8).collect();

@@ -1,4 +1,4 @@
-//! Reads a payload: nothing is allocated or pointed to before it is checked to lie inside the bytes.
+//! Reads a payload. Every offset is checked to lie inside the bytes before anything is allocated or pointed to.
 
 use std::fmt;
 use std::ops::Range;
@@ -27,7 +27,7 @@ pub struct Decoded {
     pub tensors: Vec<TensorView>,
 }
 
-/// What is wrong with a payload.
+/// Why a payload is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeError {
     Truncated,
@@ -70,11 +70,11 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-struct Reader<'a> {
+struct HeadReader<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> HeadReader<'a> {
     fn take<const N: usize>(&mut self) -> Result<&'a [u8; N], DecodeError> {
         let (head, rest) = self
             .rest
@@ -105,13 +105,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A copy of what comes before a payload's tensors, to be decoded by [`decode_head`]: another process may write to the
-/// payload meanwhile, and what was checked must be what is used.
+/// Copies the part of a payload before its tensors, for [`decode_head`]. Another process may write to the payload
+/// meanwhile; the bytes that were checked must be the bytes that are used.
 ///
 /// # Safety
 /// `len` bytes are readable at `payload`.
 pub unsafe fn copy_head(payload: *const u8, len: usize) -> Vec<u8> {
-    // How long it is: a guess from bytes that may change, which decides how much is copied and nothing else.
+    // The length is a guess from bytes that may change. It only decides how much is copied.
     // SAFETY: the caller's promise, for offsets below `len`.
     let byte = |at: usize| unsafe { payload.add(at).read_volatile() };
     let number = |at: usize, bytes: usize| -> usize {
@@ -137,15 +137,15 @@ pub unsafe fn copy_head(payload: *const u8, len: usize) -> Vec<u8> {
     head
 }
 
-/// Reads and checks a payload. Total: every input gives a result, and no allocation is larger than
-/// a small multiple of the input.
+/// Reads and checks a payload. Every input gives a result or an error, and no allocation is larger than a small
+/// multiple of the input.
 pub fn decode(payload: &[u8]) -> Result<Decoded, DecodeError> {
     decode_head(payload, payload.len())
 }
 
-/// As [`decode`], of a payload of `len` bytes that begins with `payload`.
+/// Reads and checks the head of a payload of `len` bytes, of which `payload` is the beginning.
 pub fn decode_head(payload: &[u8], len: usize) -> Result<Decoded, DecodeError> {
-    let mut reader = Reader { rest: payload };
+    let mut reader = HeadReader { rest: payload };
     if reader.take::<4>()? != &MAGIC {
         return Err(DecodeError::BadMagic);
     }
@@ -163,7 +163,7 @@ pub fn decode_head(payload: &[u8], len: usize) -> Result<Decoded, DecodeError> {
     if total != len as u64 {
         return Err(DecodeError::BadLength);
     }
-    // Counts are believed only where their rows can be there.
+    // Counts are believed only if there are bytes for their rows.
     let least = tensor_count
         .checked_mul(TENSOR_ROW_LEN)
         .zip(buffer_count.checked_mul(BUFFER_ROW_LEN))
@@ -222,7 +222,7 @@ struct Row {
     strides: Vec<i64>,
 }
 
-fn tensor_row(reader: &mut Reader<'_>) -> Result<Row, DecodeError> {
+fn tensor_row(reader: &mut HeadReader<'_>) -> Result<Row, DecodeError> {
     let code = reader.u8()?;
     let framework = Framework::from_code(code).ok_or(DecodeError::UnknownFramework(code))?;
     let code = reader.u8()?;

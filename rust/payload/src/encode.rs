@@ -1,4 +1,4 @@
-//! Writes a payload: where everything goes is planned first, then all of it is copied once.
+//! Writes a payload: a plan of where everything goes, then one copy of each byte.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub struct Source {
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum EncodeError {
-    /// Row number of a source whose extent does not fit the address space, or has too many dimensions.
+    /// Row number of a source that has too many dimensions or does not fit the address space.
     BadSource(usize),
     TooLarge,
 }
@@ -38,7 +38,7 @@ impl fmt::Display for EncodeError {
 
 impl std::error::Error for EncodeError {}
 
-/// A contiguous run of source memory and its place in the payload.
+/// A contiguous range of source memory and its offset in the payload.
 #[derive(Debug)]
 struct Run {
     address: usize,
@@ -48,7 +48,7 @@ struct Run {
     foreign: bool,
 }
 
-/// Where everything goes: made once, then written anywhere that has `len` bytes.
+/// Where each part of a payload goes. Made once, it can be written to any memory of `len` bytes.
 #[derive(Debug)]
 pub struct Plan {
     /// Header, tables and skeleton.
@@ -58,8 +58,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Lays out a payload. Sources that overlap in memory share one run, so it is copied once, with what lies
-    /// between their bytes: [`crate::layouts`] says where there is such, and what to do about it.
+    /// Lays out a payload. Sources that overlap in memory share one run, which is copied once, with any bytes that lie
+    /// between theirs: [`crate::layouts`] finds such sources and gives them memory without gaps.
     pub fn new(skeleton: &[u8], sources: &[Source]) -> Result<Self, EncodeError> {
         let mut spans = Vec::with_capacity(sources.len());
         for (row, source) in sources.iter().enumerate() {
@@ -155,20 +155,21 @@ impl Plan {
         Ok(Self { head, runs, len })
     }
 
-    /// Bytes the payload takes.
-    #[allow(clippy::len_without_is_empty)] // a payload has a header, it is never empty
+    /// Size of the payload in bytes.
+    #[allow(clippy::len_without_is_empty)] // a payload has a header and is never empty
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether any of the sources' bytes are at those addresses.
+    /// Whether any byte of a source is at one of those addresses.
     pub fn reads(&self, addresses: std::ops::Range<usize>) -> bool {
         let overlaps =
             |run: &Run| run.address < addresses.end && addresses.start < run.address + run.len;
         self.runs.iter().any(overlaps)
     }
 
-    /// Leaves the memory around `address`, part of a source, to be written by others: a GPU's, say.
+    /// Marks the memory around `address`, which is part of a source, as foreign, for example a GPU's: the caller copies
+    /// it.
     pub fn set_foreign(&mut self, address: usize) {
         let holds = |run: &&mut Run| (run.address..run.address + run.len).contains(&address);
         if let Some(run) = self.runs.iter_mut().find(holds) {
@@ -176,17 +177,16 @@ impl Plan {
         }
     }
 
-    /// What [`Plan::write_to`] leaves out: address, length and place in the payload.
+    /// The foreign memory, which [`Plan::write_to`] leaves out: address, length and offset in the payload.
     pub fn foreign(&self) -> impl Iterator<Item = (usize, usize, u64)> {
         let foreign = self.runs.iter().filter(|run| run.foreign);
         foreign.map(|run| (run.address, run.len, run.offset))
     }
 
-    /// Copies header, skeleton and tensors to `target`; bytes of padding and of foreign memory are left
-    /// as they are.
+    /// Copies header, skeleton and tensors to `target`. Padding and the places of foreign memory are not written.
     ///
     /// # Safety
-    /// `target` is valid for writing `len()` bytes, and the memory of every source that is not foreign is still there,
+    /// `target` is valid for writing `len()` bytes. The memory of every source that is not foreign is still allocated,
     /// readable and not part of the target. Another thread may write to a source meanwhile; then
     /// the payload holds a mix of old and new bytes.
     pub unsafe fn write_to(&self, target: *mut u8) {

@@ -1,54 +1,54 @@
-//! Where views go that skip memory, so that what they skip stays behind and what they share stays shared.
+//! Packs views that skip memory: the bytes that they skip are left out, and bytes that they share stay shared.
 //!
-//! Views whose strides have a common period lie in windows of it: columns of a matrix in windows of its rows.
-//! What no window covers is left out of every period, and then in the same way of what is inside a window.
-//! Views of which that cannot be said keep their distances, and what lies between them is zeros.
+//! Views whose strides have a common period lie in windows of that period, as columns of a matrix lie in windows of its
+//! rows. Bytes that no window covers are left out of every period; the inside of a window is treated in the same way.
+//! Views without a common period keep their distances, with zeros between them.
 
 use std::ops::Range;
 
 use crate::Source;
 
-/// How many periods, and how many beginnings of one, are tried.
+/// At most so many periods are tried, and so many beginnings of each.
 const PERIODS: usize = 16;
 const BASES: usize = 16;
 
-/// A dimension of more than one element that are not the same: its number, its size and its step in bytes.
+/// A dimension with several elements at different addresses: its number, its size and its step in bytes.
 type Dim = (usize, u64, u64);
 
-/// A view without what does not matter to where its bytes are.
+/// The part of a view that decides which bytes it has.
 #[derive(Clone)]
 struct Shape {
     row: usize,
-    /// The lowest byte, in the source's memory or a window's.
+    /// The lowest byte, in the source's memory or in a window.
     low: u64,
     item: u64,
     /// The largest step first.
     dims: Vec<Dim>,
 }
 
-/// Where the bytes of a [`Shape`] go: its lowest one, and the step of each dimension of it.
-struct Place {
+/// Where the bytes of a [`Shape`] go: its lowest byte, and the step of each dimension.
+struct PlacedView {
     row: usize,
     low: u64,
     dims: Vec<Dim>,
 }
 
-struct Placed {
+struct Placement {
     len: u64,
-    places: Vec<Place>,
-    /// Whether nothing was moved, and every byte is some view's.
+    places: Vec<PlacedView>,
+    /// Whether nothing was moved and every byte belongs to a view.
     whole: bool,
 }
 
-impl Placed {
-    /// The place of a row, where they are in the order of their rows.
-    fn of(&self, row: usize) -> &Place {
+impl Placement {
+    /// The place of a row. The places must be sorted by row.
+    fn of(&self, row: usize) -> &PlacedView {
         let found = self.places.binary_search_by_key(&row, |place| place.row);
         &self.places[found.expect("every view has its place")]
     }
 }
 
-/// Memory for views that share some or lie between each other, and where in it each is.
+/// New memory for views that share bytes or interleave, and the position of each view in it.
 #[derive(Debug)]
 pub struct Layout {
     pub len: usize,
@@ -61,7 +61,7 @@ struct View {
     /// Of the first element.
     offset: u64,
     strides: Vec<i64>,
-    /// The lowest byte's address, its place, and the steps there and here.
+    /// Address of the lowest byte, its offset in the new memory, and (size, old step, new step) of each dimension.
     from: usize,
     to: u64,
     item: u64,
@@ -87,12 +87,12 @@ impl Shape {
         }
     }
 
-    /// Bytes from the lowest to the highest.
+    /// Number of bytes from the lowest to the highest.
     fn extent(&self) -> u64 {
         extent(self.item, &self.dims)
     }
 
-    /// Whether all of these bytes are its own.
+    /// Whether all of these bytes belong to the view.
     fn is_whole(&self) -> bool {
         let mut reach = self.item;
         self.dims.iter().rev().all(|&(_, size, step)| {
@@ -114,9 +114,9 @@ fn extent(item: u64, dims: &[Dim]) -> u64 {
         + item
 }
 
-/// Whether a view's bytes are all that lies between its first and its last one.
+/// Whether a view has every byte between its first and its last one.
 pub fn is_whole(source: &Source) -> bool {
-    // Nearly all are contiguous, which takes no memory to find out.
+    // Nearly all views are contiguous; this test allocates nothing.
     let mut expected = source.dtype.itemsize as i64;
     let mut dims = source.shape.iter().zip(&source.strides).rev();
     let is_contiguous = dims.all(|(&size, &stride)| {
@@ -127,8 +127,8 @@ pub fn is_whole(source: &Source) -> bool {
     is_contiguous || source.shape.contains(&0) || Shape::of(0, source).is_whole()
 }
 
-/// Groups of those sources whose memory overlaps, or lies between each other's, and that skip some of it; for
-/// each the layout that it should have instead. What `Plan::new` refuses is left to it.
+/// Finds groups of sources that overlap or interleave and skip memory, and returns a layout without the gaps for each.
+/// Returns none if a source is one that `Plan::new` refuses.
 pub fn layouts(sources: &[Source]) -> Vec<Layout> {
     let fits = |source: &Source| {
         let extent = crate::extent(source.dtype.itemsize, &source.shape, &source.strides);
@@ -186,7 +186,7 @@ fn layout(sources: &[Source], cluster: &[Shape]) -> Option<Layout> {
     })
 }
 
-/// Views by their memory: those in different clusters have nothing between each other.
+/// Groups views by their memory: views of different clusters do not overlap or interleave.
 fn clusters(mut shapes: Vec<Shape>) -> Vec<Vec<Shape>> {
     shapes.sort_unstable_by_key(|shape| (shape.low, shape.row));
     let mut clusters: Vec<Vec<Shape>> = Vec::new();
@@ -207,12 +207,12 @@ fn alignment(cluster: &[Shape]) -> u64 {
 }
 
 /// Clusters one after the other, as close as their alignment allows.
-fn place_all(shapes: Vec<Shape>) -> Placed {
+fn place_all(shapes: Vec<Shape>) -> Placement {
     let (mut len, mut places, mut whole) = (0u64, Vec::new(), true);
     for cluster in clusters(shapes) {
         let start = len.next_multiple_of(alignment(&cluster));
         let placed = place_cluster(&cluster);
-        // Whole is also what it is together with its neighbours: nothing between them, nothing moved.
+        // The window is whole only if nothing lies between its clusters and none was moved.
         let low = cluster[0].low;
         whole &= placed.whole && low == start && start == len;
         len = start + placed.len;
@@ -222,17 +222,17 @@ fn place_all(shapes: Vec<Shape>) -> Placed {
         }));
     }
     places.sort_unstable_by_key(|place| place.row);
-    Placed { len, places, whole }
+    Placement { len, places, whole }
 }
 
-fn place_cluster(cluster: &[Shape]) -> Placed {
+fn place_cluster(cluster: &[Shape]) -> Placement {
     if covers(cluster) {
         return unmoved(cluster, true);
     }
     squeezed(cluster).unwrap_or_else(|| unmoved(cluster, false))
 }
 
-/// Whether the views without gaps are enough to leave no byte unused.
+/// Whether the views without gaps cover all of the cluster's bytes.
 fn covers(cluster: &[Shape]) -> bool {
     let mut reached = cluster[0].low;
     let end = cluster.iter().map(|shape| shape.range().end).max();
@@ -246,24 +246,24 @@ fn covers(cluster: &[Shape]) -> bool {
     Some(reached) == end
 }
 
-fn unmoved(cluster: &[Shape], whole: bool) -> Placed {
-    // From where the largest elements are aligned here as they are there.
+fn unmoved(cluster: &[Shape], whole: bool) -> Placement {
+    // The largest elements keep their alignment.
     let base = cluster[0].low - cluster[0].low % alignment(cluster);
     let end = cluster.iter().map(|shape| shape.range().end).max();
-    let places = cluster.iter().map(|shape| Place {
+    let places = cluster.iter().map(|shape| PlacedView {
         row: shape.row,
         low: shape.low - base,
         dims: shape.dims.clone(),
     });
-    Placed {
+    Placement {
         len: end.unwrap_or(base) - base,
         places: places.collect(),
         whole,
     }
 }
 
-/// Without what lies in no window of a period. `None` where there is none, or nothing is won.
-fn squeezed(cluster: &[Shape]) -> Option<Placed> {
+/// The cluster without the bytes that lie in no window. `None` if there is no common period, or nothing is saved.
+fn squeezed(cluster: &[Shape]) -> Option<Placement> {
     let steps = cluster.iter().flat_map(|shape| &shape.dims);
     let mut periods: Vec<u64> = steps.map(|dim| dim.2).collect();
     periods.sort_unstable_by(|a, b| b.cmp(a));
@@ -274,7 +274,7 @@ fn squeezed(cluster: &[Shape]) -> Option<Placed> {
         .next()
 }
 
-fn squeezed_by(cluster: &[Shape], period: u64) -> Option<Placed> {
+fn squeezed_by(cluster: &[Shape], period: u64) -> Option<Placement> {
     let align = alignment(cluster);
     let is_outer = |dim: &Dim| dim.2.is_multiple_of(period);
     let inner: Vec<Shape> = cluster
@@ -322,7 +322,7 @@ fn squeezed_by(cluster: &[Shape], period: u64) -> Option<Placed> {
             .collect()
     };
     if shorter >= period {
-        // All of them together may be all there is, as the parts of a fused projection are.
+        // Together the views may cover everything, as the parts of a fused projection do.
         let periods = |shape: &Shape| match outer(shape)[..] {
             [(_, size, 1)] => Some((number(shape.low), size)),
             _ => None,
@@ -342,14 +342,14 @@ fn squeezed_by(cluster: &[Shape], period: u64) -> Option<Placed> {
         let dims: Vec<Dim> = outer.chain(place.dims.iter().copied()).collect();
         let low = (number(shape.low) - first) as u64 * shorter + place.low;
         len = len.max(low + extent(shape.item, &dims));
-        Place {
+        PlacedView {
             row: shape.row,
             low,
             dims,
         }
     });
     let places = places.collect();
-    Some(Placed {
+    Some(Placement {
         len,
         places,
         whole: false,
@@ -357,20 +357,20 @@ fn squeezed_by(cluster: &[Shape], period: u64) -> Option<Placed> {
 }
 
 impl Layout {
-    /// Of each view its row, where its first element is, and its strides in bytes.
+    /// For each view: its row, the offset of its first element, and its strides in bytes.
     pub fn views(&self) -> impl Iterator<Item = (usize, usize, &[i64])> {
         let views = self.views.iter();
         views.map(|view| (view.row, view.offset as usize, &view.strides[..]))
     }
 
-    /// Copies the views' elements, and nothing else, from where they are.
+    /// Copies the views' elements, and nothing else, to `target`.
     ///
     /// # Safety
-    /// `target` is valid for writing `len` bytes, and the memory of every source is still there, readable and not
-    /// part of the target.
+    /// `target` is valid for writing `len` bytes. The memory of every source is still allocated, readable and not part
+    /// of the target.
     pub unsafe fn gather(&self, target: *mut u8) {
         for view in &self.views {
-            // The innermost bytes that lie side by side in both are copied at once.
+            // Innermost elements that are adjacent in both memories are copied at once.
             let mut run = view.item;
             let mut steps = &view.steps[..];
             let mut by_target = view.steps.clone();
@@ -394,7 +394,7 @@ impl Layout {
 }
 
 /// # Safety
-/// Runs of that many bytes are readable and writable at all steps from `from` and `to`.
+/// At every step from `from` and `to`, `run` bytes are readable and writable.
 unsafe fn copy_strided(from: *const u8, to: *mut u8, run: usize, steps: &[(u64, u64, u64)]) {
     let Some((&(size, step, stride), inner)) = steps.split_first() else {
         // SAFETY: the caller's promise.
@@ -402,7 +402,7 @@ unsafe fn copy_strided(from: *const u8, to: *mut u8, run: usize, steps: &[(u64, 
     };
     let (size, step, stride) = (size as usize, step as usize, stride as usize);
     if inner.is_empty() {
-        // SAFETY: the caller's promise; in each case the run's own size.
+        // SAFETY: the caller's promise; in each case `T` has the run's size.
         return unsafe {
             match run {
                 1 => copy_each::<u8>(from, to, size, step, stride),

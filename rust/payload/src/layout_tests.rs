@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use crate::layout::{Layout, layouts};
 use crate::{DTYPES, Framework, Source};
 
-/// A view of memory in elements of that many bytes, with everything else in elements too.
+/// A view of memory. `item` is the element size in bytes; `first` and the strides count elements.
 fn view(memory: &[u8], item: u64, first: u64, dims: &[(u64, i64)]) -> Source {
     let dtype = DTYPES.into_iter().find(|dtype| dtype.itemsize == item);
     Source {
@@ -28,7 +28,7 @@ fn bytes(address: i64, item: u64, shape: &[u64], strides: &[i64]) -> Vec<i64> {
     at.iter().flat_map(of_item).collect()
 }
 
-/// Checks all that a layout promises; returns how many of its bytes are no view's.
+/// Checks what a layout promises; returns how many of its bytes belong to no view.
 fn check(sources: &[Source], layout: &Layout) -> usize {
     const LEFT: u8 = 0xa5;
     let mut target = vec![LEFT; layout.len];
@@ -42,7 +42,7 @@ fn check(sources: &[Source], layout: &Layout) -> usize {
         let from = bytes(source.address as i64, item, &source.shape, &source.strides);
         let to = bytes(offset as i64, item, &source.shape, strides);
         for (from, to) in from.into_iter().zip(to) {
-            // What was one byte is one byte, and what was two is two.
+            // One byte stays one byte, and two stay two.
             assert_eq!(*there.entry(from).or_insert(to), to);
             assert_eq!(*back.entry(to).or_insert(from), from);
             // SAFETY: a byte of the source.
@@ -58,6 +58,7 @@ fn memory(len: usize) -> Vec<u8> {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "takes minutes to fill its memory")]
 fn columns_come_without_the_rest_of_their_rows() {
     let memory = memory(4_000_000);
     let column = |first| view(&memory, 4, first, &[(1000, 1000)]);
@@ -81,7 +82,7 @@ fn columns_that_share_some_share_them_still() {
 }
 
 #[test]
-fn what_together_is_all_there_is_stays_where_it_is() {
+fn views_that_together_cover_everything_are_not_moved() {
     let memory = memory(300 * 64);
     // The parts of a fused projection, and real and imaginary parts.
     let part = |first| view(&memory, 4, first, &[(64, 75), (25, 1)]);
@@ -94,7 +95,7 @@ fn what_together_is_all_there_is_stays_where_it_is() {
 }
 
 #[test]
-fn what_has_no_common_period_is_between_zeros() {
+fn views_without_a_common_period_have_zeros_between_them() {
     let memory = memory(100 * 100 * 4);
     let sources = [
         view(&memory, 4, 0, &[(100, 1)]),

@@ -1,4 +1,4 @@
-//! The packed-payload format: encode, decode, validate. No Python, no I/O.
+//! The packed-payload format: encodes, decodes and validates it, without Python and without I/O.
 //!
 //! Everything is little-endian. A payload is
 //!
@@ -11,18 +11,26 @@
 //! data      the buffers, each 64-byte aligned, in the order of their rows
 //! ```
 //!
-//! The skeleton refers to a tensor by its row, which is where the row's place in the object is
-//! written down: as typed keys, never as a printed path. Tensors that share memory share a buffer.
+//! The skeleton refers to a tensor by the number of its row. Tensors that share memory share a buffer.
 
+// Unsafe code is only in the modules that say so.
+#![deny(unsafe_code)]
+
+#[expect(unsafe_code)]
 mod copy;
+#[expect(unsafe_code)]
 mod decode;
 mod dtype;
+#[expect(unsafe_code)]
 mod encode;
+#[expect(unsafe_code)]
 mod layout;
 #[cfg(test)]
+#[expect(unsafe_code)]
 mod layout_tests;
 pub mod msgpack;
 #[cfg(test)]
+#[expect(unsafe_code)]
 mod tests;
 
 pub use copy::copy;
@@ -33,9 +41,9 @@ pub use layout::{Layout, is_whole, layouts};
 
 /// First bytes of every payload.
 pub const MAGIC: [u8; 4] = *b"SGOP";
-/// The one version this crate writes and reads.
+/// The one version that this crate writes and reads.
 pub const VERSION: u16 = 1;
-/// Alignment of every buffer: a cache line, and what vector loads want.
+/// Alignment of every buffer in bytes: a cache line, which also suits vector loads.
 pub const ALIGN: u64 = 64;
 /// More dimensions than torch or numpy allow.
 pub const MAX_DIMS: usize = 64;
@@ -44,7 +52,7 @@ pub(crate) const HEADER_LEN: usize = 32;
 pub(crate) const TENSOR_ROW_LEN: usize = 16;
 pub(crate) const BUFFER_ROW_LEN: usize = 16;
 
-/// What kind of object a row stands for.
+/// The kind of object that a row stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Framework {
@@ -62,9 +70,9 @@ impl Framework {
     }
 }
 
-/// The bytes a strided view touches, relative to its first element: `(lowest, one past the highest)`.
+/// The bytes that a strided view touches, relative to its first element: `(lowest, one past the highest)`.
 ///
-/// `None` where that does not fit an `i64`. A view without elements touches nothing.
+/// `None` if they do not fit an `i64`. A view without elements touches nothing.
 pub fn extent(itemsize: u64, shape: &[u64], strides: &[i64]) -> Option<(i64, i64)> {
     if shape.contains(&0) {
         return Some((0, 0));

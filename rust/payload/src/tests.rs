@@ -115,7 +115,7 @@ fn hostile_headers_are_errors() {
     );
 }
 
-/// As a reader of memory that others may write to.
+/// Decodes as a reader does of memory that others may write to.
 fn decode_by_head(payload: &[u8]) -> Result<Decoded, DecodeError> {
     // SAFETY: a slice's own bytes.
     let head = unsafe { copy_head(payload.as_ptr(), payload.len()) };

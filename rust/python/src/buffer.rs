@@ -1,4 +1,7 @@
-//! Memory of Python objects, by the buffer protocol.
+//! Access to the memory of Python objects through the buffer protocol.
+
+#[cfg(test)]
+mod tests;
 
 use std::ffi::c_int;
 
@@ -6,21 +9,21 @@ use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// A buffer of contiguous bytes, held; let go of in whatever thread drops the last view of it.
+/// The contiguous bytes of a Python object, which are held until this is dropped, in any thread.
 pub struct BufferView(ffi::Py_buffer);
 
-// SAFETY: only read after `get`, and released with the interpreter attached.
+// SAFETY: only read after `get`, and released with the interpreter's lock.
 unsafe impl Send for BufferView {}
 // SAFETY: as above.
 unsafe impl Sync for BufferView {}
 
 impl BufferView {
-    /// To be read.
+    /// An object's bytes, for reading. Raises what the object raises if it has no contiguous bytes.
     pub fn new(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         Self::get(object, ffi::PyBUF_SIMPLE)
     }
 
-    /// To be written, at least `len` bytes.
+    /// An object's bytes, for writing. Raises a ValueError if they are fewer than `len`.
     pub fn writable(object: &Bound<'_, PyAny>, len: usize) -> PyResult<Self> {
         let view = Self::get(object, ffi::PyBUF_WRITABLE)?;
         if view.len() < len {
@@ -41,7 +44,7 @@ impl BufferView {
         }
     }
 
-    /// The first of `len` bytes, which stay as long as this does. Never null, though there may be none.
+    /// The first byte; the bytes stay as long as this does. Never null, although there may be no bytes.
     pub fn as_ptr(&self) -> *mut u8 {
         if self.0.len == 0 {
             return std::ptr::dangling_mut();
@@ -54,7 +57,7 @@ impl BufferView {
     }
 
     /// # Safety
-    /// They are not written to while the slice is used.
+    /// The bytes are not written to while the slice is used.
     pub unsafe fn as_slice(&self) -> &[u8] {
         // SAFETY: the exporter keeps this memory until the release; the caller's promise.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
@@ -63,10 +66,10 @@ impl BufferView {
 
 impl Drop for BufferView {
     fn drop(&mut self) {
-        // Not by pyo3: torch lets go of the GIL before it frees memory, and where a call of pyo3's led there,
-        // as when a plan is dropped that owns the tensor, pyo3 takes the thread for attached all the same.
-        // SAFETY: the buffer was got in `get` and is released once, with the GIL. An interpreter that is gone
-        // has no interpreter left to give the memory back to.
+        // `Python::attach` must not be used: torch releases the lock before it frees memory, and inside a call of
+        // pyo3's, for example one that drops a plan, pyo3 still takes the thread for attached. SAFETY: the buffer was
+        // acquired in `get` and is released once, with the lock. If the interpreter has ended, there is no object left
+        // to release.
         unsafe {
             if ffi::Py_IsInitialized() != 0 {
                 let state = ffi::PyGILState_Ensure();

@@ -1,16 +1,16 @@
-//! How much a JSON text holds, counted in one pass before anything is built of it.
+//! Counts the values of a JSON text in one pass, before an interpreter builds them.
 //!
-//! What it holds costs an interpreter far more than its bytes, so that a server has to know it first. The text
-//! need not be JSON: a parser that stops at the first mistake has built no more than was counted up to there.
+//! The values cost an interpreter far more memory than their bytes, so a server must count them first. The text need
+//! not be valid: a parser that stops at the first mistake has built no more than was counted up to there.
 
 use memchr::memchr2;
 use pyo3::prelude::*;
 
-/// Names of values, and of lists of them, that hold media: long texts that cost no more than their bytes.
+/// Names of values that hold media, and of lists of such values: long texts, which cost no more than their bytes.
 const MEDIA: [&[u8]; 2] = [b"data", b"url"];
 const MEDIA_LISTS: [&[u8]; 3] = [b"images", b"audios", b"videos"];
 
-struct Limits {
+struct JsonLimits {
     text: usize,
     values: usize,
     parts: usize,
@@ -18,20 +18,20 @@ struct Limits {
     depth: usize,
 }
 
-/// A list or object that has begun.
+/// A list or object that is not closed yet.
 struct Level {
     is_object: bool,
-    /// Whether a string is a name: an object's after its beginning and after each comma.
+    /// Whether the next string is a name: it is at an object's beginning and after each of its commas.
     awaits_name: bool,
     names: usize,
-    /// Whether the next text is a medium: the named one of an object, any of a list.
+    /// Whether the next text is a medium: in an object the one with such a name, in a list of media any.
     is_media: bool,
-    /// Whether a list that comes next is one of media.
+    /// Whether the next value, if it is a list, is a list of media.
     is_media_list: bool,
 }
 
-/// The first limit that `bytes` are over.
-fn excess(bytes: &[u8], limits: &Limits) -> Option<&'static str> {
+/// The name of the first limit that `bytes` exceed.
+fn excess(bytes: &[u8], limits: &JsonLimits) -> Option<&'static str> {
     let mut levels: Vec<Level> = Vec::with_capacity(limits.depth.min(64));
     let (mut values, mut parts, mut media) = (0usize, 0usize, 0usize);
     let mut at = 0;
@@ -53,7 +53,7 @@ fn excess(bytes: &[u8], limits: &Limits) -> Option<&'static str> {
                         level.is_media_list = MEDIA_LISTS.contains(&inside);
                         continue;
                     }
-                    // Escapes have to be written anew, one by one.
+                    // An interpreter must rewrite escapes one by one, so that they cost more than their bytes.
                     Some(level) if level.is_media => {
                         media += inside.len().saturating_sub(2 * escapes);
                     }
@@ -104,7 +104,7 @@ fn excess(bytes: &[u8], limits: &Limits) -> Option<&'static str> {
     (bytes.len() - media > limits.text).then_some("text")
 }
 
-/// Where a string ends, or the text, and how many escapes are in it.
+/// The end of the string that begins at `start`, or of the text, and the number of escapes before it.
 fn end_of_string(bytes: &[u8], start: usize) -> (usize, usize) {
     let (mut at, mut escapes) = (start, 0);
     while let Some(offset) = bytes.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
@@ -125,7 +125,7 @@ fn ends_a_number(byte: u8) -> bool {
     )
 }
 
-/// The name of the first limit that a JSON text is over, without the interpreter lock.
+/// The name of the first limit that a JSON text exceeds. Runs without the interpreter's lock.
 #[pyfunction]
 #[pyo3(signature = (body, /, *, text, values, parts, names, depth))]
 fn json_excess(
@@ -137,7 +137,7 @@ fn json_excess(
     names: usize,
     depth: usize,
 ) -> Option<&'static str> {
-    let limits = Limits {
+    let limits = JsonLimits {
         text,
         values,
         parts,

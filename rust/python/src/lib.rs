@@ -1,16 +1,25 @@
-//! `sglang_omni._core`: the only crate that knows PyO3. One module per area; each area registers its
-//! own classes and functions, so this file only lists the areas.
+//! The Python module `sglang_omni._core`, in the only crate that knows PyO3.
+//!
+//! Each section of `_core.pyi` is a module of the same name here, which registers its classes and functions.
+
+// Unsafe code is only in the modules and functions that say so.
+#![deny(unsafe_code)]
 
 use pyo3::prelude::*;
 
+#[expect(unsafe_code)]
 mod buffer;
 mod codec;
 mod json_size;
+#[expect(unsafe_code)]
 mod payload;
 mod relay;
 mod router;
+#[cfg(test)]
+mod test_support;
 
-// The codec borrows from dicts and lists what the lock alone keeps there: an interpreter without one turns it on.
+// The codec borrows items of dicts and lists, which only the interpreter's lock keeps alive. A free-threaded
+// interpreter turns its lock on when it imports this module.
 #[pymodule(gil_used = true)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

@@ -1,4 +1,7 @@
-//! A payload on its way out: where its header, skeleton and tensors go.
+//! The plan of a payload: where its header, skeleton and tensors go, and the objects that own the tensors.
+
+#[cfg(test)]
+mod tests;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -10,7 +13,7 @@ use crate::buffer::BufferView;
 #[pyclass(frozen, module = "sglang_omni._core")]
 pub struct PayloadPlan {
     pub plan: Plan,
-    /// The tensors whose memory the plan points to, kept for as long as anyone may write it.
+    /// The owners of the memory that the plan points to, kept as long as the plan may be written.
     owners: Vec<Py<PyAny>>,
 }
 
@@ -20,7 +23,7 @@ impl PayloadPlan {
         Self { plan, owners }
     }
 
-    /// Copies what lies in a GPU's memory to its places in the payload that was written to `target`.
+    /// Copies tensors of a GPU's memory to their places in the payload that was written to `target`.
     pub fn fill(&self, py: Python<'_>, target: usize) -> PyResult<()> {
         let place = |(address, len, offset)| (address, len, target + offset as usize);
         let runs: Vec<(usize, usize, usize)> = self.plan.foreign().map(place).collect();
@@ -59,7 +62,8 @@ impl PayloadPlan {
         })
     }
 
-    /// Writes to the first `nbytes` bytes of a buffer.
+    /// Writes to the first `nbytes` bytes of a buffer. Raises a ValueError if it has fewer, or part of the tensors'
+    /// memory.
     fn write_to(&self, target: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = target.py();
         let len = self.plan.len() as usize;

@@ -1,4 +1,4 @@
-//! The sending side: memory, tickets under way, credits of each edge.
+//! The sender's side of the relay: an arena of shared memory, its outstanding tickets and the credit of each edge.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,26 +9,26 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::control::{Control, TICKETS, Waiters};
+use crate::header::{ArenaHeader, TICKETS, Waiters};
 use crate::ledger::Ledger;
 use crate::lock;
 use crate::mapping::{self, Mapping};
 use crate::memory::{Memory, Room};
 use crate::process::Process;
-use crate::records::{Credit, Records, UnderWay};
+use crate::records::{Credit, Records, TicketRecord};
 use crate::server::{self, Segments, Server};
 use crate::ticket::TicketState;
 
-/// Edges whose full quota has address space and tickets of its own; more edges share it. The space is
-/// doubled for what slots have on top of their payloads. It costs no memory.
+/// So many edges have address space and tickets for their full quota; more edges share these. The space is doubled,
+/// because slots are larger than their payloads. Address space costs no memory.
 const EDGES: u64 = 8;
-/// The edge that pays for what several targets are to get, until each has its ticket.
+/// The edge whose credit a payload for several targets takes until each target has its ticket.
 const FAN_OUT: &str = "(fan-out)";
 
-/// Where a payload lies: what its reader must know, next to the arena's name.
+/// Where a payload lies. With the arena's name, this is all that its reader must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// 0 for the arena, otherwise memory of the payload's own.
+    /// 0 for the arena, otherwise the number of a segment that holds only this payload.
     pub segment: u64,
     pub offset: u64,
     pub len: u64,
@@ -36,31 +36,30 @@ pub struct Place {
     pub generation: u32,
 }
 
-/// What a reader is to hear of a payload.
+/// What the sender tells the reader of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Announcement {
     pub place: Place,
-    /// Whether the reader may keep views. Otherwise its edge has too much under way: it should copy.
+    /// Whether the reader may keep views. If not, its edge has too much outstanding and it should copy.
     pub lend: bool,
 }
 
-/// A reserved ticket, and the room to write its payload into before it is published. Dropped unpublished,
-/// it takes back itself and nothing else.
+/// A reserved ticket, and the room into which its payload is written before the ticket is published. If it is dropped
+/// unpublished, it takes back its own ticket and no other.
 pub struct Grant<'a> {
     pub room: Arc<Room>,
     announcement: Announcement,
-    shared: &'a Shared,
+    state: &'a ArenaState,
     published: bool,
 }
 
 impl Grant<'_> {
-    /// What was written is there for the reader from now on, unless its key was revoked meanwhile: then the place
-    /// is stale.
+    /// Makes the payload readable. If its key was revoked meanwhile, the place is stale.
     pub fn publish(mut self) -> Announcement {
         let Place {
             ticket, generation, ..
         } = self.announcement.place;
-        self.shared.control().tickets[ticket as usize].publish(generation);
+        self.state.header().tickets[ticket as usize].publish(generation);
         self.published = true;
         self.announcement
     }
@@ -71,34 +70,34 @@ impl Drop for Grant<'_> {
         let Place {
             ticket, generation, ..
         } = self.announcement.place;
-        let Shared { records, .. } = self.shared;
-        if !self.published && records.withdraw(self.shared.control(), ticket, generation) {
-            self.shared.signal();
+        let ArenaState { records, .. } = self.state;
+        if !self.published && records.withdraw(self.state.header(), ticket, generation) {
+            self.state.signal();
         }
     }
 }
 
-/// Room for a payload that several readers get, each with a ticket of its own ([`Arena::issue`]).
-pub struct Held {
+/// Room for a payload with several readers, each of which gets a ticket of its own from [`Arena::issue`].
+pub struct FanoutRoom {
     pub room: Arc<Room>,
     _credit: Credit,
 }
 
-/// No room for a payload now, and who has it.
+/// An edge has no credit for a payload now: how much it holds, and the payloads that hold it.
 #[derive(Debug)]
 pub struct Full {
     pub edge: String,
     pub held: u64,
     pub limit: u64,
-    pub waiting_for: Vec<Waiting>,
+    pub waiting_for: Vec<OutstandingPayload>,
 }
 
-/// A payload under way.
+/// A payload that its reader has not returned.
 #[derive(Clone, Debug)]
-pub struct Waiting {
+pub struct OutstandingPayload {
     pub key: String,
     pub bytes: u64,
-    /// Process that has views of it; `None` where it was not read yet, 0 for one of another pid namespace.
+    /// The process that has views of it: `None` if it is unread, 0 for a process of another pid namespace.
     pub holder: Option<i32>,
 }
 
@@ -129,43 +128,43 @@ impl fmt::Display for Full {
 
 impl std::error::Error for Full {}
 
-/// Why there is no room.
+/// Why no room was allocated.
 #[derive(Debug)]
 pub enum AllocateError {
     Full(Full),
     Io(std::io::Error),
 }
 
-struct Shared {
+struct ArenaState {
     memory: Arc<Memory>,
     records: Records,
     bytes: Ledger,
-    /// A ticket is a credit too, or small payloads for a stalled target would use them up.
+    /// Tickets are credits too; otherwise small payloads for a stalled target would use all of them up.
     tickets: Ledger,
     peers: Mutex<HashMap<u32, i32>>,
     event: Arc<OwnedFd>,
 }
 
-/// Memory that this process writes payloads into and others of the same user read them from.
+/// Memory into which this process writes payloads, for other processes of the same user to read.
 pub struct Arena {
     owner: Process,
     name: String,
-    shared: Arc<Shared>,
+    state: Arc<ArenaState>,
     _server: Server,
 }
 
 impl Arena {
-    /// An arena in which each edge may have `limit` bytes under way.
+    /// Makes an arena in which each edge may have `limit` bytes outstanding, and at least 1 MiB.
     pub fn new(limit: u64) -> std::io::Result<Self> {
         let limit = limit.max(1 << 20);
         let capacity = limit.saturating_mul(2 * EDGES).min(1 << 40);
-        let file = mapping::create(Control::LEN + capacity as usize)?;
+        let file = mapping::create(ArenaHeader::LEN + capacity as usize)?;
         let mapping = Arc::new(Mapping::new(&file)?);
-        Control::of(&mapping).kept.store(limit / 2, Relaxed);
+        ArenaHeader::of(&mapping).kept.store(limit / 2, Relaxed);
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let segments = Segments::default();
         lock(&segments).insert(server::ARENA, Arc::new(file));
-        let shared = Arc::new(Shared {
+        let state = Arc::new(ArenaState {
             memory: Arc::new(Memory::new(mapping, capacity, limit, segments.clone())?),
             records: Records::new(),
             bytes: Ledger::new(limit),
@@ -177,45 +176,45 @@ impl Arena {
         let mut secret = [0u8; 16];
         rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
         let name = format!("sglang-omni-{:032x}", u128::from_ne_bytes(secret));
-        let (joined, lost) = (shared.clone(), shared.clone());
+        let (joined, lost) = (state.clone(), state.clone());
         let server = Server::start(
             &name,
             segments,
-            shared.event.clone(),
+            state.event.clone(),
             move |number, pid| {
                 lock(&joined.peers).insert(number, pid);
             },
             move |number| {
                 lock(&lost.peers).remove(&number);
-                lost.records.reclaim(lost.control(), number);
+                lost.records.reclaim(lost.header(), number);
                 lost.signal();
             },
         )?;
         Ok(Self {
             owner: Process::this(),
             name,
-            shared,
+            state,
             _server: server,
         })
     }
 
-    /// The memory, as its owner has it mapped.
+    /// The memory as its owner has mapped it.
     pub fn mapping(&self) -> Arc<Mapping> {
-        self.shared.memory.mapping()
+        self.state.memory.mapping()
     }
 
-    /// What a reader passes to [`crate::open`].
+    /// The name that a reader passes to [`crate::open`].
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Readable when a ticket changed while someone waits ([`Arena::wait_begin`]).
+    /// An eventfd, readable when a ticket changed during a wait ([`Arena::wait_begin`]).
     pub fn event(&self) -> BorrowedFd<'_> {
-        self.shared.event.as_fd()
+        self.state.event.as_fd()
     }
 
-    /// Room for a payload of `len` bytes on an edge, to be written and then published. It stays taken until its
-    /// reader drops its lease, `revoke` takes it back, or it was not read within `keep`.
+    /// Reserves room for a payload of `len` bytes on an edge, to be written and then published. The room stays reserved
+    /// until its reader drops its lease, `revoke` takes it back, or `keep` has passed and it is still unread.
     pub fn allocate(
         &self,
         edge: &str,
@@ -223,129 +222,129 @@ impl Arena {
         len: u64,
         keep: Duration,
     ) -> Result<Grant<'_>, AllocateError> {
-        let credit = self.shared.credit(edge, len)?;
-        let room = self.shared.memory.room(len).map_err(AllocateError::Io)?;
-        self.shared.reserve(edge, key, Arc::new(room), credit, keep)
+        let credit = self.state.credit(edge, len)?;
+        let room = self.state.memory.room(len).map_err(AllocateError::Io)?;
+        self.state.reserve(edge, key, Arc::new(room), credit, keep)
     }
 
-    /// Room for a payload of `len` bytes which several edges are to get: written once, then
-    /// [`Arena::issue`]d to each when that has credit.
+    /// Reserves room for a payload of `len` bytes that goes to several edges: it is written once, then
+    /// [issued](Arena::issue) to each edge when that edge has credit.
     ///
-    /// What waits for slow edges is bounded like an edge of its own.
-    pub fn hold(&self, len: u64) -> Result<Held, AllocateError> {
-        let (credit, _) = self.shared.credit(FAN_OUT, len)?;
-        let room = self.shared.memory.room(len).map_err(AllocateError::Io)?;
-        Ok(Held {
+    /// All rooms that wait for slow edges share the limit of one edge.
+    pub fn hold(&self, len: u64) -> Result<FanoutRoom, AllocateError> {
+        let (credit, _) = self.state.credit(FAN_OUT, len)?;
+        let room = self.state.memory.room(len).map_err(AllocateError::Io)?;
+        Ok(FanoutRoom {
             room: Arc::new(room),
             _credit: credit,
         })
     }
 
-    /// One edge's ticket to what is held, which is complete.
+    /// Publishes a ticket for one edge to a room whose payload is completely written.
     pub fn issue(
         &self,
-        held: &Held,
+        held: &FanoutRoom,
         edge: &str,
         key: &str,
         keep: Duration,
     ) -> Result<Announcement, AllocateError> {
-        let credit = self.shared.credit(edge, held.room.len)?;
-        self.shared
+        let credit = self.state.credit(edge, held.room.len)?;
+        self.state
             .reserve(edge, key, held.room.clone(), credit, keep)
             .map(Grant::publish)
     }
 
-    /// Where a payload stands. `Free` once it is collected, revoked or expired.
+    /// The state of a payload's ticket: `Free` once it is collected, revoked or expired.
     pub fn state(&self, place: &Place) -> TicketState {
-        self.shared.control().tickets[place.ticket as usize].state(place.generation)
+        self.state.header().tickets[place.ticket as usize].state(place.generation)
     }
 
-    /// Takes back every payload under `key` that nobody has read. What is being read stays until it is let go.
+    /// Takes back every unread payload under `key` and returns how many these are. Payloads that are being read stay.
     pub fn revoke(&self, key: &str) -> usize {
-        let records = &self.shared.records;
-        let revoked = records.sweep(self.shared.control(), |under_way| under_way.key == key);
+        let records = &self.state.records;
+        let revoked = records.sweep(self.state.header(), |under_way| under_way.key == key);
         if revoked > 0 {
-            self.shared.signal();
+            self.state.signal();
         }
         revoked
     }
 
-    /// Takes back one unread payload.
+    /// Takes back one payload if it is unread, and returns whether it was.
     pub fn revoke_place(&self, place: &Place) -> bool {
         let Some(ticket) = Some(place.ticket).filter(|&ticket| (ticket as usize) < TICKETS) else {
             return false;
         };
-        let records = &self.shared.records;
-        let revoked = records.revoke(self.shared.control(), ticket, place.generation);
+        let records = &self.state.records;
+        let revoked = records.revoke(self.state.header(), ticket, place.generation);
         if revoked {
-            self.shared.signal();
+            self.state.signal();
         }
         revoked
     }
 
-    /// From now on readers signal [`Arena::event`] when they make room on an edge or, without an edge,
-    /// whenever they take or return something.
+    /// From now on readers signal [`Arena::event`] when they make room on `edge`. Without an edge they signal whenever
+    /// they take or return a payload.
     pub fn wait_begin(&self, edge: Option<&str>) {
         if let Some(name) = edge {
-            self.shared.bytes.edge(name).note_wait();
+            self.state.bytes.edge(name).note_wait();
         }
         self.waiters(edge).join();
     }
 
-    /// Ends what [`Arena::wait_begin`] began, with the same argument.
+    /// Ends a wait that [`Arena::wait_begin`] began with the same argument.
     pub fn wait_end(&self, edge: Option<&str>) {
-        // What a forked child leaves is its parent's waiting.
+        // A forked child that ends its copy of a wait must not end its parent's.
         if self.owner == Process::this() {
             self.waiters(edge).leave();
         }
     }
 
     fn waiters(&self, edge: Option<&str>) -> &Waiters {
-        let number = edge.map(|name| self.shared.bytes.edge(name).number());
-        self.shared.control().waiters(number)
+        let number = edge.map(|name| self.state.bytes.edge(name).number());
+        self.state.header().waiters(number)
     }
 
-    /// `(edge, bytes under way, how many have waited for room)` of every edge, after collecting what came back.
+    /// `(edge, outstanding bytes, number of waits for room)` of every edge, after collecting returned payloads.
     pub fn edges(&self) -> Vec<(String, u64, u64)> {
-        self.shared.collect_all();
-        self.shared.bytes.snapshot()
+        self.state.collect_all();
+        self.state.bytes.snapshot()
     }
 
-    /// Bytes copied into the arena so far, counted once for all readers of a payload.
+    /// Bytes copied into the arena so far; a payload counts once, however many readers it has.
     pub fn written(&self) -> u64 {
-        self.shared.memory.written()
+        self.state.memory.written()
     }
 
-    /// Tickets under way, after collecting what came back.
+    /// Number of outstanding tickets, after collecting the returned ones.
     pub fn outstanding(&self) -> usize {
-        self.shared.collect_all();
-        self.shared.records.len()
+        self.state.collect_all();
+        self.state.records.len()
     }
 }
 
-impl Shared {
-    fn control(&self) -> &Control {
-        self.memory.control()
+impl ArenaState {
+    fn header(&self) -> &ArenaHeader {
+        self.memory.header()
     }
 
     fn signal(&self) {
         let _ = rustix::io::write(&*self.event, &1u64.to_ne_bytes());
     }
 
-    /// Frees what readers returned and what nobody read in time.
+    /// Frees returned payloads and unread ones that have expired.
     fn collect_all(&self) {
         let now = Instant::now();
         self.records
-            .sweep(self.control(), |under_way| now >= under_way.expires);
+            .sweep(self.header(), |under_way| now >= under_way.expires);
     }
 
     /// Credit for a payload, and whether its reader may keep views of it.
     fn credit(&self, edge: &str, len: u64) -> Result<(Credit, bool), AllocateError> {
-        self.records.collect(self.control());
+        self.records.collect(self.header());
         if let Some(credit) = self.try_credit(edge, len) {
             return Ok(credit);
         }
-        // Expired payloads and those of readers that died are looked for only when room is short.
+        // A search for expired payloads and those of dead readers is made only if room is short.
         self.collect_all();
         self.discount_lent(edge);
         self.try_credit(edge, len).ok_or_else(|| self.full(edge))
@@ -363,15 +362,15 @@ impl Shared {
             taken: len,
             tickets: tickets.clone(),
         };
-        // What has its edge to itself is lent, however large.
+        // A payload that is alone on its edge is lent, however large it is.
         let lend = held <= self.bytes.limit() / 2 || held == len;
         Some((credit, lend && count <= self.tickets.limit() / 2))
     }
 
-    /// A payload that its reader keeps views of counts for no more than may be kept for ever, so that
-    /// a larger one does not stop its edge.
+    /// Lets a payload of which its reader keeps views count for at most half the limit, so that a larger one does not
+    /// stop its edge.
     fn discount_lent(&self, edge: &str) {
-        self.records.each(self.control(), |under_way, holder| {
+        self.records.each(self.header(), |under_way, holder| {
             if under_way.lend && holder.is_some() && under_way.edge == edge {
                 under_way.credit.reduce(self.bytes.limit() / 2);
             }
@@ -386,7 +385,7 @@ impl Shared {
         (credit, lend): (Credit, bool),
         keep: Duration,
     ) -> Result<Grant<'_>, AllocateError> {
-        let under_way = UnderWay {
+        let under_way = TicketRecord {
             key: key.to_owned(),
             edge: edge.to_owned(),
             bytes: room.len,
@@ -397,7 +396,7 @@ impl Shared {
         };
         let (ticket, generation) = self
             .records
-            .reserve(self.control(), under_way)
+            .reserve(self.header(), under_way)
             .map_err(|_| self.full(edge))?;
         let place = Place {
             segment: room.segment(),
@@ -409,7 +408,7 @@ impl Shared {
         Ok(Grant {
             room,
             announcement: Announcement { place, lend },
-            shared: self,
+            state: self,
             published: false,
         })
     }
@@ -417,9 +416,9 @@ impl Shared {
     fn full(&self, edge: &str) -> AllocateError {
         let peers = lock(&self.peers);
         let mut waiting_for = Vec::new();
-        self.records.each(self.control(), |under_way, holder| {
+        self.records.each(self.header(), |under_way, holder| {
             if under_way.edge == edge {
-                waiting_for.push(Waiting {
+                waiting_for.push(OutstandingPayload {
                     key: under_way.key.clone(),
                     bytes: under_way.bytes,
                     holder: holder.and_then(|number| peers.get(&number).copied()),

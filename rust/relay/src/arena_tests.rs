@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::{Access, AllocateError, Arena, Grant, Lease, Place, ReadError, TicketState, remotes};
+use crate::{Access, AllocateError, Arena, Grant, Lease, OpenError, Place, TicketState, remotes};
 
 const KEEP: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
-fn open(name: &str, place: &Place) -> Result<Lease, ReadError> {
+fn open(name: &str, place: &Place) -> Result<Lease, OpenError> {
     crate::open(name, place, Access::Sole)
 }
 
@@ -35,7 +35,7 @@ fn a_payload_is_read_once_and_its_room_returns() {
     let place = put(&arena, "e", "k", &[5; 1000]);
     assert_eq!(arena.state(&place), TicketState::Ready);
     assert_eq!(read(&arena, &place), [5; 1000]);
-    assert!(matches!(open(arena.name(), &place), Err(ReadError::Stale)));
+    assert!(matches!(open(arena.name(), &place), Err(OpenError::Stale)));
     assert_eq!(arena.outstanding(), 0);
     assert_eq!(arena.edges(), [("e".to_owned(), 0, 0)]);
 }
@@ -55,7 +55,7 @@ fn what_several_targets_get_is_written_once_and_lives_until_the_last_let_go() {
     let first = open(arena.name(), &places[0]).unwrap();
     assert_eq!(arena.revoke("b"), 1);
     assert_eq!(read(&arena, &places[2]), [7; 1000]);
-    // Of the three only the first still has it: the room is not given away, and a's credit is not back.
+    // Only the first reader still has it: the room is not reused, and edge a's credit is not back.
     assert_eq!(arena.outstanding(), 1);
     let held_by: Vec<u64> = ["a", "b", "c"].map(|edge| bytes_held(&arena, edge)).into();
     assert_eq!(held_by, [1000, 0, 0]);
@@ -105,9 +105,9 @@ fn a_room_that_is_being_written_is_not_given_away_when_its_payload_is_taken_back
     let offset = grant.room.offset;
     assert_eq!(arena.revoke("gone"), 1);
     assert_ne!(put(&arena, "e", "k", &[1; 1000]).offset, offset);
-    // Who announces it all the same announces nothing.
+    // A message that announces it all the same announces nothing.
     let place = grant.publish().place;
-    assert!(matches!(open(arena.name(), &place), Err(ReadError::Stale)));
+    assert!(matches!(open(arena.name(), &place), Err(OpenError::Stale)));
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn what_is_not_published_cannot_be_read_and_takes_back_itself_alone() {
     let arena = Arena::new(MIB).unwrap();
     let [same_edge, other_edge] = ["e", "f"].map(|edge| put(&arena, edge, "k", &[1; 1000]));
     let grant = arena.allocate("e", "k", 1000, KEEP).unwrap();
-    // As a reader that guesses would have it.
+    // The place as a reader would guess it.
     let guessed = Place {
         offset: grant.room.offset,
         ticket: 2,
@@ -125,7 +125,7 @@ fn what_is_not_published_cannot_be_read_and_takes_back_itself_alone() {
     assert_eq!(arena.state(&guessed), TicketState::Reserved);
     assert!(matches!(
         open(arena.name(), &guessed),
-        Err(ReadError::Stale)
+        Err(OpenError::Stale)
     ));
     assert_eq!(bytes_held(&arena, "e"), 2000);
     drop(grant);
@@ -154,7 +154,7 @@ fn one_payload_is_taken_back_beside_others_of_its_key() {
 
 #[test]
 fn readers_of_one_memory_do_not_see_what_another_writes_there() {
-    // In the arena, and in memory of its own.
+    // In the arena, and in a segment of its own.
     for size in [200_000, 3 * MIB as usize] {
         let arena = Arena::new(MIB).unwrap();
         let held = arena.hold(size as u64).unwrap();
@@ -183,7 +183,7 @@ fn readers_of_one_memory_do_not_see_what_another_writes_there() {
         }
         drop(leases);
         drop(held);
-        // Nothing of what was written is left where the next payload lies.
+        // None of these writes is left where the next payload lies.
         let place = put(&arena, "a", "l", &vec![9; size]);
         assert_eq!(read(&arena, &place), vec![9; size]);
     }
@@ -206,14 +206,14 @@ fn small_payloads_for_a_stalled_target_leave_tickets_for_the_others() {
     assert_eq!(under_way("other"), 512);
 }
 
-/// How often readers have signalled since the last time.
+/// How often readers have signalled since the last call.
 fn signals(arena: &Arena) -> u64 {
     let mut count = [0; 8];
     rustix::io::read(arena.event(), &mut count).map_or(0, |_| u64::from_ne_bytes(count))
 }
 
 #[test]
-fn who_waits_for_room_on_an_edge_hears_of_that_edge_alone() {
+fn a_wait_for_room_on_an_edge_is_told_of_that_edge_alone() {
     let arena = Arena::new(MIB).unwrap();
     let signals = || signals(&arena);
     let [slow, free] = ["slow", "free"].map(|edge| put(&arena, edge, "k", &[1; 10]));
@@ -255,7 +255,7 @@ fn a_large_payload_alone_on_its_edge_is_lent_and_does_not_stop_it() {
 }
 
 #[test]
-fn that_a_large_payload_was_taken_is_news_to_who_waits_on_its_edge() {
+fn a_wait_on_an_edge_is_told_when_a_large_payload_is_taken() {
     for size in [MIB - 1, 3 * MIB] {
         let arena = Arena::new(MIB).unwrap();
         let first = arena.allocate("e", "k", size, KEEP).unwrap().publish();
@@ -342,14 +342,14 @@ fn memory_of_a_sender_that_is_gone_is_let_go_with_the_last_lease() {
     let lease = open(&name, &put(&arena, "e", "k", &[9; 5000])).unwrap();
     let unread = put(&arena, "e", "l", &[8; 5000]);
     drop(arena);
-    // What came before the end can be read for as long as something else is.
+    // A payload from before the end can be read while a lease keeps the arena mapped.
     drop(open(&name, &unread).unwrap());
     std::thread::sleep(Duration::from_millis(50));
     assert!(remotes::is_mapped(&name));
     drop(lease);
     until(&|| !remotes::is_mapped(&name));
 
-    // Without a lease the end itself is the moment.
+    // Without a lease it is unmapped when the sender ends.
     let arena = Arena::new(MIB).unwrap();
     let name = arena.name().to_owned();
     read(&arena, &put(&arena, "e", "k", &[9; 5000]));
@@ -363,7 +363,7 @@ fn revoked_and_expired_payloads_are_stale() {
     let arena = Arena::new(MIB).unwrap();
     let place = put(&arena, "e", "gone", &[1; 10]);
     assert_eq!(arena.revoke("gone"), 1);
-    assert!(matches!(open(arena.name(), &place), Err(ReadError::Stale)));
+    assert!(matches!(open(arena.name(), &place), Err(OpenError::Stale)));
 
     let late = arena
         .allocate("e", "late", 10, Duration::ZERO)
@@ -372,7 +372,7 @@ fn revoked_and_expired_payloads_are_stale() {
         .place;
     assert_eq!(arena.outstanding(), 0);
     let next = put(&arena, "e", "next", &[2; 10]);
-    assert!(matches!(open(arena.name(), &late), Err(ReadError::Stale)));
+    assert!(matches!(open(arena.name(), &late), Err(OpenError::Stale)));
     assert_eq!(read(&arena, &next), [2; 10]);
 }
 
@@ -401,7 +401,7 @@ fn places_outside_the_memory_are_refused_and_returned() {
     };
     assert!(matches!(
         open(arena.name(), &outside),
-        Err(ReadError::Malformed)
+        Err(OpenError::Malformed)
     ));
     assert_eq!(arena.outstanding(), 0);
     assert!(matches!(
@@ -412,10 +412,10 @@ fn places_outside_the_memory_are_refused_and_returned() {
                 ..place
             }
         ),
-        Err(ReadError::Malformed)
+        Err(OpenError::Malformed)
     ));
     assert!(matches!(
-        open("sglang-omni-nobody", &place),
-        Err(ReadError::Unreachable(_))
+        open("sglang-omni-nowhere", &place),
+        Err(OpenError::Unreachable(_))
     ));
 }

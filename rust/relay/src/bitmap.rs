@@ -1,4 +1,4 @@
-//! Sets of small numbers that threads, and processes, put into and take from without a lock.
+//! A set of small numbers that several threads and processes change without a lock.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
@@ -7,11 +7,11 @@ use loom::sync::atomic::AtomicU64;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::AtomicU64;
 
-/// Numbers below `64 * WORDS`. Whoever takes one sees all that was done before it was put in.
+/// Numbers below `64 * WORDS`. A thread that takes a number sees everything that happened before it was put in.
 ///
-/// One bit a number, so there are no nodes whose reuse could be missed; the lowest goes first, which is
-/// the one that was in use before and whose memory is warm. Any bit pattern is valid: it may lie in
-/// memory that other processes write.
+/// Each number is one bit, so there are no nodes and no ABA problem. The lowest number is taken first: it was in use
+/// before and its memory is warm. Any bit pattern is valid, because the set may lie in memory that other processes
+/// write.
 #[repr(C, align(64))]
 pub struct Bitmap<const WORDS: usize> {
     words: [AtomicU64; WORDS],
@@ -34,7 +34,7 @@ impl<const WORDS: usize> Bitmap<WORDS> {
         self.words[number as usize / 64].fetch_or(1 << (number % 64), AcqRel);
     }
 
-    /// Takes the lowest number. `None` where each word was empty when it was looked at.
+    /// Takes the lowest number. `None` if each word was empty when it was read.
     pub fn take(&self) -> Option<u32> {
         for (index, word) in self.words.iter().enumerate() {
             let mut bits = word.load(Acquire);
@@ -49,7 +49,7 @@ impl<const WORDS: usize> Bitmap<WORDS> {
         None
     }
 
-    /// Takes all there is; cheap where there is nothing.
+    /// Takes all numbers; cheap if there are none.
     pub fn drain(&self, mut each: impl FnMut(u32)) {
         for (index, word) in self.words.iter().enumerate() {
             if word.load(Acquire) != 0 {
@@ -58,13 +58,13 @@ impl<const WORDS: usize> Bitmap<WORDS> {
         }
     }
 
-    /// How many there are, as each word is looked at.
+    /// How many numbers there are; the words are read one after the other.
     pub fn len(&self) -> usize {
         let count = |word: &AtomicU64| word.load(Acquire).count_ones() as usize;
         self.words.iter().map(count).sum()
     }
 
-    /// The numbers that are not in the set, as each word is looked at.
+    /// Calls `each` for every number that is not in the set; the words are read one after the other.
     pub fn each_missing(&self, mut each: impl FnMut(u32)) {
         for (index, word) in self.words.iter().enumerate() {
             each_bit(index, !word.load(Acquire), &mut each);

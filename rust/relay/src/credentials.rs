@@ -1,4 +1,4 @@
-//! Which process is at the other end of a connection.
+//! Finds out which process is at the other end of a connection.
 
 use std::io::{Error, Result};
 use std::mem::{MaybeUninit, size_of};
@@ -6,22 +6,22 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, getuid, pidfd_open};
 
-/// `SO_PEERPIDFD`, since Linux 6.5: also of a process that this one has no number for.
+/// `SO_PEERPIDFD`, from Linux 6.5 on: works for processes of other pid namespaces too.
 const PEER_PIDFD: libc::c_int = 77;
 
-/// The process that connected or, seen from there, the one that listens.
+/// The process at the other end.
 #[derive(Debug)]
-pub struct Peer {
-    /// 0 of a process in another pid namespace, which has no number here.
+pub struct PeerProcess {
+    /// 0 for a process of another pid namespace, which has no number here.
     pub pid: i32,
-    /// Readable when the process is gone. `None` where the kernel cannot say: then its end is the connection's.
+    /// Readable when the process is gone. `None` if the kernel cannot say; then the connection's end stands for it.
     pub alive: Option<OwnedFd>,
 }
 
-impl Peer {
-    /// Fails for processes of other users and for those that are gone.
+impl PeerProcess {
+    /// The process at the other end of `stream`. Fails if it belongs to another user or has ended.
     pub fn of(stream: &impl AsFd) -> Result<Self> {
-        // Not by rustix, whose process numbers cannot be 0.
+        // rustix cannot be used: its process numbers cannot be 0.
         // SAFETY: plain numbers.
         let credentials: libc::ucred = unsafe { option(stream, libc::SO_PEERCRED)? };
         if credentials.uid != getuid().as_raw() {
@@ -29,7 +29,7 @@ impl Peer {
         }
         // SAFETY: a number.
         let alive = match unsafe { option::<libc::c_int>(stream, PEER_PIDFD) } {
-            // SAFETY: a new file, which is ours.
+            // SAFETY: the kernel opened this file for this call.
             Ok(file) => Some(unsafe { OwnedFd::from_raw_fd(file) }),
             Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
                 match Pid::from_raw(credentials.pid) {
@@ -74,6 +74,6 @@ unsafe fn option<T>(stream: &impl AsFd, name: libc::c_int) -> Result<T> {
     if len as usize != size_of::<T>() {
         return Err(Error::other("a socket option of another size"));
     }
-    // SAFETY: filled in, and the caller's promise.
+    // SAFETY: the kernel filled it in, and the caller vouches for the type.
     Ok(unsafe { value.assume_init() })
 }

@@ -1,5 +1,5 @@
-//! First-fit allocation of byte ranges. Low addresses are reused first, so that memory once touched
-//! is touched again and the rest of the arena stays unbacked.
+//! First-fit allocation of byte ranges. Low addresses are reused first, so that the high end of an arena stays without
+//! memory behind it.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,9 @@ const PAGE: u64 = 4096;
 
 #[derive(Debug)]
 pub struct Extents {
-    /// Free ranges: start -> length; never empty ones, never two that touch.
+    /// Free ranges, start -> length. None is empty, and no two touch.
     free: BTreeMap<u64, u64>,
-    /// Everything below has been handed out before, so that its pages are there.
+    /// Everything below has been handed out before.
     touched: u64,
 }
 
@@ -28,12 +28,12 @@ impl Extents {
         }
     }
 
-    /// Everything from here on was never handed out.
+    /// Nothing from this offset on was ever handed out.
     pub fn touched(&self) -> u64 {
         self.touched
     }
 
-    /// What `allocate` would return now.
+    /// The extent that `allocate` would return now.
     pub fn find(&self, len: u64) -> Option<Extent> {
         let len = len.max(1).checked_next_multiple_of(PAGE)?;
         let (&start, _) = self.free.iter().find(|&(_, &size)| len <= size)?;

@@ -1,5 +1,5 @@
-//! What a fork must leave in order: locks that another thread has at that moment, which no thread of the child
-//! would let go of, and connections whose end tells a peer that this process is gone.
+//! Keeps the relay in order across `fork`. A lock that another thread holds at that moment would never be released in
+//! the child; a connection that the child inherited would hide from a peer that this process has ended.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -14,10 +14,10 @@ use crate::lock;
 use crate::process::Process;
 use crate::remotes::{self, Remotes};
 
-/// Files that end with this process, though it may have children.
+/// Files that must end with this process, although it may have children.
 static FILES: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
-/// Stands in a child in place of each of them, so that their numbers are not given to other files which code that
-/// has the number would then close. There once forks are watched.
+/// Replaces each of these files in a child, so that their numbers are not reused for other files, which code that still
+/// has the number would then close. Set once forks are watched.
 static STAND_IN: OnceLock<OwnedFd> = OnceLock::new();
 
 type Locks = (
@@ -26,16 +26,16 @@ type Locks = (
 );
 
 thread_local! {
-    /// Held by the thread that forks, while it does.
+    /// Held by a thread while it forks.
     static LOCKS: RefCell<Option<Locks>> = const { RefCell::new(None) };
 }
 
-/// A file that no forked child has.
+/// A file that forked children do not inherit.
 #[derive(Debug)]
 pub struct Own<F: AsFd>(ManuallyDrop<F>);
 
 impl<F: AsFd> Own<F> {
-    /// What `open` returns. It must not wait for anything: forks wait for it.
+    /// Opens a file with `open`, which must not wait for anything: forks wait for it.
     pub fn open<E: From<std::io::Error>>(open: impl FnOnce() -> Result<F, E>) -> Result<Self, E> {
         watch_forks()?;
         let mut files = lock(&FILES);
@@ -55,7 +55,7 @@ impl<F: AsFd> Deref for Own<F> {
 
 impl<F: AsFd> Drop for Own<F> {
     fn drop(&mut self) {
-        // Closed under the lock: a fork sees a file that is listed, or none.
+        // Closed under the lock, so that a fork sees either a listed file or none.
         let mut files = lock(&FILES);
         files.remove(&self.0.as_fd().as_raw_fd());
         // SAFETY: nothing uses it any more.
@@ -71,7 +71,7 @@ fn watch_forks() -> std::io::Result<()> {
     if STAND_IN.set(stand_in).is_err() {
         return Ok(()); // Another thread was quicker.
     }
-    // SAFETY: three functions that are there as long as this library is, which is for ever.
+    // SAFETY: the three functions stay loaded, because this library is never unloaded.
     match unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after_in_child)) } {
         0 => Ok(()),
         error => Err(std::io::Error::from_raw_os_error(error)),
@@ -79,7 +79,7 @@ fn watch_forks() -> std::io::Result<()> {
 }
 
 extern "C" fn before() {
-    Process::this(); // Made by its first caller; not half made in the child.
+    Process::this(); // The first call initializes it, which must not be half done in the child.
     let locks = (remotes::all(), lock(&FILES));
     LOCKS.with_borrow_mut(|held| *held = Some(locks));
 }
@@ -94,7 +94,7 @@ extern "C" fn after_in_child() {
     };
     if let Some(stand_in) = STAND_IN.get() {
         for &file in &*files {
-            // SAFETY: two numbers. The second one is a file, of which nothing is heard.
+            // SAFETY: two file numbers. The second file is not read or written in a child.
             unsafe { libc::dup3(stand_in.as_raw_fd(), file, libc::O_CLOEXEC) };
         }
     }

@@ -1,5 +1,5 @@
-//! Credits per edge: how much of a limit each target has in use. Edges do not share, so a target
-//! that never gives anything back stops only itself.
+//! Credits of edges: how much of its limit each edge has in use. Edges do not share, so a target that never gives
+//! anything back stops only its own edge.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -9,7 +9,7 @@ use loom::sync::atomic::AtomicU64;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::AtomicU64;
 
-/// What one target has in use.
+/// The credit of one edge.
 #[derive(Debug)]
 pub struct Edge {
     number: usize,
@@ -28,11 +28,10 @@ impl Edge {
         }
     }
 
-    /// Takes `amount` and returns what the edge holds now; `None` where that passes the limit.
+    /// Takes `amount` and returns how much the edge holds now, or `None` if that would exceed the limit.
     ///
-    /// An edge that holds no more than half its limit is granted any amount. Its readers may keep views
-    /// of that much for as long as they like (beyond it they are told to copy), so a large amount could
-    /// wait for ever otherwise.
+    /// An edge that holds at most half its limit is granted any amount. Its readers may keep views of so much without
+    /// end (beyond it they are told to copy), so that a large amount might otherwise never be granted.
     pub fn take(&self, amount: u64) -> Option<u64> {
         self.change(|held| {
             let after = held.checked_add(amount)?;
@@ -40,12 +39,12 @@ impl Edge {
         })
     }
 
-    /// Returns what was taken. False, and nothing changed, where that is more than the edge holds.
+    /// Gives back `amount`. Returns false and changes nothing if the edge does not hold that much.
     pub fn give_back(&self, amount: u64) -> bool {
         self.change(|held| held.checked_sub(amount)).is_some()
     }
 
-    /// Its place among its ledger's edges.
+    /// The edge's number in its ledger, from 0 on.
     pub fn number(&self) -> usize {
         self.number
     }
@@ -54,12 +53,12 @@ impl Edge {
         self.held.load(Acquire)
     }
 
-    /// Counts one that waits until it is granted something, however often it asks.
+    /// Counts one wait for credit, however often the waiting caller asks.
     pub fn note_wait(&self) {
         self.waits.fetch_add(1, Relaxed);
     }
 
-    /// How many have waited.
+    /// How many waits there have been.
     pub fn waits(&self) -> u64 {
         self.waits.load(Relaxed)
     }
@@ -79,14 +78,14 @@ impl Edge {
     }
 }
 
-/// Counts whatever unit the backend deals in: bytes of an arena, slots of a transfer engine.
+/// The credits of all edges, in the relay's unit: bytes of an arena, or slots of a transfer engine.
 #[derive(Debug)]
 pub struct Ledger {
     limit: u64,
     first: OnceLock<Box<Entry>>,
 }
 
-/// A stage sends to a handful of others, so a list that only grows finds an edge soonest.
+/// A stage sends to a handful of others, so that a list that only grows is the fastest way to find an edge.
 #[derive(Debug)]
 struct Entry {
     name: Box<str>,
@@ -102,7 +101,7 @@ impl Ledger {
         }
     }
 
-    /// The edge of that name, which has the ledger's limit for its own.
+    /// The edge of that name, made on first use. Each edge has the ledger's whole limit.
     pub fn edge(&self, name: &str) -> &Arc<Edge> {
         let mut place = &self.first;
         for number in 0.. {
@@ -125,7 +124,7 @@ impl Ledger {
         self.limit
     }
 
-    /// `(edge, held, how many have waited)` for every edge seen.
+    /// `(edge, held, number of waits)` of every edge seen.
     pub fn snapshot(&self) -> Vec<(String, u64, u64)> {
         std::iter::successors(self.first.get(), |entry| entry.next.get())
             .map(|entry| {
@@ -153,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn views_kept_for_ever_do_not_stop_a_large_amount() {
+    fn views_that_are_kept_do_not_stop_a_large_amount() {
         let edge = Edge::new(0, 10);
         assert_eq!(edge.take(5), Some(5));
         assert_eq!(edge.take(25), Some(30));

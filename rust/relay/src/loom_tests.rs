@@ -1,5 +1,5 @@
-//! What threads and processes share without a lock, under every interleaving: a ticket between its
-//! sender, its reader and the thread that notices deaths; the slots of a size; an edge's credit.
+//! Everything that threads and processes share without a lock, under every interleaving: a ticket between its sender,
+//! its reader and the thread that notices deaths; the slots of one size; an edge's credit.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -7,13 +7,13 @@ use loom::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire};
 use loom::thread;
 
 use crate::bitmap::Bitmap;
-use crate::control::Waiters;
+use crate::header::Waiters;
 use crate::ledger::Edge;
 use crate::ticket::{Ticket, TicketState, fresh};
 
 const READER: u32 = 7;
 
-/// A ticket and the extent it is the right to. loom fails where a read and a write are not in order.
+/// A ticket and its extent. loom fails if a read and a write of the extent are not ordered.
 struct Slot {
     ticket: Ticket,
     extent: UnsafeCell<u32>,
@@ -30,7 +30,7 @@ impl Slot {
         (Arc::new(slot), generation)
     }
 
-    /// As `Arena::allocate`, the copy and `Grant::publish`: the extent must be free.
+    /// Does what `Arena::allocate`, the copy and `Grant::publish` do. The extent must be free.
     fn write(&self, value: u32) -> u32 {
         let generation = self.ticket.reserve();
         self.fill(value);
@@ -39,16 +39,16 @@ impl Slot {
     }
 
     fn fill(&self, value: u32) {
-        // SAFETY: loom checks that nobody reads meanwhile.
+        // SAFETY: loom checks that no thread reads meanwhile.
         self.extent.with_mut(|extent| unsafe { *extent = value });
     }
 
-    /// As a `Lease`, opened and dropped: what was read, where the ticket could be taken.
+    /// Does what opening and dropping a `Lease` does. Returns the value if the ticket could be taken.
     fn read(&self, generation: u32) -> Option<u32> {
         if !self.ticket.take(generation, READER) {
             return None;
         }
-        // SAFETY: loom checks that nobody writes meanwhile.
+        // SAFETY: loom checks that no thread writes meanwhile.
         let value = self.extent.with(|extent| unsafe { *extent });
         self.ticket.give_back(generation, READER);
         Some(value)
@@ -81,7 +81,7 @@ fn a_reader_that_is_there_before_the_payload_gets_all_of_it_or_nothing() {
         });
         let reading = thread::spawn({
             let slot = slot.clone();
-            // Of the generation that is about to be, without a message that says so.
+            // It guesses the next generation; no message orders its read after the write.
             move || slot.read(1)
         });
         assert_eq!(slot.write(5), 1);
@@ -106,7 +106,7 @@ fn a_reservation_is_published_or_taken_back_and_never_both() {
         });
         slot.fill(1);
         slot.ticket.publish(generation);
-        // Revoked before or after that; never is it ready, and no reader's to free.
+        // Revoked before or after that, it ends up free and no reader can take it.
         assert!(revoking.join().unwrap());
         assert_eq!(slot.ticket.state(generation), TicketState::Free);
         assert!(!slot.ticket.take(generation, READER));
@@ -123,7 +123,7 @@ fn a_payload_is_read_or_taken_back_and_never_both() {
         });
         let revoked = slot.ticket.revoke();
         if revoked {
-            // Its next user, whom a late reader of the first must not disturb.
+            // A late reader of the first payload must not disturb the next one.
             let second = slot.write(2);
             assert_ne!(first, second);
             assert_eq!(reading.join().unwrap(), None);
@@ -173,11 +173,11 @@ fn a_dead_readers_ticket_comes_back_once() {
 }
 
 #[test]
-fn whoever_waits_for_a_return_sees_it_or_is_told() {
+fn a_waiter_sees_a_return_or_is_told_of_it() {
     loom::model(|| {
         let (slot, first) = Slot::with(1);
         assert!(slot.ticket.take(first, READER));
-        let waiters = Arc::new(Waiters::nobody());
+        let waiters = Arc::new(Waiters::none());
         let told = thread::spawn({
             let (slot, waiters) = (slot.clone(), waiters.clone());
             move || slot.ticket.give_back(first, READER) && Waiters::any(&[&waiters])
@@ -210,7 +210,7 @@ fn two_collectors_free_it_once() {
     });
 }
 
-/// Slots of one size, as a `Memory` has them.
+/// Slots of one size, as in a `Memory`.
 struct Slots {
     free: Bitmap<1>,
     content: [UnsafeCell<u32>; 2],
@@ -227,12 +227,12 @@ impl Slots {
         Arc::new(slots)
     }
 
-    /// Takes a slot, writes it, puts it back: loom fails where somebody else has it too.
+    /// Takes a slot, writes it, puts it back: loom fails if another thread has it too.
     fn use_one(&self, value: u32) -> bool {
         let Some(number) = self.free.take() else {
             return false;
         };
-        // SAFETY: loom checks that the slot is nobody else's.
+        // SAFETY: loom checks that no other thread has the slot.
         self.content[number as usize].with_mut(|content| unsafe { *content = value });
         self.free.put(number);
         true

@@ -1,4 +1,4 @@
-//! Anonymous memory files, mapped.
+//! Creates anonymous memory files and maps them.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -17,13 +17,13 @@ pub struct Mapping {
     len: usize,
 }
 
-// SAFETY: a mapping is a range of memory without thread affinity. What lies in it is reached only
-// through atomics or through pointers whose users vouch for exclusive access.
+// SAFETY: a mapping is a range of memory without thread affinity. Its bytes are accessed only through
+// atomics, or through pointers whose users vouch for exclusive access.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// A memory file of a fixed size. Sealed, so that no peer can shrink it under a reader's feet.
+/// Creates a memory file of a fixed size. It is sealed, so that no peer can shrink it while it is read.
 pub fn create(len: usize) -> Result<OwnedFd> {
     let file = memfd_create(
         "sglang-omni",
@@ -34,7 +34,7 @@ pub fn create(len: usize) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// The size of a file that keeps it.
+/// The size of a file; an error unless the file is sealed against shrinking.
 fn sealed_len(file: &impl AsFd) -> Result<usize> {
     if !fcntl_get_seals(file)?.contains(SealFlags::SHRINK) {
         return Err(rustix::io::Errno::INVAL);
@@ -46,7 +46,7 @@ impl Mapping {
     /// Maps a file that came from [`create`], in this process or another.
     pub fn new(file: &impl AsFd) -> Result<Self> {
         let len = sealed_len(file)?;
-        // SAFETY: a new mapping at an address of the kernel's choice; the seal keeps its pages there.
+        // SAFETY: a new mapping at an address that the kernel chooses; the seal keeps the pages in the file.
         let start = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -57,16 +57,16 @@ impl Mapping {
                 0,
             )?
         };
-        // Only a wish: most kernels are set up to give shared memory small pages.
+        // May fail: most kernels are configured to give shared memory small pages.
         // SAFETY: the range is the new mapping, and the advice does not change its contents.
         let _ = unsafe { madvise(start, len, Advice::LinuxHugepage) };
         let start = NonNull::new(start.cast()).ok_or(rustix::io::Errno::NOMEM)?;
         Ok(Self { start, len })
     }
 
-    /// Maps the pages of `len` bytes at `offset` of such a file so that what is written to them stays here;
-    /// also returns where in the mapping those bytes begin. Only for as long as the file is not written to there:
-    /// a page that was written to here shows nothing of it.
+    /// Maps the pages of `len` bytes at `offset` of such a file privately: writes to them are not seen elsewhere. Also
+    /// returns the offset of those bytes in the mapping. Valid only while the file is not written to there, because a
+    /// page that was written to here does not show later writes to the file.
     pub fn private(file: &impl AsFd, offset: usize, len: usize) -> Result<(Self, usize)> {
         let end = offset.checked_add(len).filter(|_| len > 0);
         let Some(end) = end.filter(|end| sealed_len(file).is_ok_and(|size| *end <= size)) else {
@@ -74,10 +74,10 @@ impl Mapping {
         };
         let start = offset - offset % page_size();
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // Few pages if any are ever written to: memory for all of them need not be there.
+        // Few pages are ever written to, so no memory is reserved for all of them.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let nowhere = std::ptr::null_mut();
-        // SAFETY: a new mapping at an address of the kernel's choice; the seal keeps its pages there.
+        // SAFETY: a new mapping at an address that the kernel chooses; the seal keeps the pages in the file.
         let mapped = unsafe { mmap(nowhere, end - start, access, flags, file, start as u64)? };
         let mapping = Self {
             start: NonNull::new(mapped.cast()).ok_or(rustix::io::Errno::NOMEM)?,
@@ -95,15 +95,16 @@ impl Mapping {
         self.len
     }
 
-    /// Makes every write from `offset` on, a multiple of the page size, a fault.
+    /// Makes every write from `offset` on a fault. `offset` is a multiple of the page size.
     pub fn forbid_writes(&self, offset: usize) -> Result<()> {
         let len = self.len - offset;
         // SAFETY: the range is inside the mapping, and Rust code writes to none of it.
         unsafe { mprotect(self.start().add(offset).cast(), len, MprotectFlags::READ) }
     }
 
-    /// Of a private mapping: shows the file again, whole pages of it. Where that cannot be, what was written stays,
-    /// which no reader must see: the process ends.
+    /// Drops what was written to whole pages of a private mapping, which then show the file again.
+    ///
+    /// Panics if the kernel refuses: a later reader would see the writes of an earlier one.
     pub fn undo_writes(&self, offset: usize, len: usize) {
         let len = len.min(self.len - offset);
         // SAFETY: the range is inside the mapping, and no pointer into it is used any more.
@@ -112,13 +113,14 @@ impl Mapping {
         undone.expect("pages of a private mapping can be dropped");
     }
 
-    /// Has the kernel provide pages in one go, which is far cheaper than a fault for each. False where it
-    /// did not: the memory is used up, or it does not know how. Pages then come by faults.
+    /// Has the kernel provide pages in one call, which is far cheaper than a fault for each. Returns false if it did
+    /// not, because memory is used up or the kernel is too old; faults then provide them.
     pub fn populate(&self, offset: usize, len: usize) -> bool {
         self.advise(offset, len, Advice::LinuxPopulateWrite)
     }
 
-    /// Enters pages that another process has provided into this one's page table. As `populate`.
+    /// Enters pages that another process has provided into this process's page table. Returns false if the kernel did
+    /// not.
     pub fn enter(&self, offset: usize, len: usize) -> bool {
         self.advise(offset, len, Advice::LinuxPopulateRead)
     }
@@ -133,7 +135,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range is this mapping's own, and whoever had pointers into it held it alive.
+        // SAFETY: the range belongs to this mapping, and every user of a pointer into it kept the mapping alive.
         let _ = unsafe { munmap(self.start().cast(), self.len) };
     }
 }

@@ -1,40 +1,40 @@
-//! Room for payloads: slots of a few sizes without a lock, ranges of any size, memory of their own.
+//! Finds room for payloads: slots of a few sizes, taken without a lock; ranges of any size; segments of their own.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::{Arc, Mutex};
 
 use crate::bitmap::Bitmap;
-use crate::control::Control;
 use crate::extents::{Extent, Extents};
+use crate::header::ArenaHeader;
 use crate::mapping::{self, Mapping};
 use crate::pages::Pages;
 use crate::server::Segments;
 use crate::{lock, server};
 
-/// Slots have the size of a power of two from 16 KiB to 16 MiB and a page on top, for tensors tend to
-/// be powers of two and what is packed with them is small.
+/// A slot's size is a power of two from 16 KiB to 16 MiB plus a page: tensors tend to be powers of two, and the rest of
+/// a payload is small.
 const SMALLEST: u32 = 14;
 const CLASSES: usize = 11;
 const MARGIN: u64 = 4096;
-/// Slots of a size, at most. Beyond that payloads have ranges.
+/// At most so many words of slots of each size. Payloads beyond that get ranges.
 const SLOT_WORDS: usize = 16;
-/// Bytes cut into slots at once.
+/// Bytes that are cut into slots at once.
 const CUT: u64 = 1 << 20;
 
-/// Slots of one size. Taking one and putting it back takes no lock.
+/// Slots of one size, taken and put back without a lock.
 struct Class {
     size: u64,
     free: Bitmap<SLOT_WORDS>,
-    /// Where each slot is. Written before the slot is first put into `free`.
+    /// Where each slot starts; written before the slot is first put into `free`.
     starts: Box<[AtomicU64]>,
 }
 
-/// What only the cutting of new slots and large payloads need. Their copies take milliseconds and
-/// slots stay cut, so a lock is not what they wait for.
+/// State that only large payloads and the cutting of new slots need. It has a lock: a large copy takes milliseconds,
+/// and slots stay cut.
 struct Ranges {
     extents: Extents,
-    /// Numbers of each class that are no slot now, the lowest last.
+    /// Numbers of each class that no slot has now, the lowest last.
     unused: [Vec<u32>; CLASSES],
 }
 
@@ -50,8 +50,7 @@ pub struct Memory {
     pages: Pages,
 }
 
-/// Memory for one payload, free again when the last who has to do with it lets go: the one that
-/// writes it, and each ticket to it.
+/// Memory for one payload. Its writer and each ticket to it hold the room; the last of them to let go frees it.
 pub struct Room {
     memory: Arc<Memory>,
     home: Home,
@@ -66,7 +65,7 @@ enum Home {
 }
 
 impl Memory {
-    /// Payloads of more than `limit` bytes get memory of their own.
+    /// The memory of an arena of `capacity` bytes. Payloads of more than `limit` bytes get segments of their own.
     pub fn new(
         mapping: Arc<Mapping>,
         capacity: u64,
@@ -97,16 +96,16 @@ impl Memory {
         self.mapping.clone()
     }
 
-    pub fn control(&self) -> &Control {
-        Control::of(&self.mapping)
+    pub fn header(&self) -> &ArenaHeader {
+        ArenaHeader::of(&self.mapping)
     }
 
-    /// Bytes of all rooms so far. Each is written once.
+    /// Bytes of all rooms so far; each room is written once.
     pub fn written(&self) -> u64 {
         self.written.load(Relaxed)
     }
 
-    /// Room for `len` bytes. Only memory of its own can fail.
+    /// Takes room for `len` bytes. Fails only if the payload needs a segment and none can be made.
     pub fn room(self: &Arc<Self>, len: u64) -> std::io::Result<Room> {
         let (home, offset) = self.find(len)?;
         self.written.fetch_add(len, Relaxed);
@@ -142,7 +141,7 @@ impl Memory {
     fn cut(&self, index: usize) -> Option<u32> {
         let class = &self.classes[index];
         let mut ranges = lock(&self.ranges);
-        // Somebody else may have been here in the meantime.
+        // Another thread may have cut slots in the meantime.
         if let Some(number) = class.free.take() {
             return Some(number);
         }
@@ -168,8 +167,8 @@ impl Memory {
         Some(first)
     }
 
-    /// A free range. Where it would take memory that was never used, and as much lies idle in slots of
-    /// other sizes as is in use, those are given up first.
+    /// Takes a free range. Before it takes memory that was never used, it gives up idle slots of other sizes if these
+    /// have more than half of the memory.
     fn range(&self, ranges: &mut Ranges, len: u64) -> Option<Extent> {
         let touched = ranges.extents.touched();
         let found = ranges.extents.find(len);
@@ -185,7 +184,7 @@ impl Memory {
         Some(extent)
     }
 
-    /// Bytes in slots that nobody uses.
+    /// Bytes in unused slots.
     fn idle(&self) -> u64 {
         let free = |class: &Class| class.free.len() as u64 * class.size;
         self.classes.iter().map(free).sum()
@@ -206,7 +205,7 @@ impl Memory {
 }
 
 impl Room {
-    /// 0 for the arena, otherwise the number of the room's own memory.
+    /// 0 for the arena, otherwise the number of the room's own segment.
     pub fn segment(&self) -> u64 {
         match self.home {
             Home::Segment { number, .. } => number,
@@ -214,21 +213,21 @@ impl Room {
         }
     }
 
-    /// The first of `len` writable bytes, 64-byte aligned, with their pages present.
+    /// The start of the room's `len` writable bytes, 64-byte aligned, with their pages present.
     pub fn ready(&self) -> *mut u8 {
         let (mapping, start, present) = match &self.home {
             Home::Segment { mapping, .. } => (mapping, 0, 0),
             _ => (
                 &*self.memory.mapping,
-                Control::LEN + self.offset as usize,
-                self.memory.control().present.load(Acquire),
+                ArenaHeader::LEN + self.offset as usize,
+                self.memory.header().present.load(Acquire),
             ),
         };
         let missing = (self.offset + self.len)
             .saturating_sub(present)
             .min(self.len) as usize;
         if missing > 0 {
-            // In one go, which is far cheaper than a fault for each page.
+            // One call is far cheaper than a fault for each page.
             mapping.populate(start + self.len as usize - missing, missing);
         }
         // SAFETY: the room lies inside its mapping.
@@ -246,7 +245,7 @@ impl Drop for Room {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(any(miri, feature = "loom"))))]
 mod tests {
     use std::time::{Duration, Instant};
 
@@ -255,7 +254,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn memory(capacity: u64) -> Arc<Memory> {
-        let file = mapping::create(Control::LEN + capacity as usize).unwrap();
+        let file = mapping::create(ArenaHeader::LEN + capacity as usize).unwrap();
         let mapping = Arc::new(Mapping::new(&file).unwrap());
         let segments = Segments::default();
         Arc::new(Memory::new(mapping, capacity, capacity, segments).unwrap())
@@ -266,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_was_let_go_is_the_next_one() {
+    fn a_slot_that_was_freed_is_taken_next() {
         let memory = memory(64 * MIB);
         let kept = memory.room(MIB).unwrap();
         let first = memory.room(MIB).unwrap();
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_place_in_the_arena_gets_memory_of_its_own_until_it_has() {
+    fn a_payload_that_does_not_fit_the_arena_gets_a_segment_of_its_own() {
         let memory = memory(8 * MIB);
         let all = memory.room(8 * MIB).unwrap();
         let own = memory.room(MIB).unwrap();
@@ -306,21 +305,21 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_there_ahead_of_use_and_few_where_there_is_none() {
+    fn pages_are_present_ahead_of_use_and_few_without_use() {
         let memory = memory(256 * MIB);
         let until = |present: u64| {
             let start = Instant::now();
-            while memory.control().present.load(Acquire) < present {
+            while memory.header().present.load(Acquire) < present {
                 assert!(start.elapsed() < Duration::from_secs(20));
                 std::thread::sleep(Duration::from_millis(2));
             }
         };
         until(4 * MIB);
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(memory.control().present.load(Acquire), 4 * MIB);
+        assert_eq!(memory.header().present.load(Acquire), 4 * MIB);
         let room = memory.room(20 * MIB).unwrap();
         until(room.offset + 2 * room.len);
         drop(room);
-        assert!(memory.control().present.load(Acquire) <= 41 * MIB);
+        assert!(memory.header().present.load(Acquire) <= 41 * MIB);
     }
 }

@@ -1,33 +1,33 @@
-//! Pages provided before they are needed: a page that a copy finds missing costs more than the copy.
+//! Provides pages before they are needed: a page that a copy finds missing costs more than the copy.
 //!
-//! An arena starts with [`FIRST`] bytes present and keeps as much again ahead of what was used, up to
-//! [`MOST`]: a process that sends small payloads holds a few MiB, and growth is paid for elsewhere.
-//! Huge pages are asked for; the kernel gives them where shared memory may have some
-//! (`/sys/kernel/mm/transparent_hugepage/shmem_enabled`: `advise`, `within_size`).
+//! An arena starts with [`FIRST`] bytes present. It keeps as many bytes ahead of use as are used, up to [`MOST`]: a
+//! process that sends small payloads holds a few MiB, and a thread of its own pays for growth. Huge pages are asked
+//! for; the kernel gives them if shared memory may have some (`/sys/kernel/mm/transparent_hugepage/shmem_enabled`:
+//! `advise`, `within_size`).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::thread::JoinHandle;
 
-use crate::control::Control;
+use crate::header::ArenaHeader;
 use crate::mapping::Mapping;
 use crate::process::Process;
 
-/// Bytes present ahead of use at first, and at most.
+/// Bytes present ahead of use: at least, and at most.
 const FIRST: u64 = 4 << 20;
 const MOST: u64 = 64 << 20;
-/// Bytes provided in one go: a fraction of a millisecond, so that who waits for the end waits no longer.
+/// Bytes provided in one call: it takes a fraction of a millisecond, and the thread's end waits for no more.
 const STEP: u64 = 1 << 20;
 
-/// Keeps the low end of an arena's memory present, ahead of what is in use. One thread an arena.
+/// Keeps the low end of an arena's memory present, ahead of use, in one thread per arena.
 pub struct Pages {
     owner: Process,
-    shared: Arc<Shared>,
+    prefault: Arc<PrefaultGoal>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct PrefaultGoal {
     mapping: Arc<Mapping>,
     capacity: u64,
     goal: std::sync::atomic::AtomicU64,
@@ -36,7 +36,7 @@ struct Shared {
 
 impl Pages {
     pub fn start(mapping: Arc<Mapping>, capacity: u64) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let prefault = Arc::new(PrefaultGoal {
             mapping,
             capacity,
             goal: FIRST.min(capacity).into(),
@@ -45,21 +45,21 @@ impl Pages {
         let thread = std::thread::Builder::new()
             .name("relay-pages".into())
             .spawn({
-                let shared = shared.clone();
-                move || shared.run()
+                let prefault = prefault.clone();
+                move || prefault.run()
             })?;
         Ok(Self {
             owner: Process::this(),
-            shared,
+            prefault,
             thread: Some(thread),
         })
     }
 
-    /// Everything below `touched` is or was in use.
+    /// Notes that everything below `touched` is or was in use.
     pub fn touched(&self, touched: u64) {
         let ahead = touched.clamp(FIRST, MOST);
-        let goal = (touched + ahead).min(self.shared.capacity);
-        if self.shared.goal.fetch_max(goal, AcqRel) < goal
+        let goal = (touched + ahead).min(self.prefault.capacity);
+        if self.prefault.goal.fetch_max(goal, AcqRel) < goal
             && let Some(thread) = &self.thread
         {
             thread.thread().unpark();
@@ -67,11 +67,11 @@ impl Pages {
     }
 }
 
-impl Shared {
+impl PrefaultGoal {
     fn run(&self) {
-        let control = Control::of(&self.mapping);
+        let header = ArenaHeader::of(&self.mapping);
         while !self.stopped.load(Acquire) {
-            let present = control.present.load(Relaxed);
+            let present = header.present.load(Relaxed);
             let goal = self.goal.load(Acquire);
             if present >= goal {
                 std::thread::park();
@@ -80,11 +80,11 @@ impl Shared {
             let len = STEP.min(goal - present);
             if !self
                 .mapping
-                .populate(Control::LEN + present as usize, len as usize)
+                .populate(ArenaHeader::LEN + present as usize, len as usize)
             {
-                return; // Out of memory, or a kernel that cannot: pages come as they are written.
+                return; // Out of memory, or an old kernel: writes provide the pages.
             }
-            control.present.store(present + len, Release);
+            header.present.store(present + len, Release);
         }
     }
 }
@@ -95,7 +95,7 @@ impl Drop for Pages {
         if self.owner != Process::this() {
             return std::mem::forget(thread);
         }
-        self.shared.stopped.store(true, Release);
+        self.prefault.stopped.store(true, Release);
         if let Some(thread) = thread {
             thread.thread().unpark();
             let _ = thread.join();

@@ -1,4 +1,4 @@
-//! The reading side: an arena of another process, mapped once, and leases on its extents.
+//! The reader's side of the relay: the arena of another process, mapped once, and leases on its payloads.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -9,26 +9,26 @@ use std::sync::{Arc, LazyLock, OnceLock};
 use rustix::io::Errno;
 
 use crate::arena::Place;
-use crate::control::{Control, TICKETS};
-use crate::line::Line;
+use crate::connection::Connection;
+use crate::header::{ArenaHeader, TICKETS};
 use crate::mapping::Mapping;
-use crate::private::PrivateView;
+use crate::private_view::PrivateView;
 use crate::process::Process;
 use crate::ticket::TicketState;
 use crate::{remotes, server};
 
 /// Why a place cannot be read.
 #[derive(Debug)]
-pub enum ReadError {
-    /// The sender is gone, or will not talk to us.
+pub enum OpenError {
+    /// The sender is gone or does not answer.
     Unreachable(std::io::Error),
-    /// Read before, revoked, or expired.
+    /// The payload was read before, revoked, or has expired.
     Stale,
     /// The place is not inside the sender's memory.
     Malformed,
 }
 
-impl fmt::Display for ReadError {
+impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unreachable(error) => write!(
@@ -44,43 +44,44 @@ impl fmt::Display for ReadError {
     }
 }
 
-impl std::error::Error for ReadError {}
+impl std::error::Error for OpenError {}
 
-/// For debugging: whoever writes to a received payload, which others may be reading, crashes there.
+/// For debugging: a write to a received payload, which other processes may be reading, crashes.
 static READ_ONLY: LazyLock<bool> =
     LazyLock::new(|| std::env::var_os("SGLANG_OMNI_RELAY_READ_ONLY").is_some_and(|on| on == "1"));
 
-/// Readers of one payload in this process that keep a view each from payload to payload; more map it anew.
+/// So many readers of one payload in this process have a private view that is kept for later payloads; further readers
+/// map the payload anew.
 const PRIVATE_VIEWS: usize = 4;
 
-/// A sender's arena as seen from here.
+/// A sender's arena as mapped in this process.
 pub struct Remote {
     owner: Process,
     number: u32,
     mapping: Arc<Mapping>,
-    /// What `mapping` maps.
+    /// The file that `mapping` maps.
     file: OwnedFd,
     event: OwnedFd,
-    pub line: Line,
-    /// Bytes at the start of the data whose pages are in this process's table, or are about to be.
+    pub connection: Connection,
+    /// Bytes at the start of the data whose pages are in this process's page table, or are about to be.
     entered: AtomicU64,
-    /// One for each reader here of the same payload; there once it came, unless it cannot be.
+    /// One view for each reader in this process of the same payload, made on first use; `None` if it cannot be made.
     private: [OnceLock<Option<PrivateView>>; PRIVATE_VIEWS],
 }
 
 impl Remote {
     pub fn connect(name: &str) -> std::io::Result<Self> {
-        let line = Line::connect(name)?;
-        let (number, mut files) = line.ask(server::ARENA)?;
+        let connection = Connection::connect(name)?;
+        let (number, mut files) = connection.ask(server::ARENA)?;
         let (Some(event), Some(file)) = (files.pop(), files.pop()) else {
             return Err(std::io::Error::other("it sent no memory"));
         };
         let mapping = Arc::new(Mapping::new(&file)?);
-        if mapping.len() < Control::LEN {
+        if mapping.len() < ArenaHeader::LEN {
             return Err(std::io::Error::other("its memory is too small"));
         }
         if *READ_ONLY {
-            mapping.forbid_writes(Control::LEN)?;
+            mapping.forbid_writes(ArenaHeader::LEN)?;
         }
         Ok(Self {
             owner: Process::this(),
@@ -88,47 +89,47 @@ impl Remote {
             mapping,
             file,
             event,
-            line,
+            connection,
             entered: AtomicU64::new(0),
             private: Default::default(),
         })
     }
 
-    fn control(&self) -> &Control {
-        Control::of(&self.mapping)
+    fn header(&self) -> &ArenaHeader {
+        ArenaHeader::of(&self.mapping)
     }
 }
 
-/// The right to read one payload. Dropping it, in whatever thread, gives the extent back.
+/// The right to read one payload. Dropping it, in any thread, returns the ticket.
 pub struct Lease {
     remote: Arc<Remote>,
-    /// The mapping the payload is in: the arena's, or one of its own.
+    /// The mapping that contains the payload: the arena's, a private view of it, or one of its own.
     mapping: Arc<Mapping>,
     start: usize,
     len: usize,
-    /// The remote's view that `mapping` is of, in which these bytes are taken.
+    /// The number of the remote's private view whose mapping this is, and in which these bytes are taken.
     private_view: Option<usize>,
     ticket: usize,
     generation: u32,
 }
 
-/// Who sees what the reader of a payload writes to it.
+/// Which processes see a reader's writes to a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The memory is the payload's, and this its only reader.
+    /// This is the payload's only reader: writes go to the shared memory.
     Sole,
-    /// Others read the same memory: a page that is written to becomes this lease's own.
+    /// Others read the same memory: a page that is written to becomes private to this lease.
     CopyOnWrite,
 }
 
-/// Takes the ticket of a place a sender announced. May wait for the sender, for a few seconds.
-pub fn open(name: &str, place: &Place, access: Access) -> Result<Lease, ReadError> {
-    let remote = remotes::get(name).map_err(ReadError::Unreachable)?;
+/// Takes the ticket of a place that a sender announced. May wait for the sender, for a few seconds.
+pub fn open(name: &str, place: &Place, access: Access) -> Result<Lease, OpenError> {
+    let remote = remotes::get(name).map_err(OpenError::Unreachable)?;
     remote.open(place, access)
 }
 
-/// As `open`, without waiting. `None` where the sender has to be asked for memory first.
-pub fn try_open(name: &str, place: &Place, access: Access) -> Result<Option<Lease>, ReadError> {
+/// Takes the ticket without waiting. `None` if the sender must be asked for memory first; call [`open`] then.
+pub fn try_open(name: &str, place: &Place, access: Access) -> Result<Option<Lease>, OpenError> {
     match remotes::find(name) {
         Some(remote) if place.segment == server::ARENA => remote.open(place, access).map(Some),
         _ => Ok(None),
@@ -136,24 +137,24 @@ pub fn try_open(name: &str, place: &Place, access: Access) -> Result<Option<Leas
 }
 
 impl Remote {
-    fn open(self: Arc<Self>, place: &Place, access: Access) -> Result<Lease, ReadError> {
+    fn open(self: Arc<Self>, place: &Place, access: Access) -> Result<Lease, OpenError> {
         if place.ticket as usize >= TICKETS {
-            return Err(ReadError::Malformed);
+            return Err(OpenError::Malformed);
         }
         let (offset, len) = (usize::try_from(place.offset), usize::try_from(place.len));
         let (Ok(offset), Ok(len)) = (offset, len) else {
-            return Err(ReadError::Malformed);
+            return Err(OpenError::Malformed);
         };
         let (ticket, generation) = (place.ticket as usize, place.generation);
         let segment = match place.segment {
             server::ARENA => None,
-            // Before the ticket is taken, which is spent then whatever happens.
+            // Asked for before the ticket is taken: a taken ticket is spent even if this fails.
             number => Some(self.segment(number, ticket, generation)?),
         };
-        if !self.control().tickets[ticket].take(generation, self.number) {
-            return Err(ReadError::Stale);
+        if !self.header().tickets[ticket].take(generation, self.number) {
+            return Err(OpenError::Stale);
         }
-        // From here on the ticket is ours to give back, whatever happens.
+        // From here on the lease returns the ticket, even if an error follows.
         let mut lease = Lease {
             mapping: self.mapping.clone(),
             remote: self,
@@ -165,12 +166,12 @@ impl Remote {
         };
         let (base, file, size) = match &segment {
             Some((file, mapping)) => (0, file, mapping.len()),
-            None => (Control::LEN, &lease.remote.file, lease.mapping.len()),
+            None => (ArenaHeader::LEN, &lease.remote.file, lease.mapping.len()),
         };
         let start = base.checked_add(offset);
         let end = start.and_then(|start| start.checked_add(len));
         let (Some(start), Some(_)) = (start, end.filter(|&end| end <= size)) else {
-            return Err(ReadError::Malformed);
+            return Err(OpenError::Malformed);
         };
         (lease.start, lease.len) = (start, len);
         let mut views = 0..PRIVATE_VIEWS;
@@ -196,53 +197,53 @@ impl Remote {
         if *READ_ONLY && !lease.is_in_arena() {
             lease.mapping.forbid_writes(0).map_err(unreachable)?;
         }
-        let control = lease.remote.control();
-        if control.taken(ticket, place.len) {
+        let header = lease.remote.header();
+        if header.taken(ticket, place.len) {
             lease.remote.signal();
         }
-        if control.present.load(Relaxed) > lease.remote.entered.load(Relaxed) {
+        if header.present.load(Relaxed) > lease.remote.entered.load(Relaxed) {
             remotes::wake();
         }
         Ok(lease)
     }
 
-    /// Memory of a payload's own, from the sender.
+    /// Asks the sender for the segment of one payload, and maps it.
     fn segment(
         &self,
         number: u64,
         ticket: usize,
         generation: u32,
-    ) -> Result<(OwnedFd, Mapping), ReadError> {
-        let is_ready = || self.control().tickets[ticket].state(generation) == TicketState::Ready;
+    ) -> Result<(OwnedFd, Mapping), OpenError> {
+        let is_ready = || self.header().tickets[ticket].state(generation) == TicketState::Ready;
         if !is_ready() {
-            return Err(ReadError::Stale);
+            return Err(OpenError::Stale);
         }
-        let asked = self.line.ask(number);
-        // A segment goes with its payload.
+        let asked = self.connection.ask(number);
+        // The sender drops a segment with its payload.
         let (_, files) = asked.map_err(|error| match is_ready() {
-            true => ReadError::Unreachable(error),
-            false => ReadError::Stale,
+            true => OpenError::Unreachable(error),
+            false => OpenError::Stale,
         })?;
-        let file = files.into_iter().next().ok_or(ReadError::Malformed)?;
+        let file = files.into_iter().next().ok_or(OpenError::Malformed)?;
         let mapping = Mapping::new(&file).map_err(unreachable)?;
         Ok((file, mapping))
     }
 }
 
-fn unreachable(error: Errno) -> ReadError {
-    ReadError::Unreachable(error.into())
+fn unreachable(error: Errno) -> OpenError {
+    OpenError::Unreachable(error.into())
 }
 
 impl Remote {
-    /// Enters the pages that the sender has provided since the last time, all of which it will use.
+    /// Enters the pages that the sender has provided since the last call; it will use all of them.
     pub fn enter_pages(&self) {
-        let present = self.control().present.load(Acquire);
+        let present = self.header().present.load(Acquire);
         let enter = |mapping: &Mapping, entered: &AtomicU64| {
             let start = entered.swap(present, AcqRel);
-            let end = Control::LEN.saturating_add(present as usize);
+            let end = ArenaHeader::LEN.saturating_add(present as usize);
             if start < present && end <= mapping.len() {
                 let len = (present - start) as usize;
-                mapping.enter(Control::LEN + start as usize, len);
+                mapping.enter(ArenaHeader::LEN + start as usize, len);
             }
         };
         enter(&self.mapping, &self.entered);
@@ -256,14 +257,14 @@ impl Remote {
         self.private[number].get_or_init(make).as_ref()
     }
 
-    /// Tells the sender, which waits for that, that a ticket changed.
+    /// Tells the waiting sender that a ticket changed.
     fn signal(&self) {
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 }
 
 impl Lease {
-    /// The sender's arena as mapped here; `None` for a payload in memory of its own.
+    /// The sender's arena as mapped here. `None` for a payload in a segment or a private mapping.
     pub fn arena(&self) -> Option<Arc<Mapping>> {
         self.is_in_arena().then(|| self.mapping.clone())
     }
@@ -277,7 +278,7 @@ impl Lease {
         unsafe { self.mapping.start().add(self.start) }
     }
 
-    #[allow(clippy::len_without_is_empty)] // a payload has a header, it is never empty
+    #[allow(clippy::len_without_is_empty)] // a payload has a header and is never empty
     pub fn len(&self) -> usize {
         self.len
     }
@@ -285,7 +286,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // A copy in a forked child: it is the parent that has the views.
+        // In a forked child this is a copy; the parent has the views.
         if self.remote.owner != Process::this() {
             return;
         }
@@ -294,8 +295,8 @@ impl Drop for Lease {
         {
             view.give_back(self.start, self.len);
         }
-        let control = self.remote.control();
-        if control.give_back(self.ticket, self.generation, self.remote.number) {
+        let header = self.remote.header();
+        if header.give_back(self.ticket, self.generation, self.remote.number) {
             self.remote.signal();
         }
     }

@@ -1,5 +1,4 @@
-//! Which process this is. What a forked child finds in its memory is its parent's: views that the parent
-//! goes on reading, threads that are not in the child.
+//! Tells a process from a forked child of it. Leases and threads that a child finds in its memory belong to its parent.
 
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicU32;
@@ -11,10 +10,10 @@ use rustix::process::getpid;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process(u32);
 
-/// The process's number, in a page that the kernel clears in a child. `None` where it cannot.
+/// The process's number, in a page that the kernel clears in a child. `None` if the kernel cannot.
 static NUMBER: LazyLock<Option<&AtomicU32>> = LazyLock::new(|| {
     let (size, access) = (4096, ProtFlags::READ | ProtFlags::WRITE);
-    // SAFETY: a new page of zeros, which stays for ever and is reached through atomics alone.
+    // SAFETY: a new page of zeros, which is never unmapped and is accessed through atomics alone.
     unsafe {
         let page = mmap_anonymous(std::ptr::null_mut(), size, access, MapFlags::PRIVATE).ok()?;
         madvise(page, size, Advice::LinuxWipeOnFork).ok()?;
@@ -23,7 +22,7 @@ static NUMBER: LazyLock<Option<&AtomicU32>> = LazyLock::new(|| {
 });
 
 impl Process {
-    /// A load, where asking the kernel takes longer than all else that giving a payload back takes.
+    /// The calling process. This is one load; a system call would take longer than the rest of returning a payload.
     pub fn this() -> Self {
         let asked = || getpid().as_raw_nonzero().get().unsigned_abs();
         let Some(number) = *NUMBER else {

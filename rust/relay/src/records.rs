@@ -1,29 +1,29 @@
-//! What the sender knows of each ticket under way.
+//! The sender's records of its outstanding tickets.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::bitmap::Bitmap;
-use crate::control::{Control, TICKET_WORDS, TICKETS};
+use crate::header::{ArenaHeader, TICKET_WORDS, TICKETS};
 use crate::ledger::Edge;
 use crate::lock;
 use crate::memory::Room;
 use crate::ticket::TicketState;
 
-/// One target's right to one room.
-pub struct UnderWay {
+/// An outstanding ticket: one target's right to one room.
+pub struct TicketRecord {
     pub key: String,
     pub edge: String,
     pub bytes: u64,
     pub expires: Instant,
     /// Whether the reader was told that it may keep views.
     pub lend: bool,
-    /// Given back by being dropped, as the room is.
+    /// Given back when the record is dropped, as the room is.
     pub credit: Credit,
     pub _room: Arc<Room>,
 }
 
-/// Bytes and a ticket taken from an edge, given back when dropped.
+/// Bytes and a ticket that were taken from an edge's credit; given back when dropped.
 pub struct Credit {
     pub bytes: Arc<Edge>,
     pub taken: u64,
@@ -31,7 +31,7 @@ pub struct Credit {
 }
 
 impl Credit {
-    /// Gives back what is over `most` bytes.
+    /// Gives back all but `most` bytes.
     pub fn reduce(&mut self, most: u64) {
         self.bytes.give_back(self.taken.saturating_sub(most));
         self.taken = self.taken.min(most);
@@ -45,12 +45,11 @@ impl Drop for Credit {
     }
 }
 
-/// Tickets by number. A ticket that is not free belongs to whoever moved its word to `Free`, once. Its
-/// record has a lock of its own, which nobody else asks for but a revoke or an error's text that looks
-/// at all of them.
+/// Records by ticket number. The one call that moves a ticket's word to `Free` frees its record. Each record has a lock
+/// of its own, which is contended only by calls that look at all records: `sweep` and `each`.
 pub struct Records {
     free: Bitmap<TICKET_WORDS>,
-    records: Box<[Mutex<Option<UnderWay>>]>,
+    records: Box<[Mutex<Option<TicketRecord>>]>,
 }
 
 impl Records {
@@ -61,30 +60,34 @@ impl Records {
         }
     }
 
-    /// Reserves a ticket: its number and generation. Gives `under_way` back where all are in use.
-    pub fn reserve(&self, control: &Control, under_way: UnderWay) -> Result<(u32, u32), UnderWay> {
+    /// Reserves a ticket and returns its number and generation. Returns `under_way` if all tickets are in use.
+    pub fn reserve(
+        &self,
+        header: &ArenaHeader,
+        under_way: TicketRecord,
+    ) -> Result<(u32, u32), TicketRecord> {
         let Some(number) = self.free.take() else {
             return Err(under_way);
         };
-        control.assign(number as usize, under_way.credit.bytes.number());
+        header.assign(number as usize, under_way.credit.bytes.number());
         let mut record = lock(&self.records[number as usize]);
         *record = Some(under_way);
-        // Inside the lock, so that who looks at record and ticket sees those of one payload.
-        Ok((number, control.tickets[number as usize].reserve()))
+        // Under the lock, so that a thread that looks at record and ticket sees those of one payload.
+        Ok((number, header.tickets[number as usize].reserve()))
     }
 
-    /// Frees a ticket that was reserved and is not to be published, unless it was taken back.
-    pub fn withdraw(&self, control: &Control, number: u32, generation: u32) -> bool {
-        let withdrawn = control.tickets[number as usize].withdraw(generation);
+    /// Frees a reserved ticket that will not be published. Returns false if it was taken back before.
+    pub fn withdraw(&self, header: &ArenaHeader, number: u32, generation: u32) -> bool {
+        let withdrawn = header.tickets[number as usize].withdraw(generation);
         if withdrawn {
             self.free(number);
         }
         withdrawn
     }
 
-    /// Frees an unread ticket of that generation, alone. False where it is another's, or was read.
-    pub fn revoke(&self, control: &Control, number: u32, generation: u32) -> bool {
-        let ticket = &control.tickets[number as usize];
+    /// Frees one unread ticket of that generation. Returns false if it has another generation or was read.
+    pub fn revoke(&self, header: &ArenaHeader, number: u32, generation: u32) -> bool {
+        let ticket = &header.tickets[number as usize];
         let record = lock(&self.records[number as usize]);
         let is_it = [TicketState::Ready, TicketState::Reserved].contains(&ticket.state(generation));
         let revoked = is_it && record.is_some() && ticket.revoke();
@@ -95,20 +98,20 @@ impl Records {
         revoked
     }
 
-    /// Frees what readers returned since the last time.
-    pub fn collect(&self, control: &Control) {
-        control.returned.drain(|number| {
-            if control.tickets[number as usize].collect() {
+    /// Frees the tickets that readers returned since the last call.
+    pub fn collect(&self, header: &ArenaHeader) {
+        header.returned.drain(|number| {
+            if header.tickets[number as usize].collect() {
                 self.free(number);
             }
         });
     }
 
-    /// Frees every returned ticket and every unread one that `given_up` picks. Returns how many of these.
-    pub fn sweep(&self, control: &Control, given_up: impl Fn(&UnderWay) -> bool) -> usize {
+    /// Frees every returned ticket, and every unread one for which `given_up` is true. Returns how many unread ones.
+    pub fn sweep(&self, header: &ArenaHeader, given_up: impl Fn(&TicketRecord) -> bool) -> usize {
         let mut revoked = 0;
         self.free.each_missing(|number| {
-            let ticket = &control.tickets[number as usize];
+            let ticket = &header.tickets[number as usize];
             let record = lock(&self.records[number as usize]);
             let unread = record.as_ref().is_some_and(&given_up) && ticket.revoke();
             drop(record);
@@ -120,19 +123,19 @@ impl Records {
         revoked
     }
 
-    /// Returns what a dead reader holds.
-    pub fn reclaim(&self, control: &Control, holder: u32) {
+    /// Returns the tickets that a dead reader holds, and frees them.
+    pub fn reclaim(&self, header: &ArenaHeader, holder: u32) {
         self.free.each_missing(|number| {
-            control.tickets[number as usize].reclaim(holder);
+            header.tickets[number as usize].reclaim(holder);
         });
-        self.sweep(control, |_| false);
+        self.sweep(header, |_| false);
     }
 
-    /// What is under way, with the number of the reader that has it.
-    pub fn each(&self, control: &Control, mut see: impl FnMut(&mut UnderWay, Option<u32>)) {
+    /// Calls `see` for every outstanding ticket, with the number of the reader that holds it.
+    pub fn each(&self, header: &ArenaHeader, mut see: impl FnMut(&mut TicketRecord, Option<u32>)) {
         self.free.each_missing(|number| {
             if let Some(under_way) = &mut *lock(&self.records[number as usize]) {
-                see(under_way, control.tickets[number as usize].holder());
+                see(under_way, header.tickets[number as usize].holder());
             }
         });
     }
@@ -141,10 +144,10 @@ impl Records {
         TICKETS - self.free.len()
     }
 
-    /// To be called by whoever moved the ticket to `Free`.
+    /// Drops the record of a ticket that the caller has moved to `Free`.
     fn free(&self, number: u32) {
         let done = lock(&self.records[number as usize]).take();
-        drop(done); // Its room and credit are there before its ticket is.
+        drop(done); // Its room and credit are free before its ticket is.
         self.free.put(number);
     }
 }

@@ -1,5 +1,5 @@
-//! Arenas of other processes that this one has mapped, and the thread that notices when they end and
-//! enters their pages here before they are read.
+//! The arenas of other processes that this process has mapped, and the thread that notices when their senders end and
+//! enters their pages before they are read.
 
 use std::collections::HashMap;
 use std::io::{Error, ErrorKind, Result};
@@ -14,19 +14,19 @@ use crate::peer::Remote;
 use crate::process::Process;
 use crate::{lock, report};
 
-/// What a connection that several threads wait for came to.
-type Outcome = OnceLock<std::result::Result<Arc<Remote>, (ErrorKind, String)>>;
+/// The result of a connection attempt that several threads may wait for.
+type Connected = OnceLock<std::result::Result<Arc<Remote>, (ErrorKind, String)>>;
 
-/// The lock on it is never held over anything that waits for another process.
+/// Its lock is never held during a call that waits for another process.
 #[derive(Default)]
 pub struct Remotes {
-    /// Whose they are: a forked child begins with none.
+    /// The process that mapped them; a forked child begins with none.
     owner: Option<Process>,
-    /// Also those whose sender is gone, for as long as a lease holds them.
+    /// All mapped arenas by name, also those whose sender is gone while a lease holds them.
     known: HashMap<String, Weak<Remote>>,
-    /// Those that are being connected to, each by the first thread that asked.
-    connecting: HashMap<String, Arc<Outcome>>,
-    /// Those whose sender lives stay mapped, for what it sends next.
+    /// Senders that are being connected to, each by the first thread that asked.
+    connecting: HashMap<String, Arc<Connected>>,
+    /// Arenas whose sender lives; they stay mapped for its next payloads.
     alive: Vec<Arc<Remote>>,
     /// Wakes the watching thread, once there is one.
     wake: Option<Arc<OwnedFd>>,
@@ -34,15 +34,15 @@ pub struct Remotes {
 
 static REMOTES: LazyLock<Mutex<Remotes>> = LazyLock::new(Mutex::default);
 
-/// After an error that is not expected to last, the watching thread looks again.
+/// Time until the watching thread tries again after an error that is not expected to last.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// All of them, locked.
+/// All arenas, locked; of a forked child those of its parent, until it uses one.
 pub fn all() -> MutexGuard<'static, Remotes> {
     lock(&REMOTES)
 }
 
-/// Those of this process, locked.
+/// The arenas of this process, locked.
 fn own() -> MutexGuard<'static, Remotes> {
     let mut remotes = all();
     let owner = Some(Process::this());
@@ -61,12 +61,12 @@ impl Remotes {
     }
 }
 
-/// The arena of that name where it is mapped already.
+/// The arena of that name if it is mapped already.
 pub fn find(name: &str) -> Option<Arc<Remote>> {
     own().find(name)
 }
 
-/// The arena of that name, mapped now if it was not before. Waits for its sender and for no other.
+/// The arena of that name, mapped now if it was not before. Waits only for its sender.
 pub fn get(name: &str) -> Result<Arc<Remote>> {
     let mut remotes = own();
     if let Some(remote) = remotes.find(name) {
@@ -83,7 +83,7 @@ pub fn get(name: &str) -> Result<Arc<Remote>> {
     let outcome = connecting.get_or_init(|| connect().map_err(|e| (e.kind(), e.to_string())));
 
     let mut remotes = own();
-    let is_ours = |outcome: &Arc<Outcome>| Arc::ptr_eq(outcome, &connecting);
+    let is_ours = |outcome: &Arc<Connected>| Arc::ptr_eq(outcome, &connecting);
     if remotes.connecting.get(name).is_some_and(is_ours) {
         remotes.connecting.remove(name);
         if let Ok(remote) = outcome {
@@ -99,7 +99,7 @@ pub fn get(name: &str) -> Result<Arc<Remote>> {
         .map_err(|(kind, text)| Error::new(kind, text))
 }
 
-/// Has the thread look at all arenas: there is a new one, or one has grown.
+/// Has the watching thread look at all arenas, because one is new or has grown.
 pub fn wake() {
     if let Some(wake) = &own().wake {
         let _ = rustix::io::write(&**wake, &1u64.to_ne_bytes());
@@ -127,7 +127,7 @@ fn watcher() -> Result<Arc<OwnedFd>> {
     Ok(wake)
 }
 
-/// Waits for a sender's end, growth or a new one, and lets go of those that are gone.
+/// Waits until a sender ends, an arena grows or a new one comes; lets go of the arenas of senders that ended.
 fn watch(wake: &OwnedFd) -> rustix::io::Result<()> {
     let watched = own().alive.clone();
     for remote in &watched {
@@ -136,10 +136,10 @@ fn watch(wake: &OwnedFd) -> rustix::io::Result<()> {
     let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
     let mut whose = vec![];
     for (index, remote) in watched.iter().enumerate() {
-        // A child that the sender forked may have its connections; its process is its own.
-        fds.push(PollFd::new(&*remote.line.stream, PollFlags::RDHUP));
+        // A child that the sender forked may keep its connections open, so that its process is watched too.
+        fds.push(PollFd::new(&*remote.connection.stream, PollFlags::RDHUP));
         whose.push(index);
-        if let Some(alive) = &remote.line.peer.alive {
+        if let Some(alive) = &remote.connection.peer.alive {
             fds.push(PollFd::new(alive, PollFlags::IN));
             whose.push(index);
         }
@@ -160,14 +160,14 @@ fn watch(wake: &OwnedFd) -> rustix::io::Result<()> {
         remotes
             .alive
             .retain(|alive| !gone.iter().any(|gone| Arc::ptr_eq(alive, gone)));
-        // The watched ones are counted here as well: those that nobody holds are forgotten the next time.
+        // `watched` still counts as a holder here: an arena without leases is forgotten the next time.
         remotes.known.retain(|_, remote| remote.strong_count() > 0);
     }
     Ok(())
 }
 
 /// Whether an arena is mapped here.
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(any(miri, feature = "loom"))))]
 pub fn is_mapped(name: &str) -> bool {
     find(name).is_some()
 }

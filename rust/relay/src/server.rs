@@ -1,11 +1,11 @@
-//! Hands an arena's memory to peers and notices when they die. One thread an arena.
+//! Hands an arena's memory to peers and notices when they die, in one thread per arena.
 //!
 //! A connection asks for segments by number (u64, 0 is the arena itself) and gets for each a status
 //! byte, its peer number (u32), the segment's number again, and the file descriptor; the answer for
 //! the arena also carries the eventfd that readers signal returns on.
 //!
-//! What a peer holds comes back when its connection or its process ends, and for nothing else: a peer
-//! that stops in the middle of a request, or does not read its answer, still has its views.
+//! The payloads that a peer holds come back only when its connection or its process ends: a peer that stops in the
+//! middle of a request, or does not read its answer, still has its views.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, IoSlice, Read};
@@ -25,7 +25,7 @@ use crate::process::Process;
 use crate::ticket::MAX_HOLDER;
 use crate::{credentials, lock, report};
 
-/// Files peers may ask for, by number.
+/// Files that peers may ask for, by number.
 pub type Segments = Arc<Mutex<HashMap<u64, Arc<OwnedFd>>>>;
 
 pub struct Server {
@@ -34,11 +34,11 @@ pub struct Server {
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-struct Peer {
+struct PeerConnection {
     number: u32,
     stream: Own<UnixStream>,
-    credentials: credentials::Peer,
-    /// A request as far as it has come in, and how far that is.
+    credentials: credentials::PeerProcess,
+    /// The request that is being received, and how many of its bytes have come.
     request: [u8; 8],
     received: usize,
 }
@@ -50,8 +50,8 @@ pub const ARENA: u64 = 0;
 pub const ANSWER_LEN: usize = 13;
 
 impl Server {
-    /// Serves `segments` under an abstract address until dropped. `lost(number)` runs when the
-    /// process of a peer is gone; `joined(number, pid)` when one connects.
+    /// Serves `segments` under the abstract address `name` until dropped. `joined(number, pid)` runs when a peer
+    /// connects, `lost(number)` when its process or connection has ended.
     pub fn start(
         name: &str,
         segments: Segments,
@@ -69,14 +69,14 @@ impl Server {
         let thread = std::thread::Builder::new()
             .name("relay-server".into())
             .spawn(move || {
-                let mut peers: Vec<Peer> = Vec::new();
+                let mut peers: Vec<PeerConnection> = Vec::new();
                 let mut last = 0;
                 let mut exhausted = false;
                 while let Some(ready) = wait(&stopped, &listener, &peers, exhausted) {
                     exhausted = false;
                     for index in ready.into_iter().rev() {
                         match index {
-                            // In reverse order, so that the indices before it stay valid.
+                            // The order is reversed, so that the indices before this one stay valid.
                             Some((index, Event::Died)) => {
                                 let peer = peers.swap_remove(index);
                                 lost(peer.number);
@@ -112,7 +112,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         let thread = self.thread.take();
         if self.owner != Process::this() {
-            // Our parent's, which goes on serving.
+            // The thread is the parent's, which goes on serving.
             return std::mem::forget(thread);
         }
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
@@ -122,8 +122,8 @@ impl Drop for Server {
     }
 }
 
-/// The next number that no peer has. There are as many as a ticket has room for.
-fn number_after(last: u32, peers: &[Peer]) -> u32 {
+/// The next number that no peer has, from 1 to [`MAX_HOLDER`].
+fn number_after(last: u32, peers: &[PeerConnection]) -> u32 {
     let mut number = last;
     loop {
         number = number % MAX_HOLDER + 1;
@@ -138,21 +138,21 @@ enum Event {
     Asked,
 }
 
-/// How long a connection waits that could not be accepted because too many files are open.
+/// Time until connections are accepted again after too many files were open.
 const EXHAUSTED: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
 
-/// After an error that is not expected to last, the server looks again.
+/// Time until the server tries again after an error that is not expected to last.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Blocks until something happens; `None` when the server is to stop. A new connection is `Some(None)`.
-/// Where the process was `exhausted`, connections are left alone for a moment: they would be ready at once.
+/// Waits for events. `None` if the server must stop; a new connection is an event `None`. If the process was
+/// `exhausted`, new connections are not looked at for a moment, because they would be ready at once.
 fn wait(
     stop: &OwnedFd,
     listener: &Own<UnixListener>,
-    peers: &[Peer],
+    peers: &[PeerConnection],
     exhausted: bool,
 ) -> Option<Vec<Option<(usize, Event)>>> {
     let connections = if exhausted {
@@ -167,10 +167,10 @@ fn wait(
     for peer in peers {
         fds.push(match &peer.credentials.alive {
             Some(alive) => PollFd::new(alive, PollFlags::IN),
-            // Its end is the connection's, which is heard of unasked.
+            // The connection's end stands for the process's; poll reports it unasked.
             None => PollFd::new(&*peer.stream, PollFlags::empty()),
         });
-        // A whole request that is still here waits for room for its answer.
+        // A complete request waits until its answer can be sent.
         let wanted = if peer.received < peer.request.len() {
             PollFlags::IN
         } else {
@@ -184,7 +184,7 @@ fn wait(
             Ok(_) => break,
             Err(Errno::INTR) => {}
             Err(error) => {
-                // As long as this lasts; a server that is gone would leave its readers without memory for good.
+                // The server goes on: if it ended, its readers would never get memory again.
                 if std::mem::take(&mut well) {
                     report("cannot wait for readers", error);
                 }
@@ -212,9 +212,9 @@ fn wait(
     Some(events)
 }
 
-/// A connection of a process of this user. Others are dropped without a word, and `None`; an error where
-/// the connection is still there and cannot be had now.
-fn accept(listener: &UnixListener, number: u32) -> std::io::Result<Option<Peer>> {
+/// Accepts a connection of a process of this user. Other connections are dropped and give `None`. An error means that
+/// the connection is still queued and cannot be accepted now.
+fn accept(listener: &UnixListener, number: u32) -> std::io::Result<Option<PeerConnection>> {
     let accepted = Own::open(|| {
         let (stream, _) = listener.accept()?;
         // A peer that stops in the middle of a request must not hold up the others.
@@ -233,8 +233,8 @@ fn accept(listener: &UnixListener, number: u32) -> std::io::Result<Option<Peer>>
             return if exhausted { Err(error) } else { Ok(None) };
         }
     };
-    let credentials = credentials::Peer::of(&*stream).ok();
-    Ok(credentials.map(|credentials| Peer {
+    let credentials = credentials::PeerProcess::of(&*stream).ok();
+    Ok(credentials.map(|credentials| PeerConnection {
         number,
         stream,
         credentials,
@@ -243,14 +243,14 @@ fn accept(listener: &UnixListener, number: u32) -> std::io::Result<Option<Peer>>
     }))
 }
 
-/// Goes on with a peer's request as far as it can without waiting. False at the connection's end:
-/// the peer dropped the arena.
-fn serve(peer: &mut Peer, segments: &Segments, event: &OwnedFd) -> bool {
+/// Serves a peer's request as far as is possible without waiting. Returns false at the connection's end: the peer
+/// dropped the arena.
+fn serve(peer: &mut PeerConnection, segments: &Segments, event: &OwnedFd) -> bool {
     if peer.received < peer.request.len() {
         match (&*peer.stream).read(&mut peer.request[peer.received..]) {
             Ok(0) => return false,
             Ok(count) => peer.received += count,
-            // Closed with an answer unread: an end like any other.
+            // The peer closed with an answer unread: an end like any other.
             Err(error) if error.kind() == ErrorKind::ConnectionReset => return false,
             Err(_) => return true,
         }
@@ -266,10 +266,10 @@ fn serve(peer: &mut Peer, segments: &Segments, event: &OwnedFd) -> bool {
         None => Vec::new(),
     };
     match answer(peer, segment, &fds) {
-        // A broken pipe is read as the connection's end next.
+        // After a broken pipe, the next read reports the connection's end.
         Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => peer.received = 0,
         Err(Errno::AGAIN | Errno::INTR) => {}
-        // The kernel does not pass the files on, for example because too many are on their way: refused.
+        // The kernel refused to pass the files on, for example because too many are in flight: the peer gets a refusal.
         Err(_) => {
             if answer(peer, segment, &[]) != Err(Errno::AGAIN) {
                 peer.received = 0;
@@ -279,8 +279,8 @@ fn serve(peer: &mut Peer, segments: &Segments, event: &OwnedFd) -> bool {
     true
 }
 
-/// Sends a segment's files, or without any a refusal.
-fn answer(peer: &Peer, segment: u64, fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+/// Sends a segment's files, or a refusal if there are none.
+fn answer(peer: &PeerConnection, segment: u64, fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
     let mut answer = [0; ANSWER_LEN];
     answer[0] = u8::from(!fds.is_empty());
     answer[1..5].copy_from_slice(&peer.number.to_le_bytes());
@@ -290,7 +290,7 @@ fn answer(peer: &Peer, segment: u64, fds: &[BorrowedFd<'_>]) -> rustix::io::Resu
     if !fds.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(fds));
     }
-    // So small a message goes as a whole or not at all.
+    // A message this small is sent whole or not at all.
     sendmsg(
         &*peer.stream,
         &[IoSlice::new(&answer)],
@@ -300,7 +300,7 @@ fn answer(peer: &Peer, segment: u64, fds: &[BorrowedFd<'_>]) -> rustix::io::Resu
     .map(drop)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 mod tests {
     use std::io::Write;
     use std::sync::mpsc::{Receiver, channel};
@@ -309,7 +309,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    /// A server without segments, whose answers are refusals, and the numbers of the peers it loses.
+    /// A server without segments, which refuses every request, and the numbers of the peers that it loses.
     fn server(name: &str) -> (Server, Receiver<u32>) {
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let (sender, lost) = channel();
@@ -344,14 +344,14 @@ mod tests {
     #[test]
     fn numbers_fit_a_ticket_and_are_unique() {
         let (one, other) = UnixStream::pair().unwrap();
-        let peers: Vec<Peer> = [one, other]
+        let peers: Vec<PeerConnection> = [one, other]
             .into_iter()
             .zip([1, 2])
             .map(|(stream, number)| {
                 let stream = Own::open(|| Ok::<_, std::io::Error>(stream)).unwrap();
-                Peer {
+                PeerConnection {
                     number,
-                    credentials: credentials::Peer::of(&*stream).unwrap(),
+                    credentials: credentials::PeerProcess::of(&*stream).unwrap(),
                     stream,
                     request: [0; 8],
                     received: 0,
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_halfway_through_a_request_is_not_lost_and_holds_up_nobody() {
+    fn a_peer_halfway_through_a_request_is_not_lost_and_holds_up_no_other() {
         let name = format!("relay-test-half-{}", std::process::id());
         let (_server, lost) = server(&name);
         let (mut slow, mut other) = (connect(&name), connect(&name));
@@ -400,7 +400,7 @@ mod tests {
         }
         asked.join().unwrap();
         assert!(lost.try_recv().is_err());
-        // Closed with an answer it has not read.
+        // It closes with an answer unread.
         deaf.write_all(&1u64.to_le_bytes()).unwrap();
         drop(deaf);
         assert_eq!(lost.recv_timeout(PATIENCE), Ok(1));

@@ -7,19 +7,19 @@ use loom::sync::atomic::AtomicU64;
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::AtomicU64;
 
-/// Who may do what next. Only the sender issues, revokes and collects; only a reader takes and returns.
+/// The state of a ticket. Only the sender reserves, publishes, revokes and collects; only a reader takes and returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TicketState {
-    /// Nobody's; the sender may issue it.
+    /// Unused: the sender may reserve it.
     Free = 0,
-    /// Issued, not yet taken by its reader.
+    /// Published, not yet taken by its reader.
     Ready = 1,
     /// A reader has views of the extent.
     Held = 2,
-    /// The reader is done; the sender may collect it.
+    /// The reader has returned it; the sender may collect it.
     Returned = 3,
-    /// Its writer's, who fills the extent first; no reader can have it.
+    /// The sender is writing the payload; no reader can take it.
     Reserved = 4,
 }
 
@@ -36,7 +36,7 @@ const fn word(generation: u32, holder: u32, state: TicketState) -> u64 {
     (generation as u64) << 32 | (holder as u64) << 8 | state as u64
 }
 
-/// The same generation, nobody's.
+/// The word of the same generation, free.
 const fn freed(now: u64) -> u64 {
     word((now >> 32) as u32, 0, TicketState::Free)
 }
@@ -50,8 +50,8 @@ impl Ticket {
         generation
     }
 
-    /// Sender: makes a reserved ticket ready; what was written before is there for its reader. False where it
-    /// was taken back meanwhile.
+    /// Sender: makes a reserved ticket ready; its reader sees everything that was written before. Returns false if the
+    /// ticket was taken back meanwhile.
     pub fn publish(&self, generation: u32) -> bool {
         self.swap(
             word(generation, 0, TicketState::Reserved),
@@ -59,13 +59,13 @@ impl Ticket {
         )
     }
 
-    /// Sender: frees a reserved ticket. False where it was taken back meanwhile.
+    /// Sender: frees a reserved ticket. Returns false if it was taken back meanwhile.
     pub fn withdraw(&self, generation: u32) -> bool {
         let reserved = word(generation, 0, TicketState::Reserved);
         self.swap(reserved, freed(reserved))
     }
 
-    /// Sender: where a generation of this ticket stands; a later generation reads as `Free`.
+    /// Sender: the state of one generation of this ticket; `Free` if the ticket has another generation by now.
     pub fn state(&self, generation: u32) -> TicketState {
         let now = self.word.load(Acquire);
         if (now >> 32) as u32 != generation {
@@ -80,18 +80,18 @@ impl Ticket {
         }
     }
 
-    /// Sender: the peer that holds it now, if one does.
+    /// Sender: the number of the peer that holds it now.
     pub fn holder(&self) -> Option<u32> {
         let now = self.word.load(Acquire);
         (now as u8 == TicketState::Held as u8).then_some((now >> 8) as u32 & 0xff_ffff)
     }
 
-    /// Sender: takes back a ticket that no reader has taken, whether it is ready or only reserved. False where
-    /// there is none, or one was quicker.
+    /// Sender: takes back a ticket that is reserved or ready. Returns false if it is neither, for example because a
+    /// reader was quicker.
     pub fn revoke(&self) -> bool {
         let mut now = self.word.load(Acquire);
         while [TicketState::Reserved as u8, TicketState::Ready as u8].contains(&(now as u8)) {
-            // Published meanwhile, it is still unread.
+            // If it was published meanwhile, it is still unread.
             match self.word.compare_exchange(now, freed(now), AcqRel, Acquire) {
                 Ok(_) => return true,
                 Err(changed) => now = changed,
@@ -100,20 +100,20 @@ impl Ticket {
         false
     }
 
-    /// Sender: frees a returned ticket. False where it is not returned.
+    /// Sender: frees a returned ticket. Returns false if it is not returned.
     pub fn collect(&self) -> bool {
         let now = self.word.load(Acquire);
         now as u8 == TicketState::Returned as u8 && self.swap(now, freed(now))
     }
 
-    /// Sender: returns the ticket for a reader that died. False where that reader does not hold it.
+    /// Sender: returns the ticket for a reader that died. Returns false if that reader does not hold it.
     pub fn reclaim(&self, holder: u32) -> bool {
         let now = self.word.load(Acquire);
         let generation = (now >> 32) as u32;
         now == word(generation, holder, TicketState::Held) && self.give_back(generation, holder)
     }
 
-    /// Reader: turns a ready ticket of this generation into a held one. False where it is stale.
+    /// Reader: turns a ready ticket of this generation into a held one. Returns false if it is stale.
     pub fn take(&self, generation: u32, holder: u32) -> bool {
         self.swap(
             word(generation, 0, TicketState::Ready),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reserved_ticket_is_no_readers() {
+    fn a_reserved_ticket_cannot_be_taken() {
         let ticket = fresh();
         let generation = ticket.reserve();
         assert!(!ticket.take(generation, 7));

@@ -1,36 +1,30 @@
-//! The router: an HTTP/1.1 reverse proxy in front of OpenAI-compatible replicas.
+//! The router: an HTTP/1.1 reverse proxy in front of OpenAI-compatible servers, its workers.
 //!
-//! What a request crosses, in order:
+//! Its folders are layers: each imports from those below it only.
 //!
-//! 1. [`front`]: a connection is accepted, a request read off it and let in, by key, origin and number.
-//! 2. [`admin`]: paths that the router answers itself end here.
-//! 3. [`request`]: all others go to a worker and back, again elsewhere while nothing was answered.
-//! 4. [`key`]: what of its body matters for where it goes.
-//! 5. [`policy`]: which worker that is.
-//! 6. [`fleet`]: the workers, and what is known of each.
-//! 7. [`telemetry`]: what is known of the request once it is over.
+//! - [`app`]: what a user may set, and the threads that all the rest runs on.
+//! - [`front`]: a connection is accepted, a request read off it and let in, by key, origin and number.
+//! - [`admin`]: the paths that the router answers itself.
+//! - [`proxy`]: every other request goes to a worker and back, to another one if nothing was answered.
+//!   Which worker that is, `sglang_omni_policy` says.
+//! - [`fleet`]: the workers, and what is known of each.
+//! - [`upstream`]: connections to workers.
+//! - [`base`]: the clock, the log, the counters, and what else knows none of the above.
 //!
-//! All of that happens on one thread, a [`runtime::lane::Lane`] with its own listener and connections; what
-//! the lanes share is in [`runtime::lane::Shared`]. [`front::server::Router`] starts them, and beside them
-//! one thread for what no request waits for: health checks, discovery, `/metrics` on a port of its own.
-//! [`config`] is what a user may set; `bin/sglang-omni-router` and Python read it from a command line.
+//! A request crosses them on one thread, a *lane*, which has its own listener, connections and counters
+//! ([`proxy::lane`]). One more thread does what no request waits for: health checks, discovery, `/metrics` on a
+//! port of its own.
 
 mod admin;
-mod config;
+mod app;
+mod base;
 mod fleet;
 mod front;
-mod key;
-mod policy;
-mod request;
-mod runtime;
-mod telemetry;
+mod proxy;
+mod upstream;
 
-pub use config::{Config, ConfigError};
-pub use fleet::worker::{Authorization, LoadGuard, Worker};
-pub use fleet::worker_url::WorkerUrl;
-pub use front::server::{Router, StartError};
-pub use policy::{
-    CacheAware, Candidates, Decision, Policy, PolicyKind, Receipt, RequestKey, Tuning, Usage,
-    build as build_policy,
-};
-pub use telemetry::log::{Level, LogFormat};
+pub use app::config::Config;
+pub use app::router::{Router, StartError};
+pub use base::config_error::ConfigError;
+pub use base::log::{Level, LogFormat};
+pub use sglang_omni_policy::PolicyKind;

@@ -68,7 +68,9 @@ class ScriptedPipeline:
             spoken = "audio" in request.metadata["output_modalities"]
             texts = [] if request.metadata["task"] == "speech" else self.words
             if self.heard is not None:
-                yield StreamMessage(request_id, "transcribe", {"modality": "text", "heard": self.heard})
+                yield StreamMessage(
+                    request_id, "transcribe", {"modality": "text", "input_transcript": self.heard}
+                )
             for index, word in enumerate(texts):
                 await self._fault(index)
                 chunk = {"modality": "text", "text": word}
@@ -133,7 +135,7 @@ class ScriptedPipeline:
             "finish_reason": "length",
             "token_ids": [1, 2, 3],
             "usage": USAGE,
-            "heard": self.heard,
+            "input_transcript": self.heard,
             "language": "en",
             "duration": 1.5,
             "segments": [

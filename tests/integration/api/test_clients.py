@@ -52,7 +52,7 @@ def test_completion_with_speech(client, pipeline):
     assert rate == 24_000
     np.testing.assert_allclose(samples, pipeline.samples, atol=1e-4)
     assert result.audio.transcript == result.text == "Hello."
-    assert result.heard == "what was asked"
+    assert result.input_transcript == "what was asked"
 
 
 def test_stream(client, pipeline):
@@ -62,7 +62,7 @@ def test_stream(client, pipeline):
     assert "".join(chunk.text for chunk in chunks) == "Hello."
     pcm = b"".join(base64.b64decode(chunk.audio_b64) for chunk in chunks if chunk.audio_b64)
     np.testing.assert_allclose(np.frombuffer(pcm, "<i2") / 32768, pipeline.samples, atol=1e-4)
-    assert [chunk.heard for chunk in chunks if chunk.heard] == ["what was asked"]
+    assert [chunk.input_transcript for chunk in chunks if chunk.input_transcript] == ["what was asked"]
     assert chunks[-1].finish_reason == "length"
     assert all(chunk.finish_reason is None for chunk in chunks[:-1])
     assert chunks[-1].usage.total_tokens == 10

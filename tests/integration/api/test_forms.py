@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sglang_omni.serve.api.app import DEFAULT_MAX_BODY_SIZE
 from sglang_omni.serve.api.forms import MAX_FIELD_SIZE, MAX_FIELDS, MAX_FILES
+from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.state import Capabilities
 
 PATH = "/v1/audio/transcriptions"
@@ -21,7 +21,7 @@ def test_an_upload_needs_no_disk(serve: Any, monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     recording = bytes(range(256)) * 40_000
     with (
-        serve(Capabilities(), "own", max_body_size=DEFAULT_MAX_BODY_SIZE) as (pipeline, base_url),
+        serve(Capabilities(), "own", max_body_size=BodyLimits.max_body_size) as (pipeline, base_url),
         httpx.Client(base_url=base_url, trust_env=False, timeout=60) as http,
     ):
         answer = http.post(PATH, files={"file": recording})
@@ -42,7 +42,7 @@ def test_parts_of_a_form_are_bounded(
     serve: Any, files: dict[str, bytes], data: dict[str, str], said: str
 ) -> None:
     with (
-        serve(Capabilities(), "own", max_body_size=DEFAULT_MAX_BODY_SIZE) as (pipeline, base_url),
+        serve(Capabilities(), "own", max_body_size=BodyLimits.max_body_size) as (pipeline, base_url),
         httpx.Client(base_url=base_url, trust_env=False, timeout=60) as http,
     ):
         answer = http.post(PATH, files={**files, "file": b"RIFF"}, data=data)

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sglang_omni.serve.api.app import DEFAULT_MAX_BODY_SIZE
 from sglang_omni.serve.api.bodies import MAX_DEPTH, MAX_NAMES, MAX_PARTS, MAX_VALUES
+from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.state import Capabilities
 
 CHAT, COMPLETION, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -64,7 +64,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(serve: Any) -> Iterator[Served]:
-    limits = {"max_body_size": DEFAULT_MAX_BODY_SIZE}
+    limits = {"max_body_size": BodyLimits.max_body_size}
     with (
         serve(Capabilities(), "own", **limits) as (pipeline, base_url),
         httpx.Client(base_url=base_url, trust_env=False, timeout=600) as http,

@@ -13,8 +13,8 @@ from conftest import ScriptedPipeline
 
 from sglang_omni.client import Client
 from sglang_omni.serve import create_app
-from sglang_omni.serve.launch.processes import bind
 from sglang_omni.serve.launch.web_server import WebServer
+from sglang_omni.supervision.ports import bind
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Samples to files and back."""
+"""Encoding and decoding of whole audio files."""
 
 from __future__ import annotations
 
@@ -86,19 +86,6 @@ def test_to_mono_averages_channels_along_the_shorter_axis():
     assert to_mono(stereo).tolist() == to_mono(stereo.T).tolist() == [0.5] * 5
     assert to_mono(np.ones((1, 4))).shape == (4,)
     assert to_mono(np.float32(1.0).reshape(1, 1)).shape == (1,)
-
-
-@pytest.mark.parametrize("kind", ["flac", "mp3", "opus", "wav"])
-def test_encoded_files_hold_the_sound(kind):
-    import soundfile
-
-    samples = np.sin(np.arange(24_000) * 0.05).astype(np.float32) * 0.5
-    data, mime = encode_audio(samples, response_format=kind, sample_rate=24_000)
-    assert mime.startswith("audio/")
-    decoded, rate = soundfile.read(io.BytesIO(data))
-    assert rate == 24_000
-    assert abs(len(decoded) - 24_000) < 2_500
-    assert np.sqrt(np.mean(decoded**2)) == pytest.approx(0.354, abs=0.05)
 
 
 def test_unknown_format_names_the_known_ones():

@@ -1,4 +1,4 @@
-"""Requests to what stages read, and what stages give to chunks and results."""
+"""Conversion of requests for stages, and of stages' results to chunks and results."""
 
 from __future__ import annotations
 

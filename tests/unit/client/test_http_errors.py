@@ -1,4 +1,4 @@
-"""What servers say went wrong, as exceptions: today's shape, older ones, and what is no error object."""
+"""HTTP errors as exceptions: today's form, older forms, and bodies without an error object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoding audio of every accepted kind, and refusing what is not acceptable."""
+"""Decoding of audio in every accepted format, and refusal of other data."""
 
 from __future__ import annotations
 

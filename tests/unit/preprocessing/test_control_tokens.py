@@ -1,4 +1,4 @@
-"""What people write is never a control token, and otherwise the ids are the tokenizer's own."""
+"""Users' texts never become control tokens; apart from that, ids are the tokenizer's own."""
 
 from __future__ import annotations
 
@@ -78,13 +78,6 @@ PIECES = [
     *(
         "a",
         "the",
-        " ",
-        "  ",
-        "   ",
-        "\n",
-        "\n\n",
-        "\r\n",
-        "\t",
         "1",
         "2024",
         ".",
@@ -95,19 +88,15 @@ PIECES = [
         "|",
         "<",
         ">",
-    ),
-    *(
         "é",
         "e\u0301",
-        "a" + "\u0327" * 20 + "\u0301",
         "漢字",
         "。",
-        "か\u3099",
         "한",
-        "\u1112\u1161\u11ab",
-        "👩‍👩‍👧",
     ),
-    *("word ", " Word", "sglang", "im_en", "<|", "|>", "</", "\u00a0", "\u200d", "ﬁ", "\ufffd", "\0"),
+    *(" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u200d", "ﬁ", "\ufffd", "\0", "👩‍👩‍👧"),
+    *("a" + "\u0327" * 20 + "\u0301", "か\u3099", "\u1112\u1161\u11ab"),
+    *("word ", " Word", "sglang", "im_en", "<|", "|>", "</"),
 ]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=200).map("".join)
 

@@ -1,4 +1,4 @@
-"""A decode ends when its time is over or its request is aborted, and does no more work than limits allow."""
+"""Decoding ends at its deadline or when its request is aborted, and stays within its limits."""
 
 from __future__ import annotations
 

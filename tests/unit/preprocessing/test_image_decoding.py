@@ -1,4 +1,4 @@
-"""Pictures of every kind become what transformers' own loader makes of them; broken ones are refused."""
+"""Pictures of every format decode as in transformers' own loader; broken ones are refused."""
 
 from __future__ import annotations
 

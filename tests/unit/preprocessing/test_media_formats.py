@@ -1,4 +1,4 @@
-"""Nothing but the bytes of a medium is read, and only of formats and codecs that are listed."""
+"""Only the bytes of a medium are read, and only in listed formats and codecs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a media part's bytes come from."""
+"""Sources of media: base64, data URLs, and URLs on allowed hosts."""
 
 from __future__ import annotations
 

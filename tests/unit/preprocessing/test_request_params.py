@@ -1,4 +1,4 @@
-"""What pipelines declare that their requests may say, and what is refused by it."""
+"""Declared request parameters of pipelines, and the refusal of others."""
 
 from __future__ import annotations
 

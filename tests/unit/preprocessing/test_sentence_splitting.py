@@ -1,4 +1,4 @@
-"""Where sentences end, whatever pieces they arrive in."""
+"""Ends of sentences, for text in pieces of any size."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_omni.preprocessing.sentences import SentenceSplitter, split_sentences
+from sglang_omni.preprocessing.sentences import SentenceSplitter
+
+
+def split_sentences(text: str, max_chars: int = 280, first_clause_chars: int | None = None) -> list[str]:
+    splitter = SentenceSplitter(max_chars, first_clause_chars)
+    return splitter.feed(text) + splitter.flush()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is read from a checkpoint's config.json, and what is said of a directory that holds something else."""
+"""Settings from a checkpoint's config.json, and errors for other directories."""
 
 from __future__ import annotations
 

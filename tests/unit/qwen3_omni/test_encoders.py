@@ -14,7 +14,7 @@ from sample_media import audio_part, image_part, picture, sound, user, video, vi
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.encoders import create_audio_encoder, create_image_encoder
-from sglang_omni.models.qwen3_omni.preprocess import Preprocessor
+from sglang_omni.models.qwen3_omni.preprocess import Qwen3OmniPreprocessor
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage
 from sglang_omni.scheduling.omni_scheduler import OmniScheduler
@@ -51,7 +51,7 @@ def ask(scheduler: OmniScheduler, *data: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def preprocess(oracle: Any, messages: list[dict[str, Any]]) -> Any:
-    processor = Preprocessor(Qwen3OmniCheckpoint.from_dir(oracle.path))
+    processor = Qwen3OmniPreprocessor(Qwen3OmniCheckpoint.from_dir(oracle.path))
     return processor(StagePayload("r", OmniRequest({"messages": messages}), None)).data
 
 

@@ -131,5 +131,5 @@ def test_frames_between_positions_are_refused(rules: PositionRules) -> None:
     tokens = rules.tokens
     media: MediaShape = {**prompt.media, "image_grids": [], "audio_frames": []}
     ids = [5, tokens.vision_start, tokens.video, tokens.video, 6]
-    with pytest.raises(ValueError, match="no whole numbers"):
+    with pytest.raises(ValueError, match="not whole numbers"):
         rope_positions(ids, media, rules)

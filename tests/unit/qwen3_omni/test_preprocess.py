@@ -20,7 +20,7 @@ from sample_media import (
 )
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
-from sglang_omni.models.qwen3_omni.preprocess import Preprocessor
+from sglang_omni.models.qwen3_omni.preprocess import Qwen3OmniPreprocessor
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
 SYSTEM = {"role": "system", "content": "You are brief."}
@@ -63,7 +63,7 @@ WITH_SOUND: dict[str, list[dict[str, Any]]] = {
 
 @pytest.fixture(scope="module")
 def preprocess(qwen3_omni):
-    processor = Preprocessor(Qwen3OmniCheckpoint.from_dir(qwen3_omni().path))
+    processor = Qwen3OmniPreprocessor(Qwen3OmniCheckpoint.from_dir(qwen3_omni().path))
 
     def call(messages: list[dict[str, Any]], **params: Any) -> dict[str, Any]:
         request = OmniRequest({"messages": messages}, params)
@@ -97,7 +97,7 @@ def test_frames_are_sampled_as_transformers_samples_them(qwen3_omni, preprocess,
 
 def test_frame_rates_per_stage_and_per_request(qwen3_omni) -> None:
     checkpoint = Qwen3OmniCheckpoint.from_dir(qwen3_omni().path)
-    processor = Preprocessor(checkpoint, video_fps=1)
+    processor = Qwen3OmniPreprocessor(checkpoint, video_fps=1)
     inputs = {"messages": [user(video_part(video(7, 40, 10)))]}
     grids = [
         processor(StagePayload("r", OmniRequest(inputs, params), None)).data["visuals"][0]["grid_thw"][0]
@@ -218,7 +218,7 @@ def test_many_threads_at_once_do_not_disturb_one_another(preprocess) -> None:
 
 def test_completions_take_text_and_token_ids(qwen3_omni) -> None:
     oracle = qwen3_omni()
-    processor = Preprocessor(Qwen3OmniCheckpoint.from_dir(oracle.path))
+    processor = Qwen3OmniPreprocessor(Qwen3OmniCheckpoint.from_dir(oracle.path))
 
     def complete(inputs: dict[str, Any]) -> list[int]:
         request = OmniRequest(inputs, metadata={"task": "completion"})
@@ -238,7 +238,7 @@ def test_a_checkpoint_without_tokenizer_json_and_of_another_shape(qwen3_omni, tm
     oracle = qwen3_omni(shape="narrow")
     copy = tmp_path / "model"
     shutil.copytree(oracle.path, copy, ignore=shutil.ignore_patterns("tokenizer.json", "*.safetensors"))
-    processor = Preprocessor(Qwen3OmniCheckpoint.from_dir(copy))
+    processor = Qwen3OmniPreprocessor(Qwen3OmniCheckpoint.from_dir(copy))
     for name in ("text", "three turns"):
         request = OmniRequest({"messages": CONVERSATIONS[name]})
         prompt = processor(StagePayload("r", request, None)).data
@@ -262,7 +262,7 @@ def test_an_image_of_low_detail_takes_fewer_tokens(preprocess) -> None:
 
 
 def test_an_answer_beyond_the_context_is_refused(qwen3_omni) -> None:
-    processor = Preprocessor(Qwen3OmniCheckpoint.from_dir(qwen3_omni().path), context_length=400)
+    processor = Qwen3OmniPreprocessor(Qwen3OmniCheckpoint.from_dir(qwen3_omni().path), context_length=400)
     messages = [user(image_part(picture(1)), "What is this?")]
 
     def ask(most: int) -> int:

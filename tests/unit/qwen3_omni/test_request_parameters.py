@@ -1,4 +1,4 @@
-"""What a request's parameters mean to each stage, and what is refused."""
+"""The effect of request parameters on each stage, and refusals."""
 
 from __future__ import annotations
 

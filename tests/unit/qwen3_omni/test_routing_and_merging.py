@@ -1,4 +1,4 @@
-"""Which stages a request passes through, and what the thinker is given of the encoders' rows."""
+"""The stages of a request, and the merge of the encoders' rows into the thinker's input."""
 
 from __future__ import annotations
 

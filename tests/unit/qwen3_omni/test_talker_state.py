@@ -1,4 +1,4 @@
-"""When a talker's next row is known: one token of the answer behind what has come."""
+"""A talker's next row is known one token of the answer late."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_omni.models.qwen3_omni.components.talker_prompt import TalkerPrompt,
 from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
 from sglang_omni.proto import RequestError
 
-TOKENS = TokenIds(im_start=1, im_end=2, system=3, user=4, assistant=5, audio=6, image=7, video=8)
+TOKENS = TokenIds(im_start=1, im_end=2, user=4, assistant=5, audio=6, image=7, video=8)
 CODEC = CodecIds(nothink=90, think_bos=91, think_eos=92, pad=93, bos=94, eos=95)
 SYSTEM = [1, 3, 10, 31, 32, 2, 10]
 HELLO = [1, 4, 10, 41, 42, 2, 10]

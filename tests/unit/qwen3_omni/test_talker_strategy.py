@@ -1,4 +1,4 @@
-"""The talker's strategy against transformers' own: rows it reads, codes of each frame."""
+"""The talker's strategy equals transformers: its input rows, and the codes of each frame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every input that cannot be served is a RequestError that says what is allowed."""
+"""Every unacceptable input is a RequestError that tells what is allowed."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from sample_media import (
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.media import MediaLimits
-from sglang_omni.models.qwen3_omni.preprocess import Preprocessor
+from sglang_omni.models.qwen3_omni.preprocess import Qwen3OmniPreprocessor
 from sglang_omni.preprocessing.video import VideoLimits
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
 
 @pytest.fixture(scope="module")
-def preprocessor(qwen3_omni) -> Preprocessor:
+def preprocessor(qwen3_omni) -> Qwen3OmniPreprocessor:
     limits = MediaLimits(audio_seconds=60.0, item_bytes=2_000_000, video=VideoLimits(seconds=30.0))
     checkpoint = Qwen3OmniCheckpoint.from_dir(qwen3_omni().path)
-    return Preprocessor(checkpoint, limits=limits, context_length=1000)
+    return Qwen3OmniPreprocessor(checkpoint, limits=limits, context_length=1000)
 
 
-def refuse(preprocessor: Preprocessor, inputs: Any, **params: Any) -> RequestError:
+def refuse(preprocessor: Qwen3OmniPreprocessor, inputs: Any, **params: Any) -> RequestError:
     request = OmniRequest(inputs, params)
     with pytest.raises(RequestError) as caught:
         preprocessor(StagePayload("r", request, None))
@@ -132,7 +132,7 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_messages(preprocessor: Preprocessor, name: str) -> None:
+def test_wrong_messages(preprocessor: Qwen3OmniPreprocessor, name: str) -> None:
     messages, text, param = WRONG[name]
     error = refuse(preprocessor, {"messages": messages})
     assert text in error.message
@@ -154,11 +154,11 @@ def test_wrong_messages(preprocessor: Preprocessor, name: str) -> None:
         ({"stage_params": {"preprocess": []}}, "stage_params.preprocess must be an object"),
     ],
 )
-def test_wrong_parameters(preprocessor: Preprocessor, params: dict[str, Any], text: str) -> None:
+def test_wrong_parameters(preprocessor: Qwen3OmniPreprocessor, params: dict[str, Any], text: str) -> None:
     assert text in refuse(preprocessor, {"messages": [user(video_part(video(1)))]}, **params).message
 
 
-def test_a_video_of_one_frame_has_no_rate(preprocessor: Preprocessor) -> None:
+def test_a_video_of_one_frame_has_no_rate(preprocessor: Qwen3OmniPreprocessor) -> None:
     error = refuse(preprocessor, {"messages": [user(video_part(video(1, 1)))]}, video_fps=1)
     assert "has 1 frame, too few for video_fps" in error.message
 
@@ -176,14 +176,14 @@ def test_a_video_of_one_frame_has_no_rate(preprocessor: Preprocessor) -> None:
         (3, "chat", "inputs must be an object or text"),
     ],
 )
-def test_wrong_inputs(preprocessor: Preprocessor, inputs: Any, task: str | None, text: str) -> None:
+def test_wrong_inputs(preprocessor: Qwen3OmniPreprocessor, inputs: Any, task: str | None, text: str) -> None:
     request = OmniRequest(inputs, metadata={"task": task} if task else {})
     with pytest.raises(RequestError) as caught:
         preprocessor(StagePayload("r", request, None))
     assert text in caught.value.message
 
 
-def test_a_prompt_that_is_parsed_brings_no_media(preprocessor: Preprocessor) -> None:
+def test_a_prompt_that_is_parsed_brings_no_media(preprocessor: Qwen3OmniPreprocessor) -> None:
     request = OmniRequest({"prompt": "<|audio_pad|>"}, {"parse_special_tokens": True})
     with pytest.raises(RequestError, match="placeholders of media, which only messages can bring"):
         preprocessor(StagePayload("r", request, None))
@@ -193,13 +193,13 @@ def test_a_prompt_that_is_parsed_brings_no_media(preprocessor: Preprocessor) -> 
 
 
 def test_a_pipeline_for_text_takes_no_media(qwen3_omni) -> None:
-    text_only = Preprocessor(Qwen3OmniCheckpoint.from_dir(qwen3_omni().path), takes=())
+    text_only = Qwen3OmniPreprocessor(Qwen3OmniCheckpoint.from_dir(qwen3_omni().path), takes=())
     error = refuse(text_only, {"messages": [user("See:", IMAGE)]})
     assert error.message == "messages[0].content[1].type is 'image_url': this model takes text parts"
     assert text_only(StagePayload("r", OmniRequest({"messages": [user("Hi")]}), None)).data["visuals"] == []
 
 
-def test_nothing_is_disturbed(preprocessor: Preprocessor) -> None:
+def test_nothing_is_disturbed(preprocessor: Qwen3OmniPreprocessor) -> None:
     messages = [user(IMAGE, text_part("What?"), audio_part(sound(1)))]
     before = preprocessor(StagePayload("a", OmniRequest({"messages": messages}), None)).data
     for wrong, _, _ in list(WRONG.values())[:3]:
@@ -208,7 +208,7 @@ def test_nothing_is_disturbed(preprocessor: Preprocessor) -> None:
     assert before["key_token_ids"] == after["key_token_ids"]
 
 
-def test_audio_can_also_be_a_url_of_its_data(preprocessor: Preprocessor) -> None:
+def test_audio_can_also_be_a_url_of_its_data(preprocessor: Qwen3OmniPreprocessor) -> None:
     clip = sound(1)
     parts = [
         audio_part(clip),

@@ -13,8 +13,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from sglang_omni.serve.launch.connections import ConnectionLimits
-from sglang_omni.serve.launch.processes import bind
 from sglang_omni.serve.launch.web_server import WebServer
+from sglang_omni.supervision.ports import bind
 
 PATIENCE = 30.0
 # Times that are to end are short; those that must not end in between are long.

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from sglang_omni.serve.launch import member
-from sglang_omni.serve.launch.processes import bind
+from sglang_omni.supervision import restarts
+from sglang_omni.supervision.ports import bind
 
 # Is healthy once, and ends. All but the first take their time to load.
 ONCE_HEALTHY = """
@@ -37,8 +38,8 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).handle_request()
 SERVES = """
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from sglang_omni.serve.launch.member import write_stacks_on_request
-write_stacks_on_request()
+from sglang_omni.supervision.exits import write_stacks_on_sigquit
+write_stacks_on_sigquit()
 class Health(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def do_GET(self):
@@ -53,13 +54,13 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 
 
 @asynccontextmanager
-async def serving(folder: Path, **options: float) -> AsyncIterator[member.Member]:
+async def serving(folder: Path, **options: float) -> AsyncIterator[member.FleetMember]:
     """A member that is up; it is kept running until the end."""
     (folder / "status").write_text("200")
     with bind("127.0.0.1", 0) as held:
         port = held.getsockname()[1]
         command = [sys.executable, "-c", SERVES, str(port), str(folder / "status")]
-        playing = member.Member("replica 0", command, f"http://127.0.0.1:{port}", **options)
+        playing = member.FleetMember("replica 0", command, f"http://127.0.0.1:{port}", **options)
         running = asyncio.create_task(playing.keep_running(60.0))
         try:
             await comes(playing.healthy.is_set)
@@ -114,7 +115,7 @@ async def test_a_member_that_answers_that_it_is_unhealthy_is_kept(monkeypatch, t
 
 
 async def test_no_descriptor_for_a_members_start_is_one_more_death(monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr(member, "_FIRST_BACKOFF_S", 0.05)
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.05)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with serving(tmp_path) as playing:
         first = playing.process.pid
@@ -129,19 +130,19 @@ async def test_no_descriptor_for_a_members_start_is_one_more_death(monkeypatch, 
 
 
 async def test_a_first_start_that_cannot_be_is_final():
-    missing = member.Member("router", ["/nowhere/to/be/found"], "http://127.0.0.1:1")
+    missing = member.FleetMember("router", ["/nowhere/to/be/found"], "http://127.0.0.1:1")
     with pytest.raises(member.MemberFailed, match=r"router could not be started: .*No such file"):
         await missing.keep_running(60.0)
 
 
 async def test_a_member_that_ends_as_soon_as_it_is_up_waits_longer_each_time(monkeypatch, caplog, tmp_path):
     caplog.set_level(logging.ERROR)
-    monkeypatch.setattr(member, "_FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
     monkeypatch.setattr(member, "_SETTLED_S", 1.9)
     with bind("127.0.0.1", 0) as held:
         port = held.getsockname()[1]
         command = [sys.executable, "-c", ONCE_HEALTHY, str(port), str(tmp_path / "loaded")]
-        playing = member.Member("replica 0", command, f"http://127.0.0.1:{port}")
+        playing = member.FleetMember("replica 0", command, f"http://127.0.0.1:{port}")
         running = asyncio.create_task(playing.keep_running(60.0))
         async with asyncio.timeout(60):
             while len(caplog.messages) < 2:

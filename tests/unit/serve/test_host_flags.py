@@ -10,7 +10,8 @@ from sglang_omni.launch_host import main as host
 from sglang_omni.launch_server import build_parser
 from sglang_omni.launch_server import main as serve
 from sglang_omni.pipeline.processes.hosts.join_key import read_join_key, read_or_create_join_key
-from sglang_omni.serve.launch.host_flags import hosts_launcher
+from sglang_omni.pipeline.processes.hosts.launcher import HostsLauncher
+from sglang_omni.serve.launch.launcher_flags import chosen_launcher
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,8 @@ def test_flags_that_do_not_fit_together(
 def test_a_server_writes_its_key_and_says_where_it_is(tmp_path: Path) -> None:
     file = tmp_path / "key"
     flags = ["--join-port", "0", "--host-address", "127.0.0.1", "--join-key", str(file)]
-    launcher = hosts_launcher(build_parser().parse_args([*flags, "--host-timeout", "7.5"]))
+    launcher = chosen_launcher(build_parser().parse_args([*flags, "--host-timeout", "7.5"]))
+    assert isinstance(launcher, HostsLauncher)
     assert (launcher.host_address, launcher.host_timeout) == ("127.0.0.1", 7.5)
     read_join_key(file)
 
@@ -40,7 +42,7 @@ def test_a_server_writes_its_key_and_says_where_it_is(tmp_path: Path) -> None:
 def test_a_timeout_that_no_connection_can_keep_is_refused(tmp_path: Path) -> None:
     flags = ["--join-port", "0", "--host-address", "127.0.0.1", "--join-key", str(tmp_path / "key")]
     with pytest.raises(ValueError, match="host_timeout=1 is too short"):
-        hosts_launcher(build_parser().parse_args([*flags, "--host-timeout", "1"]))
+        chosen_launcher(build_parser().parse_args([*flags, "--host-timeout", "1"]))
 
 
 @pytest.mark.parametrize(

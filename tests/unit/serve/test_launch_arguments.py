@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_omni import cli, launch_router, launch_server
-from sglang_omni.launch_server import DEFAULT_MODEL, LaunchError, load_pipeline
-from sglang_omni.serve.launch.health_flags import apply_health_flags, health_arguments
-from sglang_omni.serve.launch.limit_flags import given_limits, limit_arguments
+from sglang_omni.serve.launch.flags import passed_on
+from sglang_omni.serve.launch.health_flags import HEALTH_FLAGS, apply_health_flags
+from sglang_omni.serve.launch.limit_flags import LIMIT_FLAGS, given_limits
+from sglang_omni.serve.launch.pipelines import DEFAULT_MODEL, LaunchError, load_pipeline
 
 ECHO = """
 model_path: none
@@ -82,6 +83,7 @@ def test_model_path_wins_over_the_configs(tmp_path):
         ["--port", "x"],
         ["--port", "65536"],
         ["--start-timeout", "0"],
+        ["--host-timeout", "0"],
         ["--drain-timeout", "-1"],
     ],
 )
@@ -192,7 +194,7 @@ def test_limits_of_what_may_take_how_long_are_passed_on_to_replicas(tmp_path):
     config.write_text(ECHO + "watchdog: {step_timeout: 7, heartbeat_timeout: 8}\n")
     parser = launch_server.build_parser()
     args = parser.parse_args(["--watchdog-timeout", "900", "--request-timeout", "0"])
-    again = parser.parse_args(health_arguments(args))
+    again = parser.parse_args(passed_on(args, HEALTH_FLAGS))
     assert (again.watchdog_timeout, again.heartbeat_timeout, again.request_timeout) == (900.0, None, 0.0)
     loaded = load_pipeline(None, config)
     apply_health_flags(loaded, again)
@@ -206,11 +208,34 @@ def test_a_limit_is_a_number_of_seconds(text, capsys):
     assert "is no number of seconds" in capsys.readouterr().err
 
 
+SIZES = ["--max-body-size", str(64 * 2**20), "--max-json-size", str(8 * 2**20)]
+
+
 def test_a_fleets_replicas_get_its_limits():
     given = ["--max-concurrent-requests", "-1", "--queue-size", "0", "--queue-timeout", "2.5"]
     args = launch_server.build_parser().parse_args(given)
-    assert limit_arguments(args) == given
+    assert passed_on(args, LIMIT_FLAGS) == [*SIZES, *given]
     assert given_limits(args) == {"max_concurrent_requests": -1, "queue_size": 0, "queue_timeout": 2.5}
     args = launch_server.build_parser().parse_args([])
-    assert limit_arguments(args) == []
+    assert passed_on(args, LIMIT_FLAGS) == SIZES
     assert given_limits(args) == {}
+
+
+def test_a_fleets_replicas_get_what_its_command_line_says_of_them(tmp_path, monkeypatch):
+    given = []
+
+    async def run_fleet(options):
+        given.extend(options.replica_args)
+        return 0
+
+    monkeypatch.setattr("sglang_omni.serve.launch.fleet.run_fleet", run_fleet)
+    file = tmp_path / "echo.yaml"
+    file.write_text(ECHO)
+    flags = [
+        *("--config", str(file), "--served-model-name", "parrot", "--log-level", "error"),
+        *("--start-timeout", "7.0", "--max-body-size", "1000", "--max-json-size", "10", "--queue-size", "0"),
+        *("--request-timeout", "5.0", "--heartbeat-timeout", "4.0", "--stage", "one.num_workers=2"),
+    ]
+    assert launch_server.main([*flags, "--port", "0", "--dp-size", "2", "--drain-timeout", "1"]) == 0
+    parse = launch_server.build_parser().parse_args
+    assert parse(given) == parse(flags)

@@ -6,9 +6,11 @@ import pytest
 
 from sglang_omni import launch_server
 from sglang_omni.config.factory_args import resolve_stage_factory_args
-from sglang_omni.launch_server import build_parser, load_pipeline
+from sglang_omni.launch_server import build_parser
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniPipelineConfig
-from sglang_omni.serve.launch.model_flags import apply_model_flags, model_arguments
+from sglang_omni.serve.launch.flags import passed_on
+from sglang_omni.serve.launch.model_flags import MODEL_FLAGS, apply_model_flags
+from sglang_omni.serve.launch.pipelines import load_pipeline
 
 
 def applied(config, *arguments):
@@ -92,7 +94,7 @@ def test_a_flag_that_no_stage_takes(tmp_path):
 
 def test_replicas_of_a_fleet_get_the_same_flags():
     given = ["--engine", "omni", "--disable-radix-cache", "--stage", "thinker.tp_size=2"]
-    assert model_arguments(build_parser().parse_args(given)) == given
+    assert passed_on(build_parser().parse_args(given), MODEL_FLAGS) == given
 
 
 def test_the_launcher_says_what_is_wrong(capsys):

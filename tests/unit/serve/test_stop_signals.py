@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang_omni.serve.launch.processes import on_stop_signals
+from sglang_omni.serve.launch.stopping import on_stop_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -46,8 +46,8 @@ async def test_nohup_is_respected_and_a_signal_that_is_meant_is_heard() -> None:
 
 CHILD = """
 import os, sys, time
-from sglang_omni.serve.launch.processes import end_with_parent
-end_with_parent(int(sys.argv[1]))
+from sglang_omni.serve.launch.stopping import stop_with_parent
+stop_with_parent(int(sys.argv[1]))
 print("ready", flush=True)
 time.sleep(600)
 """

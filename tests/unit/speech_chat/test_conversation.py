@@ -1,4 +1,4 @@
-"""Messages of text and audio parts, and the plain text they become."""
+"""Conversion of messages with text and audio parts to text."""
 
 from __future__ import annotations
 

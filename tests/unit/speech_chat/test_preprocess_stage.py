@@ -1,4 +1,4 @@
-"""The first stage, with a tokenizer of its own: what each task becomes, and what it refuses."""
+"""The preprocess stage with a small tokenizer: the payload of each task, and refusals."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 import soundfile
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from sglang_omni.models.speech_chat.preprocess import Limits, Preprocessor
+from sglang_omni.models.speech_chat.preprocess import Limits, SpeechChatPreprocessor
 from sglang_omni.preprocessing.text import PromptEncoder
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 
 
 @pytest.fixture(scope="module")
-def preprocess(tmp_path_factory: pytest.TempPathFactory) -> Preprocessor:
+def preprocess(tmp_path_factory: pytest.TempPathFactory) -> SpeechChatPreprocessor:
     checkpoint: Path = tmp_path_factory.mktemp("checkpoint")
     tokenizer = Tokenizer(models.WordLevel({"?": 0, "hello": 1, "user": 2}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -28,7 +28,7 @@ def preprocess(tmp_path_factory: pytest.TempPathFactory) -> Preprocessor:
     template = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}{{ extra }}"
     (checkpoint / "chat_template.jinja").write_text(template)
     limits = Limits(audio_seconds=10, total_audio_seconds=15, audio_bytes=1_000_000, speech_chars=50)
-    return Preprocessor(PromptEncoder(checkpoint), limits)
+    return SpeechChatPreprocessor(PromptEncoder(checkpoint), limits)
 
 
 def wav(seconds: float, rate: int = 8_000) -> bytes:
@@ -50,23 +50,23 @@ def entry(inputs: Any, task: str | None = None, **params: Any) -> StagePayload:
     return StagePayload("r", OmniRequest(inputs, params, metadata), {"raw_inputs": inputs})
 
 
-def test_a_written_chat_becomes_token_ids(preprocess: Preprocessor) -> None:
+def test_a_written_chat_becomes_token_ids(preprocess: SpeechChatPreprocessor) -> None:
     out = preprocess(entry({"messages": [{"role": "user", "content": "hello hello"}]}, "chat"))
 
     assert out.data == {"prompt_token_ids": [2, 1, 1]}
 
 
-def test_bare_text_is_a_users_message(preprocess: Preprocessor) -> None:
+def test_bare_text_is_a_users_message(preprocess: SpeechChatPreprocessor) -> None:
     assert preprocess(entry("hello")).data == {"prompt_token_ids": [2, 1]}
 
 
-def test_template_options_are_passed_on(preprocess: Preprocessor) -> None:
+def test_template_options_are_passed_on(preprocess: SpeechChatPreprocessor) -> None:
     out = preprocess(entry("hello", chat_template_kwargs={"extra": "hello"}))
 
     assert out.data == {"prompt_token_ids": [2, 1, 1]}
 
 
-def test_a_spoken_chat_becomes_samples(preprocess: Preprocessor) -> None:
+def test_a_spoken_chat_becomes_samples(preprocess: SpeechChatPreprocessor) -> None:
     out = preprocess(entry(spoken(1.0, 2.0), "chat"))
 
     assert [clip.shape for clip in out.data["clips"]] == [(16_000,), (32_000,)]
@@ -74,18 +74,18 @@ def test_a_spoken_chat_becomes_samples(preprocess: Preprocessor) -> None:
     assert out.data["messages"] == [{"role": "user", "content": [0, 1]}]
 
 
-def test_completions(preprocess: Preprocessor) -> None:
+def test_completions(preprocess: SpeechChatPreprocessor) -> None:
     assert preprocess(entry({"prompt": "hello user"}, "completion")).data == {"prompt_token_ids": [1, 2]}
     assert preprocess(entry({"prompt_token_ids": [2, 1]}, "completion")).data == {"prompt_token_ids": [2, 1]}
 
 
-def test_speech_and_transcription(preprocess: Preprocessor) -> None:
+def test_speech_and_transcription(preprocess: SpeechChatPreprocessor) -> None:
     assert preprocess(entry({"text": "Hello."}, "speech")).data == {"text": "Hello."}
     (clip,) = preprocess(entry({"audio": wav(1.0)}, "transcription", language="en")).data["clips"]
     assert clip.shape == (16_000,)
 
 
-def test_the_inputs_stay_behind_and_the_task_goes_on(preprocess: Preprocessor) -> None:
+def test_the_inputs_stay_behind_and_the_task_goes_on(preprocess: SpeechChatPreprocessor) -> None:
     payload = entry({"audio": wav(1.0)}, language="en")
     out = preprocess(payload)
 
@@ -95,7 +95,7 @@ def test_the_inputs_stay_behind_and_the_task_goes_on(preprocess: Preprocessor) -
     assert payload.request.inputs is not None
 
 
-def refusal(preprocess: Preprocessor, payload: StagePayload) -> RequestError:
+def refusal(preprocess: SpeechChatPreprocessor, payload: StagePayload) -> RequestError:
     with pytest.raises(RequestError) as refused:
         preprocess(payload)
     return refused.value
@@ -167,7 +167,7 @@ AUDIO_PARAM = "messages[0].content[0].input_audio.data"
     ],
 )
 def test_refusals_name_the_field(
-    preprocess: Preprocessor, inputs: Any, task: str, params: dict, param: str | None, text: str
+    preprocess: SpeechChatPreprocessor, inputs: Any, task: str, params: dict, param: str | None, text: str
 ) -> None:
     error = refusal(preprocess, entry(inputs, task, **params))
 
@@ -178,19 +178,19 @@ def test_refusals_name_the_field(
 
 
 @pytest.mark.parametrize("modalities", [["text", "video"], "text", [1]])
-def test_other_modalities_are_refused(preprocess: Preprocessor, modalities: Any) -> None:
+def test_other_modalities_are_refused(preprocess: SpeechChatPreprocessor, modalities: Any) -> None:
     payload = entry("hello", "chat")
     payload.request.metadata["output_modalities"] = modalities
 
     assert refusal(preprocess, payload).param == "modalities"
 
 
-def test_an_answer_that_just_fits_is_not_refused(preprocess: Preprocessor) -> None:
+def test_an_answer_that_just_fits_is_not_refused(preprocess: SpeechChatPreprocessor) -> None:
     assert preprocess(entry("hello", "chat", max_new_tokens=30)).data == {"prompt_token_ids": [2, 1]}
     preprocess(entry("hello", "chat", stop_token_ids=[2]))
 
 
-def test_a_voice_is_checked_before_the_answer_is_spoken(preprocess: Preprocessor) -> None:
+def test_a_voice_is_checked_before_the_answer_is_spoken(preprocess: SpeechChatPreprocessor) -> None:
     payload = entry("hello", voice="darth")
     assert "only for a spoken answer" in refusal(preprocess, payload).message
 

@@ -1,4 +1,4 @@
-"""Which stages a request touches, and which it must not."""
+"""The stages that a request passes, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipeline's stages, and where they run."""
+"""Fish Audio S2-Pro's pipeline: its stages and their processes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def codes_stages() -> list[StageConfig]:
 
 
 class FishS2CodesPipelineConfig(PipelineConfig):
-    """Text in, codes of speech out, for those who have a decoder of them: the codec is not served here.
+    """Text in, codes of speech out. The codec that turns codes into sound is not part of the pipeline.
 
     ``model_path`` is a checkpoint in the published layout. The result is ``{"codes", "finish_reason",
     "prompt_tokens"}``, codes (frames, groups) int64.
     """
 
-    # Nothing of OpenAI's API: there is no audio.
+    # No task of OpenAI's API: there is no audio.
     tasks: ClassVar[tuple[str, ...]] = ()
     request_params: ClassVar[RequestParams] = REQUEST_PARAMS
 

@@ -1,4 +1,4 @@
-"""The model's side of a request: its prompt into the engine, and its frames out of it."""
+"""The dual_ar stage: payloads to requests of its engine, and these to frames of codes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sglang_omni.models.fish_s2_pro.preprocess import DualARInput
 from sglang_omni.preprocessing.request import stage_params
 from sglang_omni.proto import RequestError, StagePayload
 
-# Where a request says nothing else.
+# Sampling parameters of a request that sets none.
 _DEFAULTS = {"temperature": 0.8, "top_p": 0.8, "top_k": 30, "max_new_tokens": 1024}
 
 
 class DualAR:
-    """What an ``OmniScheduler`` asks of its stage. Takes payloads of ``DualARInput``."""
+    """The callbacks of the stage's ``OmniScheduler``; its payloads are ``DualARInput``."""
 
     def __init__(self, checkpoint: FishS2Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -44,7 +44,7 @@ class DualAR:
             semantic_start=self._checkpoint.semantic_start,
             prompt_frames=frames,
         )
-        # Keys and values depend on all codes of a frame, and tokens tell but the first.
+        # Keys and values depend on all codes of a frame, but a token tells only the first.
         request = EngineRequest(
             payload.request_id, data["prompt_token_ids"], sampling, state=state, cacheable=False
         )

@@ -1,4 +1,4 @@
-"""A text, and perhaps a voice to say it in -> the prompt of the slow decoder."""
+"""The preprocess stage: a text, and perhaps a voice, to the slow decoder's prompt."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class DualARInput(TypedDict):
     """preprocess -> dual_ar.
 
     Attributes:
-        prompt_token_ids: Text, with a token for each frame of the voice.
-        voice_codes: (frames, groups) int64, None without a voice.
-        voice_start: The place of its first frame in the prompt.
+        prompt_token_ids: The text, with one token for each frame of the voice.
+        voice_codes: (frames, groups) int64; None without a voice.
+        voice_start: Index of the voice's first frame in the prompt.
     """
 
     prompt_token_ids: list[int]
@@ -33,9 +33,10 @@ class DualARInput(TypedDict):
     voice_start: int
 
 
-class Preprocessor:
-    """Takes ``{"text": str, "voice": {"text": str, "codes": (frames, groups)}}``; the voice is optional:
-    what someone said, and its codes.
+class FishS2Preprocessor:
+    """Takes ``{"text": str, "voice": {"text": str, "codes": (frames, groups)}}``.
+
+    The optional voice is a recording: its text and its codes.
     """
 
     def __init__(self, checkpoint: FishS2Checkpoint, tokenizer: Tokenizer) -> None:
@@ -46,14 +47,14 @@ class Preprocessor:
     def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
         Args:
-            aborted: Whether the request has been aborted: it is then worked on no further.
+            aborted: Returns true once the request is aborted; the work then ends.
 
         Raises:
-            RequestError: There is no text, or too much, the voice's codes are none, or a parameter has no
+            RequestError: The text is missing or too long, the voice is malformed, or a parameter has no
                 effect.
             Aborted: The request was aborted.
         """
-        # Whatever the request calls its task, speech is all there is.
+        # Speech is the only task, whatever the request's metadata say.
         check_params("speech", payload.request.params, REQUEST_PARAMS, spoken=True)
         inputs = payload.request.inputs
         if isinstance(inputs, str):
@@ -86,15 +87,8 @@ class Preprocessor:
         return DualARInput(prompt_token_ids=ids, voice_codes=codes, voice_start=start)
 
     def _written(self, text: str, param: str, check: Check) -> list[int]:
-        """Token ids of what people write: none of them is a control token, whatever it looks like."""
-        length, most = len(text), self._most * self._tokenizer.longest_token
-        if length > most:
-            raise RequestError(
-                f"{param} is {length} characters long, but the model's context holds {self._most} tokens, "
-                f"which are never more than {most} characters",
-                param=param,
-                code="context_length_exceeded",
-            )
+        """Token ids of a user's text, none of them a control token, however the text is spelled."""
+        self._tokenizer.check_characters(text, self._most, param=param)
         return self._tokenizer.encode(self._tokenizer.hide(text), most=self._most, check=check)
 
     def _voice_codes(self, voice: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a request may say to Fish Audio S2-Pro beside its inputs."""
+"""The request parameters of Fish Audio S2-Pro."""
 
 from __future__ import annotations
 

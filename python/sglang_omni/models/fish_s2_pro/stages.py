@@ -1,4 +1,4 @@
-"""The factories of the pipeline's stages. Each loads what its stage needs, in that stage's process."""
+"""The stage factories of Fish Audio S2-Pro; each runs, and loads its models, in its stage's process."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def create_preprocess(model_path: str) -> SimpleScheduler:
-    """A text, and perhaps a voice -> a prompt.
+    """The stage from a text, and perhaps a voice, to a prompt.
 
     Args:
         model_path: Directory of a Fish Audio S2 checkpoint.
     """
-    from sglang_omni.models.fish_s2_pro.preprocess import Preprocessor
+    from sglang_omni.models.fish_s2_pro.preprocess import FishS2Preprocessor
     from sglang_omni.preprocessing.text import load_tokenizer
 
-    preprocessor = Preprocessor(FishS2Checkpoint.from_dir(model_path), load_tokenizer(model_path))
-    # Tokenizing lets the interpreter's lock go: a long text does not hold up a short one.
+    preprocessor = FishS2Preprocessor(FishS2Checkpoint.from_dir(model_path), load_tokenizer(model_path))
+    # Tokenizing releases the interpreter's lock: a long text does not delay a short one.
     return SimpleScheduler(preprocessor, max_concurrency=4, sees_abort=True)
 
 
@@ -36,14 +36,15 @@ def create_dual_ar(
     max_total_tokens: int = 32_768,
     chunked_prefill_size: int = 512,
 ) -> OmniScheduler:
-    """A prompt -> frames of codes. Runs on our own engine, on a CPU.
+    """The stage from a prompt to frames of codes, on engine ``omni`` and a CPU.
 
     Args:
         model_path: Directory of a Fish Audio S2 checkpoint.
+        dtype: Of the weights and of the computation.
         num_threads: CPU threads; all cores by default.
         max_running_requests: Texts spoken at the same time.
-        max_total_tokens: Size of the KV cache that they share.
-        chunked_prefill_size: Tokens of one step; longer prompts are computed in several.
+        max_total_tokens: Size of their common KV cache.
+        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps.
     """
     from sglang_omni.engines import EngineOptions, build_engine
     from sglang_omni.model_runner.loader import DTYPES

@@ -1,4 +1,4 @@
-"""A prompt and the encoders' rows -> what the thinker computes from."""
+"""The aggregate stage: joins a prompt and the encoders' rows to the thinker's input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sglang_omni.proto import StagePayload
 
 
 def merge_sources(payloads: Mapping[str, StagePayload]) -> StagePayload:
-    """The prompt's payload with the encoders' outputs in the place of their inputs; ``merge_fn``."""
+    """The stage's ``merge_fn``: the prompt's payload, the encoders' inputs replaced by their outputs."""
     prompt = payloads["preprocess"]
     outputs = {
         name: payloads[source].data[name]
@@ -29,7 +29,7 @@ def merge_sources(payloads: Mapping[str, StagePayload]) -> StagePayload:
 
 
 class Aggregate:
-    """Called with the merged payload; gives the thinker's."""
+    """Converts the merged payload to the thinker's."""
 
     def __init__(self, tokens: TokenIds) -> None:
         self._tokens = tokens
@@ -45,7 +45,7 @@ class Aggregate:
     ) -> ThinkerInput:
         """
         Raises:
-            ValueError: A kind of media has not as many rows as placeholders in the prompt.
+            ValueError: The encoders gave another number of rows than the prompt has placeholders.
         """
         text = ThinkerInput(
             prompt_token_ids=prompt["prompt_token_ids"],

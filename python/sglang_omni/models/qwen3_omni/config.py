@@ -1,4 +1,4 @@
-"""Qwen3-Omni's pipelines: their stages, and where these run."""
+"""Qwen3-Omni's pipelines: their stages and the processes of these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sglang_omni.relay.shm.cuda_driver import gpu_count
 
 _PACKAGE = "sglang_omni.models.qwen3_omni"
 _ENCODERS = ["image_encoder", "audio_encoder"]
-# Of one GPU's memory. The published thinker's weights are 61 GB in bfloat16, the talker's 7 GB.
+# Shares of one GPU's memory. In bfloat16, the published thinker's weights are 61 GB, the talker's 7 GB.
 _GPU_SHARES = {
     "image_encoder": 0.06,
     "audio_encoder": 0.06,
@@ -25,7 +25,7 @@ _GPU_SHARES = {
 
 
 def thinker_stages() -> list[StageConfig]:
-    """Media and text in, text out: what waits much in one process, each kind of model in its own."""
+    """Media and text in, text out. Each kind of model has its own process; the other stages share one."""
     return [
         StageConfig(
             name="preprocess",
@@ -76,7 +76,7 @@ def text_stages() -> list[StageConfig]:
 
 
 def speech_stages() -> list[StageConfig]:
-    """The thinker's stages, and beside them those that speak what it writes."""
+    """The thinker's stages, and those that speak its answer."""
     stages = {stage.name: stage for stage in thinker_stages()}
     preprocess, thinker, decode = stages["preprocess"], stages["thinker"], stages["decode"]
     preprocess.factory_args = {}
@@ -109,7 +109,7 @@ def speech_stages() -> list[StageConfig]:
 
 
 def colocated_stages() -> list[StageConfig]:
-    """All stages in one process: the least memory, and no stage computes beside another."""
+    """All stages in one process, which takes the least memory; no two stages compute at the same time."""
     stages = speech_stages()
     for stage in stages:
         stage.process = "all"
@@ -119,7 +119,7 @@ def colocated_stages() -> list[StageConfig]:
 class Qwen3OmniThinkerPipelineConfig(PipelineConfig):
     """Text, images, audio and video in, text out. ``model_path`` is a checkpoint in the hub's layout."""
 
-    # What the server refuses the rest of with a 400 (serve's Capabilities).
+    # The server refuses everything else with a 400.
     tasks: ClassVar[tuple[str, ...]] = ("chat", "completion")
     input_modalities: ClassVar[tuple[str, ...]] = ("text", "image", "audio", "video")
     output_modalities: ClassVar[tuple[str, ...]] = ("text",)
@@ -128,11 +128,11 @@ class Qwen3OmniThinkerPipelineConfig(PipelineConfig):
     name: str | None = "qwen3-omni"
     stages: list[StageConfig] = Field(default_factory=thinker_stages)
     entry_stage: str | None = "preprocess"
-    # Several processes share few cores: idle worker threads must sleep instead of spinning.
+    # Several processes share few cores: idle threads must sleep instead of spinning.
     env_defaults: dict[str, str] = Field(default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE"})
 
     def decoder_fields(self, stage: str) -> dict[str, Any] | None:
-        """What the checkpoint's ``config.json`` says of a stage's decoder; None for stages without one."""
+        """The decoder's fields in the checkpoint's ``config.json``; None for a stage without a decoder."""
         if stage not in ("thinker", "talker"):
             return None
         fields: dict[str, Any] = Qwen3OmniCheckpoint.from_dir(self.model_path).config[f"{stage}_config"]
@@ -162,17 +162,17 @@ class Qwen3OmniPipelineConfig(Qwen3OmniThinkerPipelineConfig):
 
 
 class Qwen3OmniColocatedPipelineConfig(Qwen3OmniPipelineConfig):
-    """As ``Qwen3OmniPipelineConfig``, in one process."""
+    """``Qwen3OmniPipelineConfig`` in one process."""
 
     stages: list[StageConfig] = Field(default_factory=colocated_stages)
 
 
-# The name this config has in files written for such pipelines.
+# Kept for docs/contract.md: the name in existing config files.
 Qwen3OmniSpeechColocatedPipelineConfig = Qwen3OmniColocatedPipelineConfig
 
 
 def place_on_gpu(config: PipelineConfig, gpu: int) -> None:
-    """Puts the stages that compute on one GPU, each with its share of the memory."""
+    """Places the stages with models on one GPU, each with its share of the memory."""
     for stage in config.stages:
         share = _GPU_SHARES.get(stage.name)
         if share is not None:
@@ -181,10 +181,10 @@ def place_on_gpu(config: PipelineConfig, gpu: int) -> None:
 
 
 def default_config(model_path: str) -> PipelineConfig:
-    """Speech where the checkpoint has a talker, on the first GPU where there is one.
+    """The pipeline with speech if the checkpoint has a talker, on the first GPU if there is one.
 
     Raises:
-        FileNotFoundError, ValueError: ``model_path`` is no Qwen3-Omni checkpoint.
+        FileNotFoundError, ValueError: ``model_path`` is not a Qwen3-Omni checkpoint.
     """
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     kind = Qwen3OmniThinkerPipelineConfig if checkpoint.talker is None else Qwen3OmniPipelineConfig

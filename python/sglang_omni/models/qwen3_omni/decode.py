@@ -1,4 +1,4 @@
-"""The last stage of every answer in text."""
+"""The decode stage, which makes the caller's result of every answer in text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from sglang_omni.proto import StagePayload
 
 
 def merge_sources(payloads: Mapping[str, StagePayload]) -> StagePayload:
-    """The thinker's payload, with the talker's beside it where there is speech; ``merge_fn``."""
+    """The stage's ``merge_fn``: the thinker's payload, with the talker's data if there is speech."""
     thinker = payloads["thinker"]
     speech = {"talker": payloads["talker"].data} if "talker" in payloads else {}
     return StagePayload(thinker.request_id, thinker.request, {**thinker.data, **speech})
 
 
 def decode(payload: StagePayload) -> StagePayload:
-    """The caller's result out of the thinker's and the talker's."""
-    # Beside the text, what became of the speech, where there is any.
+    """The caller's result from the thinker's, with the talker's finish reason and number of frames."""
     result = {**text_result(payload.data), "talker": payload.data.get("talker")}
     return StagePayload(payload.request_id, payload.request, result)

@@ -1,4 +1,4 @@
-"""The factories of the encoders' stages."""
+"""The stage factories of Qwen3-Omni's encoders; each runs, and loads its model, in its stage's process."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ def create_image_encoder(
     cache_bytes: int = 512_000_000,
     max_batch_patches: int = 16_384,
 ) -> OmniScheduler[EncoderRequest]:
-    """``{"visuals": [VisualInput]}`` -> ``{"visuals": [VisualOutput]}``.
+    """The stage from ``{"visuals": [VisualInput]}`` to ``{"visuals": [VisualOutput]}``.
 
     Args:
-        dtype: What is computed in, whatever the checkpoint's is; float32 on a CPU and bfloat16 on a GPU by
+        model_path: Directory of a Qwen3-Omni checkpoint.
+        dtype: Of the computation, whatever the checkpoint's is; float32 on a CPU and bfloat16 on a GPU by
             default.
-        gpu_id: The GPU to compute on; the CPU where None.
-        num_threads: Threads torch uses in this process; None leaves its choice.
-        cache_bytes: Outputs kept for requests that bring the same picture again; 0 keeps none.
-        max_batch_patches: Of the images and videos that are computed together.
+        gpu_id: The GPU; None for the CPU.
+        num_threads: torch's threads in this process; None leaves torch's default.
+        cache_bytes: Size of the cache of outputs for repeated pictures; 0 for none.
+        max_batch_patches: Limit of the patches of the images and videos in one batch.
     """
     from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
     from sglang_omni.models.qwen3_omni.components.vision import VisionEncoder
@@ -58,15 +59,16 @@ def create_audio_encoder(
     cache_bytes: int = 256_000_000,
     max_batch_frames: int = 30_000,
 ) -> OmniScheduler[EncoderRequest]:
-    """``{"audios": [AudioInput]}`` -> ``{"audios": [AudioOutput]}``.
+    """The stage from ``{"audios": [AudioInput]}`` to ``{"audios": [AudioOutput]}``.
 
     Args:
-        dtype: What is computed in, whatever the checkpoint's is; float32 on a CPU and bfloat16 on a GPU by
+        model_path: Directory of a Qwen3-Omni checkpoint.
+        dtype: Of the computation, whatever the checkpoint's is; float32 on a CPU and bfloat16 on a GPU by
             default.
-        gpu_id: The GPU to compute on; the CPU where None.
-        num_threads: Threads torch uses in this process; None leaves its choice.
-        cache_bytes: Outputs kept for requests that bring the same clip again; 0 keeps none.
-        max_batch_frames: Mel frames (100 a second) of the clips that are computed together.
+        gpu_id: The GPU; None for the CPU.
+        num_threads: torch's threads in this process; None leaves torch's default.
+        cache_bytes: Size of the cache of outputs for repeated clips; 0 for none.
+        max_batch_frames: Limit of the mel frames (100 a second) of the clips in one batch.
     """
     from sglang_omni.models.qwen3_omni.components.audio import AudioEncoder
     from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint

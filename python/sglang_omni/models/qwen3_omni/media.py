@@ -1,4 +1,4 @@
-"""A request's media: fetched, decoded within limits, and made into the encoders' tensors by transformers."""
+"""Reading of a request's media: fetches and decodes them within limits, and makes the encoders' tensors."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from sglang_omni.preprocessing.messages import MediaKind, MediaPart
 from sglang_omni.preprocessing.video import VideoInfo, VideoLimits, decode_sound_track, decode_video
 from sglang_omni.proto import RequestError
 
-# Of OpenAI's "low" detail; the processor's own limit is the one of "high" and "auto".
+# Limit of OpenAI's detail "low"; "high" and "auto" have the processor's own limit.
 _LOW_DETAIL_PIXELS = 512 * 512
 
-# Called with a number of tokens that media take, and the field that brought the last of them.
+# Called with the number of tokens of the media so far, and the field of the last medium.
 CheckLength = Callable[[int, str], None]
-# Called with the number of tokens that one medium takes, before it is computed.
+# Called with the number of tokens of one medium, before it is computed.
 CheckTokens = Callable[[int], None]
 
-# What the model's own processor sets in transformers, beside what a checkpoint says.
+# Options that the model's processor in transformers sets itself, beside those of a checkpoint.
 _VIDEO_OPTIONS: dict[str, Any] = {
     "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
     "cap_pixels_per_frame": False,
@@ -43,20 +43,21 @@ _SOUND_OPTIONS: dict[str, Any] = {
     "truncation": False,
     "return_attention_mask": True,
 }
-# Positions of a second by which a video's tokens are put among those of its sound.
+# Positions a second, by which a video's tokens are interleaved with those of its sound.
 SOUND_RATE = 13.0
 
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """How much a request may bring.
+    """Limits of a request.
 
     Attributes:
-        images, audios, videos: How many of each.
-        item_bytes: Encoded size of one.
+        images, audios, videos: Numbers of media of each kind.
+        item_bytes: Encoded size of one medium.
         image_pixels: Width times height of an image.
         audio_seconds: Length of a clip, or of a video's sound.
-        decode_seconds: Time to fetch and decode one item.
+        decode_seconds: Time to fetch and decode one medium.
+        video: Limits of one video.
     """
 
     images: int = 32
@@ -71,11 +72,12 @@ class MediaLimits:
 
 @dataclass(frozen=True)
 class VideoOptions:
-    """
+    """A request's options for videos.
+
     Attributes:
-        fps: Frames to take of each second; None takes every frame, and for the positions counts one a second,
-            as transformers does.
-        with_sound: Whether each video's sound is heard with it (``use_audio_in_video``).
+        fps: Frames to take of each second. None takes every frame; positions then count one a second, as in
+            transformers.
+        with_sound: Whether each video's sound is read too (``use_audio_in_video``).
     """
 
     fps: float | None = None
@@ -84,7 +86,7 @@ class VideoOptions:
 
 @dataclass
 class Media:
-    """What a conversation's media became; images, videos and audios each in the prompt's order."""
+    """The encoders' inputs of a conversation; images, videos and audios each in the prompt's order."""
 
     images: list[VisualInput] = field(default_factory=list)
     videos: list[VisualInput] = field(default_factory=list)
@@ -101,8 +103,7 @@ class Media:
 
 
 class MediaReader:
-    """Turns media parts into the encoders' inputs, with the checkpoint's own processor: the same numbers as
-    its call in transformers gives."""
+    """Converts media parts to the encoders' inputs with the checkpoint's processor, as transformers does."""
 
     def __init__(
         self,
@@ -131,11 +132,11 @@ class MediaReader:
     ) -> Media:
         """
         Args:
-            check_length: Refuses a prompt that is already too long, before its next medium is computed.
-            check: Called between the pieces of the work; what it raises ends that.
+            check_length: Refuses a prompt that is too long already, before the next medium is computed.
+            check: Called between the pieces of the work; an exception that it raises ends the work.
 
         Raises:
-            RequestError: There are too many, or one cannot be fetched, decoded or taken.
+            RequestError: There are too many media, or one cannot be fetched or decoded or exceeds a limit.
         """
         self._check_counts(parts)
         self._check_fps(options)
@@ -173,7 +174,7 @@ class MediaReader:
         patches = self._images.get_number_of_image_patches(image.height, image.width, {})
         fits(patches // self._rules.merge_size**2)
         pixels = np.asarray(image)
-        # Where it has to guess, it tells the log of each narrow picture.
+        # Without input_data_format, it would log a guess for each narrow picture.
         output = self._images(images=[image], return_tensors="pt", input_data_format="channels_first")
         grid = _grid(output["image_grid_thw"])
         return VisualInput(
@@ -236,7 +237,7 @@ class MediaReader:
         ).samples
 
     def _audios(self, clips: list[NDArray[np.float32]]) -> list[AudioInput]:
-        """All clips of a request at once: the end of a short one looks otherwise beside a longer one."""
+        """Computes all clips of a request at once: beside a longer clip, a short clip's end differs."""
         if not clips:
             return []
         output = self._features(clips)

@@ -1,4 +1,4 @@
-"""What the stages of Qwen3-Omni hand one another: the ``data`` of their payloads.
+"""The ``data`` of payloads between the stages of Qwen3-Omni.
 
 T is a prompt's length in tokens, H the thinker's hidden size, K its number of deepstack levels. Media come
 in the order of their placeholders in the prompt, those of each kind among themselves.
@@ -18,10 +18,10 @@ class VisualInput(TypedDict):
     """An image or a video, ready for the encoder.
 
     Attributes:
-        key: Hash of the content and of everything else that the encoder's output depends on.
+        key: Hash of everything that the encoder's output depends on.
         pixel_values: (t * h * w, channels * temporal_patch * patch * patch) float32.
         grid_thw: Patches along time, height and width, before they are merged.
-        seconds_per_grid: Of a video: seconds from one temporal patch to the next.
+        seconds_per_grid: Seconds between a video's temporal patches; None for an image.
     """
 
     kind: VisualKind
@@ -35,10 +35,11 @@ class AudioInput(TypedDict):
     """An audio clip, or a video's sound track.
 
     Attributes:
-        key: As ``VisualInput``'s.
+        key: Hash of everything that the encoder's output depends on.
         input_features: (mel bins, frames) float32, without padding.
-        window_frames: What pieces of the clip are padded to before they are convolved: the longest piece in
-            the request, at most ``2 * n_window``. A short clip comes out otherwise beside a longer one.
+        window_frames: Length to which the clip's pieces are padded before their convolution: that of the
+            longest piece in the request, at most ``2 * n_window``. So a short clip's output differs beside a
+            longer clip.
     """
 
     key: bytes
@@ -47,13 +48,13 @@ class AudioInput(TypedDict):
 
 
 class MediaShape(TypedDict):
-    """What positions depend on: the media without their content.
+    """The shapes of a prompt's media, on which positions depend.
 
     Attributes:
         image_grids: (t, h, w) of each image.
         video_grids: (t, h, w) of each video.
-        video_seconds_per_grid: Of each video.
-        audio_frames: Of each clip, in mel frames.
+        video_seconds_per_grid: Seconds between temporal patches of each video.
+        audio_frames: Mel frames of each clip.
         use_audio_in_video: Whether each video's sound is interleaved with it.
     """
 
@@ -65,15 +66,15 @@ class MediaShape(TypedDict):
 
 
 class Prompt(TypedDict):
-    """preprocess -> image_encoder, audio_encoder and aggregate; each gets what it reads of it.
+    """preprocess -> image_encoder, audio_encoder and aggregate; each stage gets the fields that it reads.
 
     Attributes:
-        prompt_token_ids: T ids, media as one placeholder a row of their encoder's output.
-        key_token_ids: The same with placeholders replaced by ids outside the vocabulary that stand for the
-            media's content.
-        positions: (3, T) int64 rotary positions, or None where they are the tokens' places.
-        position_delta: See ``RotaryPositions``.
-        media: Their shapes, for the talker's own positions.
+        prompt_token_ids: T ids, with one placeholder for each row of an encoder's output.
+        key_token_ids: T ids for the prefix cache: each placeholder is replaced by an id outside the
+            vocabulary that stands for the medium's content.
+        positions: (3, T) int64 rotary positions; None if they are the tokens' indices.
+        position_delta: Position of the answer's first token, less T.
+        media: Shapes of the media, for the talker's own positions.
         visuals: Images, then videos.
     """
 
@@ -87,7 +88,7 @@ class Prompt(TypedDict):
 
 
 class VisualOutput(TypedDict):
-    """image_encoder -> aggregate, an item for each visual.
+    """image_encoder -> aggregate, one for each image and video.
 
     Attributes:
         embeds: (t * h * w / merge ** 2, H).
@@ -99,18 +100,18 @@ class VisualOutput(TypedDict):
 
 
 class AudioOutput(TypedDict):
-    """audio_encoder -> aggregate, an item for each clip: ``embeds`` (m, H)."""
+    """audio_encoder -> aggregate, one for each clip: ``embeds`` (m, H)."""
 
     embeds: Tensor
 
 
 class ThinkerInput(TypedDict):
-    """aggregate -> thinker; a text prompt's media fields are None.
+    """aggregate -> thinker; the media fields of a text prompt are None.
 
     Attributes:
-        media_positions: (m,) int64 places of the placeholders in the prompt, ascending.
-        media_embeds: (m, H), what takes their places.
-        visual_positions: (v,) int64, those of images and videos among them.
+        media_positions: (m,) int64 indices of the placeholders in the prompt, ascending.
+        media_embeds: (m, H) input rows at these indices.
+        visual_positions: (v,) int64, those indices that belong to images and videos.
         deepstack: K of (v, H).
     """
 
@@ -125,7 +126,7 @@ class ThinkerInput(TypedDict):
 
 
 class TalkerInput(TypedDict):
-    """preprocess -> talker, as soon as the prompt is known; what it hears of the media comes as a stream."""
+    """preprocess -> talker, as soon as the prompt is known; hidden states of the media come as a stream."""
 
     prompt_token_ids: list[int]
     media: MediaShape
@@ -135,8 +136,8 @@ class ThinkerText(TypedDict):
     """thinker -> talker, a stream: new tokens of the answer.
 
     Attributes:
-        media_hidden: (m, H) of the prompt's placeholders, in the order of ``ThinkerInput.media_positions``;
-            in the first item of a prompt with media, None elsewhere.
+        media_hidden: (m, H), the thinker's hidden states at ``ThinkerInput.media_positions``, in the first
+            item of a prompt with media; None in other items.
     """
 
     token_ids: list[int]

@@ -1,15 +1,15 @@
-"""Rotary positions on three axes (time, height, width), and the order of a video's frames and sound.
+"""Rotary positions on three axes (time, height, width), and the interleaving of a video's frames and sound.
 
 Qwen2.5-Omni (arXiv:2503.20215) calls them TMRoPE. Text and audio advance all three axes together; a picture
 spans height and width at one time; a video's frames lie at their times, in steps of
-``1 / position_id_per_seconds`` s, and where its sound is interleaved, the two are ordered by time.
+``1 / position_id_per_seconds`` s. If the sound is interleaved, frames and sound are ordered by time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,15 +20,19 @@ from sglang_omni.models.qwen3_omni.components.checkpoint import TokenIds
 from sglang_omni.models.qwen3_omni.payloads import MediaShape
 
 Positions = NDArray[np.float32]
+# A number of frames, or an int64 tensor of such numbers.
+Frames = TypeVar("Frames", int, torch.Tensor)
 
 
 @dataclass(frozen=True)
 class PositionRules:
-    """
+    """The parts of a checkpoint's config that determine positions.
+
     Attributes:
-        per_second: Positions of a second (``position_id_per_seconds``).
-        merge_size: Patches that become one token, along each side.
-        audio_window: Mel frames of one piece of audio, half of what is convolved at once (``n_window``).
+        tokens: Token ids of the media's placeholders.
+        per_second: Positions a second (``position_id_per_seconds``).
+        merge_size: Patches of one token, along each side.
+        audio_window: Mel frames of a piece of audio; two pieces are convolved at once (``n_window``).
     """
 
     tokens: TokenIds
@@ -38,9 +42,7 @@ class PositionRules:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], tokens: TokenIds) -> PositionRules:
-        """Args:
-        config: ``config.json``'s ``thinker_config``.
-        """
+        """The thinker's rules, from ``thinker_config`` of ``config.json``."""
         return cls(
             tokens,
             config.get("position_id_per_seconds", 25),
@@ -49,26 +51,21 @@ class PositionRules:
         )
 
     def for_talker(self, config: Mapping[str, Any]) -> PositionRules:
-        """The talker's rules, who has a clock of its own.
-
-        Args:
-            config: ``config.json``'s ``talker_config``.
-        """
+        """The talker's rules, with the positions a second in ``talker_config`` of ``config.json``."""
         return replace(self, per_second=config.get("position_id_per_seconds", 25))
 
     def visual_tokens(self, grid: Sequence[int]) -> int:
-        """Tokens of an image or a video, from its patches along time, height and width."""
+        """The number of tokens of an image or video, from its patches along time, height and width."""
         t, h, w = grid
         return t * (h // self.merge_size) * (w // self.merge_size)
 
     def audio_tokens(self, frames: int) -> int:
-        """Tokens of a clip, from its mel frames: three convolutions of stride 2 over each full window and the
-        rest."""
+        """The number of tokens of a clip, from its mel frames; each window is convolved by itself."""
         window = 2 * self.audio_window
-        return frames // window * _convolved(window) + _convolved(frames % window)
+        return frames // window * convolved(window) + convolved(frames % window)
 
     def visual_positions(self, grid: Sequence[int], seconds_per_grid: float) -> Positions:
-        """(3, tokens) relative to the visual's first position, in the tokens' order: by time, row, column."""
+        """Positions (3, tokens) relative to the visual's first one, ordered by time, row, column."""
         t, h, w = grid[0], grid[1] // self.merge_size, grid[2] // self.merge_size
         steps = np.arange(t, dtype=np.float32) * np.float32(seconds_per_grid) * np.float32(self.per_second)
         columns = np.broadcast_to(np.arange(w, dtype=np.float32), (t, h, w))
@@ -78,8 +75,8 @@ class PositionRules:
 
 
 def interleave(video_times: NDArray[Any], num_audio: int) -> NDArray[np.int64]:
-    """The order of a video's tokens and then its sound's (``num_audio``, at times 0, 1, ...), by time;
-    the picture first where both are due."""
+    """The order by time of a video's tokens followed by the ``num_audio`` tokens of its sound, which are at
+    times 0, 1, ... At equal times the video comes first."""
     times = np.concatenate([video_times, np.arange(num_audio)])
     return np.argsort(times, kind="stable")
 
@@ -87,13 +84,13 @@ def interleave(video_times: NDArray[Any], num_audio: int) -> NDArray[np.int64]:
 def rope_positions(
     token_ids: Sequence[int], media: MediaShape, rules: PositionRules
 ) -> RotaryPositions | None:
-    """The positions of a prompt; None where they are the tokens' places, which they are without pictures.
+    """The positions of a prompt; None without images and videos, when they are the tokens' indices.
 
-    The same as transformers' ``get_rope_index``, also where a prompt's tokens are a part of those that
-    ``media`` were made for (the talker's), whose ``use_audio_in_video`` it leaves False.
+    Equal to transformers' ``get_rope_index``, also for a part of the prompt that ``media`` belongs to: the
+    talker's, for which transformers leaves ``use_audio_in_video`` False.
 
     Raises:
-        ValueError: Positions of a video are no whole numbers: its frames' rate does not fit.
+        ValueError: Positions of a video are not whole numbers: its frame rate does not fit.
     """
     if not media["image_grids"] and not media["video_grids"]:
         return None
@@ -102,16 +99,16 @@ def rope_positions(
         pass
     pieces.text_until(len(token_ids))
     positions = np.concatenate(pieces.done, axis=1)
-    # A step of 1/13 s, times 13, leaves a rest in float32.
+    # In float32, 13 steps of 1/13 s are not exactly 1.
     whole = np.rint(positions)
     if np.abs(positions - whole).max() > 0.01:
-        raise ValueError("positions of a video's frames are no whole numbers: take another video_fps")
+        raise ValueError("positions of a video's frames are not whole numbers: choose another video_fps")
     delta = int(whole.max()) + 1 - len(token_ids)
     return RotaryPositions(torch.from_numpy(whole.astype(np.int64)), delta)
 
 
 class _Pieces:
-    """Goes through a prompt, medium by medium."""
+    """Collects a prompt's positions, medium by medium."""
 
     def __init__(self, ids: NDArray[np.int64], media: MediaShape, rules: PositionRules) -> None:
         self.ids, self.media, self.rules = ids, media, rules
@@ -131,7 +128,7 @@ class _Pieces:
         self._audios = iter(media["audio_frames"])
 
     def place_next(self) -> bool:
-        """Positions of the text up to the next medium, and of that. False where there is none."""
+        """Adds the positions of the next medium and of the text before it; False if no medium is left."""
         looks = self._left_images > 0 or self._left_videos > 0
         vision = self._first(self._vision_starts) if looks else None
         audio = self._first(self._audio_starts) if self._left_audios > 0 else None
@@ -149,7 +146,7 @@ class _Pieces:
             self._left_audios -= 1
         elif self.ids[vision + 1] == self.rules.tokens.image:
             self.text_until(vision + 1)
-            # Its one time step makes the length of that step irrelevant.
+            # An image has one time step, so the step's length has no effect.
             self._advance(self.rules.visual_positions(next(self._images), 1.0))
             self._left_images -= 1
         else:
@@ -167,7 +164,7 @@ class _Pieces:
         heard = self._linear(self.rules.audio_tokens(next(self._audios)))
         order = interleave(seen[0], heard.shape[1])
         self._advance(np.concatenate([seen, heard], axis=1)[:, order])
-        # What follows begins after the tokens that remained when picture or sound was over.
+        # The next position follows those of the tokens that were left when the frames or the sound ended.
         is_seen = order < seen.shape[1]
         rest = np.flatnonzero(is_seen != is_seen[-1])
         self._next = self.done[-1][:, rest[-1] + 1 if len(rest) else 0 :].max() + 1
@@ -185,7 +182,8 @@ class _Pieces:
         return int(places[index]) if index < len(places) else None
 
 
-def _convolved(frames: int) -> int:
+def convolved(frames: Frames) -> Frames:
+    """The length of ``frames`` mel frames after the audio encoder's three convolutions of stride 2."""
     for _ in range(3):
         frames = (frames + 1) // 2
     return frames

@@ -1,4 +1,4 @@
-"""The first stage: a request's inputs as token ids, positions, and tensors for the encoders."""
+"""The preprocess stage: a request's inputs to token ids, positions, and tensors for the encoders."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ _INPUTS = ("messages", "prompt", "prompt_token_ids")
 _MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "audio", "video")
 
 
-class Preprocessor:
-    """Called with the entry payload; gives one whose data are a ``Prompt``. Safe to call from many threads.
+class Qwen3OmniPreprocessor:
+    """Converts the entry payload to one with a ``Prompt``. Thread-safe.
 
     Args:
-        takes: Kinds of media that are accepted.
-        video_fps: For requests that do not say; see ``VideoOptions``.
-        context_length: A limit below the checkpoint's own.
+        limits: Of a request's media; None for the defaults.
+        takes: Accepted kinds of media.
+        video_fps: Frames to take of each second of a video if the request does not tell; None takes all.
+        context_length: A shorter context than the checkpoint's.
+        allowed_media_hosts: Hosts of media URLs, as in ``media_bytes``.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class Preprocessor:
         allowed_media_hosts: Collection[str] = (),
     ) -> None:
         self._prompts = PromptEncoder(checkpoint.path, context_length=context_length)
-        # Only videos with their sound need it.
+        # Used only for videos with sound.
         self._audio_end = self._prompts.tokenizer.token_to_id("<|audio_end|>") or 0
         self._rules = PositionRules.from_config(checkpoint.thinker_config, checkpoint.tokens)
         self._takes = takes
@@ -56,10 +58,10 @@ class Preprocessor:
     def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
         Args:
-            aborted: Whether the request has been aborted: it is then worked on no further.
+            aborted: Returns true once the request is aborted; the work then ends.
 
         Raises:
-            RequestError: Something in the request is not acceptable.
+            RequestError: An input or parameter is not acceptable.
             Aborted: The request was aborted.
         """
         check = until_aborted(aborted)
@@ -102,7 +104,7 @@ class Preprocessor:
         options = mapping_param(request.params, "chat_template_kwargs")
         text = self._prompts.render(_for_template(conversation, parts), options)
         token_ids = self._prompts.encode_text(text, param="messages", check=check)
-        # Before any medium is computed.
+        # Check the text before any medium is computed.
         self._prompts.check_answer(len(token_ids), stage_params(request, "thinker"))
         if not parts:
             self._prompts.check_length(len(token_ids), "messages")
@@ -157,7 +159,7 @@ class Preprocessor:
         )
 
     def _content_ids(self, media: Media) -> dict[int, Iterator[int]]:
-        """For each placeholder, ids beyond the vocabulary that stand for the media's content, in order."""
+        """By placeholder, ids outside the vocabulary that stand for the media's contents, in order."""
         tokens = self._rules.tokens
         kinds = ((tokens.image, media.images), (tokens.video, media.videos), (tokens.audio, media.audios))
         return {token: iter([self._content_id(item["key"]) for item in items]) for token, items in kinds}
@@ -169,7 +171,7 @@ class Preprocessor:
 
 
 class _Layout:
-    """Replaces each medium's one placeholder by one for each row of its encoder's output."""
+    """Repeats each medium's placeholder for each row of its encoder's output."""
 
     def __init__(self, rules: PositionRules, shape: MediaShape, sound_rate: float, audio_end: int) -> None:
         self._rules = rules
@@ -184,10 +186,10 @@ class _Layout:
     def expand(
         self, token_ids: Sequence[int], content_ids: Mapping[int, Iterator[int]]
     ) -> tuple[list[int], list[int]]:
-        """The ids, and the same with ``content_ids`` in the places of placeholders.
+        """The expanded ids, and the same with ``content_ids`` in place of the placeholders.
 
         Raises:
-            RequestError: The chat template left media out, or put some in that are not there.
+            RequestError: The chat template wrote fewer or more placeholders than there are media.
         """
         ids: list[int] = []
         keys: list[int] = []
@@ -226,7 +228,7 @@ class _Layout:
 def _for_template(
     conversation: Sequence[Mapping[str, Any]], parts: Sequence[MediaPart]
 ) -> list[dict[str, Any]]:
-    """The messages as templates of this family read them: media are parts with nothing but a type."""
+    """The messages for this family's templates, in which media are parts with nothing but a type."""
     return [
         {
             **message,

@@ -1,4 +1,4 @@
-"""What a request says to each of Qwen3-Omni's stages, over what the checkpoint says."""
+"""Request parameters of each Qwen3-Omni stage, combined with the checkpoint's defaults."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _TALKER_DEFAULTS: dict[str, Any] = {
 
 
 def thinker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> RequestSampling:
-    """The request's own parameters over ``generation_config.json``.
+    """The request's parameters, with defaults from ``generation_config.json``.
 
     Raises:
-        RequestError: One is out of its range; ``param`` names it as the request does.
+        RequestError: A parameter is out of its range; ``param`` is its name in the request.
     """
     defaults = _generation_settings(checkpoint.generation, prefix="")
     defaults |= _generation_settings(checkpoint.generation, prefix="thinker_")
@@ -41,10 +41,10 @@ def thinker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> R
 
 
 def talker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> RequestSampling:
-    """``talker_*`` parameters over the checkpoint's; of the others only the seed is the talker's too.
+    """The request's ``talker_*`` parameters and its seed, with the checkpoint's defaults.
 
     Raises:
-        RequestError: One is out of its range; ``param`` names it as the request does.
+        RequestError: A parameter is out of its range; ``param`` is its name in the request.
     """
     defaults = {**_TALKER_DEFAULTS, **_generation_settings(checkpoint.generation, prefix="talker_")}
     prefixed = {name: request.params.get(f"talker_{name}") for name in TALKER_SAMPLING}
@@ -54,7 +54,7 @@ def talker_sampling(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint) -> Re
 
 
 def speaker_id(request: OmniRequest, talker: TalkerSettings) -> int:
-    """The talker's token for the voice asked for, in any case.
+    """The talker's token of the requested voice, whose name may be in any case.
 
     Raises:
         RequestError: The checkpoint has no such speaker.
@@ -73,10 +73,14 @@ def speaker_id(request: OmniRequest, talker: TalkerSettings) -> int:
 
 
 def check_params(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint, *, has_talker: bool) -> None:
-    """Looks at all that a request says to any stage, before anything is computed for it.
+    """Checks a request's parameters for all stages, before anything is computed.
+
+    Args:
+        has_talker: Whether the pipeline speaks.
 
     Raises:
-        RequestError: It wants speech where there is none, or some parameter is not acceptable.
+        RequestError: The pipeline cannot speak and the request wants speech, or a parameter is not
+            acceptable.
     """
     check_request(request, REQUEST_PARAMS)
     thinker_sampling(request, checkpoint)
@@ -93,10 +97,10 @@ def check_params(request: OmniRequest, checkpoint: Qwen3OmniCheckpoint, *, has_t
 
 def code2wav_chunking(request: OmniRequest, default: Chunking) -> Chunking:
     """``stage_params: {"code2wav": {"chunking": "gapless" | "reference", "chunk_size": N,
-    "left_context_size": N}}`` over the stage's own; the sizes are in frames.
+    "left_context_size": N}}``, with the stage's ``default``; sizes are in frames.
 
     Raises:
-        RequestError: They make no sense.
+        RequestError: A value is out of its range.
     """
     where = "stage_params.code2wav"
     own = _own(request, "code2wav")
@@ -119,7 +123,7 @@ def _own(request: OmniRequest, stage: str) -> Mapping[str, Any]:
     """``stage_params`` of one stage.
 
     Raises:
-        RequestError: It takes no parameter of some name in them.
+        RequestError: The stage does not take one of the parameters.
     """
     own = mapping_param(mapping_param(request.params, "stage_params"), stage, "stage_params.")
     check_names(stage, own, STAGE_PARAMS.get(stage, ()))
@@ -129,7 +133,7 @@ def _own(request: OmniRequest, stage: str) -> Mapping[str, Any]:
 def _sampling(
     params: Mapping[str, Any], stage: str, own: Mapping[str, Any], *, prefix: str
 ) -> RequestSampling:
-    """``params``; an error names the one at fault in ``stage_params``, or by ``prefix`` and its name."""
+    """``params``, checked; errors name a parameter in ``stage_params``, or by ``prefix`` and its name."""
     try:
         return RequestSampling.from_params(params)
     except RequestError as exc:

@@ -1,4 +1,4 @@
-"""What a request may say to Qwen3-Omni beside its inputs."""
+"""The request parameters of Qwen3-Omni."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TALKER_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty
 _TALKER = tuple(f"talker_{name}" for name in TALKER_SAMPLING)
 _VIDEO = ("video_fps", "use_audio_in_video")
 
-# What ``stage_params`` may say to each stage; to the others nothing.
+# Parameters in ``stage_params``, by stage; other stages have none.
 STAGE_PARAMS: dict[str, tuple[str, ...]] = {
     "preprocess": _VIDEO,
     "thinker": SAMPLING,

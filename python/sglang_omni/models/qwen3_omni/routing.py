@@ -1,4 +1,4 @@
-"""Which stages a request passes through. Every function is named by its dotted path in the config."""
+"""Routing of requests between the stages of Qwen3-Omni, by functions that the config names by dotted path."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def terminal_stages(request: OmniRequest) -> list[str]:
 
 
 def after_preprocess(request_id: str, output: StagePayload) -> list[str]:
-    """Only the encoders that have something to encode; speech is prepared while the prompt is."""
+    """Only the encoders that have media; for a spoken answer also talker and code2wav, which then wait."""
     return [*_encoders(output.data["media"]), "aggregate", *_speech(output.request)]
 
 
 def sources_of_aggregate(request_id: str, from_stage: str, payload: StagePayload) -> list[str] | None:
-    """The prompt, which says what is encoded, and the encoders that it names."""
+    """The prompt's stage and the encoders of its media; not known before the prompt is there."""
     return ["preprocess", *_encoders(payload.data["media"])] if from_stage == "preprocess" else None
 
 
@@ -29,7 +29,7 @@ def sources_of_decode(request_id: str, from_stage: str, payload: StagePayload) -
 
 
 def thinker_stream_ends(request_id: str, output: StagePayload) -> list[str]:
-    """Who is told that the answer is complete."""
+    """The stages to notify of the end of the answer."""
     return ["talker"] if answers_in_speech(output.request) else []
 
 
@@ -42,13 +42,13 @@ def to_audio_encoder(payload: StagePayload) -> StagePayload:
 
 
 def to_aggregate(payload: StagePayload) -> StagePayload:
-    """The prompt without what encoders read."""
+    """The prompt without the encoders' inputs."""
     prompt: Prompt = payload.data
     return _with(payload, {**prompt, "visuals": [], "audios": []})
 
 
 def to_talker(payload: StagePayload) -> StagePayload:
-    """What the talker needs early; the answer and what it hears of the media come as a stream."""
+    """The talker's early input; the answer and hidden states of the media come as a stream."""
     prompt: Prompt = payload.data
     return _with(payload, TalkerInput(prompt_token_ids=prompt["prompt_token_ids"], media=prompt["media"]))
 

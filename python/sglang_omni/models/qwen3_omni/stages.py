@@ -1,4 +1,4 @@
-"""The factories of the pipeline's stages. Each loads what its stage needs, in that stage's process."""
+"""The stage factories of Qwen3-Omni; each runs, and loads its models, in its stage's process."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ def create_preprocess(
     context_length: int | None = None,
     allowed_media_hosts: Sequence[str] = (),
 ) -> SimpleScheduler:
-    """A request's inputs -> token ids, positions, and tensors for the encoders.
+    """The stage from a request's inputs to token ids, positions, and tensors for the encoders.
 
     Args:
         model_path: Directory of a Qwen3-Omni checkpoint.
-        speech: Whether there are stages that speak.
-        media: Kinds of media that there are encoders for.
-        max_images, max_audios, max_videos: How many a conversation may have of each.
-        max_item_bytes: Encoded size of one.
-        max_image_pixels: Width times height of an image.
-        max_audio_seconds: Length of a clip, or of a video's sound.
-        max_decode_seconds: Time to fetch and decode one of them.
-        video_fps: Frames to take of each second of a video; all where None.
-        context_length: A context shorter than the checkpoint's.
-        allowed_media_hosts: Hosts from which media may be fetched by URL: ``"host"`` at the usual ports, or
-            ``"host:port"``; ``"*"`` allows all.
+        speech: Whether the pipeline speaks.
+        media: Kinds of media that the pipeline has encoders for.
+        max_images, max_audios, max_videos: Limits of a conversation's media of each kind.
+        max_item_bytes: Limit of a medium's encoded size.
+        max_image_pixels: Limit of width times height of an image.
+        max_audio_seconds: Limit of the length of a clip, or of a video's sound.
+        max_decode_seconds: Limit of the time to fetch and decode a medium.
+        video_fps: Frames to take of each second of a video; None takes all.
+        context_length: A shorter context than the checkpoint's.
+        allowed_media_hosts: Hosts of media URLs: ``"host"`` at the scheme's port or ``"host:port"``; ``"*"``
+            allows all.
     """
     from sglang_omni.models.qwen3_omni.media import MediaLimits
-    from sglang_omni.models.qwen3_omni.preprocess import Preprocessor
+    from sglang_omni.models.qwen3_omni.preprocess import Qwen3OmniPreprocessor
     from sglang_omni.models.qwen3_omni.request import check_params
 
     checkpoint = Qwen3OmniCheckpoint.from_dir(model_path)
     with loading("the processors of text and media"):
-        preprocessor = Preprocessor(
+        preprocessor = Qwen3OmniPreprocessor(
             checkpoint,
             limits=MediaLimits(
                 images=max_images,
@@ -77,12 +77,12 @@ def create_preprocess(
         check_params(payload.request, checkpoint, has_talker=speech)
         return preprocessor(payload, aborted)
 
-    # Decoding and tokenizing let the interpreter's lock go: what is long does not hold up what is short.
+    # Decoding and tokenizing release the interpreter's lock: a long request does not delay a short one.
     return SimpleScheduler(preprocess, max_concurrency=4, sees_abort=True)
 
 
 def create_aggregate(model_path: str) -> SimpleScheduler:
-    """A prompt and the encoders' rows -> what the thinker computes from."""
+    """The stage from a prompt and the encoders' rows to the thinker's input."""
     from sglang_omni.models.qwen3_omni.aggregate import Aggregate
 
     return SimpleScheduler(Aggregate(Qwen3OmniCheckpoint.from_dir(model_path).tokens))
@@ -106,28 +106,29 @@ def create_thinker(
     tp_size: int = 1,
     nccl_port: int | None = None,
 ) -> OmniScheduler:
-    """Tokens and media -> the answer, in text pieces while it is written.
+    """The stage from tokens and media to the answer, in text pieces while it is written.
 
     Args:
         model_path: Directory of a Qwen3-Omni checkpoint.
-        engine: What schedules: ``"sglang"``, by default on a GPU, or ``"omni"``, by default on a CPU.
-        speech: Whether a talker stage listens.
-        dtype: float32 on a CPU and bfloat16 on a GPU by default. bfloat16's rounding is coarse enough for a
-            greedy answer to depend on what else is computed; float32's is not.
-        gpu_id: The GPU to compute on; the CPU where None.
-        num_threads: CPU threads; half of the cores by default, the rest being for other stages.
+        engine: ``"sglang"``, the default on a GPU, or ``"omni"``, the default on a CPU.
+        speech: Whether the pipeline has a talker, which reads the answer.
+        dtype: float32 on a CPU and bfloat16 on a GPU by default. bfloat16 rounds so coarsely that a greedy
+            answer may depend on what else is computed; with float32 it does not.
+        gpu_id: The GPU; None for the CPU.
+        num_threads: CPU threads; half of the cores by default, which leaves the rest to other stages.
         max_running_requests: Answers written at the same time.
-        max_total_tokens: Size of the KV cache that they share.
-        chunked_prefill_size: Tokens of one step; longer prompts are computed in several.
-        context_length: A context shorter than the checkpoint's.
-        prefix_cache: Whether requests share what they have in common.
+        max_total_tokens: Size of their common KV cache.
+        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps.
+        context_length: A shorter context than the checkpoint's.
+        prefix_cache: Whether requests share the keys and values of common prefixes.
         mem_fraction_static: Share of the GPU's memory for weights and KV cache.
-        tp_rank: Which part of the model is this process's, of ``tp_size`` that meet at ``nccl_port``.
+        tp_rank, tp_size: This process's rank, and the number of ranks.
+        nccl_port: Port at which the ranks meet.
     """
     from sglang_omni.engines.build import build_engine
     from sglang_omni.engines.options import TensorParallel
     from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
-    from sglang_omni.models.qwen3_omni.thinker import Thinker
+    from sglang_omni.models.qwen3_omni.thinker import Qwen3OmniThinker
     from sglang_omni.preprocessing.text import load_tokenizer
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
@@ -146,12 +147,12 @@ def create_thinker(
     with loading(f"the thinker of {checkpoint.path}, engine {kind!r}, {options.dtype} on {options.device},"):
         built = build_engine(kind, thinker_decoder(checkpoint, for_speech=speech), options)
         tokenizer = load_tokenizer(checkpoint.path)
-    thinker = Thinker(checkpoint, tokenizer)
+    thinker = Qwen3OmniThinker(checkpoint, tokenizer)
     return OmniScheduler(built, thinker.build_request, thinker.result, thinker.stream)
 
 
 def create_decode() -> SimpleScheduler:
-    """The thinker's and the talker's output -> the answer in text."""
+    """The stage from the thinker's and the talker's output to the answer in text."""
     from sglang_omni.models.qwen3_omni.decode import decode
 
     return SimpleScheduler(decode)
@@ -169,12 +170,19 @@ def create_talker(
     chunked_prefill_size: int = 512,
     mem_fraction_static: float | None = None,
 ) -> OmniScheduler:
-    """The answer's tokens, as they come -> frames of codec codes.
+    """The stage from the answer's tokens, as they come, to frames of codec codes.
 
     Args:
-        model_path: As all others, see ``create_thinker``.
-        max_total_tokens: Size of the KV cache; a frame takes a token's place. SGLang keeps room for as many
-            frames as each request may become.
+        model_path: Directory of a Qwen3-Omni checkpoint.
+        engine: ``"sglang"``, the default on a GPU, or ``"omni"``, the default on a CPU.
+        dtype: float32 on a CPU and bfloat16 on a GPU by default.
+        gpu_id: The GPU; None for the CPU.
+        num_threads: CPU threads; half of the cores by default.
+        max_running_requests: Answers spoken at the same time.
+        max_total_tokens: Size of their common KV cache; a frame takes one token. SGLang reserves the most
+            frames that each request may have.
+        chunked_prefill_size: Tokens of one step; a longer prompt takes several steps.
+        mem_fraction_static: Share of the GPU's memory for weights and KV cache.
     """
     from sglang_omni.engines.build import build_engine
     from sglang_omni.model_runner.loader import DTYPES
@@ -215,14 +223,17 @@ def create_code2wav(
     first_chunk_size: int = 2,
     max_batch_frames: int = 64,
 ) -> Code2WavScheduler:
-    """Frames of codes -> speech, chunk by chunk.
+    """The stage from frames of codes to speech, chunk by chunk.
 
     Args:
-        model_path: As all others, see ``create_thinker``.
+        model_path: Directory of a Qwen3-Omni checkpoint.
+        dtype: float32 on a CPU and bfloat16 on a GPU by default.
+        gpu_id: The GPU; None for the CPU.
+        num_threads: CPU threads; half of the cores by default.
         chunk_size: Frames of a chunk, 80 ms each.
-        first_chunk_size: Frames of the first chunk; those after it grow up to ``chunk_size``.
-        max_batch_frames: Frames decoded at once, of requests whose chunks are equally long. More pay where
-            there are more cores: a request's first chunk waits for those that are being decoded.
+        first_chunk_size: Frames of the first chunk; later chunks grow up to ``chunk_size``.
+        max_batch_frames: Frames decoded at once, of requests whose chunks are equally long. A larger value
+            pays off with more cores: a request's first chunk waits for the running batch.
     """
     import torch
 
@@ -249,7 +260,7 @@ def create_code2wav(
 
 
 def default_engine(gpu_id: int | None) -> EngineKind:
-    """SGLang on a GPU; on a CPU our own, which measured faster there."""
+    """``"sglang"`` on a GPU; ``"omni"`` on a CPU, where it measured faster."""
     return "omni" if gpu_id is None else "sglang"
 
 
@@ -265,5 +276,5 @@ def _engine_options(dtype: Dtype | None, gpu_id: int | None, num_threads: int | 
 
 
 def _threads() -> int:
-    """Half of the cores, the rest being for other stages."""
+    """Half of the cores, which leaves the rest to other stages."""
     return max(1, available_cores() // 2)

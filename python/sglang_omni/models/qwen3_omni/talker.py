@@ -1,4 +1,4 @@
-"""The talker's side of a request: its text as it comes, its frames as they are made."""
+"""The talker stage: payloads and streamed text to requests of its engine, and these to frames of codes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from sglang_omni.pipeline.stage.stream_queue import StreamItem
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.messages import OutgoingMessage
 
-# Rotary positions of a prompt's tokens, None where they are their places.
+# Rotary positions of a prompt's tokens; None if they are the tokens' indices.
 PositionsOf = Callable[[list[int], MediaShape], RotaryPositions | None]
 
 
 class Talker:
-    """What an ``OmniScheduler`` asks of its stage.
+    """The callbacks of the stage's ``OmniScheduler``.
 
-    Takes payloads of ``TalkerInput`` and a stream of ``ThinkerText``; streams (frames, groups) int64 codes to
-    the stages behind it; its results are ``{"finish_reason", "frames"}``.
+    Payloads are ``TalkerInput``, streamed items ``ThinkerText``. Streams (frames, groups) int64 codes to the
+    next stage; results are ``{"finish_reason", "frames"}``.
     """
 
     def __init__(self, checkpoint: Qwen3OmniCheckpoint, positions_of: PositionsOf) -> None:
@@ -38,8 +38,8 @@ class Talker:
     def build_request(self, payload: StagePayload) -> EngineRequest:
         """
         Raises:
-            RequestError: There is no such speaker, a ``talker_*`` parameter is out of its range, or the
-                prompt does not end with an assistant turn.
+            RequestError: The speaker is unknown, a ``talker_*`` parameter is out of its range, or the prompt
+                does not end with an assistant turn.
         """
         data: TalkerInput = payload.data
         talker = self._talker
@@ -58,7 +58,7 @@ class Talker:
             prompt.token_ids,
             sampling,
             state=state,
-            # transformers does not tell its talker of interleaved sound either.
+            # As in transformers, the talker's positions ignore interleaved sound.
             positions=self._positions_of(prompt.rope_ids, {**data["media"], "use_audio_in_video": False}),
             cacheable=False,
         )
@@ -67,7 +67,7 @@ class Talker:
         return request
 
     def take_text(self, request: EngineRequest, item: StreamItem) -> None:
-        """New tokens of the answer; ``stream_chunk_handler``."""
+        """The stage's ``stream_chunk_handler``: adds new tokens of the answer."""
         text: ThinkerText = item.data
         state = _state_of(request)
         if text["media_hidden"] is not None:
@@ -75,7 +75,7 @@ class Talker:
         state.feed(text["token_ids"])
 
     def end_text(self, request: EngineRequest, from_stage: str | None) -> FinishReason | None:
-        """The answer is complete; ``stream_done_handler``."""
+        """The stage's ``stream_done_handler``: the answer is complete."""
         state = _state_of(request)
         state.end_text()
         return "stop" if state.is_silent else None
@@ -83,8 +83,8 @@ class Talker:
     def stream(
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
-        """The frames that the new codes have become."""
-        # Each code is a frame, but for the one that ends the speech.
+        """The frames of the new codes."""
+        # Each token is a frame's first code, except the one that ends the speech.
         told = len(request.output_token_ids) - len(new_token_ids)
         frames = _state_of(request).frames[told:]
         if not frames:

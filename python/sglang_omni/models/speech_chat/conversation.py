@@ -1,4 +1,4 @@
-"""Messages with audio in them -> plain text messages, once the audio has been heard."""
+"""Conversion of messages with audio to text messages, by the audio's transcripts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 def with_transcripts(
     messages: Sequence[Mapping[str, Any]], transcripts: Sequence[str]
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """The messages as plain text, and what was heard in the last of them that came from the user.
+    """The messages as text, and the transcript of the user's last message, None if that has no audio.
 
-    ``transcripts[i]`` is put where the audio part ``i`` was; None is what was heard where there was none.
+    Args:
+        messages: Their contents are lists of texts and of indices into ``transcripts``.
     """
     plain = []
-    heard: str | None = None
+    transcript: str | None = None
     for message in messages:
-        # A clip without speech must not leave an empty turn, which models answer at random.
+        # A clip without speech must not become an empty turn, which models answer at random.
         texts = [
             part if isinstance(part, str) else transcripts[part] or "(no speech was heard)"
             for part in message["content"]
@@ -24,10 +25,10 @@ def with_transcripts(
         plain.append({**message, "content": "\n".join(texts)})
         if message["role"] == "user":
             indices = [part for part in message["content"] if isinstance(part, int)]
-            heard = " ".join(filter(None, (transcripts[index] for index in indices))) if indices else None
-    return plain, heard
+            transcript = " ".join(filter(None, (transcripts[i] for i in indices))) if indices else None
+    return plain, transcript
 
 
 def plain_text(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages of a conversation without audio, as plain text."""
+    """The messages of a conversation without audio, as text."""
     return with_transcripts(messages, ())[0]

@@ -1,4 +1,4 @@
-"""The last stage of every answer in text."""
+"""The decode stage, which makes the caller's result of every answer in text."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from sglang_omni.proto import StagePayload
 
 
 def decode(payload: StagePayload) -> StagePayload:
-    """The caller's result out of the thinker's, or of a transcription, which is a result as it stands."""
+    """The caller's result from the thinker's, or from a transcription, which is one already."""
     data = payload.data
     if task_of(payload.request) in ("transcription", "translation"):
         result = {"modality": "text", **data}
     else:
-        result = {**text_result(data), "heard": data["heard"]}
+        result = {**text_result(data), "input_transcript": data["input_transcript"]}
     return StagePayload(payload.request_id, payload.request, result)

@@ -1,4 +1,4 @@
-"""The first stage: a request's inputs, checked, decoded and tokenized as far as that goes without models."""
+"""The preprocess stage: checks, decodes and tokenizes a request's inputs as far as that needs no model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_omni.models.speech_chat.components.voice import check_seed, check_speed, check_voice
+from sglang_omni.models.speech_chat.components.voice import check_voice
 from sglang_omni.models.speech_chat.components.whisper import MAX_PROMPT_CHARS, SAMPLE_RATE, check_language
 from sglang_omni.models.speech_chat.conversation import plain_text
 from sglang_omni.models.speech_chat.request_params import REQUEST_PARAMS
@@ -32,14 +32,14 @@ _INPUTS = ("messages", "prompt", "prompt_token_ids", "text", "audio")
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a request may bring.
+    """Limits of a request.
 
     Attributes:
-        audio_seconds: Length of one clip.
-        total_audio_seconds: Length of a conversation's clips together.
-        audio_bytes: Encoded size of one clip.
-        speech_chars: Length of a text to be spoken.
-        decode_seconds: Time to fetch and decode one clip.
+        audio_seconds: Length of a clip.
+        total_audio_seconds: Length of all clips of a conversation.
+        audio_bytes: Encoded size of a clip.
+        speech_chars: Characters of a text to speak.
+        decode_seconds: Time to fetch and decode a clip.
     """
 
     audio_seconds: float = 300.0
@@ -49,15 +49,15 @@ class Limits:
     decode_seconds: float = 30.0
 
 
-class Preprocessor:
-    """Called with the entry payload; gives the payload of the next stage, by task:
+class SpeechChatPreprocessor:
+    """Converts the entry payload to the payload of the next stage, by task:
 
     - chat without audio, completion: ``{"prompt_token_ids": [int]}``
     - chat with audio: ``{"messages": [...], "clips": [float32 (n,), 16 kHz]}``
     - transcription, translation: ``{"clips": [float32 (n,), 16 kHz]}``
     - speech: ``{"text": str}``
 
-    The inputs themselves stay behind: later stages carry no encoded audio around.
+    The inputs themselves are dropped, so that encoded audio does not travel through later stages.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Preprocessor:
     def __call__(self, payload: StagePayload, aborted: Callable[[], bool] = never) -> StagePayload:
         """
         Args:
-            aborted: Whether the request has been aborted: it is then worked on no further.
+            aborted: Returns true once the request is aborted; the work then ends.
 
         Raises:
-            RequestError: Something in the request is not acceptable.
+            RequestError: An input or parameter is not acceptable.
             Aborted: The request was aborted.
         """
         check = until_aborted(aborted)
@@ -83,8 +83,6 @@ class Preprocessor:
         if task == "speech" or answers_in_speech(request):
             speak = stage_params(request, "speak")
             check_voice(speak.get("voice"), param="voice")
-            check_speed(speak.get("speed"), param="speed")
-            check_seed(speak.get("seed"), param="seed")
             if task == "speech":
                 check_language(speak.get("language"), param="language", does="speaks")
         inputs = named_inputs(request, _INPUTS)
@@ -108,9 +106,9 @@ class Preprocessor:
         messages, audio = parse_messages(inputs.get("messages"), _TAKES)
         answer = stage_params(request, "thinker")
         if audio:
-            # What was said is not known yet; an answer longer than the context is.
+            # The transcript is not known yet, but an answer may be longer than the context by itself.
             self._prompts.check_answer(0, answer)
-            self._prompts.check_characters(messages, param="messages")
+            self._prompts.tokenizer.check_characters(messages, self._prompts.context_length, param="messages")
             return {"messages": messages, "clips": self._clips(audio, check)}
         options = mapping_param(request.params, "chat_template_kwargs")
         token_ids = self._prompts.encode_messages(plain_text(messages), options, check=check)
@@ -173,9 +171,7 @@ class Preprocessor:
         return [clip.samples for clip in clips]
 
 
-def _check_prompt(prompt: Any) -> None:
-    if not isinstance(prompt, str | None):
-        raise RequestError("prompt must be text", param="prompt", code="invalid_type")
+def _check_prompt(prompt: str | None) -> None:
     if prompt is not None and len(prompt) > MAX_PROMPT_CHARS:
         raise RequestError(
             f"prompt is {len(prompt)} characters long; the limit is {MAX_PROMPT_CHARS}, of which "

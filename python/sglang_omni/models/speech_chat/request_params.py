@@ -1,4 +1,4 @@
-"""What a request may say to the speech-chat pipeline beside its inputs."""
+"""The request parameters of the speech-chat pipeline."""
 
 from __future__ import annotations
 

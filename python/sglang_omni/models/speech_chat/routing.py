@@ -1,4 +1,4 @@
-"""Which stages a request passes through. Every function is named by its dotted path in the config."""
+"""Routing of requests between the stages of speech-chat; the config names the functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def terminal_stages(request: OmniRequest) -> list[str]:
 
 
 def after_preprocess(request_id: str, output: StagePayload) -> list[str]:
-    """Spoken input is transcribed first; speech is prepared to follow the answer as it is written."""
+    """Audio is transcribed first; the request of a spoken answer also goes to the voice, which waits."""
     task = task_of(output.request)
     if task == "speech":
         return ["speak"]
@@ -23,16 +23,16 @@ def after_preprocess(request_id: str, output: StagePayload) -> list[str]:
 
 
 def after_transcribe(request_id: str, output: StagePayload) -> list[str]:
-    """A transcript is the result itself, or part of a prompt."""
+    """A transcript is either the result or part of a prompt."""
     return ["decode"] if task_of(output.request) in ("transcription", "translation") else ["thinker"]
 
 
 def thinker_stream_ends(request_id: str, output: StagePayload) -> list[str]:
-    """Who is told that the answer is complete."""
+    """The stages to notify of the end of the answer."""
     return ["speak"] if answers_in_speech(output.request) else []
 
 
 def to_speak(payload: StagePayload) -> StagePayload:
-    """What the voice needs: the text to say, or nothing where it will come as a stream."""
+    """The voice's payload: the text to speak, or nothing if the text comes as a stream."""
     text = payload.data.get("text")
     return StagePayload(payload.request_id, payload.request, {} if text is None else {"text": text})

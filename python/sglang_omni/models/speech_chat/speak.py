@@ -1,4 +1,4 @@
-"""Text, whole or as it is written -> speech, sentence by sentence."""
+"""The speak stage: text, whole or as it is written, to speech, sentence by sentence."""
 
 from __future__ import annotations
 
@@ -8,28 +8,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_omni.models.speech_chat.components.voice import (
-    DEFAULT_SEED,
-    SAMPLE_RATE,
-    Voice,
-    check_seed,
-    check_speed,
-)
+from sglang_omni.models.speech_chat.components.voice import DEFAULT_SEED, SAMPLE_RATE, Voice
 from sglang_omni.preprocessing.request import stage_params, task_of
 from sglang_omni.preprocessing.sentences import SentenceSplitter
 from sglang_omni.proto import RequestError, StagePayload
 from sglang_omni.scheduling.stream_scheduler import StreamSession
 
-# Speech begins with the first clause of this length: about a second and a half of sound, time enough
-# for the rest of the sentence to be written.
+# Speech begins with the first clause of at least this length: about 1.5 s of sound, enough time to write the
+# rest of the sentence.
 _FIRST_CLAUSE_CHARS = 24
 
 
 class SpeakSession(StreamSession):
     """One request: ``{"text": str}`` in its payload, or in each item of its stream.
 
-    Chunks are a sentence each, the first one perhaps a clause; the result is all of them together and the
-    text that was said.
+    Each chunk is a sentence, or at first a clause; the result is all speech and the text.
     """
 
     def __init__(self, voice: Voice) -> None:
@@ -44,8 +37,10 @@ class SpeakSession(StreamSession):
     def begin(self, payload: StagePayload) -> Iterator[Any]:
         self._must_speak = task_of(payload.request) == "speech"
         params = stage_params(payload.request, "speak")
-        self._speed = check_speed(params.get("speed"), param="speed")
-        self._seed = check_seed(params.get("seed"), param="seed")
+        speed, seed = params.get("speed"), params.get("seed")
+        self._speed = 1.0 if speed is None else float(speed)
+        # A chat's seed may be negative; the generator takes none below 0.
+        self._seed = DEFAULT_SEED if seed is None else seed % 2**64
         text = payload.data.get("text")
         return iter(()) if text is None else self.feed({"text": text})
 
@@ -59,7 +54,7 @@ class SpeakSession(StreamSession):
     def result(self) -> dict[str, Any]:
         """
         Raises:
-            RequestError: There was a text to speak, and the voice has no sound for any of it.
+            RequestError: The voice has no sound for any of the text.
         """
         if self._must_speak and not self._audio:
             raise RequestError(

@@ -1,4 +1,4 @@
-"""The factories of the pipeline's stages. Each loads what its stage needs, in that stage's process."""
+"""The stage factories of speech-chat; each runs, and loads its models, in its stage's process."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ def create_preprocess(
     allowed_media_hosts: Sequence[str] = (),
     context_length: int | None = None,
 ) -> SimpleScheduler:
-    """Inputs -> token ids, audio samples or text to speak.
+    """The stage from inputs to token ids, audio samples or text to speak.
 
     Args:
-        model_path: The thinker's checkpoint, whose tokenizer and chat template are used.
-        max_audio_seconds: Longest audio clip.
-        max_total_audio_seconds: Longest audio of one conversation.
-        max_audio_bytes: Largest encoded audio clip.
-        max_speech_chars: Longest text to speak.
-        max_decode_seconds: Time to fetch and decode one clip.
-        allowed_media_hosts: Hosts from which audio may be fetched by URL: ``"host"`` at the usual ports, or
-            ``"host:port"``; ``"*"`` allows all.
-        context_length: A context shorter than the checkpoint's.
+        model_path: The thinker's checkpoint, for its tokenizer and chat template.
+        max_audio_seconds: Limit of a clip's length.
+        max_total_audio_seconds: Limit of the length of all clips of a conversation.
+        max_audio_bytes: Limit of a clip's encoded size.
+        max_speech_chars: Limit of a text to speak.
+        max_decode_seconds: Limit of the time to fetch and decode a clip.
+        allowed_media_hosts: Hosts of audio URLs: ``"host"`` at the scheme's port or ``"host:port"``; ``"*"``
+            allows all.
+        context_length: A shorter context than the checkpoint's.
     """
-    from sglang_omni.models.speech_chat.preprocess import Limits, Preprocessor
+    from sglang_omni.models.speech_chat.preprocess import Limits, SpeechChatPreprocessor
 
     limits = Limits(
         max_audio_seconds, max_total_audio_seconds, max_audio_bytes, max_speech_chars, max_decode_seconds
     )
     prompts = _prompt_encoder(model_path, context_length)
-    # Decoding and tokenizing let the interpreter's lock go: what is long does not hold up what is short.
+    # Decoding and tokenizing release the interpreter's lock: a long request does not delay a short one.
     return SimpleScheduler(
-        Preprocessor(prompts, limits, allowed_media_hosts), max_concurrency=4, sees_abort=True
+        SpeechChatPreprocessor(prompts, limits, allowed_media_hosts), max_concurrency=4, sees_abort=True
     )
 
 
@@ -62,14 +62,14 @@ def create_transcribe(
     cache_size: int = 256,
     context_length: int | None = None,
 ) -> StreamScheduler:
-    """Audio samples -> transcripts, and in a chat on to token ids.
+    """The stage from audio samples to transcripts, and for a chat to token ids.
 
     Args:
         model_path: The thinker's checkpoint.
         num_threads: CPU threads; all cores by default.
         beam_size: Width of the beam search; 1 is greedy.
-        cache_size: How many clips' transcripts are remembered.
-        context_length: A context shorter than the checkpoint's.
+        cache_size: Number of clips whose transcripts are kept.
+        context_length: A shorter context than the checkpoint's.
     """
     from sglang_omni.models.speech_chat.components.whisper import Whisper
     from sglang_omni.models.speech_chat.transcribe import Recognizer, TranscribeSession
@@ -99,25 +99,26 @@ def create_thinker(
     tp_size: int = 1,
     nccl_port: int | None = None,
 ) -> OmniScheduler:
-    """Token ids -> the answer, in text pieces while it is written.
+    """The stage from token ids to the answer, in text pieces while it is written.
 
     Args:
         model_path: Directory of a Llama or Qwen checkpoint, or ``"speech-chat"``.
-        engine: ``"omni"``, or ``"sglang"`` where SGLang is installed.
-        dtype: bfloat16 writes about a quarter faster where the CPU multiplies it by itself. Its rounding is
-            coarse enough for a greedy answer to depend on what is in the prefix cache; float32's is not.
-        num_threads: CPU threads; half of the cores by default, the rest being for other stages and replicas.
+        engine: ``"omni"``, or ``"sglang"`` if SGLang is installed.
+        dtype: bfloat16 is about a quarter faster on a CPU that multiplies it natively, but rounds so coarsely
+            that a greedy answer may depend on what is in the prefix cache; with float32 it does not.
+        num_threads: CPU threads; half of the cores by default, which leaves the rest to other processes.
         max_running_requests: Answers written at the same time.
-        max_total_tokens: Size of the KV cache that they share.
-        max_new_tokens: Longest answer to a request that sets no limit.
-        context_length: A context shorter than the checkpoint's.
-        tp_rank: Which part of the model is this process's, of ``tp_size`` that meet at ``nccl_port``.
+        max_total_tokens: Size of their common KV cache.
+        max_new_tokens: Limit of an answer to a request that sets none.
+        context_length: A shorter context than the checkpoint's.
+        tp_rank, tp_size: This process's rank, and the number of ranks.
+        nccl_port: Port at which the ranks meet.
     """
     from tokenizers import Tokenizer
 
     from sglang_omni.engines import DecoderSpec, EngineOptions, build_engine
     from sglang_omni.engines.options import TensorParallel
-    from sglang_omni.models.speech_chat.thinker import Thinker, sampling_defaults
+    from sglang_omni.models.speech_chat.thinker import SpeechChatThinker, sampling_defaults
     from sglang_omni.scheduling.omni_scheduler import OmniScheduler
 
     checkpoint = checkpoint_directory(model_path)
@@ -135,22 +136,22 @@ def create_thinker(
             ),
         )
         tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    thinker = Thinker(tokenizer, sampling_defaults(checkpoint, max_new_tokens))
+    thinker = SpeechChatThinker(tokenizer, sampling_defaults(checkpoint, max_new_tokens))
     return OmniScheduler(built, thinker.build_request, thinker.result, thinker.stream)
 
 
 def create_decode() -> SimpleScheduler:
-    """The thinker's output -> the answer in text."""
+    """The stage from the thinker's output to the answer in text."""
     from sglang_omni.models.speech_chat.decode import decode
 
     return SimpleScheduler(decode)
 
 
 def create_speak(*, num_threads: int = 1) -> StreamScheduler:
-    """Text -> speech, sentence by sentence.
+    """The stage from text to speech, sentence by sentence.
 
     Args:
-        num_threads: CPU threads; one is enough for a hundred times real time.
+        num_threads: CPU threads; one reaches a hundred times real time.
     """
     from sglang_omni.models.speech_chat.components.voice import Voice
     from sglang_omni.models.speech_chat.speak import SpeakSession
@@ -165,7 +166,7 @@ def create_speak(*, num_threads: int = 1) -> StreamScheduler:
 
 
 def checkpoint_directory(model_path: str) -> Path:
-    """The thinker's checkpoint, prepared first where it is the bundled one.
+    """The directory of the thinker's checkpoint; the bundled one is prepared first.
 
     Raises:
         FileNotFoundError: ``model_path`` is neither ``"speech-chat"`` nor a directory.

@@ -1,4 +1,4 @@
-"""The language model's side of a request: into the engine, and out of it as text."""
+"""The thinker stage of speech-chat: payloads to requests of its engine, and these to text."""
 
 from __future__ import annotations
 
@@ -10,26 +10,21 @@ from tokenizers import Tokenizer
 
 from sglang_omni.engines import EngineRequest, RequestSampling
 from sglang_omni.models.text_answer import new_text, written
-from sglang_omni.preprocessing.request import (
-    answers_in_speech,
-    answers_in_text,
-    stage_params,
-    wants_stream,
-)
+from sglang_omni.preprocessing.request import stage_params
 from sglang_omni.preprocessing.text import read_json
 from sglang_omni.proto import StagePayload
 from sglang_omni.scheduling.detokenizer import IncrementalDetokenizer
 from sglang_omni.scheduling.messages import OutgoingMessage
 
-# What a checkpoint's generation_config.json says about sampling.
+# Fields of generation_config.json.
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class Thinker:
-    """What an ``OmniScheduler`` asks of its stage.
+class SpeechChatThinker:
+    """The callbacks of the stage's ``OmniScheduler``.
 
-    Takes payloads of ``{"prompt_token_ids": [int], "heard": str | None}``; its results are
-    what ``written`` gives, and ``heard``.
+    Payloads are ``{"prompt_token_ids": [int], "input_transcript": str | None}``; results are those of
+    ``written``, with ``input_transcript``.
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling_defaults: Mapping[str, Any]) -> None:
@@ -54,24 +49,16 @@ class Thinker:
     def stream(
         self, payload: StagePayload, request: EngineRequest, new_token_ids: list[int]
     ) -> list[OutgoingMessage]:
-        """New text, to whoever reads or speaks it."""
-        chunk = new_text(request)
-        if chunk is None:
-            return []
-        targets = []
-        if wants_stream(payload.request) and answers_in_text(payload.request):
-            targets.append("coordinator")
-        if answers_in_speech(payload.request):
-            targets.append("speak")
-        return [OutgoingMessage(request.request_id, "stream", chunk, target) for target in targets]
+        """New text for the caller and for the voice."""
+        return new_text(payload, request, speaker="speak")
 
     def result(self, payload: StagePayload, request: EngineRequest) -> StagePayload:
-        data = {**written(request), "heard": payload.data.get("heard")}
+        data = {**written(request), "input_transcript": payload.data.get("input_transcript")}
         return StagePayload(payload.request_id, payload.request, data)
 
 
 def sampling_defaults(checkpoint: Path, max_new_tokens: int) -> dict[str, Any]:
-    """What a request that says nothing is sampled with: the checkpoint's own settings."""
+    """The sampling parameters of a request that sets none: those of the checkpoint."""
     settings = read_json(checkpoint / "generation_config.json")
     defaults = {name: settings[name] for name in _SAMPLING_FIELDS if settings.get(name) is not None}
     if settings.get("do_sample") is False:

@@ -1,4 +1,4 @@
-"""Spoken input -> text: the whole result of a transcription, part of a prompt in a chat."""
+"""The transcribe stage: audio to the result of a transcription, or to a part of a chat's prompt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, Segment, Whisper
+from sglang_omni.models.speech_chat.components.whisper import SAMPLE_RATE, SpeechSegment, Whisper
 from sglang_omni.models.speech_chat.conversation import with_transcripts
 from sglang_omni.preprocessing.request import (
     answers_in_text,
@@ -25,15 +25,20 @@ if TYPE_CHECKING:
 
 
 class Recognizer:
-    """Whisper with a memory: a conversation sends its earlier clips again with every turn."""
+    """Whisper with a cache: a conversation sends its earlier clips again with every turn."""
 
     def __init__(self, whisper: Whisper, cache_size: int = 256) -> None:
         self._whisper = whisper
         self._cache_size = cache_size
-        self._cache: OrderedDict[bytes, tuple[Segment, ...]] = OrderedDict()
+        self._cache: OrderedDict[bytes, tuple[SpeechSegment, ...]] = OrderedDict()
 
-    def segments(self, samples: NDArray[np.float32], prompt: str | None = None) -> Iterator[Segment]:
-        """As ``Whisper.segments``; a clip that was heard to its end before is not decoded again."""
+    def segments(self, samples: NDArray[np.float32], prompt: str | None = None) -> Iterator[SpeechSegment]:
+        """Yields the clip's segments as they are decoded, or from the cache if it was decoded before.
+
+        Args:
+            samples: float32, shape (n,), 16 kHz.
+            prompt: Text that came before, or words to expect.
+        """
         key = hashlib.blake2b(samples.data, key=hashlib.blake2b((prompt or "").encode()).digest()).digest()
         known = self._cache.get(key)
         if known is not None:
@@ -50,7 +55,11 @@ class Recognizer:
 
 
 class TranscribeSession(StreamSession):
-    """One request. Chats leave with ``{"prompt_token_ids", "heard"}``, transcriptions with their result."""
+    """One request with audio.
+
+    A chat ends with ``{"prompt_token_ids", "input_transcript"}`` for the thinker, a transcription with the
+    caller's result.
+    """
 
     def __init__(self, recognizer: Recognizer, prompts: PromptEncoder) -> None:
         self._recognizer = recognizer
@@ -73,13 +82,13 @@ class TranscribeSession(StreamSession):
                 texts.append(segment.text)
                 yield None
             transcripts.append(" ".join(texts))
-        messages, heard = with_transcripts(payload.data["messages"], transcripts)
+        messages, transcript = with_transcripts(payload.data["messages"], transcripts)
         options = mapping_param(payload.request.params, "chat_template_kwargs")
         token_ids = self._prompts.encode_messages(messages, options)
         self._prompts.check_answer(len(token_ids), stage_params(payload.request, "thinker"))
-        self._result = {"prompt_token_ids": token_ids, "heard": heard}
-        if heard is not None and answers_in_text(payload.request):
-            yield {"modality": "text", "heard": heard}
+        self._result = {"prompt_token_ids": token_ids, "input_transcript": transcript}
+        if transcript is not None and answers_in_text(payload.request):
+            yield {"modality": "text", "input_transcript": transcript}
 
     def _transcription(self, payload: StagePayload) -> Iterator[dict[str, Any]]:
         (clip,) = payload.data["clips"]

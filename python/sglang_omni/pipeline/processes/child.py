@@ -1,10 +1,8 @@
-"""A process of a pipeline from its first line to its end. Of this room it alone runs in the child."""
+"""The life of a pipeline's process. Of this room, this file alone runs in the child."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import faulthandler
 import gc
 import json
 import logging
@@ -14,65 +12,69 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import asdict
 from multiprocessing import spawn
 from types import FrameType
 from typing import Any, BinaryIO
 
-from sglang_omni.pipeline.processes import process as worker_process
+from sglang_omni.pipeline.processes import process
 from sglang_omni.pipeline.processes.pulse import beat_until_done
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.stage.build import build_scheduler, build_stage
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
-from sglang_omni.pipeline.stage.runtime import Stage
+from sglang_omni.pipeline.stage.stats import DESCRIPTIONS
 from sglang_omni.pipeline.transport import open_files
+from sglang_omni.supervision.exits import write_stacks_on_sigquit
+from sglang_omni.supervision.parent import end_with_parent
 
-_PR_SET_PDEATHSIG = 1
-
-_STDERR = 2
-
-# The end of a traceback is what says why; a report must fit into the pipe whoever reads it.
+# The end of a traceback says why. A report must fit into its pipe even if nothing is read.
 LONGEST_TRACEBACK = 32_000
 
+# What ``/metrics`` says of each number.
+STATS_DESCRIPTIONS = DESCRIPTIONS
 
-def worker_main(source: BinaryIO, report_fd: int) -> None:
-    """Run a worker process from its first line to its end. ``worker_process`` starts it.
+# Returns a process's present numbers: instance -> name -> value.
+ReadStats = Callable[[], Mapping[str, Mapping[str, float]]]
+
+
+def main(source: BinaryIO, report_fd: int) -> None:
+    """Run a process from its first line to its end. ``process.ChildProcess`` starts it.
 
     Args:
-        source: Yields pickles of what ``multiprocessing.spawn.prepare`` needs for ``__main__``, and of a
-            ``WorkerSpec``.
-        report_fd: Takes JSON lines: what ``run_stages`` yields, and ``{"failure": traceback}``. It does not
-            block.
+        source: Holds pickles of what ``multiprocessing.spawn.prepare`` needs for ``__main__``, and of a
+            ``ProcessSpec``.
+        report_fd: Takes JSON lines without blocking: the reports of ``run_stages``, and
+            ``{"failure": traceback}``.
     """
-    # A terminal's Ctrl-C or hang-up and a service manager's SIGTERM reach every process of the group, while
-    # it is the parent that decides when to end: it lets requests finish first. Handlers, unlike SIG_IGN, are
-    # not passed on to programs a stage starts. SIGINT has been blocked since before this process began.
+    # A terminal's Ctrl-C or hang-up and a service manager's SIGTERM reach every process of the group, but the
+    # parent decides when to end: it lets requests finish first. Programs that a stage starts inherit SIG_IGN,
+    # but no handlers. SIGINT has been blocked since before this process began.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave_it_to_the_parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    # At which line it hangs: written by C code, which waits for no lock of Python's.
-    faulthandler.register(signal.SIGQUIT, _STDERR)
+    write_stacks_on_sigquit()
     os.set_inheritable(report_fd, False)
-    worker_process.inside_worker = True
+    process.inside_child = True
     status = 1
     try:
         with source:
             spawn.prepare(pickle.load(source))
-            spec: WorkerSpec = pickle.load(source)
-        _die_with(spec.parent_pid)
+            spec: ProcessSpec = pickle.load(source)
+        if not end_with_parent(spec.parent_pid, signal.SIGKILL):
+            os._exit(1)
         multiprocessing.current_process().name = spec.process_name
         configure_logging(spec)
         asyncio.run(_run_and_report(spec, report_fd))
         status = 0
-    except BaseException:  # noqa: BLE001  whatever it is, sys.exit() included, the parent is told
+    except BaseException:  # noqa: BLE001  the parent is told of anything, sys.exit() included
         text = traceback.format_exc()
         logging.getLogger(__name__).error("The process ends with an error\n%s", text)
-        os.set_blocking(report_fd, True)  # it is told, however many heartbeats are still unread
+        os.set_blocking(report_fd, True)  # however many heartbeats are still unread
         _report(report_fd, failure=text[-LONGEST_TRACEBACK:])
     finally:
-        # Ending here and now: a thread that a stage left behind must not hold up a shutdown, and taking
-        # a loaded model apart object by object takes seconds that the kernel does not need.
+        # At once: a thread that a stage left behind must not hold up a shutdown, and taking a loaded model
+        # apart object by object takes seconds that the kernel does not need.
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -83,24 +85,27 @@ def _leave_it_to_the_parent(number: int, frame: FrameType | None) -> None:
     pass
 
 
-async def _run_and_report(spec: WorkerSpec, report_fd: int) -> None:
+async def _run_and_report(spec: ProcessSpec, report_fd: int) -> None:
     async for report in run_stages(spec):
         try:
             _report(report_fd, **report)
         except BlockingIOError:
-            pass  # a parent that has read nothing for minutes; the next heartbeat tells the same
+            pass  # the parent has read nothing for minutes; the next heartbeat says the same
 
 
 async def run_stages(
-    spec: WorkerSpec, beside: Callable[[str, Sequence[Stage]], Coroutine[Any, Any, None]] | None = None
+    spec: ProcessSpec, beside: Callable[[str, ReadStats], Coroutine[Any, Any, None]] | None = None
 ) -> AsyncIterator[dict[str, object]]:
     """Build and run the stages until each has been told to leave, or one fails.
 
-    Yields what their parent is told: once they are up ``{"ready": True}``, and as ``"endpoints"`` where other
-    hosts reach which instance; from then on, every second, the fields of a ``Pulse`` as ``{"pulse": ...}``.
+    Yields the reports for their parent: once they are up ``{"ready": True}``, with the instances' endpoints
+    for other hosts as ``"endpoints"``; from then on, every second, the fields of a ``Pulse`` as
+    ``{"pulse": ...}``.
 
     Args:
-        beside: Called with the process's name and its stages; what it returns runs as long as they do.
+        spec: The process.
+        beside: Called with the process's name and a way to read its stages' numbers; what it returns runs as
+            long as the stages do.
 
     Raises:
         Exception: Whatever a factory or a stage raises.
@@ -110,7 +115,7 @@ async def run_stages(
     _use_gpu(spec)
     first = spec.stages[0]
     if first.role == "follower":
-        # It has no sockets, no relay and no requests of its own: its scheduler does what rank 0's does.
+        # It has no sockets, relay or requests of its own: its scheduler does the same as rank 0's.
         follower = build_scheduler(first, spec.config)
         _freeze()
         yield {"ready": True}
@@ -123,7 +128,7 @@ async def run_stages(
     for stage in stages:
         await stage.start()
     _freeze()
-    instances = zip(spec.stage_names, stages, strict=True)
+    instances = zip(spec.instances, stages, strict=True)
     yield {
         "ready": True,
         "endpoints": {
@@ -131,7 +136,11 @@ async def run_stages(
         },
     }
     running = [asyncio.create_task(stage.run(), name=f"stage {stage.name}") for stage in stages]
-    companion = asyncio.create_task(beside(spec.process_name, stages)) if beside is not None else None
+    companion = None
+    if beside is not None:
+        companion = asyncio.create_task(
+            beside(spec.process_name, lambda: {stage.name: stage.stats() for stage in stages})
+        )
     try:
         # Stages of one process share its fate: the first failure ends all of them.
         async for pulse in beat_until_done(running):
@@ -142,13 +151,13 @@ async def run_stages(
 
 
 def _freeze() -> None:
-    # What is loaded by now stays. Looked through in every full collection, it would stop all stages for
-    # 50 ms with torch alone.
+    # The objects loaded by now stay. Each full collection that looked through them would stop all stages,
+    # for 50 ms with torch alone.
     gc.collect()
     gc.freeze()
 
 
-def _use_gpu(spec: WorkerSpec) -> None:
+def _use_gpu(spec: ProcessSpec) -> None:
     gpu_id = next((stage.device_index for stage in spec.stages if stage.device_index is not None), None)
     if gpu_id is None:
         return
@@ -158,15 +167,7 @@ def _use_gpu(spec: WorkerSpec) -> None:
         torch.cuda.set_device(gpu_id)
 
 
-def _die_with(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, however that ends."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent_pid:
-        os._exit(1)  # it ended before the request above
-
-
-def configure_logging(spec: WorkerSpec) -> None:
+def configure_logging(spec: ProcessSpec) -> None:
     """Have the process's root logger write to stderr, its name in every line."""
     logging.basicConfig(
         level=spec.log_level,

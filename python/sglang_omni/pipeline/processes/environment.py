@@ -1,4 +1,4 @@
-"""The environment of a process: variables, the GPU it may see, and the port of its ranks."""
+"""The environment of a process: its variables, the GPU it sees, and the port of its ranks."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sglang_omni.pipeline.specs import StageLaunchConfig, WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec, StageLaunchConfig
+from sglang_omni.supervision.ports import bind
 
 
-def with_port(ranks: Sequence[WorkerSpec]) -> tuple[list[WorkerSpec], socket.socket]:
-    """The ranks of one stage, told a port of their own.
+def with_port(ranks: Sequence[ProcessSpec]) -> tuple[list[ProcessSpec], socket.socket]:
+    """The ranks of one stage with a port of their own.
 
     Returns:
-        The ranks, and the socket that holds the port until it is closed: it never listens, which leaves the
-        port to the ranks and out of what the system hands out as free.
+        The ranks, and the socket that holds the port for them until it is closed.
     """
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
+    held = bind("127.0.0.1")
     port = held.getsockname()[1]
     return [
         replace(spec, stages=tuple(replace(launch, nccl_port=port) for launch in spec.stages))
@@ -31,8 +29,8 @@ def get_stage_process_env(spec: StageLaunchConfig, env: Mapping[str, str] | None
     """The variables that let a TP rank's process see its own GPU alone; none for other stages, or on the CPU.
 
     Args:
-        spec: The rank. Its ``gpu_id`` counts within what ``CUDA_VISIBLE_DEVICES`` lets through.
-        env: The environment to start from; this process's when None.
+        spec: The rank. Its ``gpu_id`` counts within the GPUs of ``CUDA_VISIBLE_DEVICES``.
+        env: The environment to start from; None: this process's.
 
     Raises:
         ValueError: The rank's GPU is not visible.
@@ -52,8 +50,8 @@ def get_stage_process_env(spec: StageLaunchConfig, env: Mapping[str, str] | None
     return {"CUDA_VISIBLE_DEVICES": device, "SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS": "true"}
 
 
-def worker_environment(spec: WorkerSpec, env: Mapping[str, str]) -> dict[str, str]:
-    """``env`` with the pipeline's defaults under it and what the stages' ranks require over it."""
+def process_environment(spec: ProcessSpec, env: Mapping[str, str]) -> dict[str, str]:
+    """``env``, which overrides the pipeline's defaults, with the variables that the stages' ranks require."""
     environment = {**spec.config.env_defaults, **env}
     for stage in spec.stages:
         environment |= get_stage_process_env(stage, environment)

@@ -1,15 +1,15 @@
-"""Processes of this host."""
+"""The launcher of processes on this host."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
-from sglang_omni.config import PipelineConfig
-from sglang_omni.pipeline.processes.environment import with_port, worker_environment
+from sglang_omni.config.plan import PipelinePlan
+from sglang_omni.pipeline.processes.environment import process_environment, with_port
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
-from sglang_omni.pipeline.processes.process import WorkerProcess
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.processes.process import ChildProcess
+from sglang_omni.pipeline.specs import ProcessSpec
 
 
 class LocalLauncher:
@@ -17,12 +17,12 @@ class LocalLauncher:
 
     host_address = None
 
-    def place(self, config: PipelineConfig) -> PipelineConfig:
-        """All stages run here that do not say otherwise."""
-        return config
+    def place(self, plan: PipelinePlan) -> PipelinePlan:
+        """The plan as it is: a stage without a ``node`` runs here."""
+        return plan
 
-    async def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """There is nothing to get ready.
+    async def start(self, specs: Sequence[ProcessSpec]) -> None:
+        """Nothing needs to be prepared.
 
         Raises:
             RuntimeError: One of them belongs on another host.
@@ -34,19 +34,19 @@ class LocalLauncher:
                 "this run; leave `node` out, or let hosts join (--join-port)"
             )
 
-    async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
-        """This host is there."""
+    async def await_host(self, ranks: Sequence[ProcessSpec]) -> None:
+        """Return at once: this host is there."""
 
-    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
-        """See ``Launcher``. Ranks are told a port that is theirs while they run."""
+    def launch(self, ranks: Sequence[ProcessSpec]) -> list[LaunchedProcess]:
+        """See ``Launcher``. Ranks get a port that is theirs while they run."""
         held = None
         if len(ranks) > 1:
             ranks, held = with_port(ranks)
         processes: list[LaunchedProcess] = []
         try:
             for spec in ranks:
-                environment = worker_environment(spec, os.environ)
-                processes.append(WorkerProcess(spec.process_name, spec, environment))
+                environment = process_environment(spec, os.environ)
+                processes.append(ChildProcess(spec.process_name, spec, environment))
         except BaseException:
             for process in processes:
                 process.kill()
@@ -57,8 +57,8 @@ class LocalLauncher:
             processes[0].exited.add_done_callback(lambda _: held.close())
         return processes
 
-    def release(self, ranks: Sequence[WorkerSpec]) -> None:
-        """They hold nothing once they have ended."""
+    def release(self, ranks: Sequence[ProcessSpec]) -> None:
+        """Nothing: processes that have ended hold nothing."""
 
     async def close(self) -> None:
-        """There is nothing to give back."""
+        """Nothing: there is nothing to give back."""

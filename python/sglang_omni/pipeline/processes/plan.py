@@ -1,80 +1,211 @@
-"""Plans every process of a run: which stages it has, what carries their edges, and where they receive."""
+"""The plan of a run: the pipeline's plan, the run's endpoints and keys, and the specs of its processes."""
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sglang_omni.config import (
     LOCAL_OBJECT,
     Edge,
+    EndpointsConfig,
     PipelineConfig,
     RelayConfig,
     StageConfig,
     StageInstance,
-    plan_edges,
     stage_instances,
 )
-from sglang_omni.config.factory_args import (
-    merge_factory_args,
+from sglang_omni.config.factory_args import merge_factory_args
+from sglang_omni.config.placement import StagePlacementPlan
+from sglang_omni.config.plan import PipelinePlan, plan_pipeline
+from sglang_omni.config.topology import ProcessTopologyPlan
+from sglang_omni.pipeline.processes.run_dir import (
+    IpcRuntimeDir,
+    create_ipc_runtime_dir,
+    endpoint_keys,
+    require_short_paths,
 )
-from sglang_omni.pipeline.processes.prepare import PipelineRuntimePrep
-from sglang_omni.pipeline.specs import StageLaunchConfig, WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec, StageLaunchConfig
 from sglang_omni.pipeline.transport.keys import RunKeys
 
 
-def plan_workers(
-    config: PipelineConfig,
-    prep: PipelineRuntimePrep,
-    *,
-    coordinator_tcp: Mapping[str, str] | None = None,
-) -> list[WorkerSpec]:
-    """One spec for each process of the plan, the replicas that are not to start yet included.
+@dataclass(frozen=True)
+class RunPlan:
+    """All that a run needs, resolved.
 
-    The ranks of a stage follow one another, rank 0 first. Stages are wired for the host of ``prep``: the host
-    that a process with another ``node`` runs on plans that one itself.
+    Attributes:
+        pipeline: The pipeline's plan: placement, processes and edges.
+        endpoints: ``"completion"``, ``"abort"`` and ``"stage_{instance}"`` -> endpoint of the socket; empty
+            for stages on other hosts, which tell theirs when they are up.
+        runtime_dir: The folder of the run's sockets, which the caller that had the plan made must close.
+        keys: The keys of the run's ``tcp://`` sockets.
+        host_address: This host's address for other hosts; None if the run has no others.
+    """
+
+    pipeline: PipelinePlan
+    endpoints: dict[str, str]
+    runtime_dir: IpcRuntimeDir
+    keys: RunKeys
+    host_address: str | None = None
+
+    @property
+    def config(self) -> PipelineConfig:
+        """The pipeline's config."""
+        return self.pipeline.config
+
+    @property
+    def placement_plan(self) -> StagePlacementPlan:
+        """The GPUs of each stage."""
+        return self.pipeline.placement
+
+    @property
+    def process_plan(self) -> ProcessTopologyPlan:
+        """The process of each stage."""
+        return self.pipeline.processes
+
+    @property
+    def stages_cfg(self) -> list[StageConfig]:
+        """The stages, in config order."""
+        return list(self.config.stages)
+
+    @property
+    def name_map(self) -> dict[str, str]:
+        """Stage of the config -> the stage that runs it. Fusing is colocation, so each runs itself."""
+        return {stage.name: stage.name for stage in self.config.stages}
+
+    @property
+    def entry_stage(self) -> str:
+        """The stage where requests enter."""
+        return self.config.resolved_entry_stage
+
+    def process_specs(self, coordinator_tcp: Mapping[str, str] | None = None) -> list[ProcessSpec]:
+        """One spec for each process, also for the replicas that do not start with the pipeline.
+
+        The ranks of a stage follow one another, rank 0 first. Stages are wired for this host; another host
+        makes a plan of its own for its processes.
+
+        Args:
+            coordinator_tcp: ``"completion"`` and ``"abort"`` -> where other hosts reach the coordinator; None
+                if the run has no others.
+        """
+        instances = {instance.name: instance for instance in stage_instances(self.config)}
+        wire = partial(
+            plan_stage_launch,
+            config=self.config,
+            endpoints=self.endpoints,
+            edges=self.pipeline.edges,
+            host_address=self.host_address,
+            keys=self.keys,
+        )
+        launches = {
+            group.name: tuple(wire(instances[name]) for name in group.stage_names)
+            for group in self.process_plan.groups
+        }
+        for name, processes in self.process_plan.tp_stage_to_processes.items():
+            address = str(self.runtime_dir.path / f"ranks_{name}.sock")
+            for rank, process in enumerate(processes):
+                launches[process] = (wire(instances[name], tp_rank=rank, tp_address=address),)
+        return [
+            ProcessSpec(
+                process_name=process,
+                parent_pid=os.getpid(),
+                log_level=logging.getLogger().getEffectiveLevel(),
+                config=self.config,
+                stages=of_process,
+                node=self.process_plan.node_of[process],
+                coordinator_tcp=dict(coordinator_tcp or {}),
+            )
+            for process, of_process in launches.items()
+        ]
+
+
+def prepare_pipeline_runtime(
+    config: PipelineConfig, *, ipc_runtime_dir: IpcRuntimeDir | None = None
+) -> RunPlan:
+    """Plan a run of a config on this host alone. Contract.
 
     Args:
         config: The pipeline.
-        prep: What was made of it.
-        coordinator_tcp: As in WorkerSpec.
+        ipc_runtime_dir: An existing folder for the sockets; None: a new one is created.
 
     Raises:
-        ValueError: A relay backend that stays within a host was chosen for an edge between hosts.
+        ValueError: The config breaks a rule of its plans, a relay backend that stays within a host was chosen
+            for an edge between hosts, or a socket's path would be too long.
     """
-    instances = {instance.name: instance for instance in stage_instances(config)}
-    wire = partial(
-        plan_stage_launch,
-        config=config,
-        endpoints=prep.endpoints,
-        edges=plan_edges(config, prep.process_plan.stage_to_process),
-        host_address=prep.host_address,
-        keys=prep.keys,
+    return plan_run(plan_pipeline(config), ipc_runtime_dir=ipc_runtime_dir)
+
+
+def plan_run(
+    pipeline: PipelinePlan,
+    *,
+    ipc_runtime_dir: IpcRuntimeDir | None = None,
+    node: str | None = None,
+    host_address: str | None = None,
+    keys: RunKeys | None = None,
+    coordinator_endpoints: Mapping[str, str] | None = None,
+) -> RunPlan:
+    """Plan a run. Imports no factory and starts nothing.
+
+    Args:
+        pipeline: The pipeline's plan.
+        ipc_runtime_dir: An existing folder for the sockets; None: a new one is created.
+        node: The host to plan for: it has sockets of its own stages only. None: the coordinator's.
+        host_address: This host's address for other hosts; None if the run has no others.
+        keys: The run's keys, on a host that joins a run; None: new ones.
+        coordinator_endpoints: ``"completion"`` and ``"abort"``, on a host that joins a run.
+
+    Raises:
+        ValueError: A socket's path would be too long.
+    """
+    config = pipeline.config
+    runtime_dir = ipc_runtime_dir or create_ipc_runtime_dir(config)
+    try:
+        if config.endpoints.scheme == "tcp":
+            endpoints = _allocate_tcp_endpoints(config.stages, config.endpoints)
+        else:
+            endpoints = allocate_endpoints(stages=config.stages, ipc_base_dir=runtime_dir.path)
+        elsewhere = [f"stage_{it.name}" for it in stage_instances(config) if it.node != node]
+        endpoints |= dict.fromkeys(elsewhere, "") | dict(coordinator_endpoints or {})
+    except BaseException:
+        if ipc_runtime_dir is None:
+            runtime_dir.close()
+        raise
+    return RunPlan(
+        pipeline=pipeline,
+        endpoints=endpoints,
+        runtime_dir=runtime_dir,
+        keys=keys or RunKeys.generate(),
+        host_address=host_address,
     )
-    launches = {
-        group.name: tuple(wire(instances[name]) for name in group.stage_names)
-        for group in prep.process_plan.groups
-    }
-    for name, processes in prep.process_plan.tp_stage_to_processes.items():
-        address = str(prep.runtime_dir.path / f"ranks_{name}.sock")
-        for rank, process in enumerate(processes):
-            launches[process] = (wire(instances[name], tp_rank=rank, tp_address=address),)
-    return [
-        WorkerSpec(
-            process_name=process,
-            parent_pid=os.getpid(),
-            log_level=logging.getLogger().getEffectiveLevel(),
-            config=config,
-            stages=of_process,
-            node=prep.process_plan.node_of[process],
-            coordinator_tcp=dict(coordinator_tcp or {}),
-        )
-        for process, of_process in launches.items()
-    ]
+
+
+def allocate_endpoints(*, stages: Sequence[StageConfig], ipc_base_dir: Path) -> dict[str, str]:
+    """``ipc://`` endpoints in a run's folder: ``"completion"``, ``"abort"`` and ``"stage_{instance}"``.
+
+    Raises:
+        ValueError: A socket's path would be too long.
+    """
+    require_short_paths(Path(ipc_base_dir), stages)
+    return {key: f"ipc://{ipc_base_dir}/{key}.sock" for key in endpoint_keys(stages)}
+
+
+def _allocate_tcp_endpoints(stages: Sequence[StageConfig], endpoints: EndpointsConfig) -> dict[str, str]:
+    keys = endpoint_keys(stages)
+    if endpoints.base_port is not None:
+        ports = [endpoints.base_port + index for index in range(len(keys))]
+    else:
+        # All are held until all are known, so that none is given out twice.
+        held = [socket.create_server((endpoints.host, 0)) for _ in keys]
+        ports = [server.getsockname()[1] for server in held]
+        for server in held:
+            server.close()
+    return {key: f"tcp://{endpoints.host}:{port}" for key, port in zip(keys, ports, strict=True)}
 
 
 def plan_stage_launch(
@@ -88,12 +219,17 @@ def plan_stage_launch(
     host_address: str | None = None,
     keys: RunKeys | None = None,
 ) -> StageLaunchConfig:
-    """Wire one stage, or one rank of it: who is in its process, what carries its edges, where all receive.
+    """Wire one stage, or one rank of it: its neighbours, what carries its edges, and where all receive.
 
     Args:
+        instance: The stage, or replica of one.
+        config: The pipeline.
         endpoints: ``"completion"``, ``"abort"`` and ``"stage_{instance}"`` -> endpoint of the socket.
-        edges: All edges of the pipeline; see ``plan_edges``.
-        The others are as in StageLaunchConfig.
+        edges: All edges of the pipeline.
+        tp_rank: The rank; rank 0 has all the I/O.
+        tp_address: The socket where the ranks meet; None if the stage is one process.
+        host_address: This host's address for other hosts; None if the run has no others.
+        keys: The keys of the run's ``tcp://`` sockets.
     """
     stage = instance.stage
     gpu_id = instance.gpu_ids[tp_rank] if instance.gpu_ids else None
@@ -143,8 +279,8 @@ def build_relay_configs(
         config: The pipeline.
         stage: The stage.
         backends: The backends.
-        gpu_id: The stage's GPU, None on the CPU.
-        host_address: Where peers of other hosts reach this one; None where there are none.
+        gpu_id: The stage's GPU; None on the CPU.
+        host_address: This host's address for other hosts; None if the run has no others.
     """
     relay = stage.relay or RelayConfig()
     device = relay.explicit_device or ("cpu" if gpu_id is None else f"cuda:{gpu_id}")
@@ -157,7 +293,7 @@ def build_relay_configs(
         "rank": [s.name for s in config.stages].index(stage.name) if relay.rank is None else relay.rank,
         "world_size": len(config.stages) if relay.world_size is None else relay.world_size,
     }
-    # Told a GPU, shared memory refuses; a stage that has nothing else is to hear of that.
+    # Shared memory refuses a GPU. A stage that has no other relay must hear of that.
     told = relay.explicit_device is not None and len(backends) == 1
     return {
         backend: {**options, "device": device if backend != "shm" or told else "cpu"} for backend in backends

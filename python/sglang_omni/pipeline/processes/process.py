@@ -1,9 +1,8 @@
-"""One worker process as its parent sees it: started, ready, ended.
+"""One process of a pipeline as its parent sees it: started, ready, ended. Its own side is ``child.py``.
 
-A worker is started by ``subprocess`` and not by ``multiprocessing``: its environment is its own
-instead of the parent's patched for a moment, no helper process appears beside it, and a parent that
-exits in any way does not wait for it. What ``multiprocessing`` gives a spawned child, the parent's
-``sys.path`` and its ``__main__``, is kept.
+It is started by ``subprocess`` and not by ``multiprocessing``: it has an environment of its own, instead of
+the parent's patched for a moment; no helper process appears beside it; and a parent that exits in any way
+does not wait for it. Like a child of ``multiprocessing`` it has the parent's ``sys.path`` and ``__main__``.
 """
 
 from __future__ import annotations
@@ -19,42 +18,42 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from multiprocessing import spawn
 from pathlib import Path
+from typing import Any
 
 from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
+from sglang_omni.supervision.exits import STACKS_S, describe_exit
 
-# Without sys.path the child cannot import this package, and without that it cannot read the rest.
+# Without sys.path the child cannot import this package, which it needs to read the rest.
 _BOOTSTRAP = (
     "import pickle, sys; source = open({spec}, 'rb'); sys.path[:] = pickle.load(source); "
-    "from sglang_omni.pipeline.processes.child import worker_main; worker_main(source, {report})"
+    "from sglang_omni.pipeline.processes.child import main; main(source, {report})"
 )
 _REPORT_CHUNK = 1 << 16
-# What a process has to write its stacks before it is killed.
-STACKS_S = 1.0
-# States of a process in /proc that keep it from answering, in words.
+# States in /proc that keep a process from answering, in words.
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "waits inside the kernel"}
 
-# Set in a worker process.
-inside_worker = False
+# Set in a pipeline's process.
+inside_child = False
 
 
-def refuse_inside_worker() -> None:
-    """Raise RuntimeError in a worker process.
+def refuse_inside_child() -> None:
+    """Raise RuntimeError in a pipeline's process.
 
-    A script that starts its pipeline while it is imported would, imported by a worker for its
-    functions, start another pipeline there, whose workers start the next.
+    A script that starts its pipeline while it is imported would start another one in each process that
+    imports it for its functions, and so on without end.
     """
-    if inside_worker:
+    if inside_child:
         raise RuntimeError(
-            "a stage's process must not start a pipeline of its own. Where it does so by importing the "
+            "a stage's process must not start a pipeline of its own. If it does so by importing the "
             'script that holds its functions, put the start under `if __name__ == "__main__":`'
         )
 
 
-class WorkerFailure(RuntimeError):
-    """A worker process ended before its stages were ready. The text holds its traceback, if it left one.
+class ProcessFailure(RuntimeError):
+    """A process ended before its stages were ready. The text holds its traceback, if it left one.
 
     Attributes:
-        reason: The text without the traceback, where the process has written that to this one's stderr.
+        reason: The text without the traceback, which the process has also written to stderr.
     """
 
     def __init__(self, reason: str, traceback: str | None = None) -> None:
@@ -62,45 +61,67 @@ class WorkerFailure(RuntimeError):
         self.reason = reason
 
 
-def fail_ready(ready: asyncio.Future[None], failure: WorkerFailure) -> None:
-    """Have whoever waits for a process learn that it is not to be ready; nothing happens where it was."""
+def fail_ready(ready: asyncio.Future[None], failure: ProcessFailure) -> None:
+    """End the wait for a process to be ready with a failure; does nothing if it was ready."""
     if not ready.done():
         ready.set_exception(failure)
-        ready.exception()  # counts as retrieved: the exit is acted on even where nobody awaits this
+        ready.exception()  # counts as retrieved: the exit is handled even if nothing awaits this
 
 
-def ended_early(name: str, exit_text: str, traceback: str | None) -> WorkerFailure:
-    """What is said of a process that ended before it was ready, with the traceback that it left."""
-    # Where there is one, the text ends with its error, which needs no more words.
+def ended_early(name: str, exit_text: str, traceback: str | None) -> ProcessFailure:
+    """The failure of a process that ended before it was ready, with the traceback that it left."""
+    # With a traceback, the text ends with its error, which needs no more words.
     early = "" if traceback else " before it was ready"
-    return WorkerFailure(f"Process {name!r} {exit_text}{early}", traceback)
+    return ProcessFailure(f"Process {name!r} {exit_text}{early}", traceback)
 
 
 def exited_with(status: int, traceback: str | None) -> str:
     """How a process ended by itself: ``exited with status 1: KeyError: 3``."""
-    return f"exited with status {status}" + (f": {_error_in(traceback)}" if traceback else "")
+    return describe_exit(status) + (f": {_error_in(traceback)}" if traceback else "")
 
 
 def _error_in(traceback: str) -> str:
-    """What the traceback ends with: the error, whose text may have several lines."""
+    """The error at the end of a traceback; its text may have several lines."""
     *_, last = traceback.rpartition('\n  File "')
     lines = last.strip().splitlines()
     begins = next((at for at, line in enumerate(lines) if at > 0 and not line.startswith(" ")), -1)
     return "\n".join(lines[begins:])
 
 
-class WorkerProcess:
-    """A running child process whose ``child.worker_main`` has been given ``spec``.
-
-    Created in a running event loop, which then watches it: the kernel makes a process's pidfd
-    readable the moment the process ends, so nothing polls. The child asks to be killed when the
-    *thread* that started it ends, so that thread must live as long as the pipeline.
+class ReportingProcess:
+    """A process that ``child.run_stages`` reports on; see ``LaunchedProcess``.
 
     Attributes:
-        ready: Done once the child's stages are up; holds a ``WorkerFailure`` if it ends before that.
-        exited: Holds the exit status once the process has ended; -9 stands for signal 9.
-        failure: The traceback the child reported, or None.
-        vitals: Its heartbeat.
+        failure: The traceback that the process reported, or None.
+    """
+
+    def __init__(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.name = name
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.exited: asyncio.Future[int] = loop.create_future()
+        self.endpoints: dict[str, str] = {}
+        self.host_lost = False
+        self.vitals = Vitals()
+        self.failure: str | None = None
+
+    def take(self, report: dict[str, Any]) -> None:
+        """Take a report of ``run_stages``, or the failure with which it ended."""
+        self.failure = report.get("failure", self.failure)
+        self.endpoints = report.get("endpoints", self.endpoints)
+        if report.get("ready") and not self.ready.done():
+            self.ready.set_result(None)
+            self.vitals.hear(Pulse())
+        elif "pulse" in report:
+            self.vitals.hear(Pulse(**report["pulse"]))
+
+
+class ChildProcess(ReportingProcess):
+    """A running child process, in which ``child.main`` runs with ``spec``.
+
+    The running event loop watches it: the kernel makes a process's pidfd readable the moment the process
+    ends, so nothing polls. The child asks to be killed when the *thread* that started it ends, so that
+    thread must live as long as the pipeline.
     """
 
     def __init__(self, name: str, spec: object, environment: Mapping[str, str]) -> None:
@@ -108,22 +129,16 @@ class WorkerProcess:
 
         Args:
             name: The name used in errors.
-            spec: What ``worker_main`` receives; anything picklable.
+            spec: What ``child.main`` receives; anything picklable.
             environment: The child's whole environment.
 
         Raises:
             ValueError: ``spec`` cannot be pickled.
-            OSError: There is no descriptor, process or memory left for it. Nothing is left of it.
+            OSError: There is no descriptor, process or memory left for it. No part of it remains.
         """
-        loop = asyncio.get_running_loop()
-        self.name = name
-        self.ready: asyncio.Future[None] = loop.create_future()
-        self.exited: asyncio.Future[int] = loop.create_future()
-        self.failure: str | None = None
-        self.vitals = Vitals()
-        self._loop = loop
+        super().__init__(name)
+        loop = self._loop = asyncio.get_running_loop()
         self._unread = b""
-        self._endpoints: dict[str, str] = {}
         with ExitStack() as kept, ExitStack() as passed_on:
             spec_fd = _spec_file(name, spec)
             passed_on.callback(os.close, spec_fd)
@@ -142,16 +157,6 @@ class WorkerProcess:
         return self._process.pid
 
     @property
-    def endpoints(self) -> dict[str, str]:
-        """Where stages on other hosts reach its stages, by instance; there when it is ready."""
-        return self._endpoints
-
-    @property
-    def host_lost(self) -> bool:
-        """Without this host, nobody would ask."""
-        return False
-
-    @property
     def state(self) -> str:
         """See ``LaunchedProcess``."""
         try:
@@ -161,7 +166,7 @@ class WorkerProcess:
         return _STATES.get(stat.rpartition(")")[2].split()[0], "")
 
     def kill(self, *, stacks: bool = False) -> None:
-        """End the process, unless it has ended; never another one that got its id since.
+        """End the process, unless it has ended; never another one that has its id by now.
 
         Args:
             stacks: Have it write its threads' stacks to stderr first, for which it has a second.
@@ -177,14 +182,10 @@ class WorkerProcess:
     def describe_exit(self) -> str:
         """How it ended: ``was killed by SIGKILL (exit status -9)``, ``exited with status 1: KeyError: 3``."""
         status = self.exited.result()
-        if status < 0:
-            known = -status in signal.valid_signals()
-            name = signal.Signals(-status).name if known else f"signal {-status}"
-            return f"was killed by {name} (exit status {status})"
-        return exited_with(status, self.failure)
+        return exited_with(status, self.failure if status >= 0 else None)
 
     def _read_reports(self) -> bool:
-        """Handle what the child has written. Returns False where there was nothing."""
+        """Handle the child's new reports. Returns whether there were any."""
         try:
             chunk = os.read(self._report_fd, _REPORT_CHUNK)
         except BlockingIOError:
@@ -194,14 +195,7 @@ class WorkerProcess:
             return False
         *lines, self._unread = (self._unread + chunk).split(b"\n")
         for line in lines:
-            report = json.loads(line)
-            self.failure = report.get("failure", self.failure)
-            self._endpoints = report.get("endpoints", self._endpoints)
-            if report.get("ready") and not self.ready.done():
-                self.ready.set_result(None)
-                self.vitals.hear(Pulse())
-            elif "pulse" in report:
-                self.vitals.hear(Pulse(**report["pulse"]))
+            self.take(json.loads(line))
         return True
 
     def _on_exit(self) -> None:
@@ -228,8 +222,8 @@ def _spec_file(name: str, spec: object) -> int:
             "factory_args may hold plain data and importable classes, not functions defined inside functions "
             "or open resources"
         ) from exc
-    # Importing the script again costs a child what the script imports, e.g. a whole web server, so it is
-    # done only where the spec refers to it.
+    # A child imports the script again only if the spec refers to it: the script's own imports, e.g. of a
+    # whole web server, cost time.
     preparation = spawn.get_preparation_data(name) if b"__main__" in pickled else {}
     main = {
         key: preparation[key] for key in ("init_main_from_name", "init_main_from_path") if key in preparation
@@ -248,8 +242,8 @@ def _spec_file(name: str, spec: object) -> int:
 
 
 def _start(environment: Mapping[str, str], spec_fd: int, report_fd: int) -> subprocess.Popen[bytes]:
-    # A terminal's Ctrl-C reaches the whole process group, while shutting down is the parent's
-    # business. A blocked signal stays blocked across exec until the child can ignore it.
+    # A terminal's Ctrl-C reaches the whole process group, but only the parent shuts processes down. A
+    # blocked signal stays blocked across exec until the child can ignore it.
     unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
@@ -263,6 +257,6 @@ def _start(environment: Mapping[str, str], spec_fd: int, report_fd: int) -> subp
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """One that cannot be watched."""
+    """End a process that cannot be watched."""
     process.kill()
     process.wait()

@@ -1,4 +1,4 @@
-"""The heartbeat of a worker process: that its event loop runs, and what its computing threads do."""
+"""The heartbeat of a process: whether its event loop runs, and the state of its computing threads."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _LONGEST_ERROR = 500
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a process says of itself.
+    """A process's report on itself.
 
     Attributes:
-        step_s: For how long its longest present step has lasted; 0 if all its threads are idle.
+        step_s: Seconds that the longest present step has lasted; 0 if all its threads are idle.
         step_thread: The thread that is in that step.
-        failed_steps: Of the scheduler with the longest row of failures, the steps in it; 0 if there is none.
+        failed_steps: Steps that have failed in a row, of the scheduler with most of them; 0 if none has.
         failed_requests: How many requests were in them, as far as that matters.
-        failing_s: How long ago the first of them failed.
-        error: What the last of them raised.
+        failing_s: Seconds since the first of them failed.
+        error: The error of the last of them.
     """
 
     step_s: float = 0.0
@@ -37,7 +37,7 @@ class Pulse:
 
 
 def take_pulse() -> Pulse:
-    """That of this process."""
+    """The pulse of this process."""
     now = time.perf_counter()
     monitors = step_monitors()
     began, thread = min(
@@ -57,9 +57,10 @@ def take_pulse() -> Pulse:
 
 
 async def beat_until_done(running: Collection[asyncio.Future[None]]) -> AsyncIterator[Pulse]:
-    """Yields a pulse every second until all of these are done.
+    """Yield a pulse every second until all of these are done.
 
-    Raises what the first of them raises that fails.
+    Raises:
+        Exception: The error of the first that fails.
     """
     while True:
         done, pending = await asyncio.wait(running, timeout=PULSE_S, return_when=asyncio.FIRST_EXCEPTION)
@@ -71,10 +72,10 @@ async def beat_until_done(running: Collection[asyncio.Future[None]]) -> AsyncIte
 
 
 class Vitals:
-    """What is known of a process's heartbeat by its parent. Times are those of the event loop.
+    """A process's heartbeat as its parent knows it. Times are those of the event loop.
 
     Args:
-        through_host: Whether it is its host that hears it, and tells.
+        through_host: The process is on another host, which hears it and tells.
 
     Attributes:
         pulse: The last one.
@@ -87,22 +88,22 @@ class Vitals:
         self._heard: float | None = None
 
     def hear(self, pulse: Pulse, silent_s: float = 0.0) -> None:
-        """It was heard of, so many seconds ago."""
+        """Note a pulse that came ``silent_s`` seconds ago."""
         self.pulse = pulse
         self._told_silent_s = silent_s
         self._heard = asyncio.get_running_loop().time() - silent_s
 
     def excuse(self, seconds: float) -> None:
-        """The parent itself could not listen for so long."""
+        """Leave out a time in which the parent itself could not listen."""
         if self._heard is not None:
             self._heard += seconds
 
     @property
     def own_silent_s(self) -> float:
-        """For how long the process itself is known to be silent, and not just the way to its host."""
+        """Seconds that the process itself is known to be silent, and not only the link to its host."""
         return self._told_silent_s if self._through_host else self.silent_s
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing was heard; 0 before the first pulse."""
+        """Seconds without a pulse; 0 before the first."""
         return 0.0 if self._heard is None else asyncio.get_running_loop().time() - self._heard

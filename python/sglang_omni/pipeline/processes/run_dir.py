@@ -1,4 +1,4 @@
-"""The folder of a run's sockets, and what becomes of it when the run has ended or was killed."""
+"""The folder of a run's sockets, which is removed when the run ends, or by the next run if it was killed."""
 
 from __future__ import annotations
 
@@ -26,16 +26,20 @@ _LOCK = "run.lock"
 class IpcRuntimeDir:
     """The folder of one run's sockets, readable by its user alone. Closing it removes it.
 
-    A lock on a file in it tells a folder in use from one whose run was killed; the latter are removed
-    by the next run under the same ``base_path``.
+    A locked file in it marks a folder in use. One without a lock is left over from a run that was killed; the
+    next run under the same ``base_path`` removes it.
     """
 
     def __init__(
         self, path: Path, *, lock_fd: int | None = None, remove_parent: bool = False, shared: bool = False
     ) -> None:
-        """Take over ``path``, with the descriptor of its locked file where there is one.
+        """Take over a folder.
 
-        A folder that is ``shared`` is removed by the last process that has such a descriptor.
+        Args:
+            path: The folder.
+            lock_fd: The descriptor of its locked file, if it has one.
+            remove_parent: Remove the folder above it, too, if that is empty then.
+            shared: Other processes have such a descriptor; the last of them removes the folder.
         """
         self.path = path
         self._lock_fd = lock_fd
@@ -74,7 +78,7 @@ class IpcRuntimeDir:
 
 
 def create_ipc_runtime_dir(config: PipelineConfig) -> IpcRuntimeDir:
-    """Create a folder of mode 0700 for one run's sockets, and remove those that killed runs left behind.
+    """Create a folder of mode 0700 for one run's sockets, and remove those of runs that were killed.
 
     Raises:
         ValueError: Socket paths under ``endpoints.base_path`` would be too long.
@@ -107,13 +111,13 @@ def create_ipc_runtime_dir(config: PipelineConfig) -> IpcRuntimeDir:
 
 
 def join_ipc_runtime_dir(config: PipelineConfig, name: str) -> IpcRuntimeDir:
-    """The folder of a run's processes on this host that have no parent here to create it; the first one does.
+    """The folder of a run's processes that have no parent on this host; the first of them creates it.
 
-    Folders that killed runs left behind are removed.
+    Folders of runs that were killed are removed.
 
     Args:
-        config: The pipeline. Where it does not say where sockets are to be, it is where this host has them.
-        name: The run's.
+        config: The pipeline. Without an ``endpoints.base_path`` in it, this host's default holds.
+        name: The folder's name, which is the run's.
 
     Raises:
         PermissionError: The default base folder belongs to another user.
@@ -137,7 +141,7 @@ def join_ipc_runtime_dir(config: PipelineConfig, name: str) -> IpcRuntimeDir:
 
 
 def _is_file(fd: int, path: Path) -> bool:
-    """Whether what is open is still what has this path."""
+    """Whether the open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
@@ -158,7 +162,7 @@ def _sweep(base: Path) -> None:
         try:
             fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
-            continue  # somebody else's, or removed this moment
+            continue  # another user's, or removed this moment
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -180,7 +184,7 @@ def _require_private(base: Path) -> None:
 
 
 def endpoint_keys(stages: Sequence[StageConfig]) -> list[str]:
-    """What a run has endpoints for: ``"completion"``, ``"abort"`` and ``"stage_{instance}"``."""
+    """The keys of a run's endpoints: ``"completion"``, ``"abort"`` and ``"stage_{instance}"``."""
     return ["completion", "abort", *(f"stage_{it.name}" for stage in stages for it in instances_of(stage))]
 
 
@@ -189,7 +193,7 @@ def _longest_socket(stages: Sequence[StageConfig]) -> int:
 
 
 def require_short_paths(folder: Path, stages: Sequence[StageConfig]) -> None:
-    """Raise ValueError where a socket's path in the folder would be too long."""
+    """Raise ValueError if a socket's path in the folder would be too long."""
     length = len(os.fsencode(folder)) + 1 + _longest_socket(stages)
     if length > LONGEST_PATH:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""How many replicas a load calls for, and how many requests they get while others may come.
+"""The policies of an autoscaler: how many replicas there are, and how many requests those that are up get.
 
-The rules of the former and the names of its settings are those of Ray Serve's autoscaling
+Rules and settings of the first are those of Ray Serve's autoscaling
 (https://docs.ray.io/en/latest/serve/autoscaling-guide.html).
 """
 
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 from sglang_omni.config.schema import AutoscalingConfig
 
-# Observations in a row of replicas that could begin with more before they get more: what they got last may be
-# on its way, and they tell of it a little later.
+# Replicas get more requests only after this many observations in a row in which they could begin with more:
+# the last requests they got may still be on their way, and show in their numbers a little later.
 _SURE_OBSERVATIONS = 3
 
 
 @dataclass
 class _Spell:
-    """A time without a break in which the load has called for more replicas, or for fewer.
+    """An unbroken time in which the load has called for more replicas, or for fewer.
 
     Attributes:
-        since: When it began, in seconds.
-        wanted: Of the numbers that it has called for, the one nearest to what there was.
+        since: Its beginning, in seconds.
+        wanted: Of the numbers called for, the one nearest to the present number.
     """
 
     since: float
@@ -32,12 +32,12 @@ class _Spell:
 class ScalingPolicy:
     """Turns requests under way into a number of replicas, without a clock or processes of its own.
 
-    It is the load over the target, rounded up and within the limits, once that has been more than there are
-    for ``upscale_delay_s``, or less for ``downscale_delay_s``. What counts is the least that was called for
-    in that time, or the most, so that a peak or a pause changes nothing by itself.
+    The load calls for load / target replicas, rounded up and within the limits. The number changes after the
+    load has called for more during ``upscale_delay_s``, or for fewer during ``downscale_delay_s``: to the
+    least, or the most, that it called for in that time. So a peak or a pause alone changes nothing.
 
     Attributes:
-        replicas: How many there should be now.
+        replicas: The present number.
     """
 
     def __init__(self, config: AutoscalingConfig) -> None:
@@ -46,11 +46,11 @@ class ScalingPolicy:
         self.replicas = config.min_replicas
 
     def observe(self, ongoing: float, now: float) -> int:
-        """How many replicas there should be.
+        """Take the load into account, and return the number of replicas.
 
         Args:
-            ongoing: Requests that they all have under way, running and waiting.
-            now: Seconds on a clock that never goes back.
+            ongoing: Requests of all replicas, running and waiting.
+            now: Seconds of a clock that never goes back.
         """
         wanted = self._called_for(ongoing)
         if wanted == self.replicas:
@@ -73,16 +73,16 @@ class ScalingPolicy:
 
 
 class AdmissionPolicy:
-    """How many requests the replicas that are up may have, while others may come.
+    """Limits the requests of the replicas that are up, while others may come.
 
-    A request stays with its replica, so one that no replica can begin with is better kept until another is
-    up. How many a replica can begin with, which may batch them or run them side by side, and whether requests
-    are on their way to it or held up before it, shows in nothing but what waits in it. So they may have as
-    many as they have, and twice as many as long as one of them could begin with more. That keeps them busy:
-    nothing is lost should no other replica come.
+    A request stays with its replica, so one that no replica can begin with should wait until another is up.
+    Replicas may batch requests or run them side by side, and requests may be on their way to them: how many
+    a replica can begin with shows only in what waits in it. So the limit is their present number of requests,
+    and twice that for as long as one of them could begin with more. That keeps them busy even if no other
+    replica comes.
 
     Args:
-        target: Requests for each replica. They may have as many at the least.
+        target: Requests for each replica. The limit is never lower.
     """
 
     def __init__(self, target: float) -> None:
@@ -92,12 +92,12 @@ class AdmissionPolicy:
         self._limit = 0
 
     def observe(self, replicas: int, requests: int, *, are_full: bool) -> int:
-        """How many requests they may have together.
+        """Take the replicas' requests into account, and return the limit for all together.
 
         Args:
-            replicas: How many take requests.
-            requests: How many those have, running and waiting.
-            are_full: Whether none of them could begin with more.
+            replicas: How many replicas take requests.
+            requests: Their requests, running and waiting.
+            are_full: None of them could begin with more.
         """
         least = max(requests, math.ceil(self._target * replicas))
         self._slack = 0 if are_full else self._slack + 1

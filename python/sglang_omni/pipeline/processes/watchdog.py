@@ -1,4 +1,4 @@
-"""Finds processes that hang, or fail every request; says so, and ends them to be started again."""
+"""Finds processes that hang or fail every request, says so, and ends them for a restart."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from sglang_omni.config import WatchdogConfig
 from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
-from sglang_omni.pipeline.processes.supervisor import WorkerSlot
+from sglang_omni.pipeline.processes.supervisor import SupervisedProcess
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
-# Failures are the process's own, and not those of some requests, only if for so long nothing has succeeded:
-# requests made to fail come together with others that do not, and then end nothing.
+_POLL_S = 0.5
+# Failures count as the process's own, and not as those of some requests, after this time without a success:
+# requests that are made to fail come together with others that succeed.
 FAILING_S = 10.0
 FEWEST_FAILED_REQUESTS = 2
-# A process that failed every request, and whose successor does, is left alone for twice as long each time:
-# whatever makes it fail may be sent by a client, which must not have it started again and again.
+# If its successor fails every request as well, it is spared for this time, and twice as long each time: a
+# client may send what makes it fail, and must not have it restarted again and again.
 _SPARED_S = 60.0
 _SPARED_AT_MOST_S = 3600.0
 
@@ -28,60 +28,64 @@ _SPARED_AT_MOST_S = 3600.0
 class Watchdog:
     """Looks at the heartbeats of the processes that are up.
 
-    - One that is silent for ``unhealthy_after`` gets no new requests that others could serve, and ``/health``
-      tells; it is served again if it is heard of again.
-    - One that is silent for ``heartbeat_timeout`` (itself, and not just its host), is in one step for
-      ``step_timeout``, or has failed ``max_failed_steps`` steps of several requests in a row, without a
-      result for ten seconds, is ended. Its supervisor starts another. The ranks of a stage go together.
+    - A process that is silent for ``unhealthy_after`` gets no new requests that others could serve, and
+      ``/health`` says so, until it is heard again.
+    - A process is ended if it is silent for ``heartbeat_timeout`` (itself, and not only its host), is in one
+      step for ``step_timeout``, or has failed ``max_failed_steps`` steps of several requests in a row without
+      a result for ten seconds. The ranks of a stage end together. The supervisor restarts them.
 
     Args:
-        workers: What there is to look at now.
+        config: The limits.
+        processes: Returns the processes to look at now.
         replicas: Told which instances do not answer.
     """
 
     def __init__(
-        self, config: WatchdogConfig, workers: Callable[[], Sequence[WorkerSlot]], replicas: ReplicaTable
+        self,
+        config: WatchdogConfig,
+        processes: Callable[[], Sequence[SupervisedProcess]],
+        replicas: ReplicaTable,
     ) -> None:
         self._config = config
-        self._workers = workers
+        self._processes = processes
         self._replicas = replicas
         replicas.unhealthy_after = config.unhealthy_after
-        self._ended_for_failing: dict[WorkerSlot, deque[float]] = {}
+        self._ended_for_failing: dict[SupervisedProcess, deque[float]] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Watch until it is cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + _LOOK_S
-            await asyncio.sleep(_LOOK_S)
+            due = loop.time() + _POLL_S
+            await asyncio.sleep(_POLL_S)
             late = loop.time() - due
-            for worker in list(self._workers()):
-                for process in worker.processes:
-                    # Time in which this loop was held up says nothing of the processes.
+            for supervised in list(self._processes()):
+                for process in supervised.processes:
+                    # Nothing was heard while this loop was held up.
                     process.vitals.excuse(late)
-                if worker.is_up and not worker.is_ending:
-                    self._look(worker)
+                if supervised.is_up and not supervised.is_ending:
+                    self._look(supervised)
 
-    def _look(self, worker: WorkerSlot) -> None:
-        for process in worker.processes:
-            if (fault := self._fault(worker, process)) is not None:
+    def _look(self, supervised: SupervisedProcess) -> None:
+        for process in supervised.processes:
+            if (fault := self._fault(supervised, process)) is not None:
                 logger.error(
                     "Process %r (pid %d) %s: it is ended, with its stacks logged if it can still write them",
                     *(process.name, process.pid, fault),
                 )
-                worker.end(process, fault)
-                self._replicas.mark_hung(worker.stage_names, f"{fault}; it is being ended")
+                supervised.end(process, fault)
+                self._replicas.mark_hung(supervised.instances, f"{fault}; it is being ended")
                 return
-        silent = max(worker.processes, key=lambda process: process.vitals.silent_s)
+        silent = max(supervised.processes, key=lambda process: process.vitals.silent_s)
         if silent.vitals.silent_s > self._config.unhealthy_after:
             fault = _silence(silent)
-            if self._replicas.mark_hung(worker.stage_names, fault):
+            if self._replicas.mark_hung(supervised.instances, fault):
                 logger.warning("Process %r (pid %d) %s", silent.name, silent.pid, fault)
-        elif self._replicas.clear_hung(worker.stage_names):
-            logger.warning("Process %s answers again", worker.name)
+        elif self._replicas.clear_hung(supervised.instances):
+            logger.warning("Process %s answers again", supervised.name)
 
-    def _fault(self, worker: WorkerSlot, process: LaunchedProcess) -> str | None:
-        """What it is to be ended for."""
+    def _fault(self, supervised: SupervisedProcess, process: LaunchedProcess) -> str | None:
+        """The fault for which a process must be ended, if it has one."""
         limits, vitals = self._config, process.vitals
         if 0 < limits.heartbeat_timeout < vitals.own_silent_s:
             return _silence(process)
@@ -92,7 +96,7 @@ class Watchdog:
             0 < limits.max_failed_steps <= pulse.failed_steps
             and pulse.failed_requests >= FEWEST_FAILED_REQUESTS
             and pulse.failing_s >= FAILING_S
-            and not self._is_spared(worker)
+            and not self._is_spared(supervised)
         ):
             return (
                 f"has failed {pulse.failed_steps} steps in a row, and given no result for "
@@ -100,10 +104,10 @@ class Watchdog:
             )
         return None
 
-    def _is_spared(self, worker: WorkerSlot) -> bool:
-        """Whether it was ended for that too short a time ago. If not, it is about to be."""
+    def _is_spared(self, supervised: SupervisedProcess) -> bool:
+        """Whether it was ended for its failures too short a time ago. If not, it is about to be."""
         now = asyncio.get_running_loop().time()
-        before = self._ended_for_failing.setdefault(worker, deque())
+        before = self._ended_for_failing.setdefault(supervised, deque())
         while before and before[0] < now - 2 * _SPARED_AT_MOST_S:
             before.popleft()
         spared_s = min(_SPARED_S * 2 ** (len(before) - 1), _SPARED_AT_MOST_S) if before else 0.0

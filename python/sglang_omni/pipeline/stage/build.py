@@ -21,8 +21,8 @@ from sglang_omni.config.imports import signature_of
 from sglang_omni.pipeline.specs import StageLaunchConfig
 from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
-from sglang_omni.pipeline.stage.edges.routing import checked_targets
 from sglang_omni.pipeline.stage.input import AggregatedInput, DirectInput
+from sglang_omni.pipeline.stage.outgoing import checked_targets
 from sglang_omni.pipeline.stage.runtime import Stage
 from sglang_omni.pipeline.transport.control_plane import StageControlPlane
 from sglang_omni.proto import StagePayload
@@ -35,17 +35,17 @@ Targets = str | list[str] | None
 
 
 def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: LocalStageDispatcher) -> Stage:
-    """Import the stage's factory and functions, call the factory once a worker, and wire the stage.
+    """Imports the stage's factory and functions, calls the factory once a worker, and wires the stage.
 
     Raises:
-        ImportError: A dotted path of the stage leads nowhere.
-        TypeError: The factory returned something no stage can run.
+        ImportError: A dotted path of the stage names nothing.
+        TypeError: The factory returned something that no stage can run.
         Exception: Whatever the factory raises.
     """
     stage = launch.stage
     assert stage is not None
     load = partial(import_callable, stage=stage.name)
-    # First: the module of its factory may be what registers a relay.
+    # First: importing the factory's module may register a relay.
     scheduler = build_scheduler(launch, config)
     return Stage(
         name=launch.instance,
@@ -81,11 +81,11 @@ def build_stage(launch: StageLaunchConfig, config: PipelineConfig, dispatcher: L
 
 
 def build_scheduler(launch: StageLaunchConfig, config: PipelineConfig) -> Scheduler:
-    """What runs the stage's work in this process. That of a rank has met the others.
+    """The scheduler of the stage's work in this process. A rank's has met those of the other ranks.
 
     Raises:
-        ImportError: The factory's path leads nowhere.
-        TypeError: The factory returned something no stage can run, or that cannot be split over ranks.
+        ImportError: The factory's path names nothing.
+        TypeError: The factory returned something that no stage can run, or that cannot be split over ranks.
         ValueError: The stage is on a GPU or split over ranks, and the factory does not take ``gpu_id``, or
             ``tp_rank`` and ``tp_size``.
         Exception: Whatever the factory raises.
@@ -127,12 +127,11 @@ def as_scheduler(product: Any, *, stage: str, factory: str) -> Scheduler:
     """The scheduler in what a stage's factory returned.
 
     A factory may return a scheduler (anything with ``inbox``, ``outbox``, ``start``, ``stop`` and
-    ``abort``), an executor of the earlier form, or a plain function. The function, async or not, gets
-    the request's ``StagePayload``; what it returns becomes the ``data`` of the payload that goes on,
-    unless it returns a ``StagePayload`` itself.
+    ``abort``), an executor of the legacy form, or a plain function. The function, async or not, gets the
+    request's ``StagePayload`` and returns the next one, or only its ``data``.
 
     Raises:
-        TypeError: It is none of these.
+        TypeError: The product is none of these.
     """
     if all(hasattr(product, name) for name in ("inbox", "outbox", "start", "stop", "abort")):
         return product
@@ -147,7 +146,7 @@ def as_scheduler(product: Any, *, stage: str, factory: str) -> Scheduler:
 
 
 def returning_payload(function: Callable[[StagePayload], Any]) -> Callable[[StagePayload], Any]:
-    """``function`` with whatever it returns put into a StagePayload, unless it is one."""
+    """``function`` with its result put into a StagePayload, unless it is one."""
 
     def wrap(payload: StagePayload, result: Any) -> StagePayload:
         if isinstance(result, StagePayload):

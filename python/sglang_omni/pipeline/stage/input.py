@@ -1,4 +1,4 @@
-"""How a stage turns what its sources send into one payload for its scheduler."""
+"""Input handlers: merge the payloads of a stage's sources into one for its scheduler."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class InputHandler(Protocol):
         """The payload to work on, or None while others are awaited. An exception fails the request."""
 
     def cancel(self, request_id: str) -> None:
-        """Forgets what was received for the request."""
+        """Forgets the request's payloads."""
 
 
 class DirectInput:
-    """Every payload is work of its own."""
+    """Takes every payload as work of its own."""
 
     def receive(self, request_id: str, from_stage: str, payload: StagePayload) -> StagePayload | None:
         return payload
@@ -30,14 +30,14 @@ class DirectInput:
 
 
 class AggregatedInput:
-    """Fan-in: waits for one payload of every expected source, then merges them.
+    """Merges a fan-in: waits for one payload of every expected source.
 
     Args:
         sources: All the stages that may send here.
         merge: Called with ``{source: payload}`` in the order of arrival.
         expected_sources_fn: Called as ``(request_id, from_stage, payload)`` for each payload until it
-            names the sources of this request, a non-empty subset of ``sources``; None means that it
-            cannot tell yet. Without it, all of ``sources`` are awaited.
+            names the sources of this request, a non-empty subset of ``sources``; None means "not known yet".
+            Without it, all of ``sources`` are awaited.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class AggregatedInput:
         self._expected: dict[str, frozenset[str]] = {}
 
     def receive(self, request_id: str, from_stage: str, payload: StagePayload) -> StagePayload | None:
-        """Raises ValueError for a source, or a set of expected ones, that the stage does not wait for."""
+        """Raises ValueError if the source, or an expected one, is outside ``sources``."""
         if from_stage not in self.sources:
             raise ValueError(
                 f"received a payload from {from_stage!r}, which is outside static wait_for "

@@ -1,83 +1,82 @@
-"""Where a stage's output goes: routing, projection, and one lane for each target."""
+"""The sending side of a stage: from the scheduler's outbox to the edges, each behind a queue of its own."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from sglang_omni.compat.control_plane import StageLink
 from sglang_omni.config.instances import instance_name, stage_of
-from sglang_omni.pipeline.stage.edges import relay_io
-from sglang_omni.pipeline.stage.edges.endpoints import TargetEndpoints
+from sglang_omni.pipeline.stage.edges.coordinator import COORDINATOR, CoordinatorEdge
+from sglang_omni.pipeline.stage.edges.cuda import CudaIpcEdge
+from sglang_omni.pipeline.stage.edges.edge import End, Item, OutgoingEdge, Payload, StreamChunk
 from sglang_omni.pipeline.stage.edges.fan_out import FanOut
-from sglang_omni.pipeline.stage.edges.isolation import has_own_container
-from sglang_omni.pipeline.stage.edges.local import LocalStageDispatcher
-from sglang_omni.pipeline.stage.edges.queue import Lane
+from sglang_omni.pipeline.stage.edges.isolation import isolated_targets
+from sglang_omni.pipeline.stage.edges.local import LocalEdge, LocalStageDispatcher
+from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
+from sglang_omni.pipeline.stage.edges.relayed import RelayedEdge, TargetEndpoints
 from sglang_omni.pipeline.stage.edges.relays import EdgeRelays
-from sglang_omni.pipeline.stage.edges.routing import checked_targets
-from sglang_omni.pipeline.stage.progress import ProgressReporter
-from sglang_omni.pipeline.stage.requests import RequestRecord, RequestTable
-from sglang_omni.proto import (
-    CompleteMessage,
-    DataReadyMessage,
-    Message,
-    ProgressMessage,
-    Replicas,
-    StagePayload,
-    StatsMessage,
-    StreamMessage,
-)
+from sglang_omni.pipeline.stage.requests import ProgressReporter, RequestRecord, RequestTable
+from sglang_omni.proto import Replicas, StagePayload
 from sglang_omni.relay.base import Relay, RelayOperation
 from sglang_omni.scheduling.messages import OutgoingMessage
-from sglang_omni.scheduling.work_clock import WorkClock
+from sglang_omni.scheduling.queues import Outbox
 
 GetNextFn = Callable[[str, Any], str | list[str] | None]
 GetStreamDoneTargetsFn = Callable[[str, Any], str | list[str] | None]
 ProjectFn = Callable[[StagePayload], StagePayload]
 
-COORDINATOR = "coordinator"
+# Messages routed in a row before the loop's other work gets its turn.
+_OUTBOX_BATCH = 64
+# Items routed but not sent, at which the outbox is left to fill up, and at which draining goes on.
+_BACKLOG_HIGH = 4096
+_BACKLOG_LOW = 1024
 
 
-class StageLink(Protocol):
-    """What a stage needs of its control plane.
-
-    ``tcp_endpoint``, ``move`` and ``on_lost`` where other hosts can be reached, ``send_progress`` where
-    liveness is to be tracked, ``send_stats`` where numbers are to be shown.
-    """
-
-    recv_endpoint: str
-
-    async def start(self) -> None: ...
-    async def recv(self) -> Message: ...
-    async def recv_abort(self) -> Any: ...
-    async def send_to_stage(self, target: str, endpoint: str, message: Any, /) -> None: ...
-    async def send_complete(self, message: CompleteMessage, /) -> None: ...
-    async def send_stream(self, message: StreamMessage, /) -> None: ...
-    def close(self) -> None: ...
+class _Target(NamedTuple):
+    edge: OutgoingEdge
+    queue: EdgeQueue
 
 
 class Outgoing:
     """Routes what the scheduler emits and sends it, in order on each edge.
 
-    Hooks of the configuration speak of stages. Each target is turned at once into the instance of it that
-    serves the request; edges lead to instances.
+    Hooks of the configuration name stages. Each is turned at once into the instance that serves the request;
+    edges lead to instances.
 
     Args:
-        name: The sending instance.
-        fail: ``fail(request_id, text)``, called where sending failed.
-        on_sent: Called when a message has left that had to wait.
-        clock: The scheduler's, if it has one.
-        The others are those of ``Stage``.
+        instance: The sending instance.
+        link: The stage's control plane.
+        relays: The relays that items go over to other processes.
+        requests: The stage's requests; a dropped one sends nothing any more.
+        progress: Notified of every payload and stream that is handed on.
+        coordinator: The edge to the coordinator.
+        outbox: The scheduler's messages.
+        get_next: ``get_next(request_id, output)`` names the next stage or stages; None completes the request.
+        endpoints: ``{instance: endpoint}`` of the targets; an empty endpoint becomes known by ``move``.
+        project_payload: ``{target: function}`` that reduces a payload to what the target needs.
+        stream_targets: Where untargeted chunks go; to the caller if there are none.
+        get_stream_done_targets: ``f(request_id, output)`` names the stream targets whose stream ends with the
+            result; without it, all of them.
+        same_gpu_targets: Stream targets on the same GPU, in other processes.
+        same_process_targets: Targets in this process, reached through ``dispatcher``.
+        dispatcher: The stages of this process.
+        fail: ``fail(request_id, error)`` ends a request; the error as it was raised, or its text.
+        touch: Called when something was routed.
     """
 
     def __init__(
         self,
-        name: str,
+        instance: str,
         *,
-        control_plane: StageLink,
+        link: StageLink,
         relays: EdgeRelays,
+        requests: RequestTable,
+        progress: ProgressReporter,
+        coordinator: CoordinatorEdge,
+        outbox: Outbox[OutgoingMessage],
         get_next: GetNextFn,
         endpoints: Mapping[str, str],
         project_payload: Mapping[str, ProjectFn],
@@ -85,84 +84,154 @@ class Outgoing:
         get_stream_done_targets: GetStreamDoneTargetsFn | None,
         same_gpu_targets: Collection[str],
         same_process_targets: Collection[str],
-        local_dispatcher: LocalStageDispatcher | None,
-        fail: Callable[[str, str], None],
-        on_sent: Callable[[], None],
-        clock: WorkClock | None = None,
+        dispatcher: LocalStageDispatcher | None,
+        fail: Callable[[str, object], None],
+        touch: Callable[[], None],
     ) -> None:
-        self._name = name
-        self._stage = stage_of(name)
-        self._control_plane = control_plane
+        self._instance = instance
+        self._stage_name = stage_of(instance)
+        self._link = link
         self._relays = relays
+        self._requests = requests
+        self._progress = progress
+        self._outbox = outbox
         self._get_next = get_next
         self._endpoints = TargetEndpoints(endpoints)
         self._project_payload = project_payload
         self._stream_targets = list(stream_targets)
         self._get_stream_done_targets = get_stream_done_targets
         self._same_gpu_targets = set(same_gpu_targets)
-        self._same_process_targets = set(same_process_targets) if local_dispatcher is not None else set()
-        self._dispatcher = local_dispatcher
+        self._same_process_targets = set(same_process_targets) if dispatcher is not None else set()
+        self._dispatcher = dispatcher
         self._fail = fail
-        self._on_sent = on_sent
+        self._touch = touch
         self._topology = {stage_of(target) for target in (*endpoints, *same_process_targets)}
-        self._lanes: dict[str, Lane] = {}
-        self._to_coordinator = Lane(f"{name}->{COORDINATOR}", on_sent)
+        self._targets = {COORDINATOR: _Target(coordinator, coordinator.queue)}
         self._puts: set[asyncio.Task[None]] = set()
-        self._send_progress = getattr(control_plane, "send_progress", None)
-        self._send_stats = getattr(control_plane, "send_stats", None)
-        self._move = getattr(control_plane, "move", None)
-        self.progress = ProgressReporter(name, self._report)
-        self.requests = RequestTable(self.progress, clock, self._after_sent)
+        self._outbox_waits = False
+        self._stopped = False
 
     @property
     def backlog(self) -> int:
-        """Messages routed and not yet sent."""
-        return len(self._to_coordinator) + sum(len(lane) for lane in self._lanes.values())
+        """Items routed and not yet sent."""
+        return sum(len(target.queue) for target in self._targets.values())
 
-    def result(self, request_id: str, output: Any) -> None:
-        """Sends a result on to the next stages, or to the coordinator, and the end of its streams.
+    # --- the outbox -------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Begins to take what the scheduler emits, in the running loop."""
+        loop = asyncio.get_running_loop()
+
+        def notify() -> None:  # In the thread that emits.
+            if not self._stopped:
+                loop.call_soon_threadsafe(self.take_outbox)
+
+        self._outbox.listen(notify)
+
+    def take_outbox(self) -> None:
+        """Routes what the scheduler has emitted, unless too much is routed and not sent yet."""
+        if self._stopped:
+            return
+        self._outbox_waits = self.backlog >= _BACKLOG_HIGH
+        if self._outbox_waits:
+            return
+        batch = self._outbox.take(_OUTBOX_BATCH)
+        self.route(batch)
+        if len(batch) == _OUTBOX_BATCH:
+            asyncio.get_running_loop().call_soon(self.take_outbox)
+
+    def on_sent(self) -> None:
+        """To be called when something has left that had to wait."""
+        if self._outbox_waits and self.backlog <= _BACKLOG_LOW:
+            self.take_outbox()
+
+    def route(self, batch: list[OutgoingMessage]) -> None:
+        """Puts the scheduler's messages into the queues of their edges."""
+        self._touch()
+        for out in batch:
+            record = self._requests.active.get(out.request_id)
+            if record is None:
+                continue  # Aborted, failed or finished meanwhile.
+            try:
+                if out.type == "result":
+                    self._route_result(out.request_id, record, out.data)
+                elif out.type == "stream":
+                    self._route_chunk(out, record)
+                else:
+                    self._fail(out.request_id, out.data)
+            except Exception as exc:  # noqa: BLE001  hooks and routes are the request's own failure
+                self._fail(out.request_id, exc)
+
+    def fail(self, failure: End) -> None:
+        """Reports a request's failure to the coordinator."""
+        self._put(COORDINATOR, failure)
+
+    def move(self, endpoints: Mapping[str, str]) -> None:
+        """Takes the new endpoints of instances on other hosts."""
+        for target, endpoint in self._endpoints.update(endpoints).items():
+            self._link.move(target, endpoint)
+
+    async def drain(self) -> None:
+        """Returns once all that was routed is sent. Nothing more is taken from the outbox."""
+        self._stopped = True
+        self._progress.flush()
+        for target in list(self._targets.values()):
+            await target.queue.drain()
+
+    async def close(self) -> None:
+        """Drops what is not sent."""
+        for target in self._targets.values():
+            await target.queue.close()
+        for task in self._puts:
+            task.cancel()
+
+    # --- routing ----------------------------------------------------------------------------------
+
+    def _route_result(self, request_id: str, record: RequestRecord, output: Any) -> None:
+        """Sends a result to the next stages, or to the coordinator, and the end of its streams.
 
         Raises:
             ValueError: The route leaves the static topology.
             TypeError: The output cannot go to another stage.
             Exception: What a hook of the stage's configuration raised.
         """
-        record = self.requests.active[request_id]
         replicas = record.replicas
         returned = self._get_next(request_id, output)
         ended = _instances(self._ended_streams(request_id, output), replicas)
-        payloads: list[tuple[str, StagePayload, bool]] = []
+        payloads: list[tuple[str, StagePayload]] = []
         if returned is not None:
-            targets = checked_targets(returned, self._topology, stage=self._stage, hook="get_next")
-            payloads = self._payloads(output, targets, replicas)
+            targets = checked_targets(returned, self._topology, stage=self._stage_name, hook="get_next")
+            payloads = self._projected(output, targets, replicas)
+        local = isolated_targets(payloads, output, self._same_process_targets)
+        shared = self._shared([sent for sent in payloads if sent[0] not in local])
         for target in ended:
             self._open_stream(request_id, record, target)
-            self._lane(target).put(request_id, self._send_done, request_id, target, replicas)
-        shared = self._shared([(target, payload) for target, payload, is_local in payloads if not is_local])
-        for target, payload, is_local in payloads:
-            self.progress.handed_on(request_id, target)
-            if is_local:
-                self._lane(target).put(request_id, self._hand_over, request_id, target, payload, replicas)
+            self._put(target, End(request_id, self._instance, None, replicas))
+        for target, payload in payloads:
+            self._progress.handed_on(request_id, target)
+            if (fan_out := shared.get(target)) is None:
+                item = Payload(request_id, self._instance, payload, replicas, is_own=target in local)
             else:
-                written = shared.get(target, payload)
-                self._lane(target).put(request_id, self._send_payload, request_id, target, written, replicas)
-        if self.requests.active.get(request_id) is not record:
-            return  # A send began at once and failed, which has ended the request.
+                item = Payload(request_id, self._instance, None, replicas, fan_out)
+            self._put(target, item)
+        # A send that ran inside its queue's `put` may have failed, which has ended the request.
+        if self._requests.active.get(request_id) is not record:
+            return
         if returned is None:
-            self.progress.handed_on(request_id, None)
+            self._progress.handed_on(request_id, None)
         record.running -= 1
         if record.running <= 0:
-            self.requests.finish(request_id)
+            self._requests.finish(request_id)
         if returned is None:
             result = output.data if isinstance(output, StagePayload) else output
-            self.complete(CompleteMessage(request_id, self._name, success=True, result=result))
+            self._put(COORDINATOR, Payload(request_id, self._instance, result))
 
-    def stream(self, request_id: str, out: OutgoingMessage) -> None:
+    def _route_chunk(self, out: OutgoingMessage, record: RequestRecord) -> None:
         """Sends a chunk to its target, to all stream targets, or to the caller.
 
-        Raises ValueError for a target that is not one of the stage's stream targets.
+        Raises:
+            ValueError: The target is not one of the stage's stream targets.
         """
-        record = self.requests.active[request_id]
         if out.target is None:
             targets = self._stream_targets or [COORDINATOR]
         elif out.target == COORDINATOR or out.target in self._stream_targets:
@@ -172,50 +241,22 @@ class Outgoing:
                 f"stream target {out.target!r} is outside the static topology: stream_to is "
                 f"{self._stream_targets}"
             )
-        replicas = record.replicas
+        request_id, replicas, sent = out.request_id, record.replicas, record.chunks_sent
         targets = _instances(targets, replicas)
         remote = [t for t in targets if t != COORDINATOR and t not in self._same_process_targets]
         shared = self._shared([(target, out.data) for target in remote])
         for target in targets:
             if target == COORDINATOR:
-                chunk_id = record.chunks_sent.get(None, 0)
-                record.chunks_sent[None] = chunk_id + 1
-                message = self._stream_message(out, chunk_id)
-                self._to_coordinator.put(request_id, self._send_stream, message)
+                sent.setdefault(target, 0)
             else:
                 self._open_stream(request_id, record, target)
-                chunk_id = record.chunks_sent[target]
-                record.chunks_sent[target] = chunk_id + 1
-                args = (request_id, target, chunk_id, out.data, out.metadata, shared.get(target), replicas)
-                self._lane(target).put(request_id, self._send_chunk, *args)
-
-    def stats(self, message: StatsMessage) -> None:
-        """Tells the coordinator the stage's numbers."""
-        if self._send_stats is not None:
-            self._to_coordinator.put("", self._send_stats, message)
-
-    def complete(self, message: CompleteMessage) -> None:
-        self._to_coordinator.put(message.request_id, self._send_complete, message)
-
-    def move(self, endpoints: Mapping[str, str]) -> None:
-        """Sends to where instances of stages on other hosts receive now."""
-        for target, endpoint in self._endpoints.update(endpoints).items():
-            if self._move is not None:
-                self._move(target, endpoint)
-
-    async def drain(self) -> None:
-        """Returns once all that was routed is sent."""
-        self.progress.flush()
-        for lane in (*self._lanes.values(), self._to_coordinator):
-            await lane.drain()
-
-    async def close(self) -> None:
-        for lane in (*self._lanes.values(), self._to_coordinator):
-            await lane.close()
-        for task in self._puts:
-            task.cancel()
-
-    # --- routing ----------------------------------------------------------------------------------
+            chunk_id = sent[target]
+            sent[target] = chunk_id + 1
+            fan_out = shared.get(target)
+            item = StreamChunk(
+                request_id, self._instance, chunk_id, out.data, out.metadata, replicas, fan_out
+            )
+            self._put(target, item)
 
     def _ended_streams(self, request_id: str, output: Any) -> list[str]:
         if self._get_stream_done_targets is None:
@@ -224,13 +265,13 @@ class Outgoing:
         if returned is None:
             return []
         return checked_targets(
-            returned, self._stream_targets, stage=self._stage, hook="stream_done_to_fn", empty_ok=True
+            returned, self._stream_targets, stage=self._stage_name, hook="stream_done_to_fn", empty_ok=True
         )
 
-    def _payloads(
+    def _projected(
         self, output: Any, targets: list[str], replicas: Replicas
-    ) -> list[tuple[str, StagePayload, bool]]:
-        """``(instance, payload, whether to hand over the object itself)`` for each target."""
+    ) -> list[tuple[str, StagePayload]]:
+        """Each target's instance and payload."""
         projected = []
         for target in targets:
             project = self._project_payload.get(target)
@@ -238,17 +279,11 @@ class Outgoing:
             if not isinstance(payload, StagePayload):
                 source = "its scheduler" if project is None else "project_payload"
                 raise TypeError(
-                    f"stage {self._stage!r} cannot send to {target!r}: {source} returned a "
+                    f"stage {self._stage_name!r} cannot send to {target!r}: {source} returned a "
                     f"{type(payload).__name__}, expected a StagePayload"
                 )
             projected.append(payload)
-        instances = _instances(targets, replicas)
-        if not self._same_process_targets:
-            return [(target, payload, False) for target, payload in zip(instances, projected, strict=True)]
-        return [
-            (target, payload, target in self._same_process_targets and self._is_alone(i, projected, output))
-            for i, (target, payload) in enumerate(zip(instances, projected, strict=True))
-        ]
+        return list(zip(_instances(targets, replicas), projected, strict=True))
 
     def _shared(self, sent: Sequence[tuple[str, Any]]) -> dict[str, FanOut]:
         """By target, what writes an object that others get through the same relay."""
@@ -263,206 +298,99 @@ class Outgoing:
         }
         return {target: fan_outs[way] for way, (target, _) in zip(ways, sent, strict=True) if way in fan_outs}
 
-    @staticmethod
-    def _is_alone(index: int, projected: list[StagePayload], output: Any) -> bool:
-        """Whether no other target of the fan-out can see what this one does to its payload."""
-        if len(projected) == 1:
-            return True
-        others = [*projected[:index], *projected[index + 1 :], output]
-        return projected[index] is not output and has_own_container(projected[index], others)
-
     def _open_stream(self, request_id: str, record: RequestRecord, target: str) -> None:
         if target not in record.chunks_sent:
             record.chunks_sent[target] = 0
-            self.progress.handed_on(request_id, target)
+            self._progress.handed_on(request_id, target)
 
-    def _stream_message(self, out: OutgoingMessage, chunk_id: int) -> StreamMessage:
-        modality = out.metadata.get("modality") if out.metadata else None
-        if modality is None and isinstance(out.data, dict):
-            modality = out.data.get("modality")
-        return StreamMessage(
-            request_id=out.request_id,
-            from_stage=self._stage,
-            chunk=out.data,
-            stage_name=self._stage,
-            modality=modality if isinstance(modality, str) else None,
-            chunk_id=chunk_id,
+    # --- sending ----------------------------------------------------------------------------------
+
+    def _put(self, target: str, item: Item) -> None:
+        """Queues an item. Its sending may run, and fail, inside this call; see ``EdgeQueue``."""
+        to = self._targets.get(target)
+        if to is None:
+            to = self._targets[target] = self._open(target)
+        to.queue.put(item.request_id, self._send, target, to.edge, item)
+
+    def _open(self, target: str) -> _Target:
+        queue = EdgeQueue(f"{self._instance}->{target}", self.on_sent)
+        edge: OutgoingEdge = RelayedEdge(
+            self._instance, target, self._relays.to, self._link, self._endpoints.of, self._watch_put(target)
         )
+        if target in self._same_process_targets:
+            assert self._dispatcher is not None
+            edge = LocalEdge(self._instance, target, self._dispatcher, edge)
+        elif target in self._same_gpu_targets:
+            edge = CudaIpcEdge(target, self._relays.to, edge)
+        return _Target(edge, queue)
 
-    def _lane(self, target: str) -> Lane:
-        lane = self._lanes.get(target)
-        if lane is None:
-            lane = self._lanes[target] = Lane(f"{self._name}->{target}", self._on_sent)
-        return lane
-
-    # --- sending, inside the target's lane --------------------------------------------------------
-
-    async def _hand_over(
-        self, request_id: str, target: str, payload: StagePayload, replicas: Replicas
-    ) -> None:
-        if self.requests.is_dropped(request_id):
-            return
-        assert self._dispatcher is not None
-        try:
-            await self._dispatcher.send_payload(
-                from_stage=self._name,
-                to_stage=target,
-                request_id=request_id,
-                payload=payload,
-                replicas=replicas,
-            )
-        except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
-            self._fail_sending(request_id, target, exc)
-
-    async def _send_payload(
-        self,
-        request_id: str,
-        target: str,
-        payload: StagePayload | FanOut,
-        replicas: Replicas,
-    ) -> None:
-        if self.requests.is_dropped(request_id):
+    async def _send(self, target: str, edge: OutgoingEdge, item: Item) -> None:
+        """Sends an item, in its turn."""
+        is_outcome = target == COORDINATOR and type(item) is not StreamChunk
+        if self._requests.is_dropped(item.request_id) and not is_outcome:
             return
         try:
-            if isinstance(payload, FanOut):
-                metadata, put = await payload.write(request_id, target)
-            else:
-                metadata, put = await relay_io.write_payload(
-                    self._relays.to(target), request_id, payload, target=target
-                )
-            # The message leaves before the put is waited for: reading is what completes it.
-            await self._control_plane.send_to_stage(
-                target,
-                await self._endpoints.of(target),
-                DataReadyMessage(request_id, self._name, target, metadata, replicas=replicas),
-            )
-            self._watch_put(request_id, target, request_id, put)
-        except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
-            self._fail_sending(request_id, target, exc)
-
-    async def _send_chunk(
-        self,
-        request_id: str,
-        target: str,
-        chunk_id: int,
-        data: Any,
-        metadata: dict[str, Any] | None,
-        fan_out: FanOut | None,
-        replicas: Replicas,
-    ) -> None:
-        if self.requests.is_dropped(request_id):
-            return
-        try:
-            if target in self._same_process_targets:
-                assert self._dispatcher is not None
-                await self._dispatcher.send_stream_chunk(
-                    from_stage=self._name,
-                    to_stage=target,
-                    request_id=request_id,
-                    chunk_id=chunk_id,
-                    data=data,
-                    metadata=metadata,
-                    replicas=replicas,
-                )
-                return
-            await relay_io.send_stream_chunk(
-                self._relays.to(target),
-                self._control_plane,
-                request_id=request_id,
-                data=data,
-                target_stage=target,
-                target_endpoint=await self._endpoints.of(target),
-                from_stage=self._name,
-                chunk_id=chunk_id,
-                metadata=metadata,
-                same_gpu_targets=self._same_gpu_targets,
-                fan_out=fan_out,
-                replicas=replicas,
-                watch=partial(self._watch_put, request_id, target),
-            )
-        except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
-            self._fail_sending(request_id, target, exc)
-
-    async def _send_done(self, request_id: str, target: str, replicas: Replicas) -> None:
-        if self.requests.is_dropped(request_id):
-            return
-        try:
-            if target in self._same_process_targets:
-                assert self._dispatcher is not None
-                await self._dispatcher.send_stream_signal(
-                    from_stage=self._name,
-                    to_stage=target,
-                    request_id=request_id,
-                    is_done=True,
-                    replicas=replicas,
-                )
-                return
-            await relay_io.send_stream_signal(
-                self._control_plane,
-                request_id=request_id,
-                target_stage=target,
-                target_endpoint=await self._endpoints.of(target),
-                from_stage=self._name,
-                is_done=True,
-                replicas=replicas,
-            )
-        except Exception as exc:  # noqa: BLE001  the edge goes on, the request fails
-            self._fail_sending(request_id, target, exc)
-
-    async def _send_stream(self, message: StreamMessage) -> None:
-        if self.requests.is_dropped(message.request_id):
-            return
-        try:
-            await self._control_plane.send_stream(message)
-        except (TypeError, ValueError) as exc:
-            self._fail_sending(message.request_id, COORDINATOR, exc)
-
-    async def _send_complete(self, message: CompleteMessage) -> None:
-        try:
-            await self._control_plane.send_complete(message)
-        except (TypeError, ValueError) as exc:
-            self._fail_sending(message.request_id, COORDINATOR, exc)
-
-    def _after_sent(self, request_id: str, report: Callable[[], None]) -> None:
-        # The coordinator waits for no chunk of a request that a stage has reported as finished.
-        if self._to_coordinator.is_idle:
-            report()
-        else:
-            self._to_coordinator.put(request_id, self._do, report)
-
-    async def _do(self, report: Callable[[], None]) -> None:
-        report()
-
-    def _report(self, message: ProgressMessage) -> None:
-        if self._send_progress is not None:
-            self._to_coordinator.put("", self._send_progress, message)
+            await edge.send(item)
+        except Exception as exc:
+            if is_outcome and type(item) is End:
+                raise  # There is no other way to report it.
+            self._fail_sending(item.request_id, target, exc)
 
     def _fail_sending(self, request_id: str, target: str, exc: Exception) -> None:
         self._fail(request_id, f"sending to {target!r} failed: {type(exc).__name__}: {exc}")
 
-    def _watch_put(self, request_id: str, target: str, key: str, put: RelayOperation) -> None:
-        """Waits for a put beside the lane, so that what is not read does not hold up the next.
+    def _watch_put(self, target: str) -> Callable[[str, str, RelayOperation, Relay], None]:
+        """Waits for the puts of an edge beside its queue, so that an unread one does not hold up the next."""
 
-        A relay that lends its memory gets it back by itself: there is nothing to wait for.
-        """
-        relay = self._relays.to(target)
-        if getattr(relay, "lends", False):
-            return
-        task = asyncio.get_running_loop().create_task(self._wait_for_put(request_id, target, key, put, relay))
-        self._puts.add(task)
-        task.add_done_callback(self._puts.discard)
+        async def wait(request_id: str, key: str, put: RelayOperation, relay: Relay) -> None:
+            try:
+                await put.wait_for_completion()
+            except Exception as exc:  # noqa: BLE001  reported as the request's failure
+                if not self._requests.is_dropped(request_id):
+                    self._fail_sending(request_id, target, exc)
+                # Ending the request has freed what is under its id, which no chunk is.
+                if key != request_id:
+                    relay.cleanup(key)
 
-    async def _wait_for_put(
-        self, request_id: str, target: str, key: str, put: RelayOperation, relay: Relay
-    ) -> None:
-        try:
-            await put.wait_for_completion()
-        except Exception as exc:  # noqa: BLE001  reported as the request's failure
-            if not self.requests.is_dropped(request_id):
-                self._fail_sending(request_id, target, exc)
-            # Ending the request has freed what is under its id, which no chunk is.
-            if key != request_id:
-                relay.cleanup(key)
+        def watch(request_id: str, key: str, put: RelayOperation, relay: Relay) -> None:
+            task = asyncio.get_running_loop().create_task(wait(request_id, key, put, relay))
+            self._puts.add(task)
+            task.add_done_callback(self._puts.discard)
+
+        return watch
+
+
+def checked_targets(
+    returned: Any, allowed: Collection[str], *, stage: str, hook: str, empty_ok: bool = False
+) -> list[str]:
+    """The stage names a routing hook returned, in order and each once.
+
+    Args:
+        returned: A name, names, or None for no name.
+        allowed: The names that the pipeline's configuration allows.
+        stage: The stage the hook belongs to.
+        hook: The hook's name, for the error.
+        empty_ok: True if the hook may return no name at all.
+
+    Raises:
+        ValueError: ``returned`` is not a name or names, or not among ``allowed``.
+    """
+    names = [returned] if isinstance(returned, str) else () if returned is None else returned
+    if not isinstance(names, Iterable) or isinstance(names, (bytes, dict)):
+        raise ValueError(f"stage {stage!r}: {hook} must return a stage name or names, got {returned!r}")
+    targets = list(dict.fromkeys(names))
+    if not targets and not empty_ok:
+        raise ValueError(
+            f"stage {stage!r}: {hook} returned no targets; it must choose from {sorted(allowed)}, "
+            "and a stage that ends requests is terminal"
+        )
+    unknown = [name for name in targets if name not in allowed]
+    if unknown:
+        raise ValueError(
+            f"stage {stage!r}: {hook} returned targets outside the static topology: {unknown}; "
+            f"allowed: {sorted(allowed)}"
+        )
+    return targets
 
 
 def _instances(targets: list[str], replicas: Replicas) -> list[str]:

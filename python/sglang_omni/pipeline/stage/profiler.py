@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 class StageProfiler:
     """Writes a Chrome trace of what torch does in this process between two messages.
 
-    A profile covers all threads and so all stages of the process: the stage that starts it names the
-    file, and those beside it leave it alone. What goes wrong is logged; the stage serves on.
+    A profile covers all threads and so all stages of the process: the stage that starts it names the file,
+    and the others do not start one. Failures are logged; the stage serves on.
     """
 
-    # A process has one torch profiler, to be stopped in the thread that started it. The first start
+    # A process has one torch profiler, which must be stopped in the thread that started it. The first start
     # takes seconds, and so does writing a long trace.
     _running: ClassVar[StageProfiler | None] = None
     _thread: ClassVar[ThreadPoolExecutor | None] = None

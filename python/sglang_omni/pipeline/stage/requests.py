@@ -1,15 +1,16 @@
-"""What a stage knows of the requests it works on, and of those it no longer does."""
+"""The requests a stage works on or has let go of, and what it reports of them to the coordinator."""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from sglang_omni.pipeline.stage.progress import ProgressReporter
-from sglang_omni.proto import Replicas
+from sglang_omni.proto import ProgressMessage, Replicas
 from sglang_omni.scheduling.messages import IncomingMessage
 from sglang_omni.scheduling.recent_ids import RecentIds
 from sglang_omni.scheduling.work_clock import WorkClock
@@ -18,24 +19,113 @@ from sglang_omni.scheduling.work_clock import WorkClock
 _REMEMBERED_IDS = 10_000
 # Stream messages that a request may have here before it can start.
 _HELD_MOST = 4096
+# One report covers what happened in this time. It is late enough that the processor is done with handing
+# the request on, and early enough that a caller who has the result can soon see where the time went.
+_REPORT_INTERVAL_S = 0.01
+_FINISHED_INTERVAL_S = 0.002
+
+
+class ProgressReporter:
+    """Counts references to a stage's requests, and reports the differences in batches.
+
+    ``coordinator/in_flight.py`` adds up the differences of all stages, in any order: a request that a stage
+    holds is above zero there.
+
+    Args:
+        instance: The reporting instance.
+        send: Takes a finished report; called in the event loop's thread.
+    """
+
+    def __init__(self, instance: str, send: Callable[[ProgressMessage], None]) -> None:
+        self._instance = instance
+        self._send = send
+        self._changes: dict[tuple[str, str], int] = {}
+        self._spans: list[tuple[str, float, float]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        # When the timer goes off, and how long after it was set.
+        self._due = self._interval = math.inf
+
+    def handed_on(self, request_id: str, target: str | None) -> None:
+        """The request, or a stream of it, goes to ``target``; None is the coordinator."""
+        self._change(request_id, self._instance, 1)
+        if target is not None:
+            self._change(request_id, target, 1)
+        self._schedule()
+
+    def received(self, request_id: str, source: str | None) -> None:
+        """The request, or a stream of it, came from ``source``; None is the coordinator."""
+        self._change(request_id, self._instance, 1)
+        if source is not None:
+            self._change(request_id, source, -1)
+        self._schedule()
+
+    def finished(
+        self, request_id: str, times_received: int, work: float | None = None, wait: float = 0.0
+    ) -> None:
+        """The stage is done with all that it received for the request.
+
+        Args:
+            work: Seconds of work on it; None if the stage had let go of the request before.
+            wait: Seconds that it waited in the stage.
+        """
+        self._change(request_id, self._instance, -2 * times_received)
+        if work is not None:
+            self._spans.append((request_id, work, wait))
+        self._schedule(_FINISHED_INTERVAL_S)
+
+    def flush(self) -> None:
+        """Reports what has changed since the last report, if anything."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due = self._interval = math.inf
+        if not self._changes and not self._spans:
+            return
+        message = ProgressMessage(
+            from_stage=self._instance,
+            changes=[(request_id, stage, total) for (request_id, stage), total in self._changes.items()],
+            spans=self._spans,
+        )
+        self._changes = {}
+        self._spans = []
+        self._send(message)
+
+    def _change(self, request_id: str, instance: str, difference: int) -> None:
+        key = (request_id, instance)
+        total = self._changes.get(key, 0) + difference
+        if total:
+            self._changes[key] = total
+        else:
+            del self._changes[key]
+
+    def _schedule(self, interval: float = _REPORT_INTERVAL_S) -> None:
+        # A timer that was set before this for no longer is due first.
+        if self._interval <= interval:
+            return
+        due = time.monotonic() + interval
+        if due < self._due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due, self._interval = due, interval
+            self._timer = asyncio.get_running_loop().call_at(due, self.flush)
 
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """One request, from the first message of it until its last result is routed.
+    """One request, from its first message until its last result is routed.
 
     Attributes:
         since: When it came, in seconds of the monotonic clock.
         times_received: Payloads and streams that were handed to this stage for it.
-        has_payload: Whether a payload of it has come.
-        started: Whether the scheduler has it.
+        has_payload: A payload of it has come.
+        started: The scheduler has it.
         running: Payloads the scheduler has and has not answered.
-        sources: The stages that stream to this one for it.
+        sources: The instances that stream to this one for it.
         held: Stream messages that wait until the scheduler has the payload.
-        nbytes: What came through a relay for it and the scheduler does not have yet.
+        nbytes: Bytes that came through a relay for it and that the scheduler does not have yet.
         work: Seconds that the scheduler has worked on it, by its ``WorkClock``.
-        chunks_sent: How many chunks went to each stream target; the coordinator's is None.
-        replicas: Which replica of each replicated stage serves it; None where no stage is replicated.
+        chunks_sent: How many chunks went to each stream target.
+        replicas: Which replica of each replicated stage serves it; None if no stage is replicated.
     """
 
     since: float = field(default_factory=time.monotonic)
@@ -47,14 +137,14 @@ class RequestRecord:
     held: list[IncomingMessage] = field(default_factory=list)
     nbytes: int = 0
     work: float = 0.0
-    chunks_sent: dict[str | None, int] = field(default_factory=dict)
+    chunks_sent: dict[str, int] = field(default_factory=dict)
     replicas: Replicas = None
 
     def hold(self, message: IncomingMessage) -> None:
         """Keeps a stream message until the scheduler has the payload.
 
         Raises:
-            RuntimeError: Too many wait; a source whose payload is waited for has stopped.
+            RuntimeError: Too many wait: the source of an awaited payload has stopped.
         """
         if len(self.held) >= _HELD_MOST:
             raise RuntimeError(
@@ -68,10 +158,10 @@ class RequestTable:
     """The requests of one stage; bounded whatever arrives late.
 
     Args:
-        progress: Told of every request that comes and goes.
-        clock: Tells how long the scheduler worked on a request. Without one, all of its time is work.
-        after_sent: ``after_sent(request_id, report)`` calls ``report`` once everything the request's caller
-            is to get from this stage has left; by default at once.
+        progress: Notified of every request that comes and goes.
+        clock: Measures the scheduler's work on each request. Without one, all of a request's time is work.
+        after_sent: ``after_sent(request_id, report)`` calls ``report`` once all that the request's caller
+            gets from this stage has left; by default at once.
     """
 
     def __init__(
@@ -91,11 +181,11 @@ class RequestTable:
         self._finished: OrderedDict[str, set[str]] = OrderedDict()
 
     def is_dropped(self, request_id: str) -> bool:
-        """Whether the request was aborted, or has failed here."""
+        """True if the request was aborted, or has failed here."""
         return request_id in self._dropped
 
     def open(self, request_id: str, replicas: Replicas = None) -> RequestRecord:
-        """The request's record, a new one with these replicas where it is new here."""
+        """The request's record; a new one with these replicas if the request is new here."""
         record = self.active.get(request_id)
         if record is None:
             record = self.active[request_id] = RequestRecord(replicas=replicas)
@@ -105,7 +195,7 @@ class RequestTable:
     def receive_payload(
         self, request_id: str, source: str | None, replicas: Replicas = None
     ) -> RequestRecord:
-        """Counts a payload that came from a stage, or from the coordinator where ``source`` is None."""
+        """Counts a payload that came from an instance, or from the coordinator if ``source`` is None."""
         record = self.open(request_id, replicas)
         record.times_received += 1
         record.has_payload = True
@@ -113,7 +203,7 @@ class RequestTable:
         return record
 
     def receive_stream(self, request_id: str, source: str, replicas: Replicas = None) -> RequestRecord | None:
-        """Counts the first message of a stream. None where the request is already finished here."""
+        """Counts the first message of a stream. Returns None if the request is already finished here."""
         if request_id not in self.active and (counted := self._finished.get(request_id)) is not None:
             if source not in counted:
                 counted.add(source)

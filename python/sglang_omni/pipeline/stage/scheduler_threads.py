@@ -18,12 +18,11 @@ _STOP: Any = None
 
 
 class SchedulerThreads:
-    """Runs a scheduler, and tells the event loop what it emits and whether it has crashed.
+    """Runs a scheduler, brings its messages into the event loop, and notices if it crashes.
 
     Attributes:
-        outbox: Where the scheduler's messages come out: its own outbox where that can notify; else one
-            that a thread fills from it.
-        crashed: After ``start``: done, with what the scheduler raised, when its thread has ended by that.
+        outbox: The scheduler's messages: its own outbox if that can notify, else one that a thread fills.
+        crashed: Made by ``start``; gets the exception if the scheduler's ``start`` raises.
     """
 
     crashed: asyncio.Future[BaseException]

@@ -1,14 +1,15 @@
-"""A stage's numbers for ``/metrics``, told to the coordinator while they change."""
+"""A stage's numbers for ``/metrics``, sent to the coordinator while they change."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sglang_omni.proto import StatsMessage
+from sglang_omni.scheduling.messages import HasStats
 
-# What a stage counts -> its help text. What ends in _total is a counter, all else a gauge.
+# The name of a number -> its help text. A name that ends in _total is a counter, all others are gauges.
 DESCRIPTIONS = {
     "num_running_reqs": "Requests in the running batch.",
     "num_queue_reqs": "Requests that wait for a place in it.",
@@ -36,43 +37,38 @@ DESCRIPTIONS = {
 
 # How far the coordinator is behind, at most, while a stage works.
 _INTERVAL_S = 0.05
-# Looks at numbers without a change after which it is over: the scheduler's thread may be late.
+# After this many reads without a change the numbers have settled: the scheduler's thread may be late.
 _QUIET_LOOKS = 2
-# As long as one of these is not zero, something may change that the stage's own loop does not hear of.
+# While one of these is not zero, numbers may change without an event in the stage's own loop.
 _HELD = ("num_running_reqs", "num_queue_reqs", "relay_held_bytes")
 
 
 class StatsReporter:
-    """Reads what a scheduler and relays count, and sends it on where it has changed.
+    """Reads what a scheduler and relays count, and sends it on if it has changed.
 
-    Nobody looks while nothing happens: ``touch`` begins it, and it ends once the numbers have settled.
+    ``touch`` begins the reading, which ends once the numbers have settled: an idle stage reads nothing.
 
     Args:
-        stage: The reporting stage's name.
-        scheduler: Asked through ``stats()``, a dict of numbers, where it has that.
-        relays: Asked through ``usage()``, likewise. What several count under one name is added up.
+        instance: The reporting instance.
+        scheduler: Counts by ``stats()`` if it is a ``HasStats``.
+        relays: Count by ``usage()``. Numbers of one name are added up.
         send: Takes a message; called in the event loop's thread.
     """
 
     def __init__(
-        self, stage: str, scheduler: Any, relays: Iterable[Any], send: Callable[[StatsMessage], None]
+        self, instance: str, scheduler: object, relays: Iterable[Any], send: Callable[[StatsMessage], None]
     ) -> None:
-        self._stage = stage
-        self._sources: list[Callable[[], dict[str, float]]] = [
-            read
-            for read in (
-                getattr(scheduler, "stats", None),
-                *(getattr(relay, "usage", None) for relay in relays),
-            )
-            if read is not None
-        ]
+        self._instance = instance
+        self._sources: list[Callable[[], Mapping[str, float]]] = [relay.usage for relay in relays]
+        if isinstance(scheduler, HasStats):
+            self._sources.insert(0, scheduler.stats)
         self._send = send
         self._sent: dict[str, float] = {}
         self._quiet = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def touch(self) -> None:
-        """Something has happened that may show in the numbers."""
+        """Reads the numbers soon: something has happened that may change them."""
         self._quiet = 0
         if self._timer is None and self._sources:
             self._timer = asyncio.get_running_loop().call_later(_INTERVAL_S, self._look)
@@ -86,7 +82,7 @@ class StatsReporter:
         return stats
 
     def close(self) -> None:
-        """Looks no more."""
+        """Reads no more."""
         self._sources = []
         if self._timer is not None:
             self._timer.cancel()
@@ -96,7 +92,7 @@ class StatsReporter:
         if stats != self._sent:
             self._sent = stats
             self._quiet = 0
-            self._send(StatsMessage(self._stage, stats))
+            self._send(StatsMessage(self._instance, stats))
         elif not any(stats.get(name) for name in _HELD):
             self._quiet += 1
         self._timer = None

@@ -1,4 +1,4 @@
-"""What streams between stages are made of."""
+"""``StreamItem``, the unit of streams between stages. Contract: existing code imports from this path."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class StreamItem:
     Attributes:
         chunk_id: Position in the stream of ``from_stage`` for this request, from 0.
         data: What the sending stage's scheduler emitted.
-        from_stage: The sending stage.
-        metadata: What it added to the chunk.
+        from_stage: The sending stage's name.
+        metadata: What that scheduler added to the chunk.
     """
 
     chunk_id: int

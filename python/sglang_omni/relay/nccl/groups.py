@@ -24,12 +24,12 @@ SENDER, RECEIVER = 0, 1
 _POLL_SECONDS = 50e-6
 # More than a gloo group opens.
 _FILES = 16
-# Nobody guesses so many bytes.
+# So many random bytes cannot be guessed.
 _MARK_BYTES = 16
 
 
 def gpu_of(device: str) -> bytes:
-    """16 bytes that no other GPU has; zeros for the CPU."""
+    """The GPU's UUID in 16 bytes; zeros for the CPU."""
     if torch.device(device).type != "cuda":
         return bytes(16)
     return bytes.fromhex(str(torch.cuda.get_device_properties(device).uuid).replace("-", ""))
@@ -48,7 +48,7 @@ class PairGroup:
     """A group of two. One thread uses it.
 
     Args:
-        store: By which the two find each other.
+        store: The store over which the two find each other.
         rank: ``SENDER`` or ``RECEIVER``.
         host: The address to listen on.
         device: Where an NCCL group's tensors are; None for gloo.
@@ -69,7 +69,7 @@ class PairGroup:
             self._group = _nccl_group(store, rank, self.device, timeout)
 
     def memory(self, nbytes: int) -> torch.Tensor:
-        """What to receive so many bytes into."""
+        """Memory to receive ``nbytes`` into."""
         if self.device.type == "cpu":
             return host_memory(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
@@ -87,7 +87,7 @@ class PairGroup:
 
         Raises:
             RuntimeError: That failed, took too long, or brought less. The group is of no use any more. gloo
-                ends the process where a peer sends more, or anything that gloo does not expect.
+                ends the process if a peer sends more, or anything that gloo does not expect.
         """
         if self.device.type == "cpu":
             self._receive_by_gloo(tensor, timeout)

@@ -160,7 +160,7 @@ class PairServer:
                 self._connections.discard(connection)
 
     def _greeted(self, connection: socket.socket) -> bytes | None:
-        """The peer's GPU; None where it is no peer."""
+        """The peer's GPU; None if the connection is not a peer's."""
         connection.settimeout(_HELLO_SECONDS)
         try:
             hello = receive_exactly(connection, _HELLO.size)
@@ -226,7 +226,7 @@ class Link:
     def get(self, offer: Offer) -> Future[torch.Tensor]:
         """Ask for a payload. The future fails with RelayReadError, RelayTimeout or RelayError.
 
-        Cancelled, the payload is received all the same, into memory that nobody has.
+        Cancelled, the payload is received all the same, into memory that is then dropped.
         """
         job = _Job(offer, time.monotonic() + self._endpoint.timeout, Future())
         with self._lock:
@@ -341,7 +341,7 @@ class Link:
         return made.result()
 
     def _wait_for_job(self, connection: socket.socket) -> bool:
-        """False where there is nothing more to do: the link is closed or the sender gone."""
+        """False if there is nothing more to do: the link is closed or the sender gone."""
         poll = select.poll()
         poll.register(connection, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -356,7 +356,7 @@ class Link:
         return False
 
     def _receive_one(self, connection: socket.socket, group: PairGroup, job: _Job) -> torch.Tensor | None:
-        """The payload; None where it is not to be had."""
+        """The payload; None if the sender does not have it."""
         remaining = job.deadline - time.monotonic()
         if remaining <= 0:
             raise TimeoutError("an earlier payload took too long")
@@ -377,7 +377,7 @@ class Link:
 def _settle(made: Future[PairGroup], meet: Callable[[], PairGroup]) -> None:
     try:
         made.set_result(meet())
-    except Exception as error:  # noqa: BLE001  whoever waits for the group gets it
+    except Exception as error:  # noqa: BLE001  the task that waits for the group gets it
         made.set_exception(error)
 
 

@@ -1,12 +1,12 @@
-"""torch.distributed's point-to-point calls: NCCL between GPUs, gloo where one side has none.
+"""A relay over torch.distributed's point-to-point calls: NCCL between GPUs, gloo if one side has none.
 
-A receiver asks for what was announced to it, over a connection of its own, and the sender then sends
-it: nobody sends what is not waited for, so an aborted payload is never sent, gets may come in any order,
-and two sides that send to each other do not deadlock. For each connection there is a process group of
-two ranks (see ``nccl_groups``), and what it carries is carried in the order in which it was asked for.
+A receiver asks, over a connection of its own, for payloads that were announced to it, and the sender sends
+only those: an aborted payload is never sent, gets may come in any order, and two sides that send to each
+other do not deadlock. Each connection has a process group of two ranks (see ``groups``), which carries
+payloads in the order in which they were asked for.
 
-A connection needs the token that is in every put's metadata. The groups themselves take whoever connects,
-and gloo ends the process where the other side of a group breaks gloo's own protocol: this is for networks
+A connection needs the token that is in every put's metadata. The groups themselves accept every connection,
+and gloo ends the process if the other side of a group breaks gloo's own protocol: this is for networks
 of one's own.
 """
 
@@ -47,12 +47,12 @@ class NcclRelay(Relay):
         engine_id: The name of the stage or process, for error texts.
         slot_size_mb: With ``credits``, how much an edge may have under way, in MiB.
         credits: See ``slot_size_mb``.
-        device: Where payloads are sent from and received, ``"cpu"`` or ``"cuda:N"``. NCCL is used where both
-            sides have a GPU, and not the same.
+        device: Where payloads are sent from and received, ``"cpu"`` or ``"cuda:N"``. NCCL is used if both
+            sides have a GPU, each its own.
         host: The address to listen on, by which peers reach this host.
         allow_public: Start though ``host`` is a public address.
         timeout_s: How long to wait for credit, and for a read.
-        keep_s: After how long a payload that nobody reads is given up.
+        keep_s: Seconds after which an unread payload is given up.
 
     Raises:
         ValueError: ``host`` is public and ``allow_public`` is not set.
@@ -110,7 +110,7 @@ class NcclRelay(Relay):
         try:
             packed = host_memory(plan.nbytes)
             if plan.on_device or plan.nbytes > _COPY_IN_THREAD:
-                # The thread has the tensor as well, should nobody wait for it any more.
+                # The thread has the tensor as well, in case the caller leaves.
                 await asyncio.to_thread(plan.write_to, bytes_of(packed))
             else:
                 plan.write_to(bytes_of(packed))

@@ -1,4 +1,4 @@
-"""How the two sides of a pair tell each other where their engines listen: over the connection they have."""
+"""The store of a pair: over the connection they have, two processes tell each other where they listen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENTRY = struct.Struct("<HH")
 
 
 def receive_exactly(connection: socket.socket, nbytes: int) -> bytes | None:
-    """So many bytes; None where the other side has closed the connection."""
+    """Read ``nbytes``; None if the other side has closed the connection."""
     data = b""
     while len(data) < nbytes:
         part = connection.recv(nbytes - len(data))
@@ -25,10 +25,10 @@ def receive_exactly(connection: socket.socket, nbytes: int) -> bytes | None:
 
 
 class Rendezvous(dist.Store):
-    """A store of two: what one side sets is sent to the other, who waits for it.
+    """A store of two: what one side sets is sent to the other, which waits for it.
 
-    Nobody else can reach it, and nobody waits for a peer that is gone: then the connection ends. Its timeout
-    bounds every wait. Keep it for as long as the group, whose C++ half does not.
+    No third process can reach it, and a wait ends with the connection if the peer is gone. The connection's
+    timeout bounds every wait. Keep it for as long as the group, whose C++ half does not.
     """
 
     def __init__(self, connection: socket.socket) -> None:

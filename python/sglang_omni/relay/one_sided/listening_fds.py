@@ -1,4 +1,4 @@
-"""The sockets at which a library in this process takes connections, seen from outside of the library."""
+"""Finds the listening sockets that a library of this process has opened, without asking the library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Listener(NamedTuple):
     inode: int
 
     def is_there(self) -> bool:
-        """Whether it is still open."""
+        """True if it is still open."""
         try:
             return os.fstat(self.fd).st_ino == self.inode
         except OSError:
@@ -25,7 +25,7 @@ class Listener(NamedTuple):
 
 
 def listeners() -> set[Listener]:
-    """All of this process."""
+    """All listening TCP sockets of this process."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         # Other threads close theirs meanwhile, and most files are no sockets.
@@ -37,7 +37,7 @@ def listeners() -> set[Listener]:
 
 
 def occupy(lost: Iterable[Listener]) -> None:
-    """Let nothing else have the file descriptors of listeners that a library has lost, for good.
+    """Take the descriptor numbers of listeners that a library has lost, for good.
 
     A library that tells its sockets apart by those numbers takes a later one for the one that is lost.
 
@@ -48,7 +48,7 @@ def occupy(lost: Iterable[Listener]) -> None:
     spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for number in numbers - {spare}:
         fd = fcntl.fcntl(spare, fcntl.F_DUPFD_CLOEXEC, number)
-        if fd != number:  # Somebody has it already.
+        if fd != number:  # Taken by another file meanwhile.
             os.close(fd)
     if spare not in numbers:
         os.close(spare)

@@ -2,7 +2,7 @@
 
 Peers find each other without a metadata server: each put's metadata says where the sender's engine
 listens. **The engine listens on every interface, whatever host it is told, and takes no credentials:
-whoever reaches its ports can read and write the registered memory.** So it refuses to start on a host
+a stranger who reaches its ports can read and write the registered memory.** So it refuses to start on a host
 with a public address unless ``allow_public`` is set.
 
 It has no GPU memory registered: a GPU's tensors are copied to the host first. While a read waits for a peer
@@ -53,7 +53,8 @@ class MooncakeRelay(OneSidedRelay):
         allow_public: Start though this host has a public address.
 
     Raises:
-        ImportError: The engine, or a library it needs, is not installed; the text is what to run.
+        ImportError: The engine, or a library it needs, is not installed; the text has the command that
+            installs it.
         ValueError: The host has a public address and ``allow_public`` is not set.
     """
 
@@ -83,7 +84,7 @@ class MooncakeRelay(OneSidedRelay):
 
 
 class MooncakeEngine:
-    """One Transfer Engine. See ``one_sided.Engine``.
+    """One Transfer Engine. See ``TransferEngine``.
 
     ``on_read`` is called in a thread of its own when a read has come to its end.
     """
@@ -114,24 +115,24 @@ class MooncakeEngine:
     # --- memory ----------------------------------------------------------------------------------
 
     def register(self, segment: Segment) -> None:
-        """See ``slots.MemoryRegistrar``."""
+        """See ``TransferEngine``."""
         if self._engine.register_memory(segment.address, segment.nbytes) != 0:
             raise MemoryError(f"mooncake cannot register {segment.nbytes} bytes")
         self._registered[segment.address] = segment.nbytes
 
     def unregister(self, segment: Segment) -> None:
-        """See ``slots.MemoryRegistrar``."""
+        """See ``TransferEngine``."""
         del self._registered[segment.address]
         self._engine.unregister_memory(segment.address)
 
     def address(self) -> dict[str, Any]:
-        """See ``one_sided.Engine``."""
+        """See ``TransferEngine``."""
         return {"session": self._session}
 
     # --- transfers -------------------------------------------------------------------------------
 
     def read(self, source: Source, into: Slots, *, header_only: bool, notify: bytes) -> MooncakeTransfer:
-        """See ``one_sided.Engine``."""
+        """See ``TransferEngine``."""
         match source.peer:
             case {"session": str(session)} if _SESSION.fullmatch(session):
                 pass
@@ -152,18 +153,18 @@ class MooncakeEngine:
         read = self._api.TransferOpcode.Read
         try:
             status.set_result(_try_twice(partial(transfer, nbytes, read)))
-        except Exception as error:  # noqa: BLE001  whoever asked for the read gets it
+        except Exception as error:  # noqa: BLE001  the caller of the read gets it
             status.set_exception(error)
         self._on_read()
         if notify and not status.exception() and status.result() == 0:
-            # The engine needs longer for this than for a small read, so nobody is to wait for it. It notifies
-            # after a transfer only: one of nothing, over TCP and RDMA, is over at once.
+            # The engine needs longer for this than for a small read, so the reader does not wait. It
+            # notifies after a transfer only: one of nothing, over TCP and RDMA, is over at once.
             message = self._api.TransferNotify("", notify.decode())
             if _try_twice(partial(transfer, 0, read, message)) != 0:
                 logger.warning("mooncake has read a payload and could not tell its sender")
 
     def knows(self, source: Source) -> bool:
-        """See ``one_sided.Engine``. Another thread makes the connection."""
+        """See ``TransferEngine``. Another thread makes the connection."""
         return True
 
     def _check_local(self, into: Slots, nbytes: int) -> None:
@@ -175,11 +176,11 @@ class MooncakeEngine:
             )
 
     def notifications(self) -> list[bytes]:
-        """See ``one_sided.Engine``."""
+        """See ``TransferEngine``."""
         return [notify.msg.encode("utf-8", "surrogateescape") for notify in self._engine.get_notifies()]
 
     def close(self) -> None:
-        """See ``one_sided.Engine``."""
+        """See ``TransferEngine``."""
         # A read from a peer that is stopped ends when the engine gives it up.
         self._threads.shutdown(wait=True, cancel_futures=True)
         for address in self._registered:
@@ -197,14 +198,14 @@ def _try_twice(read: Callable[[], int]) -> int:
 
 
 class MooncakeTransfer:
-    """See ``one_sided.Transfer``."""
+    """See ``Transfer``."""
 
     def __init__(self, session: str, status: Future[int]) -> None:
         self._session = session
         self._status = status
 
     def is_done(self) -> bool:
-        """See ``one_sided.Transfer``."""
+        """See ``Transfer``."""
         if not self._status.done():
             return False
         if self._status.result() != 0:

@@ -52,7 +52,7 @@ class NixlRelay(OneSidedRelay):
         allow_public: Start though ``host`` is a public address.
 
     Raises:
-        ImportError: NIXL is not installed; the text is what to run.
+        ImportError: NIXL is not installed; the text has the command that installs it.
         ValueError: ``host`` is no address of this host, or public and ``allow_public`` is not set.
     """
 
@@ -123,7 +123,7 @@ class NixlEngine:
     # --- memory ----------------------------------------------------------------------------------
 
     def register(self, segment: Segment) -> None:
-        """See ``slots.MemoryRegistrar``."""
+        """See ``TransferEngine``."""
         try:
             memory = self._agent.register_memory([(segment.address, segment.nbytes, 0, "")], "DRAM")
         except self._errors as error:
@@ -133,7 +133,7 @@ class NixlEngine:
         self._address = None
 
     def unregister(self, segment: Segment) -> None:
-        """See ``slots.MemoryRegistrar``."""
+        """See ``TransferEngine``."""
         memory, prepared = self._registered.pop(segment.address)
         self._release(prepared)
         try:
@@ -154,7 +154,7 @@ class NixlEngine:
             self._agent.release_dlist_handle(descriptors)
 
     def address(self) -> dict[str, Any]:
-        """See ``one_sided.Engine``."""
+        """See ``TransferEngine``."""
         address = self._address
         if address is None:
             address = {"agent": self._name, "metadata": self._agent.get_agent_metadata()}
@@ -164,7 +164,7 @@ class NixlEngine:
     # --- transfers -------------------------------------------------------------------------------
 
     def read(self, source: Source, into: Slots, *, header_only: bool, notify: bytes) -> NixlTransfer:
-        """See ``one_sided.Engine``."""
+        """See ``TransferEngine``."""
         match source.peer:
             case {"agent": str(name), "metadata": bytes(metadata)}:
                 pass
@@ -186,14 +186,14 @@ class NixlEngine:
         return NixlTransfer(self, name, handle, status)
 
     def knows(self, source: Source) -> bool:
-        """See ``one_sided.Engine``."""
+        """See ``TransferEngine``."""
         match source.peer:
             case {"agent": str(name), "metadata": bytes(metadata)} if remote := self._remotes.get(name):
                 return remote.metadata == metadata
         return False
 
     def status(self, agent: str, handle: Any) -> str:
-        """How a transfer from ``agent`` stands: "PROC" or "DONE". Raises RelayReadError where it failed."""
+        """How a transfer from ``agent`` stands: "PROC" or "DONE". Raises RelayReadError if it failed."""
         try:
             status = self._agent.check_xfer_state(handle)
         except self._errors as error:
@@ -248,7 +248,7 @@ class NixlEngine:
             self._agent.remove_remote_agent(name)
 
     def notifications(self) -> list[bytes]:
-        """See ``one_sided.Engine``."""
+        """See ``TransferEngine``."""
         try:
             heard = self._agent.get_new_notifs()
         except self._errors as error:
@@ -257,7 +257,7 @@ class NixlEngine:
         return [message for messages in heard.values() for message in messages]
 
     def close(self) -> None:
-        """See ``one_sided.Engine``."""
+        """See ``TransferEngine``."""
         for handle in list(self._unfinished):
             # Refused for a transfer in flight, which ends with the agent.
             with contextlib.suppress(*self._errors):
@@ -273,7 +273,7 @@ class NixlEngine:
 
 
 class NixlTransfer:
-    """See ``one_sided.Transfer``."""
+    """See ``Transfer``."""
 
     def __init__(self, engine: NixlEngine, agent: str, handle: Any, status: str) -> None:
         self._engine = engine
@@ -282,7 +282,7 @@ class NixlTransfer:
         self._status = status
 
     def is_done(self) -> bool:
-        """See ``one_sided.Transfer``."""
+        """See ``Transfer``."""
         if self._status != "DONE":
             self._status = self._engine.status(self._agent, self._handle)
         if self._status != "DONE":
@@ -296,8 +296,8 @@ def _import_nixl() -> Any:
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
     # By itself UCX logs to stdout, in the middle of what a program prints there.
     os.environ.setdefault("UCX_LOG_FILE", "stderr")
-    # To wait for connect(), as by default, UCX holds up whoever reads; and it ends the process where a peer
-    # takes a connection, drops it and refuses the next.
+    # By default UCX waits for connect() in the call that reads; and it ends the process if a peer takes a
+    # connection, drops it and refuses the next.
     os.environ.setdefault("UCX_TCP_CONN_NB", "y")
     if not _rdma_ports():
         # Without RDMA its modules find nothing, and one of them brings a library that crashes at exit.
@@ -309,7 +309,7 @@ def _import_nixl() -> Any:
 
 
 def _devices(host: str) -> str:
-    """What UCX is to use, and so listens on; by itself that is every device."""
+    """The devices that UCX must keep to, and so listens on; by default it takes every device."""
     try:
         return device_of("127.0.0.1") if is_loopback(host) else ",".join([device_of(host), *_rdma_ports()])
     except ValueError as error:

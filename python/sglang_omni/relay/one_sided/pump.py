@@ -27,12 +27,12 @@ _LONGEST_PAUSE = 1e-3
 _SHORTEST_PAUSE = 50e-6
 # Of an engine with threads of its own: looking at it more often only takes their processor from them.
 _THREADS_PAUSE = 250e-6
-# How often a transfer is looked at that nobody waits for any more.
+# Seconds between looks at transfers that no caller waits for any more.
 _QUARANTINE_PAUSE = 0.1
 _JOIN_SECONDS = 10.0
 
 Steps = Generator[None, None, None]
-"""A read: ends when it is over, raises where it failed, and holds its destination until then."""
+"""A read: ends when it is over, raises if it failed, and holds its destination until then."""
 
 
 class _Read(NamedTuple):
@@ -43,7 +43,7 @@ class _Read(NamedTuple):
 
 
 class Pump:
-    """Steps reads, finishes tickets that peers say they have read, and gives up those that nobody reads.
+    """Steps reads, finishes tickets that peers report as read, and gives up expired ones.
 
     Attributes:
         pools: Where memory comes back to.
@@ -55,13 +55,13 @@ class Pump:
         self._name = name
         self._engine = engine
         self._ledger = ledger
-        # Held by whoever is in the engine: the thread, or who begins a read.
+        # Held while in the engine: by the thread, or by a caller that begins a read.
         self._driving = threading.Lock()
         self._inbox: queue.SimpleQueue[_Read | None] = queue.SimpleQueue()
         self._reads: list[_Read] = []
-        # Reads that failed by time or that nobody waits for, and that may still write to their destination.
+        # Reads that timed out or were cancelled, and that may still write to their destination.
         self._abandoned: list[Steps] = []
-        # Until when what is to be kept.
+        # Memory that must be kept, and until when.
         self._kept: deque[tuple[float, object]] = deque()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -70,11 +70,11 @@ class Pump:
 
     @property
     def quarantined(self) -> int:
-        """Destinations that may still be written to though nobody waits for them."""
+        """Destinations that may still be written to though their reads have failed."""
         return len(self._abandoned)
 
     def run(self, steps: Steps, timeout: float, sender: str) -> Future[None]:
-        """Run a read to its end, at once and beside others. Its first step is taken here where it can be.
+        """Run a read to its end, at once and beside others. Its first step is taken in this call if possible.
 
         The future fails as the read does, or with RelayTimeout. Cancelled or too late, the read is still
         run to its end, however long that takes.
@@ -91,7 +91,7 @@ class Pump:
         return future
 
     def _begin(self, read: _Read) -> bool:
-        """Take the first step here, unless somebody is in the engine; whether the read is over."""
+        """Take the first step, unless another thread is in the engine; True if the read is over."""
         if not self._driving.acquire(blocking=False):
             return False
         try:
@@ -226,13 +226,13 @@ def _fail(future: Future[None], error: Exception) -> None:
 
 
 def _advance(read: _Read) -> bool:
-    """One step; whether the read is over."""
+    """Take one step; True if the read is over."""
     try:
         next(read.steps)
     except StopIteration:
         if read.future.set_running_or_notify_cancel():
             read.future.set_result(None)
-    except Exception as error:  # noqa: BLE001  whoever asked for the read gets it
+    except Exception as error:  # noqa: BLE001  the caller of the read gets it
         if isinstance(error, RelayError):
             _drop_frames(error)
         _fail(read.future, error)
@@ -244,8 +244,8 @@ def _advance(read: _Read) -> bool:
 def _drop_frames(error: BaseException) -> None:
     """Forget where an error came from: its text says what there is to know.
 
-    The frames have the engine's own objects, and an engine listens until the last of them is gone. Who keeps
-    the error would keep a closed relay's port open.
+    The frames have the engine's own objects, and an engine listens until the last of them is gone: an error
+    that is kept would keep a closed relay's port open.
     """
     cause: BaseException | None = error
     while cause is not None:
@@ -256,6 +256,6 @@ def _drop_frames(error: BaseException) -> None:
 def _is_over(steps: Steps) -> bool:
     try:
         next(steps)
-    except Exception:  # noqa: BLE001  over is over: StopIteration as well as a failure that nobody waits for
+    except Exception:  # noqa: BLE001  StopIteration or a failure: either way the read is over, and its caller has left
         return True
     return False

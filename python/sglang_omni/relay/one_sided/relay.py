@@ -1,4 +1,4 @@
-"""A relay over an engine that reads a peer's memory: what nixl and mooncake have in common.
+"""A relay over a transfer engine that reads a peer's memory: the common part of nixl and mooncake.
 
 The sender packs a payload into slots of registered memory and announces where they are. The receiver
 reads them into slots of its own, hands out views of those, and tells the sender by a notification of
@@ -9,13 +9,12 @@ the engine. How it knows that what it has got is the payload and nothing else:
   if they are those that were announced they are the payload, and if not the checksum differs.
 - Of a larger one the receiver reads the header once more, in a transfer that begins when the payload's has
   ended: the header it was promised says that nothing else was written until then (see ``slots``). That
-  takes the sender's thread twice where the transport does, and less time than two checksums.
+  takes the sender's thread twice if the transport needs it, and less time than two checksums.
 
-A small read from a known peer is begun where it is asked for, and where the transport copies at once it
-ends there too. Besides, a thread for each relay drives the engine, and only while a read is under way or a
-payload waits for its reader; otherwise it sleeps. A read that takes too long fails, and its destination is
-used for nothing else until the engine says that the transfer is over: bytes may arrive long after anybody
-waits.
+A small read from a known peer begins in the call that asks for it, and ends there too if the transport copies
+at once. Besides, a thread for each relay drives the engine, only while a read is under way or a payload waits
+for its reader; otherwise it sleeps. A read that takes too long fails, and its destination is used for nothing
+else until the engine says that the transfer is over: bytes may still arrive after the error.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _COPY_IN_THREAD = 8 << 20
 
 
 class OneSidedRelay(Relay):
-    """See the module.
+    """Sends payloads from registered memory, and reads those of peers; see the module for the protocol.
 
     Args:
         kind: The backend's name.
@@ -58,7 +57,7 @@ class OneSidedRelay(Relay):
             registered memory of its own.
         credits: See ``slot_size_mb``.
         timeout_s: How long to wait for credit, and for a read.
-        keep_s: After how long a payload that nobody reads is given up.
+        keep_s: Seconds after which an unread payload is given up.
     """
 
     inline_limit = INLINE_BYTES
@@ -194,7 +193,7 @@ class OneSidedRelay(Relay):
             slots = self._in.take(source.nbytes)
         except MemoryError as error:
             raise RelayReadError(f"{self.name}: {error}") from error
-        # Where this is cancelled the pump still ends the read, and drops the slots after that.
+        # If this is cancelled, the pump still ends the read, and drops the slots after that.
         sender = " ".join(part for part in source.peer.values() if isinstance(part, str))
         read = self._pump.run(self._steps(source, slots), self._timeout, sender)
         try:
@@ -260,12 +259,12 @@ class OneSidedRelay(Relay):
     # --- ends ------------------------------------------------------------------------------------
 
     def cleanup(self, request_id: str) -> None:
-        """Take back what is under way for a request. Whoever is reading it gets an error."""
+        """Take back what is under way for a request. A reader in the middle of it gets an error."""
         self._ledger.revoke(request_id)
 
     def _give_up(self, slots: Slots) -> None:
-        # Whoever comes to read it now must be served to hear that it is gone, and must not find unmapped
-        # memory, which would take his connection down.
+        # A late reader must still be served, to learn that the payload is gone: unmapped memory would take
+        # its connection down.
         if slots.own:
             slots.wipe()
         self._pump.keep(slots if slots.own else None, self._timeout)
@@ -294,7 +293,7 @@ async def _write(write: Callable[[memoryview], None], slots: Slots, nbytes: int,
         slots.seal(nbytes)
 
     if in_thread:
-        # The thread goes on to its end, and holds the slots until then, also where nobody waits any more.
+        # The thread goes on to its end, and holds the slots until then, also if the caller has left.
         await asyncio.to_thread(fill)
     else:
         fill()

@@ -1,9 +1,9 @@
-"""An engine that is replaced where nobody can connect to it.
+"""Replaces an engine once no peer can connect to it any more.
 
 UCX closes its listening socket for good when it cannot take a connection, having no file left for one or
-getting a network error: whoever is connected stays so, and nobody else gets in. A new engine then takes over,
-with the same memory, under an address that is announced from then on. The one before serves whoever has been
-told of it, for as long as that may be.
+getting a network error: connected peers stay connected, others are refused. A new engine then takes over,
+with the same memory, under an address that is announced from then on. The one before goes on to serve the
+peers that were told of it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Renewable(TransferEngine, Protocol):
 
     @property
     def is_reading(self) -> bool:
-        """Whether a read that it has begun may still write to its destination."""
+        """True if a read that it has begun may still write to its destination."""
         ...
 
 
 class _Term:
-    """An engine, from when it was made, with the memory that it is to know."""
+    """One engine's time: the engine, its listeners, and the memory registered with it."""
 
     def __init__(self, make: Callable[[], Renewable], segments: Iterable[Segment] = ()) -> None:
         before = listeners()
@@ -69,11 +69,11 @@ class _Term:
 
 
 class RenewedEngine:
-    """The engine that there is now, and those before it. See ``one_sided.TransferEngine``.
+    """The engine that there is now, and those before it. See ``TransferEngine``.
 
     Args:
         name: The relay, as the log calls it.
-        make: Makes an engine. Raises RelayError where it cannot.
+        make: Makes an engine. Raises RelayError if it cannot.
         served_s: For how long after it was announced peers may come to an engine.
     """
 
@@ -88,22 +88,22 @@ class RenewedEngine:
 
     @property
     def has_threads(self) -> bool:
-        """See ``one_sided.TransferEngine``."""
+        """See ``TransferEngine``."""
         return self._present.engine.has_threads
 
     def register(self, segment: Segment) -> None:
-        """See ``slots.MemoryRegistrar``."""
+        """See ``TransferEngine``."""
         with self._changing:
             self._present.register(segment)
 
     def unregister(self, segment: Segment) -> None:
-        """See ``slots.MemoryRegistrar``."""
+        """See ``TransferEngine``."""
         with self._changing:
             for term in (self._present, *self._former):
                 term.unregister(segment)
 
     def address(self) -> dict[str, Any]:
-        """See ``one_sided.TransferEngine``.
+        """See ``TransferEngine``.
 
         Raises:
             RelayError: The engine has lost its listeners, and there can be no other now.
@@ -111,7 +111,7 @@ class RenewedEngine:
         return self._reachable().address()
 
     def read(self, source: Source, into: Slots, *, header_only: bool, notify: bytes) -> Transfer:
-        """See ``one_sided.TransferEngine``. Peers that are read from connect to the reader, too."""
+        """See ``TransferEngine``. Peers that are read from connect to the reader, too."""
         try:
             engine = self._reachable()
         except RelayError as error:
@@ -119,11 +119,11 @@ class RenewedEngine:
         return engine.read(source, into, header_only=header_only, notify=notify)
 
     def knows(self, source: Source) -> bool:
-        """See ``one_sided.TransferEngine``."""
+        """See ``TransferEngine``."""
         return not self._present.lost() and self._present.engine.knows(source)
 
     def notifications(self) -> list[bytes]:
-        """See ``one_sided.TransferEngine``."""
+        """See ``TransferEngine``."""
         heard = self._present.engine.notifications()
         if self._former:
             self._close_former()
@@ -132,7 +132,7 @@ class RenewedEngine:
         return heard
 
     def close(self) -> None:
-        """See ``one_sided.TransferEngine``."""
+        """See ``TransferEngine``."""
         with self._changing:
             for term in (*self._former, self._present):
                 term.close()
@@ -153,12 +153,12 @@ class RenewedEngine:
             term = _Term(self._make, self._present.segments.values())
         except (RelayError, OSError, MemoryError) as error:
             raise RelayError(
-                f"{self._name} can be reached by nobody: its engine has closed its port, and there can be no "
-                f"other now: {error}"
+                f"{self._name} cannot be reached by any peer: its engine has closed its port, and "
+                f"there can be no other now: {error}"
             ) from error
         logger.warning(
             "%s: its engine has closed the port at which peers connect, as it does after a network error or "
-            "where too many files are open (at most %d: ulimit -n). A new engine takes over; payloads "
+            "if too many files are open (at most %d: ulimit -n). A new engine takes over; payloads "
             "announced before can be lost",
             self._name,
             resource.getrlimit(resource.RLIMIT_NOFILE)[0],

@@ -54,7 +54,8 @@ class Slots:
     """Adjacent slots of a segment. They are free again when this object is gone.
 
     Attributes:
-        own: The segment is there for this payload alone, and goes with it.
+        own: The segment was allocated for this payload (the pool was full) and is unregistered when
+            the payload is freed.
         start: Address of the header.
         checksum: Of header and payload, once that is complete; None of a large one.
     """
@@ -81,12 +82,12 @@ class Slots:
 
     @property
     def address(self) -> int:
-        """Where the payload lies."""
+        """Address of the payload."""
         return self.start + HEADER_BYTES
 
     @property
     def nbytes(self) -> int:
-        """What is taken: header, payload and what is left of the last slot."""
+        """Bytes taken: header, payload and the rest of the last slot."""
         return self.count * self.segment.slot_bytes
 
     def seal(self, nbytes: int) -> None:
@@ -100,7 +101,7 @@ class Slots:
         ctypes.memset(self.start, 0, HEADER_BYTES)
 
     def holds(self, generation: int, nbytes: int, checksum: int | None) -> bool:
-        """Whether the header is that of this payload and, with a checksum, all of it is here."""
+        """True if the header is this payload's and, given a checksum, all of the payload is here."""
         if _HEADER.unpack_from(self._header) != (_MAGIC, generation, nbytes):
             return False
         return checksum is None or self._checksum(nbytes) == checksum
@@ -165,7 +166,7 @@ class SlotPool:
         return Slots(self._make(count), 0, count, self._free, own=True)
 
     def take_pooled(self, nbytes: int) -> Slots | None:
-        """As ``take``, or None where the pool itself has no room."""
+        """Slots of the pool for a payload of ``nbytes``, or None if the pool has no room."""
         self.collect()
         count = slots_for(nbytes)
         if count > self._slots or (extent := self._extents.allocate(count * SLOT_BYTES)) is None:

@@ -1,7 +1,7 @@
 """The few calls of the CUDA driver that torch does not offer to Python.
 
 They are the driver's own and not the runtime's: the runtime remembers a failed call per thread and
-reports it at the next kernel launch there, whosever that is, and a refusal is nothing unusual here.
+reports it at the thread's next kernel launch, of any library, and a refusal is nothing unusual here.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class _IpcHandle(ctypes.Structure):
 
 def is_cuda_in_use() -> bool:
     """Whether this process has begun to use a GPU through torch. Imports nothing."""
-    # Where another thread is importing torch it has none of its parts yet.
+    # While another thread is importing torch, the module has none of its parts yet.
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda is not None and cuda.is_initialized()
 
 
 def gpu_count() -> int:
-    """GPUs that this process may use; 0 where there is no driver. Imports nothing."""
+    """GPUs that this process may use; 0 without a driver. Imports nothing."""
     try:
         return cuda_driver().device_count()
     except CudaError:
@@ -54,7 +54,7 @@ def cuda_driver() -> CudaDriver:
 
 
 class CudaDriver:
-    """Addresses are integers, sizes are bytes. Every method raises CudaError where the driver refuses."""
+    """Addresses are integers, sizes are bytes. Every method raises CudaError if the driver refuses."""
 
     def __init__(self) -> None:
         try:

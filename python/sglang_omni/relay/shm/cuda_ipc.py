@@ -1,6 +1,6 @@
-"""Tensors of a GPU lent to another process on the same GPU, without a copy.
+"""Exports tensors of a GPU to another process on the same GPU, and imports them there, without a copy.
 
-What travels is a description: which GPU, the handle by which the driver opens the allocation
+A description travels: which GPU, the handle by which the driver opens the allocation
 elsewhere, and where in it the elements lie. It is plain data, checked field by field, and names
 nothing to be called.
 
@@ -67,8 +67,8 @@ class CudaLender:
         """What ``borrow`` needs, and the tensors whose memory must be kept for as long as it is lent.
 
         Args:
-            tensors: ``is_lendable`` ones. Whoever borrows them sees what the current stream of the GPU
-                has been given so far.
+            tensors: ``is_lendable`` ones. The borrower sees what the current stream of the GPU has been
+                given so far.
 
         Raises:
             CannotLend: The driver will not open their memory to other processes.
@@ -140,7 +140,7 @@ def borrow(described: Any, ticket: object) -> list[torch.Tensor]:
     Work that the current stream of their GPU is given from now on sees them as they were lent.
 
     Args:
-        described: What ``describe`` returned, from whoever sent it.
+        described: What ``describe`` returned in the sender.
         ticket: Let go of when the last of the tensors is gone and the GPU has finished with them.
 
     Raises:

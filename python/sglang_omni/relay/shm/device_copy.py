@@ -1,7 +1,7 @@
-"""A GPU's memory straight into a payload: one copy, and one wait for all of them.
+"""Copies a GPU's memory straight into a payload: one copy for each run of bytes, and one wait for all.
 
 A payload's plan knows where in the payload a tensor of a GPU goes and leaves that place alone; what
-it left out is copied there afterwards, by the GPU itself where the memory is page-locked.
+it left out is copied there afterwards, by the GPU itself if the memory is page-locked.
 """
 
 from __future__ import annotations

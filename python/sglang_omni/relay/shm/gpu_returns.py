@@ -1,7 +1,7 @@
 """Memory given back to other processes once the GPU has finished with it.
 
-What the CPU has let go of a GPU may still be reading: kernels and copies run behind the program that
-queued them. Whoever waited for that in the thread that dropped a tensor would hold up a scheduler.
+A GPU may still read what the CPU has let go of: kernels and copies run behind the program that queued
+them. Waiting for that in the thread that dropped a tensor would hold up a scheduler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A GPU's tensors lent to readers of a relay: who has how much, and until when it must be kept."""
+"""Keeps a GPU's tensors that a relay has lent, for as long as their readers need them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LoanTicket(Protocol):
 
     @property
     def is_returned(self) -> bool:
-        """Whether nobody can read it any more."""
+        """True if no reader can read it any more."""
         ...
 
 
@@ -41,7 +41,7 @@ class Loans:
         limit: Bytes that one edge may have on loan. What a slow reader keeps is memory of the GPU's;
             beyond this, or ``MAX_LOANS``, it gets copies, with which the relay never runs dry.
         wait_until: ``wait_until(done)`` asks ``done`` whenever a ticket may have changed and returns when
-            it says so; raises RelayError where the relay is closed.
+            it says so; raises RelayError if the relay is closed.
     """
 
     def __init__(self, limit: int, wait_until: Callable[[Callable[[], bool]], Awaitable[None]]) -> None:
@@ -54,11 +54,11 @@ class Loans:
         self._collecting: asyncio.Task[None] | None = None
 
     def fits(self, tensors: Sequence[torch.Tensor], edge: str) -> bool:
-        """Whether the edge may have these on loan as well."""
+        """True if the edge may have these on loan as well."""
         return self._counts[edge] < MAX_LOANS and self._lent[edge] + _nbytes(tensors) <= self._limit
 
     def describe(self, tensors: Sequence[torch.Tensor]) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        """As ``CudaLender.describe``."""
+        """Describe tensors for their reader; see ``CudaLender.describe`` for the result and its errors."""
         return self._lender.describe(tensors)
 
     def keep(self, tensors: list[torch.Tensor], ticket: LoanTicket, edge: str) -> None:
@@ -78,11 +78,11 @@ class Loans:
         try:
             await self._wait_until(self._collect)
         except RelayError:
-            # The relay is closed and its process about to end: there is nobody to keep them for.
+            # The relay is closed and its process about to end: no reader needs them any more.
             self._loans.clear()
 
     def _collect(self) -> bool:
-        """Let go of what came back; whether that is all."""
+        """Let go of what came back; True if nothing is on loan any more."""
         out = []
         for loan in self._loans:
             if loan.ticket.is_returned:

@@ -30,7 +30,7 @@ class Mapping(Protocol):
     def nbytes(self) -> int: ...
     @property
     def is_used_elsewhere(self) -> bool:
-        """Whether anything but this object still needs the mapping."""
+        """True if anything but this object still needs the mapping."""
         ...
 
 
@@ -45,7 +45,7 @@ class PinnedMemory:
         self._refused = False
 
     def add(self, mapping: Mapping) -> None:
-        """Let ``mapping`` be locked where copies touch it.
+        """Allow ``pin`` to lock the parts of ``mapping`` that copies touch.
 
         It stays mapped until ``remove``, or until one is added when nothing else needs it any more:
         locked memory must be unlocked before it is unmapped.
@@ -84,7 +84,7 @@ class PinnedMemory:
             return [(start, end - start) for start, end in zip(starts, ends, strict=True)]
 
     def is_pinned(self, address: int, nbytes: int) -> bool:
-        """Whether there is nothing left for ``pin`` to do, be it because locking is refused."""
+        """True if ``pin`` has nothing left to do, also because locking is refused."""
         if self._refused or nbytes < PIN_FROM_BYTES:
             return True
         with self._lock:

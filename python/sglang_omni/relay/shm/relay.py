@@ -8,7 +8,7 @@ got stops only its own edge.
 Views are read-only by contract. What several readers get lies in memory once, and each of them has it
 mapped so that a page becomes its own when it writes there: a reader that breaks the contract spoils no
 other's input. With ``SGLANG_OMNI_RELAY_READ_ONLY=1`` in its environment a receiving process crashes
-(SIGSEGV) where it breaks that; ``python -X faulthandler`` then says where.
+(SIGSEGV) at the line that breaks that; ``python -X faulthandler`` then says where.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 # What takes longer to copy than to hand to a thread is copied there, so that the loop goes on.
 _COPY_IN_THREAD = 32 << 20
-# Room for a payload is waited for this long, and a payload nobody reads is given up after it.
+# How long a put waits for room, and how long an unread payload is kept.
 _WAIT_SECONDS = 30.0
 _KEEP_SECONDS = 300.0
 # Waiting for room on one edge, look at what the others may have left so often.
@@ -171,7 +171,7 @@ class ShmRelay(Relay):
             try:
                 return await asyncio.shield(copying)
             except asyncio.CancelledError:
-                # The thread goes on to its end; what it has put then nobody will announce.
+                # The thread goes on to its end; no message will announce what it puts.
                 copying.add_done_callback(take_back)
                 raise
 
@@ -219,7 +219,7 @@ class ShmRelay(Relay):
         finally:
             arena.wait_end(edge)
 
-    # --- hearing of returns ----------------------------------------------------------------------
+    # --- waiting for returns ---------------------------------------------------------------------
 
     def _next_change(self) -> asyncio.Future[None]:
         """Done when a reader next takes or returns something. The arena must know that one waits."""
@@ -251,7 +251,7 @@ class ShmRelay(Relay):
                 future.set_result(None)
 
     async def _wait(self, arena: ShmArena, done: Callable[[], bool], timeout: float) -> bool:
-        """Wait until ``done``, asked at every change; False where it is not within ``timeout`` seconds."""
+        """Wait until ``done``, asked at every change; False after ``timeout`` seconds."""
         if done():
             return True
         deadline = asyncio.get_running_loop().time() + timeout
@@ -286,13 +286,13 @@ class ShmRelay(Relay):
         return ShmGet(dict(metadata))
 
     async def get_payload(self, metadata: Mapping[str, Any]) -> Any:
-        """A view of the sender's memory, or a copy where its room is short. See ``Relay.get_payload``."""
+        """A view of the sender's memory, or a copy if its room is short. See ``Relay.get_payload``."""
         lease = await self._lease(metadata)
         if metadata.get("lend") is True:
             if is_cuda_in_use():
                 await _prepare_for_gpu(lease)
             return lease
-        # numpy's memory is left as it comes, where a bytearray would be zeroed first.
+        # numpy leaves memory as it comes; a bytearray would be zeroed first.
         import numpy as np
 
         copy = np.empty(lease.nbytes, np.uint8)
@@ -300,7 +300,7 @@ class ShmRelay(Relay):
         return copy
 
     async def _lease(self, metadata: Mapping[str, Any]) -> ShmLease:
-        """The right to a payload. Waits for no sender but its own, where that must be asked for memory."""
+        """The right to a payload. Waits only for the payload's own sender, if that must be asked."""
         match metadata:
             case {"arena": str(name), "place": [int(), int(), int(), int(), int()] as row}:
                 # A copy is its reader's alone anyway.
@@ -342,7 +342,7 @@ class ShmRelay(Relay):
     async def _wait_for_loans(self, done: Callable[[], bool]) -> None:
         arena = self.arena
         while not await self._wait(arena, done, _KEEP_SECONDS):
-            # What nobody has read in time is not looked for by itself.
+            # Payloads that were not read in time expire only when something asks for them.
             arena.outstanding()
 
     async def borrow_tensors(self, loan: Any) -> list[torch.Tensor]:
@@ -376,7 +376,7 @@ class ShmRelay(Relay):
         self._arena = None
 
     def _begin_anew(self) -> None:
-        """In a forked child: the arena, and whoever waits for it, are the parent's."""
+        """In a forked child: the arena, and the tasks that wait for it, are the parent's."""
         _of_parents.append(self._arena)
         self._arena, self._waiters, self._loop = None, set(), None
         self._asking = weakref.WeakValueDictionary()
@@ -432,14 +432,14 @@ class ShmPut:
 
     @property
     def is_returned(self) -> bool:
-        """Whether nobody can read it any more."""
+        """True if no reader can read it any more."""
         return self._arena.state(self._place) not in ("ready", "held")
 
     async def wait_for_completion(self, timeout: float = 30.0) -> None:
         """Return when the reader has the payload or a cleanup took it back.
 
         Raises:
-            RelayTimeout: Nobody has read it within ``timeout`` seconds.
+            RelayTimeout: It was not read within ``timeout`` seconds.
         """
         if not await self._relay._wait(self._arena, lambda: self.is_complete, timeout):
             raise RelayTimeout(f"{self._key!r} was not read within {timeout:g} s")
@@ -458,7 +458,7 @@ class ShmGet:
 
 
 async def _prepare_for_gpu(lease: ShmLease) -> None:
-    """Make ready for copies to a GPU, which is where a process that uses one takes what it gets."""
+    """Make ready for copies to a GPU: a process that uses one copies what it receives there."""
     import torch
 
     device = torch.cuda.current_device()

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglang_omni.serve.api.errors import error_body
+from sglang_omni.serve.api.limits import BodyLimits
 
 DEFAULT_QUEUE_TIMEOUT = 60.0
 # Never less than this, for a pipeline that does not say what it holds; its stages' inboxes hold the rest.
@@ -100,7 +101,9 @@ class Admission:
         refused: How many requests were refused, by reason.
     """
 
-    def __init__(self, limits: AdmissionLimits | None = None, *, max_body_size: int = 64 * 2**20) -> None:
+    def __init__(
+        self, limits: AdmissionLimits | None = None, *, max_body_size: int = BodyLimits.max_body_size
+    ) -> None:
         self.limits = limits or AdmissionLimits()
         self.refused = {"queue_full": 0, "queue_timeout": 0, "bodies": 0}
         self._running: OrderedDict[Place, None] = OrderedDict()

@@ -14,11 +14,12 @@ from sglang_omni.serve.api import errors
 from sglang_omni.serve.api.admin import admin_routes
 from sglang_omni.serve.api.admission import Admission, AdmissionLimits, Gate
 from sglang_omni.serve.api.auth import Guard
-from sglang_omni.serve.api.bodies import DEFAULT_MAX_JSON_SIZE, JsonBodies, JsonLimits
+from sglang_omni.serve.api.bodies import JsonBodies, JsonLimits
 from sglang_omni.serve.api.chat import chat_routes
 from sglang_omni.serve.api.completions import completion_routes
 from sglang_omni.serve.api.generate import generate_routes
 from sglang_omni.serve.api.keys import Access
+from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.middleware import BodyLimit, Count
 from sglang_omni.serve.api.page import page_routes
 from sglang_omni.serve.api.request_ids import RequestIds
@@ -26,16 +27,14 @@ from sglang_omni.serve.api.speech import speech_routes
 from sglang_omni.serve.api.state import Capabilities, Server
 from sglang_omni.serve.api.transcriptions import transcription_routes
 
-DEFAULT_MAX_BODY_SIZE = 64 * 2**20
-
 
 def create_app(
     client: Client,
     *,
     model_name: str | None = None,
     capabilities: Capabilities | None = None,
-    max_body_size: int = DEFAULT_MAX_BODY_SIZE,
-    max_json_size: int = DEFAULT_MAX_JSON_SIZE,
+    max_body_size: int = BodyLimits.max_body_size,
+    max_json_size: int = BodyLimits.max_json_size,
     request_timeout: float | None = None,
     limits: AdmissionLimits | None = None,
     info: Callable[[], dict[str, Any]] = dict,

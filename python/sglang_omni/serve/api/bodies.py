@@ -21,9 +21,9 @@ from pydantic_core import from_json
 
 from sglang_omni._core import json_excess
 from sglang_omni.client import RequestError
+from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.validation import NO_JSON, NO_OBJECT, validation_error
 
-DEFAULT_MAX_JSON_SIZE = 8 * 2**20
 # The rest is no option: no request that a pipeline can serve comes near. Most values are token ids.
 MAX_VALUES = 2**20
 MAX_PARTS = 2**15
@@ -39,7 +39,7 @@ _JSON_TYPE = re.compile(r"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 class JsonLimits:
     """``size``: bytes of a body apart from its media."""
 
-    size: int = DEFAULT_MAX_JSON_SIZE
+    size: int = BodyLimits.max_json_size
 
     def check(self, body: bytes) -> None:
         """

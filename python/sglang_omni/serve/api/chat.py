@@ -120,8 +120,8 @@ async def _completion(
         fields["choices"][0]["token_ids"] = result.token_ids
         if "audio" in message:
             message["audio"]["codes"] = result.audio_codes
-    if result.heard is not None:
-        fields["heard"] = result.heard
+    if result.input_transcript is not None:
+        fields["heard"] = result.input_transcript
     if reply.timings:
         fields["timings"] = result.timings
     return fields
@@ -137,11 +137,11 @@ async def _events(
     async with aclosing(chunks):
         async for chunk in chunks:
             delta = role | _delta(chunk, reply)
-            if delta or chunk.heard or (reply.return_token_ids and chunk.token_ids):
+            if delta or chunk.input_transcript or (reply.return_token_ids and chunk.token_ids):
                 if role:
                     server.metrics.first_output(time.monotonic() - started)
                 role = {}
-                more = {"heard": chunk.heard} if chunk.heard else {}
+                more = {"heard": chunk.input_transcript} if chunk.input_transcript else {}
                 choice = _choice(delta)
                 if reply.return_token_ids:
                     choice["token_ids"] = chunk.token_ids

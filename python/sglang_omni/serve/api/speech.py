@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from sglang_omni.client import ClientError, GenerateRequest, RequestError, UsageInfo
-from sglang_omni.client.audio import FORMAT_MIME_TYPES, AudioEncoder, Base64Pieces, check_format
+from sglang_omni.client.audio import FORMAT_MIME_TYPES, AudioFileEncoder, Base64Pieces, check_format
 from sglang_omni.client.transport import Deltas
 from sglang_omni.serve.api.bodies import JsonRoute
 from sglang_omni.serve.api.protocol import SpeechRequest
@@ -90,7 +90,7 @@ class _Speech:
     """A text's speech, encoded while it is made. ``usage`` is known once all the pieces are."""
 
     def __init__(self, server: Server, body: SpeechRequest, request_id: str) -> None:
-        self.encoder = AudioEncoder(body.audio_format)
+        self.encoder = AudioFileEncoder(body.audio_format)
         self.usage: UsageInfo | None = None
         request = _request(server, body, stream=True)
         if body.speed != 1.0:

@@ -1,4 +1,4 @@
-"""A server's connections: how many there may be, and how long one may say nothing."""
+"""The connections of a server: how many there may be, and how long a client may be silent."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 logger = logging.getLogger(__name__)
 
-# For the files of a stage that is started again, of uploads, and for whatever else is opened later.
+# Descriptors for the start of a stage, for uploads, and for other files that are opened later.
 _RESERVED = 64
-# More connections than this no single event loop serves, and every stage inherits the limit.
+# No single event loop serves more connections than this.
 _MOST_DESCRIPTORS = 65_536
 _FEWEST_CONNECTIONS = 16
-# One that has been open for less than this may be about to say something.
+# A younger connection may be about to send its request.
 _YOUNG_S = 0.5
 
 
@@ -31,11 +31,11 @@ class ConnectionLimits:
     """
     Attributes:
         head_s: Seconds from a request's first byte, or a connection's beginning, to the end of its head.
-        idle_s: Seconds without a request. More than ``timeout_keep_alive``, which ends it in a friendly way.
+        idle_s: Seconds without a request; longer than ``timeout_keep_alive``, which ends it more gently.
         stall_s: Seconds that a client may send nothing of a body, or take nothing of its answer.
-        least_rate: Bytes a second that a body has to come with, on average, after its first ``stall_s``.
-        max_connections: None for what the limit on descriptors leaves.
-        sweep_s: How late what is over its time may be found to be so.
+        least_rate: Bytes a second that a body must arrive with on average, after its first ``stall_s``.
+        max_connections: None: as many as the limit on descriptors leaves.
+        sweep_s: Seconds between two looks for connections that are over their time.
     """
 
     head_s: float = 30.0
@@ -46,16 +46,8 @@ class ConnectionLimits:
     sweep_s: float = 1.0
 
 
-def raise_descriptor_limit() -> None:
-    """Has this process, and those it starts, use as many descriptors as they may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def room_for_connections() -> int:
-    """How many connections this process may have, with descriptors in reserve for all else."""
+    """How many connections this process may have, with descriptors in reserve for other files."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         limit = _MOST_DESCRIPTORS
@@ -64,15 +56,16 @@ def room_for_connections() -> int:
 
 
 class Connections:
-    """Those of one server.
+    """The connections of one server.
 
-    Nothing is timed one by one: now and then all that a client owes something on are looked through.
+    They have no timers of their own: a sweep now and then finds those that wait for their client too long.
 
     Attributes:
-        limit: How many there may be.
+        limits: The limits.
+        limit: How many connections there may be.
         timed_out: How many were closed for their silence.
-        evicted: How many were closed for want of room, as they had no request.
-        on_end: Called as one ends.
+        evicted: How many without a request were closed to make room.
+        on_end: Called when one ends.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -81,7 +74,7 @@ class Connections:
         self.timed_out = self.evicted = 0
         self.on_end: Callable[[], None] | None = None
         self._all: set[Connection] = set()
-        # Without a request, by when they began to be so, and of whom more of a body is awaited: until when.
+        # Those without a request, the longest first, and those with more of a body to come: until when.
         self._silent: OrderedDict[Connection, float] = OrderedDict()
         self._uploading: dict[Connection, float] = {}
 
@@ -89,7 +82,7 @@ class Connections:
         return len(self._all)
 
     async def sweep(self) -> None:
-        """Closes, until it is cancelled, what is over its time."""
+        """Close connections that are over their time, until cancelled."""
         while True:
             await asyncio.sleep(self.limits.sweep_s)
             now = time.monotonic()
@@ -104,9 +97,9 @@ class Connections:
                 connection.close()
 
     def make_room(self, opening: int) -> bool:
-        """Whether there is room for one more beside those that are ``opening``.
+        """Whether one more may be open beside those that are ``opening``.
 
-        If not, the one that has had no request for longest is closed, and there is room in a moment.
+        If not, the one that has been without a request for longest is closed, which makes room in a moment.
         """
         if len(self._all) + opening < self.limit:
             return True
@@ -128,7 +121,7 @@ class Connections:
             self.on_end()
 
     def falls_silent(self, connection: Connection, seconds: float) -> None:
-        """It has no request. A head is to be there within ``seconds``."""
+        """Note that a connection has no request; the next head must be complete within ``seconds``."""
         if connection in self._all:
             connection.silent_since = time.monotonic()
             self._silent[connection] = connection.silent_since + seconds
@@ -149,7 +142,7 @@ class Connections:
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of uvicorn's two, whichever is there
-    """uvicorn's protocol, which tells ``Connections`` what its client owes."""
+    """uvicorn's protocol, which tells ``Connections`` what it awaits from its client."""
 
     def __init__(self, connections: Connections, **settings: Any) -> None:
         super().__init__(**settings)
@@ -175,7 +168,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
         super().data_received(data)
 
     def close(self) -> None:
-        """Ends it once what is written has been sent."""
+        """End it once all written data has been sent."""
         self.transport.close()
 
     def abort(self) -> None:
@@ -199,7 +192,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]  # one of 
 
 
 class _TimedBody:
-    """A request's body, for as long as it comes fast enough; then its client has left."""
+    """A request's body with a deadline. If it comes too slowly, its client counts as gone."""
 
     def __init__(self, connection: Connection, receive: Receive) -> None:
         self._connection = connection

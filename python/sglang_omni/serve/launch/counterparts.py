@@ -1,4 +1,4 @@
-"""Flags of vLLM and SGLang that have another name here, or another place."""
+"""Flags of vLLM and SGLang that have another name or place here."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ _SAYS = {
 
 
 def counterpart(argv: Sequence[str], known: Collection[str]) -> str | None:
-    """What to say of the first flag in ``argv`` that another server has and this one has not, if any.
+    """The error for the first flag in ``argv`` that another server has and this one has not, or None.
 
     Args:
+        argv: The command line.
         known: This server's own flags.
     """
     for argument in argv:

@@ -1,4 +1,4 @@
-"""Several replicas and the router in front of them: started, watched, restarted and stopped together."""
+"""Several server replicas and a router in front of them: started, restarted and stopped together."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_omni.serve.api.keys import replicas_environment, runs_key
-from sglang_omni.serve.launch.member import Member, MemberFailed
-from sglang_omni.serve.launch.processes import ROUTER_CONFIG, StopSignals, bind
+from sglang_omni.serve.launch.member import FleetMember, MemberFailed
+from sglang_omni.serve.launch.router_process import ROUTER_CONFIG
+from sglang_omni.serve.launch.stopping import StopSignals
+from sglang_omni.supervision.ports import bind
 
 logger = logging.getLogger(__name__)
 
-# What members may take to leave before they are killed; theirs must leave with them.
+# Seconds that members have to leave, with their own children, before they are killed.
 _LEAVE_S = 4.5
 
 
@@ -27,10 +29,14 @@ _LEAVE_S = 4.5
 class FleetOptions:
     """
     Attributes:
+        size: How many replicas there are.
+        host: The router's address.
+        port: The router's port; 0 picks a free one.
         replica_args: Arguments of ``launch_server`` common to all replicas.
-        router: Fields of the RouterConfig beside the workers, where to listen, and how long to drain.
+        router: Fields of the RouterConfig except the workers, the address and the time to drain.
+        start_timeout: Seconds for a replica to come up.
         drain_timeout: Seconds that requests have to end after SIGTERM.
-        heartbeat_timeout: Seconds of silence after which a member is started again; 0: it never is.
+        heartbeat_timeout: Seconds of silence after which a member is restarted; 0: it never is.
     """
 
     size: int
@@ -47,17 +53,22 @@ async def run_fleet(options: FleetOptions) -> int:
     """Serve until a signal. Returns an exit status."""
     signals = StopSignals()
     with contextlib.ExitStack() as held:
-        # A port in use is better known before the models are loaded.
-        options = replace(options, port=_hold_port(held, options.host, options.port))
-        ports = [_hold_port(held, "127.0.0.1") for _ in range(options.size)]
+        # Bound, and never listened on here: the ports stay the members', whenever those start. A port in use
+        # is known before the models are loaded.
+        of_router = held.enter_context(bind(options.host, options.port))
+        options = replace(options, port=of_router.getsockname()[1])
+        of_replicas = [held.enter_context(bind("127.0.0.1")) for _ in range(options.size)]
+        ports = [listener.getsockname()[1] for listener in of_replicas]
         key, router = runs_key(options.router)
         options = replace(options, router=router)
         replicas = [_replica(index, port, options, key) for index, port in enumerate(ports)]
         return await _run(replicas, _router(options), options, signals)
 
 
-async def _run(replicas: list[Member], router: Member, options: FleetOptions, signals: StopSignals) -> int:
-    """Runs the replicas and, once they are healthy, the router; ends all of them."""
+async def _run(
+    replicas: list[FleetMember], router: FleetMember, options: FleetOptions, signals: StopSignals
+) -> int:
+    """Run the replicas and, once they are healthy, the router; in the end, end all of them."""
     tasks = [asyncio.ensure_future(r.keep_running(options.start_timeout)) for r in replicas]
     stopped = asyncio.ensure_future(signals.received.wait())
     try:
@@ -83,7 +94,7 @@ async def _run(replicas: list[Member], router: Member, options: FleetOptions, si
         await _end(replicas, router, drain_timeout, signals)
 
 
-async def _all_healthy(members: Sequence[Member]) -> None:
+async def _all_healthy(members: Sequence[FleetMember]) -> None:
     for member in members:
         await member.healthy.wait()
 
@@ -110,15 +121,15 @@ async def _either(
 
 
 async def _end(
-    replicas: Sequence[Member], router: Member, drain_timeout: float, signals: StopSignals
+    replicas: Sequence[FleetMember], router: FleetMember, drain_timeout: float, signals: StopSignals
 ) -> None:
-    """The router takes no more requests and, when the last has ended, leaves. Then, or after
-    ``drain_timeout``, the replicas leave, and what they still have to say reaches clients through it."""
+    """End the fleet. The router takes no more requests, and leaves when the last has ended. Then, or after
+    ``drain_timeout``, the replicas leave; their last answers reach clients through the router."""
     if router.is_running:
         router.send_signal(signal.SIGTERM)
         await signals.give_time(router.gone(), drain_timeout)
     for replica in replicas:
-        # One that is still importing has no request, nor a way to take SIGINT in silence.
+        # One that is still importing has no requests, and would show SIGINT as a traceback.
         replica.send_signal(signal.SIGINT if replica.is_up else signal.SIGTERM)
     waits = [asyncio.ensure_future(member.gone()) for member in (*replicas, router)]
     await asyncio.wait(waits, timeout=_LEAVE_S)
@@ -129,16 +140,7 @@ async def _end(
     await asyncio.gather(*waits)
 
 
-def _hold_port(held: contextlib.ExitStack, host: str, port: int = 0) -> int:
-    """A port that stays a member's, whenever it starts, for as long as ``held`` is open.
-
-    The socket that holds it never listens, which leaves the port to whoever binds it by number, as
-    members do, and out of what the system hands out as free.
-    """
-    return held.enter_context(bind(host, port)).getsockname()[1]
-
-
-def _replica(index: int, port: int, options: FleetOptions, key: str) -> Member:
+def _replica(index: int, port: int, options: FleetOptions, key: str) -> FleetMember:
     command = [
         *(sys.executable, "-m", "sglang_omni.launch_server"),
         *("--host", "127.0.0.1", "--port", str(port), "--parent-pid", str(os.getpid())),
@@ -147,19 +149,21 @@ def _replica(index: int, port: int, options: FleetOptions, key: str) -> Member:
     ]
     url = f"http://127.0.0.1:{port}"
     environment = replicas_environment(key)
-    return Member(f"replica {index}", command, url, environment, heartbeat_timeout=options.heartbeat_timeout)
+    return FleetMember(
+        f"replica {index}", command, url, environment, heartbeat_timeout=options.heartbeat_timeout
+    )
 
 
-def _router(options: FleetOptions) -> Member:
-    """What is to be started in an environment that is known once the replicas are up."""
+def _router(options: FleetOptions) -> FleetMember:
+    """The router's process, whose environment is known once the replicas are up."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(options.host, options.host)
     scheme = "https" if options.router.get("tls_cert_path") else "http"
     url = f"{scheme}://{host}:{options.port}"
     command = [sys.executable, "-m", "sglang_omni.serve.launch.router_process", str(os.getpid())]
-    return Member("router", command, url, heartbeat_timeout=options.heartbeat_timeout)
+    return FleetMember("router", command, url, heartbeat_timeout=options.heartbeat_timeout)
 
 
-def _router_environment(replicas: Sequence[Member], options: FleetOptions) -> dict[str, str]:
+def _router_environment(replicas: Sequence[FleetMember], options: FleetOptions) -> dict[str, str]:
     limits = router_limits([replica.limits for replica in replicas]) | dict(options.router)
     if (limits.get("max_concurrent_requests") or -1) != -1:
         logger.info(
@@ -172,21 +176,21 @@ def _router_environment(replicas: Sequence[Member], options: FleetOptions) -> di
         "worker_urls": [replica.base_url for replica in replicas],
         "host": options.host,
         "port": options.port,
-        # The replicas end first what is under way by then.
+        # Longer than the replicas take to end their requests.
         "drain_timeout": options.drain_timeout + _LEAVE_S,
     }
     return {**os.environ, ROUTER_CONFIG: json.dumps(config)}
 
 
 def router_limits(replicas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What replicas hold together is the router's to hand out: requests wait there, in one line, and replicas
+    """The router's limits from those of its replicas: requests wait in the router, in one queue, and replicas
     seldom refuse any.
 
     Args:
-        replicas: The ``limits`` that each tells of itself.
+        replicas: The ``limits`` in the health of each.
 
     Returns:
-        Fields of the RouterConfig; none if a replica takes any number of requests, or does not say.
+        Fields of the RouterConfig; none if a replica takes any number of requests, or reports no limits.
     """
     running = [each.get("max_concurrent_requests") for each in replicas]
     if not running or None in running:

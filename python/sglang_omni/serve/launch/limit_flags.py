@@ -1,66 +1,55 @@
-"""The launcher's flags for how many requests run, and how many wait, under the router's names."""
+"""The flags of how large requests may be, how many run, and how many wait."""
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
-from sglang_omni.serve.launch.model_flags import count
+from sglang_omni.serve.api.limits import BodyLimits
+from sglang_omni.serve.launch.flags import count, count_or_any, count_or_none, seconds
 
-
-def _count_or_any(text: str) -> int:
-    return -1 if text == "-1" else count(text)
-
-
-def _size(text: str) -> int:
-    return 0 if text == "0" else count(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds
+_ADMISSION = ("max_concurrent_requests", "queue_size", "queue_timeout")
+LIMIT_FLAGS = ("max_body_size", "max_json_size", *_ADMISSION)
 
 
 def add_limit_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-body-size",
+        type=count,
+        default=BodyLimits.max_body_size,
+        metavar="BYTES",
+        help="larger request bodies are refused with 413 (default: %(default)s, 64 MiB)",
+    )
+    parser.add_argument(
+        "--max-json-size",
+        type=count,
+        default=BodyLimits.max_json_size,
+        metavar="BYTES",
+        help="JSON bodies that are larger without their media, too (default: %(default)s, 8 MiB)",
+    )
     group = parser.add_argument_group(
         "limits", "Each of one replica. Requests beyond them are answered with 429 and Retry-After."
     )
     group.add_argument(
         "--max-concurrent-requests",
-        type=_count_or_any,
+        type=count_or_any,
         metavar="REQUESTS",
         help="requests that run at once; -1 for any number (default: what the pipeline's stages hold)",
     )
     group.add_argument(
         "--queue-size",
-        type=_size,
+        type=count_or_none,
         metavar="REQUESTS",
         help="requests beyond that which may wait for their turn; 0 for none (default: twice as many as run)",
     )
     group.add_argument(
         "--queue-timeout",
-        type=_seconds,
+        type=partial(seconds, above_0=True),
         metavar="SECONDS",
         help="a request that has waited for its turn this long is refused (default: 60)",
     )
 
 
-_FLAGS = ("max_concurrent_requests", "queue_size", "queue_timeout")
-
-
-def limit_arguments(args: argparse.Namespace) -> list[str]:
-    """The flags as they were given, for a process that is to serve the same."""
-    given: list[str] = []
-    for name in _FLAGS:
-        if (value := getattr(args, name)) is not None:
-            given += [f"--{name.replace('_', '-')}", str(value)]
-    return given
-
-
 def given_limits(args: argparse.Namespace) -> dict[str, float]:
-    """Those of the limits that were given, by their names."""
-    return {name: value for name in _FLAGS if (value := getattr(args, name)) is not None}
+    """The limits of how many requests run and wait that were given, by name."""
+    return {name: value for name in _ADMISSION if (value := getattr(args, name)) is not None}

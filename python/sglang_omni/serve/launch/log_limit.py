@@ -1,4 +1,4 @@
-"""How much a server's log may grow by what strangers send it."""
+"""A limit on the growth of a server's log through the requests of strangers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-# Of each line of code: so many at once, and so many a second from then on.
+# Records of each line of code: so many at once, and then so many a second.
 _BURST = 100
 _PER_SECOND = 10.0
 _LONGEST = 4000
@@ -20,9 +20,10 @@ class _Bucket:
 
 
 class LogLimit(logging.Filter):
-    """For a handler: of what one line of code logs again and again, some, and how many were left out.
+    """A handler's filter that leaves out some records of a line of code that logs again and again.
 
-    Requests are named by their clients, and fail as often as they like. Debugging is not limited.
+    The next record says how many were left out. Clients name their requests and can make them fail at will.
+    Debug records are not limited.
     """
 
     def __init__(self) -> None:

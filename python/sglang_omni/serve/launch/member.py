@@ -1,10 +1,9 @@
-"""One process of a fleet, and those that take its place when it ends or hangs."""
+"""One member of a fleet, a replica or the router: its process is restarted when it ends or hangs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import faulthandler
 import logging
 import signal
 from collections.abc import Mapping, Sequence
@@ -12,48 +11,43 @@ from typing import Any
 
 import httpx
 
+from sglang_omni.supervision.exits import STACKS_S, describe_exit
+from sglang_omni.supervision.restarts import Restarts
+
 logger = logging.getLogger(__name__)
 
-_FIRST_BACKOFF_S = 0.5
-_LONGEST_BACKOFF_S = 30.0
-# Who has been healthy this long starts again as if it had never ended. Loading a model does not count.
+# After being up for this long, earlier deaths are forgotten. Loading a model does not count.
 _SETTLED_S = 60.0
 _POLL_S = 0.1
-# Between two questions once it is up.
+# Between two health checks once it is up.
 _PROBE_S = 2.0
-# The last chance of one that has not answered, in case it was this process that did not listen.
+# The last chance of a silent member, in case this process was the one that did not run.
 _LAST_PROBE_S = 5.0
-# What it has to write its stacks before it is killed.
-_STACKS_S = 1.0
-_STDERR = 2
 
 
 class MemberFailed(RuntimeError):
-    """A member ended before it was ever healthy: starting it again would not help."""
+    """A member ended before it was ever healthy: a restart would not help."""
 
 
-def write_stacks_on_request() -> None:
-    """Have this process write its threads' stacks to stderr at SIGQUIT, which a member gets that hangs."""
-    faulthandler.register(signal.SIGQUIT, _STDERR)
+class FleetMember:
+    """A process of the fleet that is restarted when it ends or hangs.
 
-
-class Member:
-    """One process of the fleet, and those that take its place.
-
-    One that is up is asked for its ``/health`` for as long as it runs. Any answer will do: what is wrong in a
-    pipeline is mended there. Without one for ``heartbeat_timeout`` the process is ended, its stacks written
-    first if it can, and started again.
+    Its ``/health`` is asked for as long as it runs. Any answer will do: a replica mends its own pipeline.
+    Without an answer for ``heartbeat_timeout``, the process writes its stacks if it can, and is restarted.
 
     Args:
+        name: Its name in the log.
+        command: The command that starts it.
+        base_url: Where it serves.
+        environment: Its whole environment; None: this process's. It holds the keys, which the command must
+            not: every user of the machine can read that.
         heartbeat_timeout: Seconds. 0: it is only asked until it is up.
 
     Attributes:
-        environment: Its whole environment, if that is not this process's. Keys are there and not in the
-            command, which every user of the machine can read.
-        healthy: Set once any of them has been.
-        is_up: Whether the last of them has been.
-        limits: Of requests, as it told when it was healthy; empty if it does not say.
-        process: The last of them; None before the first.
+        healthy: Set once one of its processes has been healthy.
+        is_up: Whether the present process has been healthy.
+        limits: The limits of requests in its last health; empty without any.
+        process: The present process; None before the first.
     """
 
     def __init__(
@@ -80,27 +74,27 @@ class Member:
         return self.process is not None and self.process.returncode is None
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Nothing happens where it does not run."""
+        """Send its process a signal; does nothing if it does not run."""
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(number)
 
     async def gone(self) -> None:
-        """Returns when its process has ended."""
+        """Return when its process has ended."""
         if self.process is not None:
             await self.process.wait()
 
     async def keep_running(self, start_timeout: float) -> None:
-        """Runs until it is cancelled.
+        """Run it until cancelled.
 
         Raises:
             MemberFailed: The first process could not be started, ended, or was not healthy in time.
         """
         loop = asyncio.get_running_loop()
-        backoff = _FIRST_BACKOFF_S
+        restarts = Restarts()
         while True:
             up_at = loop.time()
             try:
-                # A session of its own: Ctrl-C reaches the fleet, which stops its members in order.
+                # A session of its own: Ctrl-C reaches the fleet alone, which stops its members in order.
                 process = self.process = await asyncio.create_subprocess_exec(
                     *self.command,
                     start_new_session=True,
@@ -108,20 +102,21 @@ class Member:
                     env=self.environment,
                 )
             except OSError as exc:
-                # No process, descriptor or memory now; for one that has run there may be some later.
+                # There is no process, descriptor or memory for it now. There may be later.
                 reason = f"{self.name} could not be started: {exc}"
                 if not self.healthy.is_set():
                     raise MemberFailed(reason) from exc
             else:
                 reason, up_at = await self._follow(process, start_timeout)
             if loop.time() - up_at > _SETTLED_S:
-                backoff = _FIRST_BACKOFF_S
-            logger.error("%s; starting it again in %g s", reason, backoff)
-            await asyncio.sleep(backoff)
-            backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
+                restarts.forget()
+            delay = restarts.after_death(loop.time())
+            assert delay is not None  # there is no budget
+            logger.error("%s; starting it again in %g s", reason, delay)
+            await asyncio.sleep(delay)
 
     async def _follow(self, process: asyncio.subprocess.Process, start_timeout: float) -> tuple[str, float]:
-        """See a process to its end. Returns how it ended, and since when it had been up."""
+        """Follow a process to its end. Returns how it ended, and since when it had been up."""
         loop = asyncio.get_running_loop()
         self.is_up = False
         ended = asyncio.ensure_future(process.wait())
@@ -138,7 +133,7 @@ class Member:
             await ended
         finally:
             ended.cancel()
-        reason = f"{self.name} (pid {process.pid}) {_describe_exit(await process.wait())}"
+        reason = f"{self.name} (pid {process.pid}) {describe_exit(await process.wait())}"
         reason += f":{fault}" if fault else ""
         if not self.healthy.is_set():
             raise MemberFailed(reason)
@@ -162,12 +157,12 @@ class Member:
         return False
 
     async def _until_silent(self, ended: asyncio.Future[int]) -> bool:
-        """Return when it has been silent for too long, or False when it has ended."""
+        """Return True when it has been silent for too long, False when it has ended."""
         loop = asyncio.get_running_loop()
         heard = loop.time()
         patience = max(self.heartbeat_timeout - _LAST_PROBE_S, _LAST_PROBE_S)
-        # Over one connection, as long as that is answered on: a member that has no descriptors left for
-        # another one is busy, and not hung.
+        # Over one connection, for as long as it works: a member without a descriptor for another one is busy,
+        # and not hung.
         async with _client() as http:
             while not ended.done():
                 missed = False
@@ -188,25 +183,19 @@ class Member:
     async def _end_hung(self, ended: asyncio.Future[int]) -> None:
         logger.error("%s does not answer: it is ended, with its stacks written if it still can", self.name)
         self.send_signal(signal.SIGQUIT)
-        await asyncio.wait({ended}, timeout=_STACKS_S)
+        await asyncio.wait({ended}, timeout=STACKS_S)
         self.send_signal(signal.SIGKILL)
 
 
 def _client() -> httpx.AsyncClient:
-    # A member is this machine's own, whatever name its certificate is for.
+    # Members run on this machine, whatever name their certificate is for.
     return httpx.AsyncClient(trust_env=False, verify=False)
 
 
 def _told_limits(answer: httpx.Response) -> dict[str, Any]:
-    """Those in a health check's answer; none if it has none."""
+    """The limits in a health check's answer, if it has any."""
     try:
         told = answer.json()
     except ValueError:
         return {}
     return dict(told.get("limits", {}))
-
-
-def _describe_exit(status: int) -> str:
-    if status >= 0:
-        return f"exited with status {status}"
-    return f"was killed by {signal.Signals(-status).name}"

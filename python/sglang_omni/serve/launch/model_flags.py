@@ -1,4 +1,4 @@
-"""The launcher's flags about the model, under SGLang's names, and what they change in a pipeline."""
+"""The flags about the model, under SGLang's names, and their effect on a pipeline."""
 
 from __future__ import annotations
 
@@ -6,33 +6,19 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sglang_omni.serve.launch.flags import count, count_or_any, share
+
 if TYPE_CHECKING:
     from sglang_omni.config import PipelineConfig
 
 
-def count(text: str) -> int:
-    """For ``type=``: a whole number of at least 1."""
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def _count_or_all(text: str) -> int:
-    return -1 if text == "-1" else count(text)
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0.0 < share <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share; give a number above 0, and at most 1")
-    return share
-
-
 class _Flag(NamedTuple):
-    """``argument`` is what factories call it; ``const`` is set by a flag that takes no value."""
+    """
+    Attributes:
+        flag: As the command line has it.
+        argument: The factories' name for it.
+        const: The value that a flag sets that takes none.
+    """
 
     flag: str
     argument: str
@@ -52,12 +38,19 @@ _FLAGS = (
         "--chunked-prefill-size",
         "chunked_prefill_size",
         "tokens of a prompt computed in one step; -1 for all of them",
-        _count_or_all,
+        count_or_any,
     ),
-    _Flag("--mem-fraction-static", "mem_fraction_static", "share of a GPU for weights and KV cache", _share),
+    _Flag("--mem-fraction-static", "mem_fraction_static", "share of a GPU for weights and KV cache", share),
     _Flag("--disable-radix-cache", "prefix_cache", "share no prefixes between requests", const=False),
     _Flag("--tp-size", "tp_size", "ranks that a model is split over"),
 )
+
+
+def _name(flag: _Flag) -> str:
+    return flag.flag.removeprefix("--").replace("-", "_")
+
+
+MODEL_FLAGS = (*map(_name, _FLAGS), "stage")
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -66,15 +59,12 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     )
     for flag in _FLAGS:
         if flag.const is not None:
-            group.add_argument(
-                flag.flag, action="store_const", const=flag.const, dest=_dest(flag), help=flag.help
-            )
+            group.add_argument(flag.flag, action="store_const", const=True, help=flag.help)
         else:
             group.add_argument(
                 flag.flag,
                 type=flag.type,
                 choices=flag.choices,
-                dest=_dest(flag),
                 metavar=None if flag.choices else "N",
                 help=flag.help,
             )
@@ -88,7 +78,7 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def apply_model_flags(config: PipelineConfig, args: argparse.Namespace) -> None:
-    """Changes ``config`` as the flags say.
+    """Change ``config`` as the flags say.
 
     Raises:
         ValueError: No stage has what a flag sets, or a ``--stage`` is wrong; the text names the flag.
@@ -96,8 +86,10 @@ def apply_model_flags(config: PipelineConfig, args: argparse.Namespace) -> None:
     from sglang_omni.config.overrides import override_stage, override_stages
 
     for flag in _FLAGS:
-        value = getattr(args, _dest(flag))
-        if value is not None and not override_stages(config, flag.argument, value):
+        value = getattr(args, _name(flag))
+        if value is None:
+            continue
+        if not override_stages(config, flag.argument, value if flag.const is None else flag.const):
             raise ValueError(f"{flag.flag}: no stage of {config.name} takes it")
     for setting in args.stage:
         try:
@@ -108,7 +100,7 @@ def apply_model_flags(config: PipelineConfig, args: argparse.Namespace) -> None:
 
 
 def _check_setting(setting: str) -> None:
-    """Raises ValueError if ``STAGE.NAME=VALUE`` gives a value that NAME's own flag would refuse."""
+    """Raise ValueError if ``STAGE.NAME=VALUE`` has a value that NAME's own flag would refuse."""
     name, _, text = setting.partition("=")
     if text.strip() in ("", "~", "null"):
         return
@@ -118,19 +110,3 @@ def _check_setting(setting: str) -> None:
                 flag.type(text.strip())
             except argparse.ArgumentTypeError as exc:
                 raise ValueError(f"{setting!r}: {exc}") from None
-
-
-def model_arguments(args: argparse.Namespace) -> list[str]:
-    """The flags as they were given, for a process that is to serve the same."""
-    given: list[str] = []
-    for flag in _FLAGS:
-        value = getattr(args, _dest(flag))
-        if value is not None:
-            given += [flag.flag] if flag.const is not None else [flag.flag, str(value)]
-    for setting in args.stage:
-        given += ["--stage", setting]
-    return given
-
-
-def _dest(flag: _Flag) -> str:
-    return "model_" + flag.argument

@@ -1,4 +1,4 @@
-"""One replica: a pipeline's processes and the web server in front of them."""
+"""One server replica: a pipeline's processes and the web server in front of them."""
 
 from __future__ import annotations
 
@@ -10,52 +10,54 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_omni.client import Client
-from sglang_omni.config import (
-    PipelineConfig,
-    build_process_topology_plan,
-    build_stage_placement_plan,
-)
 from sglang_omni.config.instances import stage_of
 from sglang_omni.config.io import config_to_dict
+from sglang_omni.config.plan import PipelinePlan
 from sglang_omni.pipeline.processes.launcher import Launcher
 from sglang_omni.pipeline.processes.runner import MultiProcessPipelineRunner
+from sglang_omni.pipeline.transport import open_files
 from sglang_omni.serve.api.admission import AdmissionLimits
 from sglang_omni.serve.api.app import create_app
 from sglang_omni.serve.api.keys import Access
+from sglang_omni.serve.api.limits import BodyLimits
 from sglang_omni.serve.api.state import Capabilities
-from sglang_omni.serve.launch.connections import raise_descriptor_limit
-from sglang_omni.serve.launch.processes import StopSignals, bind, exit_after
+from sglang_omni.serve.launch.stopping import StopSignals, exit_after
 from sglang_omni.serve.launch.web_server import WebServer
+from sglang_omni.supervision.ports import bind
 
 logger = logging.getLogger(__name__)
 
-# Without requests a shutdown is over in this time by force.
+# After its requests have ended, a shutdown is over within this time, by force if need be.
 _SHUTDOWN_S = 8.0
 _REASON = "the server is shutting down"
 _BACKLOG = 2048
-# Stages say what they hold as they begin. One that does not counts as one request.
-_HEARD_S = 0.5
-_LOOK_S = 0.02
+# Stages report their capacity as they begin. A stage without a report counts as one request.
+_REPORTS_S = 0.5
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
 class ReplicaOptions:
     """
     Attributes:
-        port: 0 picks a free one.
+        host: The address to listen on.
+        port: The port; 0 picks a free one.
+        model_name: The name that requests give the model; None: the pipeline's.
+        max_body_size: Bytes of a request's body.
+        max_json_size: Bytes of a JSON body apart from its media.
         start_timeout: Seconds for the pipeline's processes to come up.
         drain_timeout: Seconds that requests have to end after SIGTERM.
         request_timeout: Seconds that one request may take; None: any.
         limits: Those of `--max-concurrent-requests`, `--queue-size` and `--queue-timeout` that were given.
-        launcher: Starts them; as children of this process where it is None.
-        access: The keys that are asked for; none where it is None.
+        launcher: Starts the pipeline's processes; None: they are children of this process.
+        access: The keys that clients must show; None: no keys.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     model_name: str | None = None
-    max_body_size: int = 64 * 2**20
-    max_json_size: int = 8 * 2**20
+    max_body_size: int = BodyLimits.max_body_size
+    max_json_size: int = BodyLimits.max_json_size
     start_timeout: float = 600.0
     drain_timeout: float = 30.0
     request_timeout: float | None = 600.0
@@ -64,13 +66,13 @@ class ReplicaOptions:
     access: Access | None = None
 
 
-async def run_replica(config: PipelineConfig, options: ReplicaOptions) -> int:
-    """Serve ``config`` until a signal or the loss of the pipeline. Returns an exit status."""
+async def run_replica(plan: PipelinePlan, options: ReplicaOptions) -> int:
+    """Serve a pipeline until a signal or its loss. Returns an exit status."""
     signals = StopSignals()
-    raise_descriptor_limit()
+    open_files.raise_limit()
     # Bound before anything is loaded, so that a port in use is known at once; listened on when all is up.
     with bind(options.host, options.port) as listener:
-        runner = MultiProcessPipelineRunner(config, launcher=options.launcher)
+        runner = MultiProcessPipelineRunner(plan.config, launcher=options.launcher, plan=plan)
         stopped = asyncio.ensure_future(signals.received.wait())
         try:
             if not await _start(runner, options, stopped):
@@ -86,7 +88,7 @@ async def run_replica(config: PipelineConfig, options: ReplicaOptions) -> int:
 async def _start(
     runner: MultiProcessPipelineRunner, options: ReplicaOptions, stopped: asyncio.Future[Any]
 ) -> bool:
-    """Whether the pipeline is up; False where somebody stopped it before it was."""
+    """Whether the pipeline is up; False if a signal came before."""
     starting = asyncio.ensure_future(runner.start(options.start_timeout))
     await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if stopped.done():
@@ -122,7 +124,7 @@ async def _serve(
     lost = asyncio.ensure_future(runner.wait_failed())
     stopped = asyncio.ensure_future(signals.received.wait())
     host, port = listener.getsockname()[:2]
-    # Whoever reads the next line may connect; the server takes it from there a moment later.
+    # A reader of the next log line may connect at once; the server accepts a moment later.
     listener.listen(_BACKLOG)
     logger.info("%s holds %s", config.name, limits.describe(held))
     logger.info("%s is served on http://%s:%d", config.name, host, port)
@@ -136,27 +138,27 @@ async def _serve(
     finally:
         for waiting in (lost, stopped):
             waiting.cancel()
-        # Whoever is still waiting is told, instead of being cut off.
+        # Requests that still run are answered with an error, instead of being cut off.
         runner.coordinator.fail_all(_REASON)
         server.should_exit = True
         await serving
 
 
 async def _held(runner: MultiProcessPipelineRunner) -> dict[str, int]:
-    """How many requests each stage works on at once, its replicas together."""
+    """How many requests each stage works on at once, all its replicas together."""
     stages = {stage.name: stage for stage in runner.config.stages}
     told: dict[str, int] = {}
-    for _ in range(round(_HEARD_S / _LOOK_S)):
+    for _ in range(round(_REPORTS_S / _POLL_S)):
         for instance, stats in runner.coordinator.stage_stats().items():
             told[stage_of(instance)] = int(stats.get("max_running_reqs", 1))
         if told.keys() >= stages.keys():
             break
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
     return {name: told.get(name, 1) * stage.max_replicas for name, stage in stages.items()}
 
 
 async def _drain(runner: MultiProcessPipelineRunner, signals: StopSignals, timeout: float) -> None:
-    """Have what runs end, as long as nobody is in a hurry. New requests are told that it is over here."""
+    """Refuse new requests, and let those that run end, unless a signal says to stop at once."""
     running = runner.coordinator.health()["total_requests"]
     if running and not signals.at_once.is_set():
         logger.info("Shutting down: %d requests have %g s to end (--drain-timeout)", running, timeout)
@@ -164,17 +166,9 @@ async def _drain(runner: MultiProcessPipelineRunner, signals: StopSignals, timeo
 
 
 def _info(runner: MultiProcessPipelineRunner) -> dict[str, Any]:
-    """What ``/get_server_info`` tells: the config, and which process runs which stages."""
-    config = runner.config
-    plan = build_process_topology_plan(config, build_stage_placement_plan(config))
-    stages = {group.name: list(group.stage_names) for group in plan.groups}
-    for stage, processes in plan.tp_stage_to_processes.items():
-        stages |= {name: [stage] for name in processes}
+    """The answer of ``/get_server_info``: the config, and the stages of each process."""
     return {
-        "model_path": config.model_path,
-        "config": config_to_dict(config),
-        "processes": [
-            {"name": name, "pid": pid, "stages": stages.get(name, [])}
-            for name, pid in runner.process_ids.items()
-        ],
+        "model_path": runner.config.model_path,
+        "config": config_to_dict(runner.config),
+        "processes": runner.describe_processes(),
     }

@@ -1,4 +1,4 @@
-"""The web server: uvicorn's, behind an accept loop that runs out of nothing."""
+"""The web server: uvicorn's, behind an accept loop that never runs out of descriptors."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from sglang_omni.serve.launch.connections import Connection, ConnectionLimits, C
 
 logger = logging.getLogger(__name__)
 
-# Longer than a router or a client keeps an idle connection, so that none is closed as it is used again.
+# Longer than routers and clients keep an idle connection, so that none is closed while it is used again.
 _KEEP_ALIVE_S = 120
-# Once no request runs any more, clients have this long to read their answers.
+# Seconds that clients have to read their answers once no request runs any more.
 _LAST_WORDS_S = 2
-# Connections taken before other work has its turn.
+# Connections accepted before other work has its turn.
 _AT_ONCE = 64
-# How soon it is tried again, should no connection end before.
+# Until the next try to accept, if no connection ends before.
 _RETRY_S = 0.25
 _SAY_AGAIN_S = 10.0
-# What a later try may find gone.
+# Shortages that may have passed at a later try.
 _SHORT_OF = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class WebServer(uvicorn.Server):
     """Serves an application on sockets that are bound already; ``serve(sockets=[...])`` runs it.
 
-    It leaves signals to its caller: the pipeline is to be stopped after the server, not instead.
+    It leaves signals to its caller, which must stop the pipeline after the server.
     """
 
     def __init__(self, app: ASGIApp, limits: ConnectionLimits | None = None) -> None:
@@ -81,9 +81,9 @@ class WebServer(uvicorn.Server):
 
 
 class Accepting:
-    """Takes connections from a listening socket while there is room for them; others wait in its backlog.
+    """Accepts connections of a listening socket while there is room for them; others wait in its backlog.
 
-    asyncio's own loop goes on at once where descriptors are short, with a traceback in the log each time.
+    asyncio's own accept loop, short of descriptors, would try on at once, with a traceback each time.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Accepting:
         self._resume()
 
     def close(self) -> None:
-        """Takes no more. What waits in the backlog is refused when the socket is closed."""
+        """Accept no more. Connections in the backlog are refused when the socket is closed."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -126,7 +126,7 @@ class Accepting:
                 return
             accepted.setblocking(False)
             if hasattr(socket, "TCP_USER_TIMEOUT"):
-                # The kernel ends it if its client takes nothing of what was written for so long, or is gone.
+                # The kernel ends a connection whose client is gone, or has taken no data for so long.
                 stall_ms = round(1000 * self._connections.limits.stall_s)
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
             opening = asyncio.ensure_future(self._loop.connect_accepted_socket(self._protocol, accepted))

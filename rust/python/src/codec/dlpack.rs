@@ -1,7 +1,10 @@
-//! torch tensors read and made through DLPack's C exchange table, without a call into Python.
+//! Reads and makes torch tensors through DLPack's C exchange table, without a call into Python.
 //!
-//! The structs are those of DLPack 1.x (`dlpack.h`). What the table cannot say, or a torch without
-//! one, goes the longer way through `proto/tensors.py`.
+//! The structs are those of DLPack 1.x (`dlpack.h`). `proto/tensors.py` handles tensors that the table cannot express,
+//! and versions of torch without a table.
+
+#[cfg(test)]
+mod tests;
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -14,9 +17,12 @@ use sglang_omni_payload::{DTYPES, DType};
 
 use crate::buffer::BufferView;
 
+#[cfg(test)]
+pub use tests::FakeTensor;
+
 const MAJOR: u32 = 1;
 const CPU: i32 = 1;
-/// Where Linux lets no process have memory (`vm.mmap_min_addr`).
+/// Linux lets no process have memory below this address (`vm.mmap_min_addr`).
 const LOWEST_ADDRESS: usize = 1 << 16;
 
 #[repr(C)]
@@ -49,7 +55,7 @@ struct DlManaged {
 }
 
 #[repr(C)]
-struct Table {
+struct ApiTable {
     version: [u32; 2],
     previous: *const c_void,
     allocate: *const c_void,
@@ -61,15 +67,15 @@ struct Table {
 
 /// torch's exchange table, which lives as long as the process.
 #[derive(Clone, Copy)]
-pub struct Exchange(&'static Table);
+pub struct DlpackApi(&'static ApiTable);
 
-// SAFETY: the table is constant, and its functions may be called by whoever holds the interpreter.
-unsafe impl Send for Exchange {}
+// SAFETY: the table is constant, and its functions may be called by any thread with the interpreter's lock.
+unsafe impl Send for DlpackApi {}
 // SAFETY: as above.
-unsafe impl Sync for Exchange {}
+unsafe impl Sync for DlpackApi {}
 
-/// A strided CPU tensor, as far as it matters for packing. Borrows the tensor's own sizes.
-pub struct Described<'a> {
+/// The part of a strided CPU tensor that packing needs. Borrows the tensor's own sizes.
+pub struct TensorInfo<'a> {
     pub dtype: DType,
     pub address: usize,
     pub shape: &'a [i64],
@@ -77,7 +83,7 @@ pub struct Described<'a> {
     pub strides: &'a [i64],
 }
 
-impl Described<'_> {
+impl TensorInfo<'_> {
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1i64;
         self.shape.contains(&0)
@@ -94,28 +100,29 @@ impl Described<'_> {
     }
 }
 
-impl Exchange {
-    /// `torch.Tensor.__dlpack_c_exchange_api__`, where it is one of this major version.
+impl DlpackApi {
+    /// Reads `__dlpack_c_exchange_api__` of `torch.Tensor`. `None` if there is none of this major version; raises if it
+    /// is no such capsule.
     pub fn of(tensor_type: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         let py = tensor_type.py();
         let Some(capsule) = tensor_type.getattr_opt(intern!(py, "__dlpack_c_exchange_api__"))?
         else {
             return Ok(None);
         };
-        // SAFETY: a Python object and a C string; anything but such a capsule gives null and an error.
+        // SAFETY: a Python object and a C string; any object but such a capsule gives null and an error.
         let table =
             unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), c"dlpack_exchange_api".as_ptr()) };
         if table.is_null() {
             return Err(PyErr::fetch(py));
         }
         // SAFETY: the name vouches for the type, and DLPack for the lifetime.
-        let table = unsafe { &*table.cast::<Table>() };
+        let table = unsafe { &*table.cast::<ApiTable>() };
         Ok((table.version[0] == MAJOR).then_some(Self(table)))
     }
 
-    /// `None` for what this table cannot say, or does not say completely: other devices and layouts,
-    /// dtypes unknown to DLPack, and lazy negation and conjugation.
-    pub fn describe<'a>(&self, tensor: &'a Bound<'_, PyAny>) -> PyResult<Option<Described<'a>>> {
+    /// `None` for tensors that the table cannot express, or not completely: other devices and layouts, dtypes unknown
+    /// to DLPack, and lazy negation and conjugation.
+    pub fn describe<'a>(&self, tensor: &'a Bound<'_, PyAny>) -> PyResult<Option<TensorInfo<'a>>> {
         let py = tensor.py();
         let Some(read) = self.0.tensor_from_object else {
             return Ok(None);
@@ -123,10 +130,10 @@ impl Exchange {
         let mut out = std::mem::MaybeUninit::<DlTensor>::uninit();
         // SAFETY: `tensor` is a torch.Tensor, which is what the table is for.
         if unsafe { read(tensor.as_ptr(), out.as_mut_ptr()) } != 0 {
-            drop(PyErr::take(py)); // "cannot": the longer way says why
+            drop(PyErr::take(py)); // `proto/tensors.py` says why it cannot
             return Ok(None);
         }
-        // SAFETY: 0 says that it was filled in.
+        // SAFETY: 0 means that it was filled in.
         let out = unsafe { out.assume_init() };
         let Some(dtype) = from_dl(out.dtype) else {
             return Ok(None);
@@ -141,14 +148,14 @@ impl Exchange {
             return Ok(None);
         }
         let dims = out.ndim as usize;
-        // SAFETY: the arrays are the tensor's own and stay while it is borrowed and not resized.
+        // SAFETY: the arrays belong to the tensor and stay while it is borrowed and not resized.
         let (shape, strides) = unsafe { (dims_of(out.shape, dims), dims_of(out.strides, dims)) };
         let address = out.data as usize + out.byte_offset as usize;
-        // At no address, or some way after it: a view of memory that was freed.
+        // A null pointer plus an offset: a view of memory that was freed.
         if address < LOWEST_ADDRESS && !shape.contains(&0) {
             return Ok(None);
         }
-        Ok(Some(Described {
+        Ok(Some(TensorInfo {
             dtype,
             address,
             shape,
@@ -156,7 +163,7 @@ impl Exchange {
         }))
     }
 
-    /// A tensor that views `owner`'s memory and keeps it; `None` for a dtype DLPack does not have.
+    /// Makes a tensor that views `owner`'s memory and keeps it. `None` for a dtype that DLPack does not have.
     ///
     /// # Safety
     /// `address` is inside that memory, and so is every element of these sizes and strides (in elements).
@@ -177,7 +184,7 @@ impl Exchange {
             .map(|&size| size as i64)
             .chain(strides)
             .collect();
-        let mut view = Box::new(View {
+        let mut view = Box::new(ManagedView {
             managed: DlManaged {
                 version: [MAJOR, 0],
                 manager: std::ptr::null_mut(),
@@ -202,15 +209,15 @@ impl Exchange {
         view.managed.tensor.strides = unsafe { view.dims.as_mut_ptr().add(shape.len()) };
         let managed = Box::into_raw(view).cast::<DlManaged>();
         let mut object = std::ptr::null_mut();
-        // SAFETY: `managed` is complete and its ownership passes on.
+        // SAFETY: `managed` is complete, and torch takes it over.
         if unsafe { make(managed, &raw mut object) } != 0 {
-            // `managed` is leaked: whether torch let go of it cannot be known.
+            // `managed` is leaked, because torch may or may not have freed it.
             let error = PyErr::fetch(py);
             return Err(PyRuntimeError::new_err(format!(
                 "torch makes no tensor of a view: {error}"
             )));
         }
-        // SAFETY: 0 says that it is a new reference.
+        // SAFETY: 0 means that it is a new reference.
         Ok(Some(unsafe { Bound::from_owned_ptr(py, object) }))
     }
 }
@@ -239,8 +246,8 @@ unsafe fn dims_of<'a>(array: *mut i64, dims: usize) -> &'a [i64] {
 }
 
 #[repr(C)]
-struct View {
-    /// First, so that a pointer to it is one to the whole.
+struct ManagedView {
+    /// The first field, so that a pointer to it is a pointer to the whole.
     managed: DlManaged,
     dims: Vec<i64>,
     _owner: Arc<BufferView>,
@@ -248,7 +255,7 @@ struct View {
 
 unsafe extern "C" fn delete(managed: *mut DlManaged) {
     // SAFETY: torch calls this once, with what `view` made.
-    drop(unsafe { Box::from_raw(managed.cast::<View>()) });
+    drop(unsafe { Box::from_raw(managed.cast::<ManagedView>()) });
 }
 
 const fn dl(code: u8, bits: u8) -> Option<DlType> {
@@ -287,7 +294,7 @@ const DL_TYPES: [Option<DlType>; DTYPES.len()] = [
     None,       // bits16
 ];
 
-/// Whether it has integers of less than a byte, which torch passes off as bytes.
+/// Whether a tensor has integers of less than a byte, which torch describes as bytes.
 fn is_shorter(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     static SHORTER: PyOnceLock<Vec<Py<PyAny>>> = PyOnceLock::new();
     let py = tensor.py();

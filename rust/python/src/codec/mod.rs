@@ -1,16 +1,23 @@
-//! Python objects as msgpack with typed extensions, and the tensors in them as a payload.
+//! Turns Python objects into msgpack with typed extensions and back, and tensors in them into a payload.
 //!
-//! `proto/codec.py` says what a class is and does by itself what is rare; it hands its part over as
-//! the callables of `Codec`.
+//! `proto/codec.py` describes classes and handles rare types; `Codec` receives these parts as callables.
 
+#[expect(unsafe_code)]
 mod decode;
+#[expect(unsafe_code)]
 mod dlpack;
+#[expect(unsafe_code)]
 mod encode;
-mod failure;
-mod keys;
+mod key_cache;
+#[expect(unsafe_code)]
 mod numpy;
+mod pack_error;
+#[expect(unsafe_code)]
 mod rows;
+#[cfg(test)]
+mod tests;
 mod types;
+#[expect(unsafe_code)]
 mod views;
 
 use std::sync::{Arc, OnceLock};
@@ -23,14 +30,17 @@ use sglang_omni_payload::{DType, Plan, copy_head, decode_head};
 use crate::buffer::BufferView;
 use crate::payload::PayloadPlan;
 use decode::{Decoder, as_value_error};
-use dlpack::Exchange;
+use dlpack::DlpackApi;
 use encode::Walk;
-use keys::KeyStore;
+use key_cache::SharedKeyCache;
 use rows::Rows;
 use types::Classes;
 use views::Views;
 
-/// Extension codes: part of the wire format, never reused for something else.
+#[cfg(test)]
+pub use {dlpack::FakeTensor, numpy::FakeArray};
+
+/// Extension codes. They are part of the wire format: a code never changes its meaning.
 mod code {
     pub const TUPLE: i8 = 1;
     pub const SET: i8 = 2;
@@ -50,37 +60,38 @@ mod code {
     pub const TENSOR_REF: i8 = 16;
 }
 
-/// What Python does for the codec.
+/// The callables and objects that `proto/codec.py` passes to the codec.
 struct Tools {
     classes: Classes,
     /// An extension's code and body -> the object.
     revive: Py<PyAny>,
     /// () -> torch.Tensor.
     load_torch: Py<PyAny>,
-    /// A tensor -> (stand-in, dtype code, address, shape, strides, whether a GPU's memory) or None.
+    /// A tensor -> (stand-in, dtype code, address, shape, strides in elements, whether it is in a GPU's memory) or
+    /// None.
     describe_tensor: Py<PyAny>,
-    /// Buffer, dtype's name, offset, shape, strides -> a tensor.
+    /// Buffer, dtype's name, offset in bytes, shape, strides in elements -> a tensor.
     view_tensor: Py<PyAny>,
-    /// Tensors in a GPU's memory with a place and strides in elements each, bytes -> memory there with all of
-    /// them, and its address.
+    /// Tensors of a GPU's memory, each with an offset and strides in elements, and a size in bytes -> new memory of
+    /// that size with all of them, and its address.
     gather: Py<PyAny>,
     ndarray: Py<PyAny>,
     /// By the dtype's code.
     numpy_dtypes: Py<PyDict>,
     new_object: Py<PyAny>,
     new_tuple: Py<PyAny>,
-    torch: OnceLock<Option<Exchange>>,
-    keys: KeyStore,
+    torch: OnceLock<Option<DlpackApi>>,
+    keys: SharedKeyCache,
 }
 
 impl Tools {
-    /// torch's exchange table, where it has one; imports torch.
-    fn torch(&self, py: Python<'_>) -> PyResult<Option<Exchange>> {
+    /// torch's DLPack table, if it has one. Imports torch.
+    fn torch(&self, py: Python<'_>) -> PyResult<Option<DlpackApi>> {
         if let Some(known) = self.torch.get() {
             return Ok(*known);
         }
-        let exchange = Exchange::of(&self.load_torch.bind(py).call0()?)?;
-        Ok(*self.torch.get_or_init(|| exchange))
+        let api = DlpackApi::of(&self.load_torch.bind(py).call0()?)?;
+        Ok(*self.torch.get_or_init(|| api))
     }
 
     fn numpy_dtype<'py>(&self, py: Python<'py>, dtype: DType) -> PyResult<Bound<'py, PyAny>> {
@@ -100,7 +111,7 @@ struct Codec {
 impl Codec {
     #[new]
     #[pyo3(signature = (*, describe, find, revive, load_torch, describe_tensor, view_tensor, gather, ndarray, numpy_dtypes))]
-    #[allow(clippy::too_many_arguments)] // by name, once
+    #[allow(clippy::too_many_arguments)] // passed by name, in one place
     fn new(
         py: Python<'_>,
         describe: Py<PyAny>,
@@ -133,7 +144,7 @@ impl Codec {
                 new_object: new("object")?,
                 new_tuple: new("tuple")?,
                 torch: OnceLock::new(),
-                keys: KeyStore::new(),
+                keys: SharedKeyCache::new(),
             },
         })
     }
@@ -143,14 +154,14 @@ impl Codec {
         let mut walk = Walk::new(py, &self.tools, None);
         match walk.value(object) {
             Ok(()) => Ok(PyBytes::new(py, &walk.out)),
-            Err(failure) => Err(failure.into_err(py)),
+            Err(error) => Err(error.into_err(py)),
         }
     }
 
     fn plan(&self, object: &Bound<'_, PyAny>) -> PyResult<PayloadPlan> {
         let py = object.py();
         let mut walk = Walk::new(py, &self.tools, Some(Rows::default()));
-        walk.value(object).map_err(|failure| failure.into_err(py))?;
+        walk.value(object).map_err(|error| error.into_err(py))?;
         let mut rows = walk.rows.unwrap_or_default();
         rows.close_gaps(py, &self.tools)?;
         let mut plan = Plan::new(&walk.out, &rows.sources)
@@ -161,15 +172,17 @@ impl Codec {
         Ok(PayloadPlan::new(plan, rows.owners))
     }
 
+    #[expect(unsafe_code)]
     #[pyo3(signature = (data, *, trusted = false))]
     fn unpack<'py>(&self, data: &Bound<'py, PyAny>, trusted: bool) -> PyResult<Bound<'py, PyAny>> {
         let py = data.py();
         let view = BufferView::new(data).map_err(|error| as_value_error(py, error))?;
-        // SAFETY: a message is its receiver's alone and is not written to.
+        // SAFETY: a message belongs to its receiver alone and is not written to.
         let message = unsafe { view.as_slice() };
         Decoder::new(py, &self.tools, trusted, None).message(message)
     }
 
+    #[expect(unsafe_code)]
     #[pyo3(signature = (payload, *, trusted = false))]
     fn unpack_payload<'py>(
         &self,
@@ -179,8 +192,8 @@ impl Codec {
         let py = payload.py();
         let view = BufferView::new(payload).map_err(|error| as_value_error(py, error))?;
         let view = Arc::new(view);
-        // A copy, because a sender that breaks the contract may write to it while it is read.
-        // SAFETY: the view has as many bytes.
+        // The head is copied, because a sender that breaks the contract may write to it while it is read.
+        // SAFETY: the view has that many bytes.
         let head = unsafe { copy_head(view.as_ptr(), view.len()) };
         let decoded = decode_head(&head, view.len())
             .map_err(|error| PyValueError::new_err(error.to_string()))?;
@@ -188,7 +201,7 @@ impl Codec {
         Decoder::new(py, &self.tools, trusted, Some(views)).message(&head[decoded.skeleton])
     }
 
-    /// A name stands for another class now.
+    /// Forgets which class each name stands for, because one of them has changed.
     fn forget_names(&self) {
         self.tools.classes.forget_names();
     }

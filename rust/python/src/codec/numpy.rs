@@ -1,10 +1,16 @@
-//! numpy arrays read through `__array_struct__`.
+//! Reads numpy arrays through `__array_struct__`.
+
+#[cfg(test)]
+mod tests;
 
 use std::ffi::{c_char, c_int, c_void};
 
 use pyo3::prelude::*;
 use pyo3::{ffi, intern};
 use sglang_omni_payload::{DTYPES, DType};
+
+#[cfg(test)]
+pub use tests::FakeArray;
 
 const C_CONTIGUOUS: c_int = 0x1;
 const NOT_SWAPPED: c_int = 0x200;
@@ -31,17 +37,17 @@ pub struct Array<'py> {
 }
 
 impl<'py> Array<'py> {
-    /// `None` for dtypes that are not the format's: structured ones, text, dates, other byte orders.
+    /// `None` for dtypes that the format does not have: structured ones, text, dates, other byte orders.
     pub fn of(array: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = array.py();
         let capsule = array.getattr(intern!(py, "__array_struct__"))?;
-        // SAFETY: numpy's capsule has no name; anything else gives null and an error.
+        // SAFETY: numpy's capsule has no name; any other object gives null and an error.
         let interface = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), std::ptr::null()) };
         if interface.is_null() {
             return Err(PyErr::fetch(py));
         }
         let interface: *const Interface = interface.cast();
-        // SAFETY: as `__array_struct__` is documented; the capsule is kept.
+        // SAFETY: numpy documents that the capsule points to this struct; the capsule is kept.
         let known = unsafe { &*interface };
         if known.flags & NOT_SWAPPED == 0 {
             return Ok(None);
@@ -56,7 +62,7 @@ impl<'py> Array<'py> {
     }
 
     fn interface(&self) -> &Interface {
-        // SAFETY: `of` checked the capsule that it lies in.
+        // SAFETY: `of` checked the capsule, which owns it.
         unsafe { &*self.interface }
     }
 
@@ -96,7 +102,7 @@ unsafe fn dims<'a>(array: *mut isize, nd: c_int) -> &'a [isize] {
     unsafe { std::slice::from_raw_parts(array, nd as usize) }
 }
 
-/// numpy's name for a dtype of the format: kind and size.
+/// numpy's name for each of the format's dtypes: byte order, kind and size.
 const NAMES: [Option<&str>; DTYPES.len()] = [
     Some("|b1"),  // bool
     Some("|u1"),  // uint8

@@ -1,4 +1,4 @@
-//! The tensors met while an object is packed: one row of the payload's table each.
+//! Collects the tensors of an object that is being packed, each as one row of the payload's table.
 
 use std::collections::HashMap;
 
@@ -7,26 +7,26 @@ use pyo3::types::{PyByteArray, PyTuple};
 use sglang_omni_payload::{DType, Framework, Layout, Source, is_whole, layouts};
 
 use super::Tools;
-use super::dlpack::Exchange;
+use super::dlpack::DlpackApi;
 use super::numpy::Array;
 use super::types::AddressHash;
 
 #[derive(Default)]
 pub struct Rows {
     pub sources: Vec<Source>,
-    /// What each row's memory belongs to: the object itself or a copy that stands for it.
+    /// The owner of each row's memory: the tensor itself or a copy that replaces it.
     pub owners: Vec<Py<PyAny>>,
-    /// Objects that a copy stands for: an address must stay its object's own until the walk is over.
+    /// Tensors that a copy replaces. They are kept because `numbers` identifies tensors by address.
     replaced: Vec<Py<PyAny>>,
-    /// An object's row, by its address.
+    /// The row of each tensor, by the address of its object.
     numbers: HashMap<usize, u32, AddressHash>,
-    /// Rows in the memory of a GPU.
+    /// Rows whose memory is a GPU's.
     pub foreign: Vec<usize>,
-    /// Whether any row's view skips memory that is not its own.
+    /// Whether any row is a view that skips memory.
     gapped: bool,
 }
 
-/// Stand-in, dtype code, address, shape, strides in elements, whether a GPU's memory.
+/// Stand-in, dtype code, address, shape, strides in elements, whether it is in a GPU's memory.
 type DescribedTensor<'py> = (Bound<'py, PyAny>, u8, usize, Vec<u64>, Vec<i64>, bool);
 
 impl Rows {
@@ -34,7 +34,7 @@ impl Rows {
         self.numbers.get(&(object.as_ptr() as usize)).copied()
     }
 
-    /// The row of an array not met before; `None` where it must be packed in place.
+    /// Adds an array that has no row yet. `None` if it must be written into the message.
     pub fn add_array(&mut self, object: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
         let Some(array) = Array::of(object)? else {
             return Ok(None);
@@ -43,15 +43,15 @@ impl Rows {
         Ok(Some(self.add(object, object, source)))
     }
 
-    /// The row of a tensor not met before; `None` where it must be packed in place.
+    /// Adds a tensor that has no row yet. `None` if it must be written into the message.
     pub fn add_tensor(
         &mut self,
         tools: &Tools,
-        exchange: Option<Exchange>,
+        api: Option<DlpackApi>,
         object: &Bound<'_, PyAny>,
     ) -> PyResult<Option<u32>> {
-        if let Some(exchange) = exchange
-            && let Some(tensor) = exchange.describe(object)?
+        if let Some(api) = api
+            && let Some(tensor) = api.describe(object)?
         {
             let item = tensor.dtype.itemsize as i64;
             let source = Source {
@@ -93,8 +93,8 @@ impl Rows {
         number
     }
 
-    /// Leaves behind the memory that views skip: what they have of it is copied to memory of its own, in which
-    /// those that share some share it still. No bytes go with a payload but those of its tensors.
+    /// Copies views that skip memory to new memory without the gaps, in which views that share bytes still share them.
+    /// So a payload has no bytes but those of its tensors.
     pub fn close_gaps(&mut self, py: Python<'_>, tools: &Tools) -> PyResult<()> {
         if !self.gapped {
             return Ok(());
@@ -105,7 +105,7 @@ impl Rows {
                 self.gather_foreign(py, tools, &layout)?
             } else {
                 let memory = PyByteArray::new_with(py, layout.len, |memory| {
-                    // SAFETY: as long as the layout says, and the sources' owners are kept.
+                    // SAFETY: `memory` has the layout's length, and the sources' owners are kept.
                     py.detach(|| unsafe { layout.gather(memory.as_mut_ptr()) });
                     Ok(())
                 })?;
@@ -121,7 +121,7 @@ impl Rows {
         Ok(())
     }
 
-    /// As the core does it, of memory that it cannot read.
+    /// Copies views of a GPU's memory, which Python must do.
     fn gather_foreign<'py>(
         &self,
         py: Python<'py>,

@@ -1,4 +1,4 @@
-//! What the codec knows of Python's classes: asked of `proto/codec.py` once a class, then kept.
+//! How the codec writes and builds instances of each Python class. `proto/codec.py` is asked once per class.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -10,8 +10,8 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use sglang_omni_payload::msgpack::{write_array, write_str};
 
 /// How instances of a class are written.
-pub enum Kind {
-    /// By the name or, where `attribute` is `_value_`, by the value of a member.
+pub enum ClassKind {
+    /// As a member's name, or as its value if `attribute` is `_value_`.
     Enum {
         head: Vec<u8>,
         attribute: Py<PyString>,
@@ -27,12 +27,12 @@ pub enum Kind {
     Array {
         encode: Py<PyAny>,
     },
-    /// `plain` where the class adds nothing to torch.Tensor that its memory would not show.
+    /// `plain` if the class adds no state to torch.Tensor.
     Tensor {
         plain: bool,
         encode: Py<PyAny>,
     },
-    /// By `encode`, which returns an extension's code and body.
+    /// As `encode` returns it: an extension's code and body.
     Other {
         encode: Py<PyAny>,
     },
@@ -59,8 +59,8 @@ impl Field {
     }
 }
 
-impl Kind {
-    /// From what `describe` of `proto/codec.py` returns: the kind's name and its parts.
+impl ClassKind {
+    /// From the tuple that `describe` of `proto/codec.py` returns: the kind's name and its parts.
     fn from_description(described: &Bound<'_, PyTuple>) -> PyResult<Self> {
         let kind: String = described.get_item(0)?.extract()?;
         let part = |index| described.get_item(index);
@@ -96,7 +96,7 @@ impl Kind {
     }
 }
 
-/// `[name, ...` of an extension's two-element body.
+/// The beginning of an extension's body of two elements, the first of which is the class's name.
 fn head(name: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     let mut out = Vec::new();
     write_array(&mut out, 2).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
@@ -120,15 +120,15 @@ fn interned(name: &Bound<'_, PyAny>) -> PyResult<Py<PyString>> {
 }
 
 /// A class that messages may name, as `find` of `proto/codec.py` describes it.
-pub struct Found {
+pub struct FoundClass {
     pub class: Py<PyType>,
-    /// Of an enum: the members by name.
+    /// An enum's members by name.
     pub members: Option<Py<PyDict>>,
-    /// Of an enum: whether members are made from values.
+    /// Whether it is an enum whose members are made from values.
     pub is_flag: bool,
-    /// Of a dataclass: the fields in the order in which they are written, then class variables.
+    /// A dataclass's fields in the order in which they are written, then its class variables.
     pub fields: Option<Vec<Field>>,
-    /// Of a namedtuple: how many fields.
+    /// A namedtuple's number of fields.
     pub arity: Option<usize>,
 }
 
@@ -140,15 +140,15 @@ type FoundParts<'py> = (
     Option<usize>,
 );
 
-/// By the class's address; the class is kept, so that the address stays its own.
-type Written = HashMap<usize, (Py<PyType>, Arc<Kind>), AddressHash>;
+/// By the class's address. The class is kept, so that no other class gets the address.
+type Written = HashMap<usize, (Py<PyType>, Arc<ClassKind>), AddressHash>;
 
-/// Classes met so far, in both directions.
+/// The classes seen so far, for writing and for reading.
 pub struct Classes {
     describe: Py<PyAny>,
     find: Py<PyAny>,
     written: Mutex<Written>,
-    read: Mutex<HashMap<Vec<u8>, Arc<Found>>>,
+    read: Mutex<HashMap<Vec<u8>, Arc<FoundClass>>>,
 }
 
 impl Classes {
@@ -161,9 +161,9 @@ impl Classes {
         }
     }
 
-    /// Raises what `describe` raises for a class that cannot be encoded.
+    /// How an object is written. Raises what `describe` raises for a class that cannot be encoded.
     #[inline]
-    pub fn kind_of(&self, object: &Bound<'_, PyAny>) -> PyResult<Arc<Kind>> {
+    pub fn kind_of(&self, object: &Bound<'_, PyAny>) -> PyResult<Arc<ClassKind>> {
         let address = object.get_type_ptr() as usize;
         if let Some((_, kind)) = lock(&self.written).get(&address) {
             return Ok(Arc::clone(kind));
@@ -172,16 +172,16 @@ impl Classes {
     }
 
     #[cold]
-    fn meet(&self, class: &Bound<'_, PyType>) -> PyResult<Arc<Kind>> {
+    fn meet(&self, class: &Bound<'_, PyType>) -> PyResult<Arc<ClassKind>> {
         let described = self.describe.bind(class.py()).call1((class,))?;
-        let kind = Arc::new(Kind::from_description(described.cast::<PyTuple>()?)?);
+        let kind = Arc::new(ClassKind::from_description(described.cast::<PyTuple>()?)?);
         let entry = (class.clone().unbind(), Arc::clone(&kind));
         let _replaced = lock(&self.written).insert(class.as_ptr() as usize, entry);
         Ok(kind)
     }
 
     /// The class of that name, which must be registered here unless `trusted`.
-    pub fn named(&self, py: Python<'_>, name: &[u8], trusted: bool) -> PyResult<Arc<Found>> {
+    pub fn named(&self, py: Python<'_>, name: &[u8], trusted: bool) -> PyResult<Arc<FoundClass>> {
         if let Some(found) = lock(&self.read).get(name) {
             return Ok(Arc::clone(found));
         }
@@ -190,7 +190,7 @@ impl Classes {
             .bind(py)
             .call1((String::from_utf8_lossy(name), trusted))?;
         let (class, members, is_flag, names, arity): FoundParts<'_> = found.extract()?;
-        let found = Arc::new(Found {
+        let found = Arc::new(FoundClass {
             class: class.unbind(),
             members: members.map(Bound::unbind),
             is_flag,
@@ -201,20 +201,20 @@ impl Classes {
         Ok(found)
     }
 
-    /// A name stands for another class now.
+    /// Forgets which class each name stands for.
     pub fn forget_names(&self) {
         drop(std::mem::take(&mut *lock(&self.read)));
     }
 }
 
-/// Never held while Python code may run, which dropping a class may.
+/// Locks a table. Callers must not hold the lock while Python code may run, for example when a class is dropped.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub type AddressHash = BuildHasherDefault<AddressHasher>;
 
-/// Spreads addresses of objects, whose low bits are all alike.
+/// Hashes addresses of objects, whose low bits are all alike.
 #[derive(Default)]
 pub struct AddressHasher(u64);
 

@@ -1,11 +1,11 @@
-//! Tensors and arrays as views of bytes that were received.
+//! Makes tensors and arrays that view received bytes.
 
 use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyTuple};
-use sglang_omni_payload::msgpack::{Reader, Token};
+use sglang_omni_payload::msgpack::{Token, TokenReader};
 use sglang_omni_payload::{DTYPES, DType, Framework, TensorView};
 
 use super::{Tools, code, numpy};
@@ -81,15 +81,14 @@ impl<'a, 'py> Views<'a, 'py> {
         } else {
             tensor.strides.iter().map(|stride| stride / item).collect()
         };
-        if let Some(exchange) = tools.torch(py)?
+        if let Some(api) = tools.torch(py)?
             && !tensor.shape.contains(&0)
         {
             let address = self.held.as_ptr() as usize + tensor.offset;
             let strides = strides.iter().copied();
             // SAFETY: `decode` checked that the tensor lies inside the buffer, which is held.
-            let view = unsafe {
-                exchange.view(py, self.held, tensor.dtype, address, &tensor.shape, strides)?
-            };
+            let view =
+                unsafe { api.view(py, self.held, tensor.dtype, address, &tensor.shape, strides)? };
             if let Some(view) = view {
                 return Ok(view);
             }
@@ -139,7 +138,7 @@ fn is_contiguous(tensor: &TensorView) -> bool {
             })
 }
 
-/// In elements.
+/// The strides of a contiguous tensor, in elements.
 fn dense_strides(shape: &[u64]) -> Vec<i64> {
     let mut strides = vec![1i64; shape.len()];
     for dim in (1..shape.len()).rev() {
@@ -148,7 +147,7 @@ fn dense_strides(shape: &[u64]) -> Vec<i64> {
     strides
 }
 
-/// The array or tensor in an extension's body; `None` where it takes Python to make it, or to refuse it.
+/// The array or tensor in an extension's body. `None` if Python must make or refuse it.
 pub fn in_place<'py>(
     py: Python<'py>,
     tools: &Tools,
@@ -180,19 +179,19 @@ pub fn in_place<'py>(
     if data.is_empty() {
         return Ok(None);
     }
-    let Some(exchange) = tools.torch(py)? else {
+    let Some(api) = tools.torch(py)? else {
         return Ok(None);
     };
     let held = Arc::new(BufferView::new(PyByteArray::new(py, data).as_any())?);
     let address = held.as_ptr() as usize;
     let strides = dense_strides(&shape).into_iter();
     // SAFETY: the bytes are as many as a contiguous tensor of that shape has.
-    unsafe { exchange.view(py, &held, dtype, address, &shape, strides) }
+    unsafe { api.view(py, &held, dtype, address, &shape, strides) }
 }
 
-/// `[name, shape, data]`, where it is that.
+/// The name, shape and data of a body. `None` if it has another form.
 fn parts(body: &[u8]) -> Option<(&[u8], Vec<u64>, &[u8])> {
-    let mut reader = Reader::new(body);
+    let mut reader = TokenReader::new(body);
     let Token::Array(3) = reader.next_token().ok()? else {
         return None;
     };

@@ -9,19 +9,19 @@ use hyper::header::HeaderMap;
 use hyper::{Request, StatusCode};
 use serde_json::{Value, json};
 
-use super::read_body;
 use super::workers::describe;
+use super::{Admin, read_body};
 use crate::fleet::fan_out::{Answer, Question, ask};
-use crate::fleet::standing::Behind;
+use crate::fleet::health_flags::Demotion;
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reason, Reply};
-use crate::request::choice::{Failure, no_worker};
-use crate::runtime::lane::Lane;
+use crate::proxy::choice::{LastFailure, no_worker};
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{self, Reason, Reply};
 
 /// All but routers that would ask this one in turn.
 fn everyone(lane: &Lane) -> Vec<Arc<Worker>> {
-    let fleet = lane.shared.fleet.read();
-    let leads_on = |worker: &&Arc<Worker>| !worker.standing.is(Behind::Loop);
+    let fleet = lane.proxy.fleet.read();
+    let leads_on = |worker: &&Arc<Worker>| !worker.flags.is(Demotion::Loop);
     fleet.iter().filter(leads_on).cloned().collect()
 }
 
@@ -78,7 +78,7 @@ pub async fn flush_cache(lane: &Rc<Lane>, target: &str, headers: &HeaderMap) -> 
     for answer in &answers {
         let worker = &answer.worker;
         if answer.ok().is_some() {
-            lane.shared.policy.forget(worker);
+            lane.proxy.policy.forget(worker.slot());
             successful.push(&worker.url);
         } else {
             failed.push(json!({"worker": worker.url, "error": answer.failure()}));
@@ -109,19 +109,20 @@ pub async fn flush_cache(lane: &Rc<Lane>, target: &str, headers: &HeaderMap) -> 
 /// whether it was, not where.
 pub async fn abort_request(
     lane: &Rc<Lane>,
+    admin: &Admin,
     target: &str,
     request: Request<Incoming>,
     sees_urls: bool,
 ) -> Reply {
     let (parts, incoming) = request.into_parts();
-    let body = match read_body(lane, incoming).await {
+    let body = match read_body(admin, incoming).await {
         Ok(body) => body,
-        Err(refusal) => return refusal.reply(),
+        Err(refusal) => return refusal.into_reply(),
     };
     let question = Question::post(target, body).asked_by(&parts.headers);
     let answers = ask(&lane.pool, everyone(lane), &question).await;
     if answers.is_empty() {
-        return no_worker(lane, &Failure::default(), sees_urls);
+        return no_worker(lane, &LastFailure::default(), sees_urls);
     }
     let taken = answers.iter().any(|answer| answer.ok().is_some());
     // SGLang says nothing in its answer, others whether they knew the request.
@@ -164,7 +165,7 @@ fn error_of_all(status: StatusCode, answers: &[Answer], sees_urls: bool) -> Valu
 }
 
 /// `/get_server_info`: the router's, and every worker's.
-pub async fn server_info(lane: &Rc<Lane>, headers: &HeaderMap) -> Reply {
+pub async fn server_info(lane: &Rc<Lane>, admin: &Admin, headers: &HeaderMap) -> Reply {
     let question = Question::get("/get_server_info").asked_by(headers);
     let workers: Vec<Value> = ask(&lane.pool, everyone(lane), &question)
         .await
@@ -178,7 +179,7 @@ pub async fn server_info(lane: &Rc<Lane>, headers: &HeaderMap) -> Reply {
     let body = json!({
         "router": "sglang-omni-router",
         "version": env!("CARGO_PKG_VERSION"),
-        "policy": lane.shared.config.policy.name(),
+        "policy": admin.policy,
         "workers_count": workers.len(),
         "workers": workers,
     });

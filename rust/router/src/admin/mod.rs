@@ -1,12 +1,14 @@
 //! The router's own endpoints. Every other path belongs to the workers.
 
-pub mod access;
 mod every_worker;
+pub mod metrics;
 mod models;
+pub mod scrape;
 mod workers;
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
@@ -14,24 +16,40 @@ use hyper::body::Incoming;
 use hyper::header::{ALLOW, HeaderValue};
 use hyper::{Method, Request, StatusCode};
 use serde_json::json;
+use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::fleet::chain;
+use crate::base::headers::ROUTERS;
+use crate::base::prometheus;
+use crate::base::stopping::Stopping;
+use crate::fleet::loop_detection;
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reason, Reply};
-use crate::request::exchange::Exchange;
-use crate::runtime::lane::{Lane, Stopping};
-use crate::telemetry::prometheus;
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{self, Reason, Refusal, Reply};
 
 const BODY_LIMIT: usize = 64 << 10;
 
-/// Answers a request for the router itself, or gives it back.
+/// What the router's own endpoints know of it, beside the proxy.
+pub struct Admin {
+    /// The name of this router, of all there are.
+    pub router: String,
+    /// The policy's name.
+    pub policy: &'static str,
+    /// Whether the workers of the configuration have a key of their own, which no other worker may see.
+    pub has_worker_key: bool,
+    /// How long the body of a request to the router itself may take.
+    pub body_timeout: Duration,
+    pub stopping: watch::Receiver<Stopping>,
+}
+
+/// Answers a request for the router itself, or gives it back. `sees_urls`: whether the client is told where
+/// workers are.
 pub async fn answer(
     lane: &Rc<Lane>,
-    exchange: &Exchange,
+    admin: &Admin,
+    sees_urls: bool,
     request: Request<Incoming>,
 ) -> Result<Reply, Request<Incoming>> {
-    let sees_urls = exchange.sees_urls;
     let method = request.method().clone();
     let is_read = matches!(method, Method::GET | Method::HEAD);
     let is_post = method == Method::POST;
@@ -41,29 +59,29 @@ pub async fn answer(
         .path_and_query()
         .map_or("/", |target| target.as_str());
     match request.uri().path() {
-        "/health" if is_read => Ok(health(lane)),
-        "/readiness" if is_read => Ok(readiness(lane)),
+        "/health" if is_read => Ok(health(lane, admin)),
+        "/readiness" if is_read => Ok(readiness(lane, admin)),
         "/liveness" if is_read => Ok(reply::text(StatusCode::OK, "text/plain", "OK".to_owned())),
         "/metrics" if is_read => Ok(reply::text(
             StatusCode::OK,
             prometheus::CONTENT_TYPE,
-            prometheus::render(&lane.shared, sees_urls),
+            metrics::render(&lane.proxy, sees_urls),
         )),
         "/v1/models" if is_read => Ok(models::list(lane, headers, sees_urls).await),
         "/get_loads" if is_read => Ok(every_worker::loads(lane, headers, sees_urls).await),
         "/get_server_info" | "/server_info" if is_read => {
-            Ok(every_worker::server_info(lane, headers).await)
+            Ok(every_worker::server_info(lane, admin, headers).await)
         }
         "/flush_cache" if is_post => Ok(every_worker::flush_cache(lane, target, headers).await),
         "/flush_cache" => Ok(not_allowed("POST")),
         "/abort_request" if is_post => {
             let target = target.to_owned();
-            Ok(every_worker::abort_request(lane, &target, request, sees_urls).await)
+            Ok(every_worker::abort_request(lane, admin, &target, request, sees_urls).await)
         }
         "/workers" | "/workers/drain" | "/list_workers" | "/add_worker" | "/remove_worker" => {
-            Ok(workers::answer(lane, request).await)
+            Ok(workers::answer(lane, admin, request).await)
         }
-        path if path.starts_with("/workers/") => Ok(workers::answer(lane, request).await),
+        path if path.starts_with("/workers/") => Ok(workers::answer(lane, admin, request).await),
         path if is_read && path.starts_with("/v1/models/") => {
             let id = percent_decode(&path["/v1/models/".len()..]);
             Ok(models::one(lane, headers, &id, sees_urls).await)
@@ -86,13 +104,15 @@ fn not_allowed(methods: &'static str) -> Reply {
 /// How many workers answer their health checks and take requests.
 fn healthy(lane: &Lane) -> usize {
     let is_healthy = |worker: &&Arc<Worker>| workers::is_healthy(worker) && !worker.is_draining();
-    lane.shared.fleet.read().iter().filter(is_healthy).count()
+    lane.proxy.fleet.read().iter().filter(is_healthy).count()
 }
 
-fn health(lane: &Lane) -> Reply {
-    let (healthy, total) = (healthy(lane), lane.shared.fleet.read().len());
+fn health(lane: &Lane, admin: &Admin) -> Reply {
+    let (healthy, total) = (healthy(lane), lane.proxy.fleet.read().len());
     let (status, word) = match healthy {
-        0 if chain::is_closed(&lane.shared.fleet) => (StatusCode::LOOP_DETECTED, "unhealthy"),
+        0 if loop_detection::is_closed(&lane.proxy.fleet) => {
+            (StatusCode::LOOP_DETECTED, "unhealthy")
+        }
         0 => (StatusCode::SERVICE_UNAVAILABLE, "unhealthy"),
         _ => (StatusCode::OK, "healthy"),
     };
@@ -100,15 +120,15 @@ fn health(lane: &Lane) -> Reply {
         status,
         &json!({"status": word, "workers": {"healthy": healthy, "total": total}}),
     );
-    let routers = chain::list(&lane.shared);
-    reply.headers_mut().insert(chain::ROUTERS, routers);
+    let routers = loop_detection::list(&lane.proxy.fleet, &admin.router);
+    reply.headers_mut().insert(ROUTERS, routers);
     reply
 }
 
 /// Whether to send requests here: not while there is no worker for them, nor once the router is draining.
-fn readiness(lane: &Lane) -> Reply {
+fn readiness(lane: &Lane, admin: &Admin) -> Reply {
     let healthy = healthy(lane);
-    let reason = if *lane.shared.stopping.borrow() != Stopping::No {
+    let reason = if *admin.stopping.borrow() != Stopping::No {
         Some("the router is shutting down")
     } else if healthy == 0 {
         Some("no worker is healthy")
@@ -118,7 +138,7 @@ fn readiness(lane: &Lane) -> Reply {
     let mut body = json!({
         "status": if reason.is_none() { "ready" } else { "not ready" },
         "healthy_workers": healthy,
-        "total_workers": lane.shared.fleet.read().len(),
+        "total_workers": lane.proxy.fleet.read().len(),
     });
     match reason {
         None => reply::json(StatusCode::OK, &body),
@@ -129,33 +149,18 @@ fn readiness(lane: &Lane) -> Reply {
     }
 }
 
-/// Why a request is refused, and in words.
-struct Refusal(Reason, String);
-
-impl Refusal {
-    fn reply(self) -> Reply {
-        match self {
-            // The rest of its body may still come.
-            Refusal(Reason::RequestTimeout, message) => {
-                reply::last_error(Reason::RequestTimeout, &message)
-            }
-            Refusal(reason, message) => reply::error(reason, &message),
-        }
-    }
-}
-
-/// The body of a request to the router itself. It is short, and has as long as a head.
-async fn read_body(lane: &Lane, incoming: Incoming) -> Result<Bytes, Refusal> {
+/// The body of a request to the router itself, which is short.
+async fn read_body(admin: &Admin, incoming: Incoming) -> Result<Bytes, Refusal> {
     let reading = Limited::new(incoming, BODY_LIMIT).collect();
-    match timeout(lane.shared.config.header_timeout, reading).await {
+    match timeout(admin.body_timeout, reading).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) => {
             let message = format!("the body could not be read: {error}");
-            Err(Refusal(Reason::InvalidBody, message))
+            Err(Refusal::new(Reason::InvalidBody, message))
         }
         Err(_) => {
             let message = "the rest of the request body did not arrive in time";
-            Err(Refusal(Reason::RequestTimeout, message.to_owned()))
+            Err(Refusal::new(Reason::RequestTimeout, message))
         }
     }
 }

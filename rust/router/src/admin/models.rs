@@ -8,12 +8,12 @@ use hyper::header::HeaderMap;
 use serde_json::{Value, json};
 
 use crate::fleet::fan_out::{Answer, Question, ask};
+use crate::fleet::health_flags::Health;
 use crate::fleet::models::listed;
-use crate::fleet::standing::Health;
 use crate::fleet::worker::Worker;
-use crate::front::reply::{self, Reason, Reply};
-use crate::request::choice::{Failure, no_worker};
-use crate::runtime::lane::Lane;
+use crate::proxy::choice::{LastFailure, no_worker};
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{self, Reason, Reply};
 
 pub async fn list(lane: &Rc<Lane>, headers: &HeaderMap, sees_urls: bool) -> Reply {
     match merged(lane, headers, sees_urls).await {
@@ -35,13 +35,13 @@ pub async fn one(lane: &Rc<Lane>, headers: &HeaderMap, id: &str, sees_urls: bool
 
 /// Why there is no list, with the worker that was asked last and what came of it.
 enum NoList {
-    /// Workers answered, though not with a list: what all of them did, where that is the client's own doing
-    /// or that there is no such list, and 503 otherwise.
-    Refused(StatusCode, Failure),
+    /// Workers answered, though not with a list. The status is theirs if all had the same one and it is a client's
+    /// error, and 503 otherwise.
+    Refused(StatusCode, LastFailure),
     /// One took the question and said nothing.
-    Late(Failure),
+    Late(LastFailure),
     /// None could be asked; the text is empty if none may be.
-    Unasked(Failure),
+    Unasked(LastFailure),
 }
 
 impl NoList {
@@ -70,9 +70,9 @@ async fn merged(
     headers: &HeaderMap,
     sees_urls: bool,
 ) -> Result<Vec<Value>, NoList> {
-    let workers = asked(&lane.shared.fleet.read());
+    let workers = asked(&lane.proxy.fleet.read());
     let question = Question::get("/v1/models").asked_by(headers).frequent();
-    let mut last = Failure::default();
+    let mut last = LastFailure::default();
     let mut models: Vec<Value> = Vec::new();
     let mut answered = false;
     let answers = ask(&lane.pool, workers, &question).await;
@@ -80,7 +80,7 @@ async fn merged(
     let is_late = answers.iter().any(Answer::is_late);
     for answer in answers {
         match listed(&answer) {
-            Err(why) => last = Failure::of(&answer.worker, &why, sees_urls),
+            Err(why) => last = LastFailure::of(&answer.worker, &why, sees_urls),
             Ok(found) => {
                 answered = true;
                 for model in found {

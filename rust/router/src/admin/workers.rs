@@ -10,41 +10,35 @@ use hyper::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::{Refusal, not_allowed, percent_decode, read_body};
-use crate::config::ConfigError;
-use crate::fleet::standing::Health;
+use super::{Admin, not_allowed, percent_decode, read_body};
+use crate::base::config_error::ConfigError;
+use crate::base::keys::bearer;
+use crate::fleet::health_flags::Health;
 use crate::fleet::worker::{Authorization, Worker};
-use crate::fleet::worker_url::WorkerUrl;
-use crate::front::auth::bearer;
-use crate::front::reply::{self, Reason, Reply};
-use crate::runtime::lane::Lane;
+use crate::proxy::lane::{Lane, Proxy};
+use crate::proxy::reply::{self, Reason, Refusal, Reply};
+use crate::upstream::worker_url::WorkerUrl;
 
 /// How often a drain that is waited for looks at the worker's load.
 const IDLE_CHECK: Duration = Duration::from_millis(50);
 
-impl Refusal {
-    fn wrong(message: impl Into<String>) -> Refusal {
-        Refusal(Reason::InvalidParameter, message.into())
-    }
-
-    fn unreadable(message: impl Into<String>) -> Refusal {
-        Refusal(Reason::InvalidBody, message.into())
-    }
+fn wrong(message: impl Into<String>) -> Refusal {
+    Refusal::new(Reason::InvalidParameter, message)
 }
 
 /// Answers `/workers`, what is below it, and the names older routers have for the same.
-pub async fn answer(lane: &Lane, request: Request<Incoming>) -> Reply {
+pub async fn answer(lane: &Lane, admin: &Admin, request: Request<Incoming>) -> Reply {
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
     let outcome = match path.as_str() {
         "/workers" => match method {
-            Method::GET | Method::HEAD => Ok(list(lane)),
-            Method::POST => with_parameters(lane, request, |given| add(lane, given)).await,
-            Method::DELETE => with_parameters(lane, request, |given| remove(lane, given)).await,
+            Method::GET | Method::HEAD => Ok(list(lane, admin)),
+            Method::POST => with_parameters(admin, request, |given| add(lane, admin, given)).await,
+            Method::DELETE => with_parameters(admin, request, |given| remove(lane, given)).await,
             _ => Ok(not_allowed("GET, POST, DELETE")),
         },
         "/workers/drain" => match method {
-            Method::POST => match Parameters::of(lane, request).await {
+            Method::POST => match Parameters::of(admin, request).await {
                 Ok(given) => drain(lane, &given).await,
                 Err(refusal) => Err(refusal),
             },
@@ -55,8 +49,8 @@ pub async fn answer(lane: &Lane, request: Request<Incoming>) -> Reply {
             _ => Ok(not_allowed("GET")),
         },
         "/add_worker" | "/remove_worker" if method != Method::POST => Ok(not_allowed("POST")),
-        "/add_worker" => with_parameters(lane, request, |given| add(lane, given)).await,
-        "/remove_worker" => with_parameters(lane, request, |given| remove(lane, given)).await,
+        "/add_worker" => with_parameters(admin, request, |given| add(lane, admin, given)).await,
+        "/remove_worker" => with_parameters(admin, request, |given| remove(lane, given)).await,
         _ => {
             let given = Parameters::of_path(&path["/workers/".len()..]);
             match method {
@@ -68,10 +62,10 @@ pub async fn answer(lane: &Lane, request: Request<Incoming>) -> Reply {
             }
         }
     };
-    outcome.unwrap_or_else(Refusal::reply)
+    outcome.unwrap_or_else(Refusal::into_reply)
 }
 
-/// Whether it answers, be it only that it is busy.
+/// Whether it answers, even if only that it is busy.
 pub fn is_healthy(worker: &Worker) -> bool {
     matches!(worker.health(), Health::Up | Health::Busy)
 }
@@ -91,18 +85,18 @@ pub fn describe(worker: &Worker) -> Value {
     })
 }
 
-fn list(lane: &Lane) -> Reply {
-    let fleet = lane.shared.fleet.read();
+fn list(lane: &Lane, admin: &Admin) -> Reply {
+    let fleet = lane.proxy.fleet.read();
     let workers: Vec<Value> = fleet.iter().map(|worker| describe(worker)).collect();
     let total = workers.len();
     reply::json(
         StatusCode::OK,
-        &json!({"workers": workers, "total": total, "policy": lane.shared.config.policy.name()}),
+        &json!({"workers": workers, "total": total, "policy": admin.policy}),
     )
 }
 
 fn urls(lane: &Lane) -> Reply {
-    let fleet = lane.shared.fleet.read();
+    let fleet = lane.proxy.fleet.read();
     let urls: Vec<&str> = fleet.iter().map(|worker| worker.url.as_str()).collect();
     reply::json(StatusCode::OK, &json!({"urls": urls}))
 }
@@ -114,21 +108,21 @@ struct Parameters {
 }
 
 async fn with_parameters(
-    lane: &Lane,
+    admin: &Admin,
     request: Request<Incoming>,
     then: impl FnOnce(&Parameters) -> Result<Reply, Refusal>,
 ) -> Result<Reply, Refusal> {
-    then(&Parameters::of(lane, request).await?)
+    then(&Parameters::of(admin, request).await?)
 }
 
 impl Parameters {
-    async fn of(lane: &Lane, request: Request<Incoming>) -> Result<Parameters, Refusal> {
+    async fn of(admin: &Admin, request: Request<Incoming>) -> Result<Parameters, Refusal> {
         let (parts, incoming) = request.into_parts();
-        let bytes = read_body(lane, incoming).await?;
+        let bytes = read_body(admin, incoming).await?;
         let body = match bytes.is_empty() {
             true => Value::Null,
             false => serde_json::from_slice(&bytes).map_err(|error| {
-                Refusal::unreadable(format!(
+                Refusal::new(Reason::InvalidBody, format!(
 "the body is not JSON ({error}); the right form is {{\"url\": \"http://host:port\"}}"))
             })?,
         };
@@ -163,9 +157,9 @@ impl Parameters {
         match self.get("url") {
             Some(Value::String(url)) => url
                 .parse()
-                .map_err(|error: ConfigError| Refusal::wrong(error.to_string())),
-            Some(_) => Err(Refusal::wrong(format!("url: is not a string; {right}"))),
-            None => Err(Refusal::wrong(format!("url: is missing; {right}"))),
+                .map_err(|error: ConfigError| wrong(error.to_string())),
+            Some(_) => Err(wrong(format!("url: is not a string; {right}"))),
+            None => Err(wrong(format!("url: is missing; {right}"))),
         }
     }
 
@@ -175,15 +169,15 @@ impl Parameters {
             None | Some(Value::Null) => Ok(None),
             Some(Value::String(key)) => match bearer("api_key", key) {
                 Ok(value) => Ok(Some(value)),
-                Err(error) => Err(Refusal::wrong(error.to_string())),
+                Err(error) => Err(wrong(error.to_string())),
             },
-            Some(_) => Err(Refusal::wrong("api_key: is not a string")),
+            Some(_) => Err(wrong("api_key: is not a string")),
         }
     }
 
     /// The worker of the fleet that is meant.
     fn known(&self, lane: &Lane) -> Result<Arc<Worker>, Refusal> {
-        let fleet = lane.shared.fleet.read();
+        let fleet = lane.proxy.fleet.read();
         let (found, asked) = match self.body.get("id").and_then(Value::as_u64) {
             Some(id) => (
                 fleet.iter().find(|worker| u64::from(worker.id) == id),
@@ -200,11 +194,11 @@ impl Parameters {
         found.cloned().ok_or_else(|| {
             let urls: Vec<&str> = fleet.iter().map(|worker| worker.url.as_str()).collect();
             let message = format!("{asked}; the workers are: {}", urls.join(", "));
-            Refusal(Reason::WorkerNotFound, message)
+            Refusal::new(Reason::WorkerNotFound, message)
         })
     }
 
-    /// `wait`: seconds, none where it is not given.
+    /// `wait`: seconds, zero if it is not given.
     fn wait(&self) -> Result<Duration, Refusal> {
         let seconds = match self.get("wait") {
             None => return Ok(Duration::ZERO),
@@ -213,39 +207,39 @@ impl Parameters {
         };
         seconds
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-            .ok_or_else(|| Refusal::wrong("wait: is not a number of seconds, 0 or more"))
+            .ok_or_else(|| wrong("wait: is not a number of seconds, 0 or more"))
     }
 }
 
 /// Adds a worker, or returns one that is drained to service. One that is added is not shown the fleet's key,
 /// which is for workers of the configuration.
-fn add(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
-    let shared = &lane.shared;
+fn add(lane: &Lane, admin: &Admin, given: &Parameters) -> Result<Reply, Refusal> {
+    let Proxy { fleet, log, .. } = &*lane.proxy;
     let url = given.url()?;
     let authorization = match given.key()? {
-        Some(_) if shared.fleet.find(url.as_str()).is_some() => {
-            return Err(Refusal::wrong(
+        Some(_) if fleet.find(url.as_str()).is_some() => {
+            return Err(wrong(
                 "api_key: the worker is in the list already, and keeps the key that it has; take it out first",
             ));
         }
         Some(key) => Authorization::Own(key),
-        None if shared.gate.keys.worker.is_some() => Authorization::Nothing,
+        None if admin.has_worker_key => Authorization::Nothing,
         None => Authorization::OfFleet,
     };
-    let (worker, is_new) = shared.add(url, authorization);
+    let (worker, is_new) = fleet.add(url, authorization);
     let (status, event) = match is_new {
         true => (StatusCode::CREATED, "worker was added"),
         false => (StatusCode::OK, "worker serves again"),
     };
-    shared.log.info(event, &[("worker", &worker.url)]);
+    log.info(event, &[("worker", &worker.url)]);
     Ok(reply::json(status, &describe(&worker)))
 }
 
 /// Takes a worker out of the list at once; requests it is serving go on to their end.
 fn remove(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
     let worker = given.known(lane)?;
-    lane.shared.remove(&worker);
-    let log = &lane.shared.log;
+    lane.proxy.fleet.remove(&worker);
+    let log = &lane.proxy.log;
     log.info("worker was removed", &[("worker", &worker.url)]);
     Ok(reply::json(StatusCode::OK, &describe(&worker)))
 }
@@ -254,10 +248,10 @@ fn remove(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
 async fn drain(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
     let (worker, wait) = (given.known(lane)?, given.wait()?);
     worker.set_draining(true);
-    let log = &lane.shared.log;
+    let log = &lane.proxy.log;
     log.info("worker is draining", &[("worker", &worker.url)]);
     let began = Instant::now();
-    // Somebody else may have returned it to service meanwhile.
+    // It may have been returned to service meanwhile.
     while worker.load() > 0 && worker.is_draining() && began.elapsed() < wait {
         sleep(IDLE_CHECK).await;
     }

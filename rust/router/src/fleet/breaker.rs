@@ -1,22 +1,21 @@
-//! Puts workers behind that fail request after request while others do well, and gives those that are
-//! behind their trials.
+//! The circuit breaker: it demotes workers that fail request after request while others do well, and gives demoted
+//! workers their trials.
 
 use std::sync::Arc;
 
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::fleet::standing::Behind;
-use crate::fleet::worker::Worker;
-use crate::runtime::clock::{self, TICK, Tick};
-use crate::runtime::lane::Shared;
-use crate::telemetry::log::Log;
+use crate::base::clock::{self, TICK, Tick};
+use crate::base::log::Log;
+use crate::fleet::health_flags::Demotion;
+use crate::fleet::worker::{Fleet, Worker};
 
 /// Ticks in which what is remembered of long waits is halved.
 const FADE_EVERY: u64 = 240;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Breaker {
-    /// Failures in a row that put a worker behind; None never does.
+    /// Failures in a row that demote a worker; None never does.
     pub threshold: Option<u32>,
     /// How long it then waits for its trial.
     pub recovery: Tick,
@@ -26,16 +25,16 @@ impl Breaker {
     /// Looks over the fleet, once a tick.
     pub fn sweep(&self, fleet: &[Arc<Worker>], now: Tick, log: &Log) {
         for worker in fleet {
-            let standing = &worker.standing;
-            standing.expire_busy(now);
-            standing.offer_trial(now);
+            let flags = &worker.flags;
+            flags.expire_busy(now);
+            flags.offer_trial(now);
             let fails = self
                 .threshold
-                .is_some_and(|threshold| standing.streak() >= threshold);
-            if fails && !standing.is(Behind::Failing) && others_do_well(fleet, worker) {
-                standing.hold_trial(now.saturating_add(self.recovery));
-                standing.put_behind(Behind::Failing);
-                let failures = standing.streak();
+                .is_some_and(|threshold| flags.streak() >= threshold);
+            if fails && !flags.is(Demotion::Failing) && others_do_well(fleet, worker) {
+                flags.hold_trial(now.saturating_add(self.recovery));
+                flags.demote(Demotion::Failing);
+                let failures = flags.streak();
                 log.warn(
                     "worker fails while others do well",
                     &[("worker", &worker.url), ("failures", &failures)],
@@ -46,31 +45,26 @@ impl Breaker {
 }
 
 /// Keeps the clock going and has the breaker look over the fleet, once a tick, until the runtime ends.
-pub async fn watch(shared: Arc<Shared>) {
-    let config = &shared.config;
-    let breaker = Breaker {
-        threshold: (!config.disable_circuit_breaker).then_some(config.cb_failure_threshold),
-        recovery: clock::ticks(config.cb_timeout),
-    };
+pub async fn watch(fleet: Arc<Fleet>, breaker: Breaker, log: Arc<Log>) {
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for count in 0_u64.. {
         tick.tick().await;
-        let fleet = shared.fleet.read();
-        breaker.sweep(&fleet, clock::advance(), &shared.log);
+        let fleet = fleet.read();
+        breaker.sweep(&fleet, clock::advance(), &log);
         if count.is_multiple_of(FADE_EVERY) {
-            fleet.iter().for_each(|worker| worker.first_bytes.fade());
+            fleet.iter().for_each(|worker| worker.wait_history.fade());
         }
     }
 }
 
-/// Where all fail alike, the requests may be to blame, and nobody is put behind.
+/// If all fail alike, the requests may be to blame, and no worker is demoted.
 fn others_do_well(fleet: &[Arc<Worker>], worker: &Worker) -> bool {
     fleet.iter().any(|other| {
         other.id != worker.id
             && !other.is_draining()
-            && other.standing.class() == 0
-            && other.standing.streak() == 0
+            && other.flags.tier() == 0
+            && other.flags.streak() == 0
             && other.is_like(worker)
     })
 }
@@ -80,8 +74,8 @@ mod tests {
     use hyper::StatusCode;
 
     use super::*;
-    use crate::fleet::standing::Health;
-    use crate::policy::testing::fleet;
+    use crate::fleet::health_flags::Health;
+    use crate::fleet::worker::testing::fleet;
 
     const BREAKER: Breaker = Breaker {
         threshold: Some(3),
@@ -90,53 +84,53 @@ mod tests {
 
     fn fail(worker: &Worker, times: u32) {
         for _ in 0..times {
-            worker.standing.answered(StatusCode::INTERNAL_SERVER_ERROR);
+            worker.flags.answered(StatusCode::INTERNAL_SERVER_ERROR);
         }
     }
 
     #[test]
-    fn only_failures_in_a_row_put_a_worker_behind() {
+    fn only_failures_in_a_row_demote_a_worker() {
         let fleet = fleet(2);
         fail(&fleet[0], 2);
-        fleet[0].standing.answered(StatusCode::OK);
+        fleet[0].flags.answered(StatusCode::OK);
         fail(&fleet[0], 2);
         BREAKER.sweep(&fleet, 1, &Log::nowhere());
-        assert_eq!(fleet[0].standing.class(), 0);
-        fleet[0].standing.answered(StatusCode::BAD_REQUEST);
+        assert_eq!(fleet[0].flags.tier(), 0);
+        fleet[0].flags.answered(StatusCode::BAD_REQUEST);
         fail(&fleet[0], 1);
         BREAKER.sweep(&fleet, 1, &Log::nowhere());
         assert_eq!(fleet[0].health(), Health::Failing);
-        assert!(fleet[0].standing.class() > fleet[1].standing.class());
+        assert!(fleet[0].flags.tier() > fleet[1].flags.tier());
     }
 
     #[test]
-    fn where_all_fail_nobody_is_put_behind() {
+    fn if_all_fail_no_worker_is_demoted() {
         let fleet = fleet(2);
         fail(&fleet[0], 5);
         fail(&fleet[1], 1);
         BREAKER.sweep(&fleet, 1, &Log::nowhere());
-        assert_eq!(fleet[0].standing.class(), 0);
+        assert_eq!(fleet[0].flags.tier(), 0);
         BREAKER.sweep(&fleet[..1], 1, &Log::nowhere());
-        assert_eq!(fleet[0].standing.class(), 0);
+        assert_eq!(fleet[0].flags.tier(), 0);
     }
 
     #[test]
     fn one_request_at_a_time_tries_whether_it_is_well() {
         let fleet = fleet(2);
-        let standing = &fleet[0].standing;
+        let flags = &fleet[0].flags;
         fail(&fleet[0], 3);
         BREAKER.sweep(&fleet, 1, &Log::nowhere());
         BREAKER.sweep(&fleet, 8, &Log::nowhere());
         assert_eq!(fleet[0].health(), Health::Failing);
         BREAKER.sweep(&fleet, 9, &Log::nowhere());
-        assert_eq!((fleet[0].health(), standing.class()), (Health::HalfOpen, 0));
-        standing.chosen(|| 20);
+        assert_eq!((fleet[0].health(), flags.tier()), (Health::HalfOpen, 0));
+        flags.chosen(|| 20);
         assert_eq!(fleet[0].health(), Health::Failing);
         BREAKER.sweep(&fleet, 19, &Log::nowhere());
         assert_eq!(fleet[0].health(), Health::Failing);
         BREAKER.sweep(&fleet, 20, &Log::nowhere());
-        standing.chosen(|| 40);
-        assert!(standing.answered(StatusCode::OK));
-        assert_eq!(standing.class(), 0);
+        flags.chosen(|| 40);
+        assert!(flags.answered(StatusCode::OK));
+        assert_eq!(flags.tier(), 0);
     }
 }

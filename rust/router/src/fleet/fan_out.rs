@@ -1,4 +1,4 @@
-//! Asking every worker the same thing at once.
+//! Asks several workers the same thing at once.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use crate::base::headers::{OWNER, REQUEST_ID};
 use crate::fleet::worker::Worker;
-use crate::front::auth::OWNER;
-use crate::front::request_id::REQUEST_ID;
-use crate::request::upload::RequestBody;
-use crate::request::upstream::{Pool, Upstream};
+use crate::upstream::connection::Upstream;
+use crate::upstream::pool::Pool;
+use crate::upstream::request_body::RequestBody;
 
 /// Too rare for a connection to be worth keeping.
 const CLOSE: HeaderValue = HeaderValue::from_static("close");
@@ -52,8 +52,8 @@ impl Question {
         }
     }
 
-    /// Asks on connections that are kept, in a pool that is swept. It is to change nothing: one that turns out to
-    /// be closed has it asked again.
+    /// Asks on connections that are kept, in a pool that is swept. The question must change nothing: it is asked again
+    /// if a connection turns out to be closed.
     pub fn frequent(mut self) -> Question {
         self.is_frequent = true;
         self
@@ -99,7 +99,7 @@ impl Question {
 /// What became of asking one worker.
 pub struct Answer {
     pub worker: Arc<Worker>,
-    /// Err where there was none: why.
+    /// Err if there was no answer: why.
     pub outcome: Result<(StatusCode, Bytes), String>,
 }
 
@@ -133,7 +133,7 @@ impl Answer {
         serde_json::from_slice(self.ok()?).ok()
     }
 
-    /// The error in its answer, where that has OpenAI's shape.
+    /// The error in its answer, if that has OpenAI's shape.
     pub fn error(&self) -> Option<Value> {
         let (_, body) = self.outcome.as_ref().ok()?;
         let mut body: Value = serde_json::from_slice(body).ok()?;
@@ -141,7 +141,7 @@ impl Answer {
         error.get("message")?.is_string().then(|| error.take())
     }
 
-    /// Who it is of, and what it was: for answers that show every worker's.
+    /// The worker and its answer, as JSON.
     pub fn describe(&self, sees_urls: bool) -> Value {
         let mut entry = json!({"worker": self.worker.name(sees_urls)});
         match &self.outcome {
@@ -163,7 +163,7 @@ pub async fn ask(pool: &Rc<Pool>, workers: Vec<Arc<Worker>>, question: &Question
     for (order, worker) in workers.into_iter().enumerate() {
         let (pool, question) = (pool.clone(), question.clone());
         asking.spawn_local(async move {
-            let outcome = timeout(TIMEOUT, exchange(&pool, &worker, &question)).await;
+            let outcome = timeout(TIMEOUT, ask_one(&pool, &worker, &question)).await;
             let outcome = outcome.unwrap_or_else(|_| Err(LATE.to_owned()));
             (order, Answer { worker, outcome })
         });
@@ -173,19 +173,26 @@ pub async fn ask(pool: &Rc<Pool>, workers: Vec<Arc<Worker>>, question: &Question
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-async fn exchange(
+async fn ask_one(
     pool: &Pool,
     worker: &Worker,
     question: &Question,
 ) -> Result<(StatusCode, Bytes), String> {
     let mut kept = None;
     if question.is_frequent {
-        kept = Some(pool.get(worker).await.map_err(|error| error.to_string())?);
+        kept = Some(
+            pool.get(&worker.endpoint, worker.connect_limit())
+                .await
+                .map_err(|error| error.to_string())?,
+        );
     }
     loop {
         let mut upstream = match kept.take() {
             Some(upstream) => upstream,
-            None => pool.open(worker).await.map_err(|error| error.to_string())?,
+            None => pool
+                .open(&worker.endpoint, worker.connect_limit())
+                .await
+                .map_err(|error| error.to_string())?,
         };
         let response = match upstream.send(question.request(worker)).await {
             Ok(response) => response,

@@ -1,125 +1,148 @@
-//! Probes: each worker is asked for `/health` every interval, and put aside or taken back accordingly.
+//! Health checks: each worker is asked for `/health` at every interval, and is up or down accordingly.
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, HOST, HeaderMap};
+use hyper::header::{AUTHORIZATION, HOST, HeaderMap, HeaderValue};
 use hyper::{Request, Response};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
-use crate::fleet::address;
-use crate::fleet::chain::{self, Leads};
-use crate::fleet::standing::Behind;
-use crate::fleet::trust::Trust;
-use crate::fleet::worker::Worker;
-use crate::request::proxy::is_exhaustion;
-use crate::request::upload::RequestBody;
-use crate::request::upstream::{CONNECT_TIMEOUT, Upstream};
-use crate::runtime::clock;
-use crate::runtime::lane::Shared;
-use crate::runtime::supervise::keep_running;
-use crate::telemetry::log::Log;
+use crate::base::clock;
+use crate::base::log::Log;
+use crate::base::supervise::keep_running;
+use crate::fleet::health_flags::Demotion;
+use crate::fleet::loop_detection::{self, Destination};
+use crate::fleet::resolver;
+use crate::fleet::worker::{CONNECT_TIMEOUT, Fleet, Worker};
+use crate::upstream::connection::{Upstream, is_exhaustion};
+use crate::upstream::request_body::RequestBody;
+use crate::upstream::trust::Trust;
 
-/// A busy replica may answer late; only this many late answers in a row say that it hangs.
+/// A busy worker may answer late; only this many late answers in a row say that it hangs.
 const SLOW_PROBES: u32 = 2;
 
-/// Puts behind all others a worker that cannot be reached.
+/// Demotes a worker that cannot be reached.
 pub fn mark_down(log: &Log, worker: &Worker, why: &str) {
-    if worker.standing.put_behind(Behind::Down) {
+    if worker.flags.demote(Demotion::Down) {
         log.warn("worker is down", &[("worker", &worker.url), ("why", &why)]);
     }
 }
 
 fn mark_up(log: &Log, worker: &Worker) {
-    let is_first = worker.standing.set_probed();
-    if worker.standing.bring_back(Behind::Down) || is_first {
+    let is_first = worker.flags.set_probed();
+    if worker.flags.restore(Demotion::Down) || is_first {
         log.info("worker is up", &[("worker", &worker.url)]);
     }
 }
 
-/// Starts a prober for every worker in the fleet, now and later, until the runtime ends.
-pub async fn watch(shared: Arc<Shared>) {
-    let mut watched: Vec<u32> = Vec::new();
-    loop {
-        let fleet = shared.fleet.read().clone();
-        watched.retain(|id| fleet.iter().any(|worker| worker.id == *id));
-        for worker in fleet.iter() {
-            if !watched.contains(&worker.id) {
-                watched.push(worker.id);
-                let about = (shared.clone(), worker.clone());
-                keep_running(shared.log.clone(), "a worker's name", move || {
-                    address::follow(about.0.clone(), about.1.clone())
-                });
-                let about = (shared.clone(), worker.clone());
-                keep_running(shared.log.clone(), "a worker's health checks", move || {
-                    probe_forever(about.0.clone(), about.1.clone())
-                });
-            }
-        }
-        shared.fleet.added.notified().await;
-    }
+/// How workers are probed.
+pub struct Probes {
+    pub interval: Duration,
+    pub timeout: Duration,
+    /// The key that the fleet's workers are shown.
+    pub key: Option<HeaderValue>,
+    /// The name of this router: no worker may lead back to it.
+    pub router: String,
 }
 
-async fn probe_forever(shared: Arc<Shared>, worker: Arc<Worker>) {
-    let mut tick = interval(shared.config.probe_interval);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut slow = 0;
-    let mut headers = HeaderMap::new();
-    if let Some(key) = &shared.gate.keys.worker {
-        headers.insert(AUTHORIZATION, key.clone());
-    }
-    worker.authorize(&mut headers);
-    loop {
-        tick.tick().await;
-        if !shared.fleet.has(&worker) {
-            return;
+/// What the health checks of a fleet need.
+#[derive(Clone)]
+pub struct HealthChecks {
+    pub fleet: Arc<Fleet>,
+    pub trust: Arc<Trust>,
+    pub probes: Arc<Probes>,
+    pub log: Arc<Log>,
+}
+
+impl HealthChecks {
+    /// Checks every worker in the fleet, now and later, until the runtime ends.
+    pub async fn watch(self) {
+        let mut watched: Vec<u32> = Vec::new();
+        loop {
+            let workers = self.fleet.read().clone();
+            watched.retain(|id| workers.iter().any(|worker| worker.id == *id));
+            for worker in workers.iter() {
+                if !watched.contains(&worker.id) {
+                    watched.push(worker.id);
+                    let (checks, about) = (self.clone(), worker.clone());
+                    keep_running(self.log.clone(), "a worker's name", move || {
+                        let every = checks.probes.interval;
+                        resolver::follow(checks.fleet.clone(), about.clone(), every)
+                    });
+                    let (checks, about) = (self.clone(), worker.clone());
+                    keep_running(self.log.clone(), "a worker's health checks", move || {
+                        checks.clone().probe_forever(about.clone())
+                    });
+                }
+            }
+            self.fleet.added.notified().await;
         }
-        let since = clock::now();
-        let probe = probe(&worker, &shared.trust, &headers);
-        match timeout(shared.config.probe_timeout, probe).await {
-            Ok(Ok(answer)) => {
-                slow = 0;
-                match chain::learn(&shared, &worker, &answer) {
-                    Leads::Here => {
-                        let text = "a worker is this router itself: it is taken out of the list";
-                        shared.log.warn(text, &[("worker", &worker.url)]);
-                        shared.remove(&worker);
-                        return;
-                    }
-                    // Should all routers of a ring ask at the same moments, all would give up at once, and
-                    // all begin again at once.
-                    Leads::Back => {
-                        tick.reset_after(shared.config.probe_interval.mul_f64(fastrand::f64()));
-                        continue;
-                    }
-                    Leads::On => {}
-                }
-                let status = answer.status();
-                if status.is_server_error() {
-                    mark_down(&shared.log, &worker, &format!("/health answered {status}"));
-                } else {
-                    // Any other answer is one: not every replica has a /health.
-                    mark_up(&shared.log, &worker);
-                }
+    }
+
+    async fn probe_forever(self, worker: Arc<Worker>) {
+        let HealthChecks { probes, log, .. } = &self;
+        let mut tick = interval(probes.interval);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut slow = 0;
+        let mut headers = HeaderMap::new();
+        if let Some(key) = &probes.key {
+            headers.insert(AUTHORIZATION, key.clone());
+        }
+        worker.authorize(&mut headers);
+        loop {
+            tick.tick().await;
+            if !self.fleet.has(&worker) {
+                return;
             }
-            // What this says is of the router.
-            Ok(Err(error)) if is_exhaustion(&error) => {}
-            Ok(Err(error)) => {
-                slow = 0;
-                chain::forget(&worker);
-                mark_down(&shared.log, &worker, &error.to_string());
-            }
-            // One that still answers requests is only too busy to answer this.
-            Err(_) if worker.standing.heard() >= since => slow = 0,
-            Err(_) => {
-                slow += 1;
-                if slow >= SLOW_PROBES {
-                    mark_down(
-                        &shared.log,
-                        &worker,
-                        &format!("{slow} health checks in a row were not answered in time"),
-                    );
+            let since = clock::now();
+            let probe = probe(&worker, &self.trust, &headers);
+            match timeout(probes.timeout, probe).await {
+                Ok(Ok(answer)) => {
+                    slow = 0;
+                    match loop_detection::learn(&probes.router, &worker, &answer, log) {
+                        Destination::ThisRouter => {
+                            let text =
+                                "a worker is this router itself: it is taken out of the list";
+                            log.warn(text, &[("worker", &worker.url)]);
+                            self.fleet.remove(&worker);
+                            return;
+                        }
+                        // Should all routers of a ring ask at the same moments, all would give up at once, and
+                        // all begin again at once.
+                        Destination::Loop => {
+                            tick.reset_after(probes.interval.mul_f64(fastrand::f64()));
+                            continue;
+                        }
+                        Destination::Clear => {}
+                    }
+                    let status = answer.status();
+                    if status.is_server_error() {
+                        mark_down(log, &worker, &format!("/health answered {status}"));
+                    } else {
+                        // Any other answer is one: not every worker has a /health.
+                        mark_up(log, &worker);
+                    }
+                }
+                // What this says is of the router.
+                Ok(Err(error)) if is_exhaustion(&error) => {}
+                Ok(Err(error)) => {
+                    slow = 0;
+                    loop_detection::forget(&worker);
+                    mark_down(log, &worker, &error.to_string());
+                }
+                // One that still answers requests is only too busy to answer this.
+                Err(_) if worker.flags.last_heard() >= since => slow = 0,
+                Err(_) => {
+                    slow += 1;
+                    if slow >= SLOW_PROBES {
+                        mark_down(
+                            log,
+                            &worker,
+                            &format!("{slow} health checks in a row were not answered in time"),
+                        );
+                    }
                 }
             }
         }
@@ -132,7 +155,7 @@ async fn probe(
     trust: &Trust,
     headers: &HeaderMap,
 ) -> io::Result<Response<Incoming>> {
-    let mut upstream = Upstream::open(worker, trust, CONNECT_TIMEOUT).await?;
+    let mut upstream = Upstream::open(&worker.endpoint, trust, CONNECT_TIMEOUT).await?;
     let mut request = Request::get("/health")
         .header(HOST, worker.authority.clone())
         .header("connection", "close")

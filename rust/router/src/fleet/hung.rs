@@ -1,31 +1,30 @@
-//! When a worker that answers nothing is taken for hung.
+//! Decides when a worker that answers nothing hangs.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::config::Config;
-use crate::fleet::first_bytes::{Kind, asks_for_stream};
-use crate::fleet::standing::Behind;
+use crate::base::clock::{self, Tick};
+use crate::base::log::Log;
+use crate::base::route::Route;
+use crate::fleet::health_flags::Demotion;
+use crate::fleet::wait_history::{RequestKind, asks_for_stream};
 use crate::fleet::worker::Worker;
-use crate::request::route::Route;
-use crate::runtime::clock::{self, Tick};
-use crate::telemetry::log::Log;
 
 /// A worker is hung that takes this many times as long as the others.
 const TIMES_AS_LONG: Tick = 4;
 /// Another worker's answers count for this long.
 const LATELY: Tick = 240;
 
-/// A request that waits for the first byte of its answer.
-pub struct Wait {
+/// A request that waits for its answer to begin.
+pub struct PendingHead {
     pub worker: u32,
     pub since: Tick,
     pub route: Route,
-    /// None where it cannot be sent again.
+    /// None if it cannot be sent again.
     pub body: Option<Bytes>,
     /// Found out once the wait is long.
-    pub kind: Option<Kind>,
+    pub kind: Option<RequestKind>,
 }
 
 /// How long a worker may be silent, in ticks.
@@ -38,16 +37,14 @@ pub struct Patience {
 }
 
 impl Patience {
-    pub fn new(config: &Config) -> Self {
-        Patience {
-            hung: clock::ticks(config.hung_timeout),
-            recovery: clock::ticks(config.cb_timeout),
-        }
-    }
-
-    /// Whether a request had better be elsewhere, its worker being silent. A worker that is not known to
-    /// be is found hung here.
-    pub fn is_over(&self, wait: &mut Wait, fleet: &[Arc<Worker>], now: Tick, log: &Log) -> bool {
+    /// Whether a request should go elsewhere because its worker is silent. It is here that a worker is found hung.
+    pub fn is_over(
+        &self,
+        wait: &mut PendingHead,
+        fleet: &[Arc<Worker>],
+        now: Tick,
+        log: &Log,
+    ) -> bool {
         let Some(body) = &wait.body else {
             return false;
         };
@@ -55,29 +52,29 @@ impl Patience {
             return false;
         };
         let worker = &fleet[position];
-        let standing = &worker.standing;
-        let silent = now.saturating_sub(wait.since.max(standing.heard()));
+        let flags = &worker.flags;
+        let silent = now.saturating_sub(wait.since.max(flags.last_heard()));
         if silent < self.hung {
             return false;
         }
-        if standing.is(Behind::Down) {
+        if flags.is(Demotion::Down) {
             return true;
         }
         let kind = *wait
             .kind
-            .get_or_insert_with(|| Kind::new(wait.route, asks_for_stream(body), body.len()));
+            .get_or_insert_with(|| RequestKind::new(wait.route, asks_for_stream(body), body.len()));
         let others = longest_elsewhere(fleet, worker, kind, wait.since);
         if silent < others.unwrap_or(0).saturating_mul(TIMES_AS_LONG) {
             return false;
         }
-        if standing.is(Behind::Hung) {
+        if flags.is(Demotion::Hung) {
             return true;
         }
-        // Where no other worker answers such requests, nothing is known.
+        // If no other worker answers such requests, nothing is known.
         let is_hung = others.is_some();
         if is_hung {
-            standing.hold_trial(now.saturating_add(self.recovery));
-            if standing.put_behind(Behind::Hung) {
+            flags.hold_trial(now.saturating_add(self.recovery));
+            if flags.demote(Demotion::Hung) {
                 let silent = clock::seconds(silent);
                 log.warn(
                     "worker hangs while others answer",
@@ -89,21 +86,21 @@ impl Patience {
     }
 }
 
-/// The longest wait of late for the first byte of such a request, if another worker is known to answer them.
+/// The longest recent wait of such a request for its answer to begin, if another worker is known to answer them.
 fn longest_elsewhere(
     fleet: &[Arc<Worker>],
     worker: &Worker,
-    kind: Kind,
+    kind: RequestKind,
     since: Tick,
 ) -> Option<Tick> {
-    let mut longest = worker.first_bytes.of(kind).1;
+    let mut longest = worker.wait_history.of(kind).1;
     let mut others_answer = false;
     let is_other = |other: &&Arc<Worker>| other.id != worker.id && other.is_like(worker);
     for other in fleet.iter().filter(is_other) {
-        let (last, wait) = other.first_bytes.of(kind);
+        let (last, wait) = other.wait_history.of(kind);
         longest = longest.max(wait);
         // One that had nothing to answer in the meantime did not fail to.
-        let is_silent = other.load() > 0 && other.standing.heard() < since;
+        let is_silent = other.load() > 0 && other.flags.last_heard() < since;
         others_answer |= last > since.saturating_sub(LATELY) && !is_silent;
     }
     others_answer.then_some(longest)
@@ -112,9 +109,9 @@ fn longest_elsewhere(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::standing::Health;
+    use crate::fleet::health_flags::Health;
     use crate::fleet::worker::LoadGuard;
-    use crate::policy::testing::fleet;
+    use crate::fleet::worker::testing::fleet;
 
     const PATIENCE: Patience = Patience {
         hung: 40,
@@ -123,13 +120,13 @@ mod tests {
     const STREAMED: &[u8] = b"{\"stream\": true}";
     const WHOLE: &[u8] = b"{}";
 
-    fn is_over(wait: &mut Wait, fleet: &[Arc<Worker>], now: Tick) -> bool {
+    fn is_over(wait: &mut PendingHead, fleet: &[Arc<Worker>], now: Tick) -> bool {
         PATIENCE.is_over(wait, fleet, now, &Log::nowhere())
     }
 
     /// A request that waits at a worker from tick 0 on.
-    fn waits(worker: &Worker, body: &'static [u8]) -> Wait {
-        Wait {
+    fn waits(worker: &Worker, body: &'static [u8]) -> PendingHead {
+        PendingHead {
             worker: worker.id,
             since: 0,
             route: Route::of("/v1/chat/completions"),
@@ -139,13 +136,13 @@ mod tests {
     }
 
     fn answers(worker: &Worker, now: Tick, waited: Tick, body: &[u8]) {
-        let kind = Kind::new(
+        let kind = RequestKind::new(
             Route::of("/v1/chat/completions"),
             asks_for_stream(body),
             body.len(),
         );
-        worker.standing.hear(now);
-        worker.first_bytes.record(kind, now, waited);
+        worker.flags.heard_from(now);
+        worker.wait_history.record(kind, now, waited);
     }
 
     #[test]
@@ -172,7 +169,7 @@ mod tests {
     fn it_is_not_where_the_others_have_become_as_silent() {
         let fleet = fleet(2);
         answers(&fleet[1], 970, 2, STREAMED);
-        let mut wait = Wait {
+        let mut wait = PendingHead {
             since: 1000,
             ..waits(&fleet[0], STREAMED)
         };
@@ -181,8 +178,8 @@ mod tests {
         // One that had nothing to do is as good as it was.
         drop(load);
         assert!(is_over(&mut wait, &fleet, 1500));
-        fleet[0].standing.bring_back(Behind::Hung);
-        let mut later = Wait {
+        fleet[0].flags.restore(Demotion::Hung);
+        let mut later = PendingHead {
             since: 1211,
             ..waits(&fleet[0], STREAMED)
         };
@@ -204,7 +201,7 @@ mod tests {
         let fleet = fleet(2);
         let mut wait = waits(&fleet[0], WHOLE);
         answers(&fleet[1], 30, 2, WHOLE);
-        fleet[0].standing.hear(60);
+        fleet[0].flags.heard_from(60);
         assert!(!is_over(&mut wait, &fleet, 99));
         assert!(is_over(&mut wait, &fleet, 100));
     }
@@ -213,11 +210,11 @@ mod tests {
     fn what_a_silent_worker_that_is_down_has_goes_elsewhere() {
         let fleet = fleet(2);
         let mut wait = waits(&fleet[0], WHOLE);
-        let mut stuck = Wait {
+        let mut stuck = PendingHead {
             body: None,
             ..waits(&fleet[0], WHOLE)
         };
-        fleet[0].standing.put_behind(Behind::Down);
+        fleet[0].flags.demote(Demotion::Down);
         assert!(!is_over(&mut wait, &fleet, 39));
         assert!(is_over(&mut wait, &fleet, 40));
         assert!(!is_over(&mut stuck, &fleet, 500));

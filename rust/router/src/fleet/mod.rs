@@ -1,24 +1,23 @@
-//! The workers: who they are, and what is known of each.
+//! The workers, and what is known of each.
 //!
-//! A [`worker`] is at a [`worker_url`], with a place of its own in tables ([`slots`]). It has an [`address`], perhaps a certificate under [`trust`], and serves [`models`];
-//! [`discovery`] finds more of them. Its [`standing`]
-//! among the others is moved by its probes ([`health`]), by its failures ([`breaker`]) and by requests that
-//! are [`waiting`] for longer than those like them took ([`first_bytes`]), which shows that it is [`hung`].
-//! One that is a router and leads back to this one is found in a [`chain`]. [`fan_out`] asks all workers at
-//! once.
+//! - A [`worker`] has a slot of its own in tables ([`slots`]) and serves [`models`]; [`discovery`] finds more.
+//! - Its [`health_flags`] say which tier it is in: its probes set them ([`health`], with the [`resolver`] of its
+//!   name), its failures ([`breaker`]), and a silence that shows that it is [`hung`].
+//! - [`pending_heads`] are requests that wait for their answer to begin; the [`wait_history`] says how long those
+//!   like them have waited.
+//! - [`loop_detection`] finds a worker that is a router and sends requests back.
+//! - [`fan_out`] asks all workers at once.
 
-pub mod address;
 pub mod breaker;
-pub mod chain;
 pub mod discovery;
 pub mod fan_out;
-pub mod first_bytes;
 pub mod health;
+pub mod health_flags;
 pub mod hung;
+pub mod loop_detection;
 pub mod models;
+pub mod pending_heads;
+pub mod resolver;
 pub mod slots;
-pub mod standing;
-pub mod trust;
-pub mod waiting;
+pub mod wait_history;
 pub mod worker;
-pub mod worker_url;

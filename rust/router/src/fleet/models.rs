@@ -1,5 +1,5 @@
-//! Which worker serves which models. Lists are asked for again and again, since adapters come and go at
-//! run time. Only where lists differ do they decide where a request may go.
+//! The models that each worker serves. Workers are asked for their lists again and again, since adapters come and
+//! go at run time. Lists decide where a request may go only if they differ.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -10,15 +10,15 @@ use std::time::Duration;
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue, USER_AGENT};
 use hyper::http::request::Parts;
 use serde_json::Value;
+use sglang_omni_policy::key::scan::scan;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use crate::base::clock::{self, TICK};
 use crate::fleet::fan_out::{Answer, Question, ask};
-use crate::fleet::standing::Health;
-use crate::fleet::worker::Worker;
-use crate::key::scan::scan;
-use crate::request::upstream::Pool;
-use crate::runtime::clock::{self, TICK};
-use crate::runtime::lane::{Lane, Shared};
+use crate::fleet::health_flags::Health;
+use crate::fleet::worker::{Fleet, Worker};
+use crate::upstream::pool::Pool;
+use crate::upstream::trust::Trust;
 
 /// How often workers that came up are looked for, and how long a list counts as fresh.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -28,20 +28,34 @@ const FRESH: Duration = Duration::from_secs(10);
 const AGENT: HeaderValue = HeaderValue::from_static("sglang-omni-router");
 
 /// What is known of the models of the fleet as a whole.
-#[derive(Default)]
 pub struct Models {
+    fleet: Arc<Fleet>,
     differ: AtomicBool,
     /// The tick from which on an unknown model makes the router ask again.
     ask_from: AtomicU32,
+    /// What workers are asked.
+    question: Question,
 }
 
 impl Models {
+    /// `key` is the one that the fleet's workers are shown.
+    pub fn new(fleet: Arc<Fleet>, key: Option<HeaderValue>) -> Models {
+        let mut headers = HeaderMap::from_iter([(USER_AGENT, AGENT)]);
+        headers.extend(key.map(|key| (AUTHORIZATION, key)));
+        Models {
+            fleet,
+            differ: AtomicBool::new(false),
+            ask_from: AtomicU32::new(0),
+            question: Question::get("/v1/models").asked_by(&headers),
+        }
+    }
+
     /// Whether some worker serves a model that another does not.
     pub fn differ(&self) -> bool {
         self.differ.load(Relaxed)
     }
 
-    /// Whether to ask the workers again, which one request a second may.
+    /// Whether to ask the workers again: one request a second may.
     fn may_ask(&self) -> bool {
         let (now, from) = (clock::now(), self.ask_from.load(Relaxed));
         let next = now.saturating_add(clock::ticks(LOOK_INTERVAL.max(TICK)));
@@ -51,17 +65,54 @@ impl Models {
                 .compare_exchange(from, next, Relaxed, Relaxed)
                 .is_ok()
     }
+
+    /// Asks workers for their lists.
+    async fn refresh(&self, pool: &Rc<Pool>, workers: Vec<Arc<Worker>>) {
+        if workers.is_empty() {
+            return;
+        }
+        for answer in ask(pool, workers, &self.question).await {
+            match listed(&answer) {
+                Ok(models) => answer.worker.set_models(Some(names(&models))),
+                // It has no list to show, or not to us.
+                Err(_) if answer.status().is_some() => answer.worker.set_models(None),
+                Err(_) => {}
+            }
+        }
+        let fleet = self.fleet.read();
+        let lists: Vec<_> = fleet.iter().filter_map(|worker| worker.models()).collect();
+        let differ = lists.iter().any(|list| *list != lists[0]);
+        self.differ.store(differ, Relaxed);
+    }
+
+    /// The model that a request names, if no worker has it, even asked again.
+    pub async fn unknown(&self, pool: &Rc<Pool>, parts: &Parts, body: &[u8]) -> Option<String> {
+        if !self.differ() {
+            return None;
+        }
+        let model = named(parts, scan(body, &mut Vec::new()).model);
+        let is_unknown = || {
+            let fleet = self.fleet.read();
+            let serving = Serving::of(&fleet, model);
+            !fleet.iter().any(|worker| serving.includes(worker))
+        };
+        if is_unknown() && self.may_ask() {
+            let workers = Vec::clone(&self.fleet.read());
+            self.refresh(pool, workers).await;
+        }
+        is_unknown().then(|| String::from_utf8_lossy(model).into_owned())
+    }
 }
 
 /// Keeps every worker's list until the runtime ends.
-pub async fn watch(shared: Arc<Shared>) {
-    let pool = Pool::new(&shared);
+pub async fn watch(models: Arc<Models>, trust: Arc<Trust>) {
+    let pool = Pool::new(trust);
     let mut asked: HashMap<u32, Instant> = HashMap::new();
     let mut tick = interval(LOOK_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tick.tick().await;
-        let fleet = shared.fleet.read().clone();
+        let fleet = models.fleet.read().clone();
         let answers = |worker: &Worker| {
             let silent = [Health::Down, Health::Loop, Health::Unknown];
             !silent.contains(&worker.health())
@@ -72,36 +123,8 @@ pub async fn watch(shared: Arc<Shared>) {
         let due = |worker: &&Arc<Worker>| answers(worker) && !asked.contains_key(&worker.id);
         let due: Vec<Arc<Worker>> = fleet.iter().filter(due).cloned().collect();
         asked.extend(due.iter().map(|worker| (worker.id, Instant::now())));
-        refresh(&pool, &shared, due).await;
+        models.refresh(&pool, due).await;
     }
-}
-
-/// Asks workers for their lists.
-async fn refresh(pool: &Rc<Pool>, shared: &Shared, workers: Vec<Arc<Worker>>) {
-    if workers.is_empty() {
-        return;
-    }
-    let mut headers = HeaderMap::from_iter([(USER_AGENT, AGENT)]);
-    if let Some(key) = &shared.gate.keys.worker {
-        headers.insert(AUTHORIZATION, key.clone());
-    }
-    let question = Question::get("/v1/models").asked_by(&headers);
-    for answer in ask(pool, workers, &question).await {
-        match listed(&answer) {
-            Ok(models) => answer.worker.set_models(Some(names(&models))),
-            // It has no list to show, or not to us.
-            Err(_) if answer.status().is_some() => answer.worker.set_models(None),
-            Err(_) => {}
-        }
-    }
-    let lists: Vec<_> = shared
-        .fleet
-        .read()
-        .iter()
-        .filter_map(|worker| worker.models())
-        .collect();
-    let differ = lists.iter().any(|list| *list != lists[0]);
-    shared.models.differ.store(differ, Relaxed);
 }
 
 /// The entries of a worker's `/v1/models`.
@@ -123,7 +146,7 @@ fn names(models: &[Value]) -> Vec<String> {
     names
 }
 
-/// The model a request names in its body, or else in its query; empty where it names none.
+/// The model a request names in its body, or else in its query; empty if it names none.
 pub fn named<'a>(parts: &'a Parts, in_body: &'a [u8]) -> &'a [u8] {
     let query = parts.uri.query().unwrap_or_default();
     match in_body {
@@ -142,12 +165,12 @@ pub enum Serving<'a> {
     Every,
     /// Those that list it.
     Listing(&'a [u8]),
-    /// None lists it: those whose list is not known.
+    /// No worker lists it: those without a known list.
     Unknown,
 }
 
 impl<'a> Serving<'a> {
-    /// `model` is empty where none is named.
+    /// `model` is empty if none is named.
     pub fn of(fleet: &[Arc<Worker>], model: &'a [u8]) -> Serving<'a> {
         if model.is_empty() {
             Serving::Every
@@ -165,23 +188,4 @@ impl<'a> Serving<'a> {
             Serving::Unknown => worker.models().is_none(),
         }
     }
-}
-
-/// The model that a request names, if no worker has it, even asked again.
-pub async fn unknown(lane: &Lane, parts: &Parts, body: &[u8]) -> Option<String> {
-    let shared = &lane.shared;
-    if !shared.models.differ() {
-        return None;
-    }
-    let model = named(parts, scan(body, &mut Vec::new()).model);
-    let is_unknown = || {
-        let fleet = shared.fleet.read();
-        let serving = Serving::of(&fleet, model);
-        !fleet.iter().any(|worker| serving.includes(worker))
-    };
-    if is_unknown() && shared.models.may_ask() {
-        let workers = Vec::clone(&shared.fleet.read());
-        refresh(&lane.pool, shared, workers).await;
-    }
-    is_unknown().then(|| String::from_utf8_lossy(model).into_owned())
 }

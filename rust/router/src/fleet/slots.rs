@@ -1,5 +1,5 @@
-//! Places in tables that have one for each worker: the lowest that is free, so that they stay as short as
-//! there are workers at a time, however many come and go.
+//! Indices into tables that have an entry for each worker. The lowest that is free is taken, so tables stay as short
+//! as there are workers at a time, however many come and go.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard};

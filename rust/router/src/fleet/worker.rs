@@ -1,21 +1,27 @@
-//! The replicas behind the router, and what is known about each of them right now.
+//! The workers, which are the servers behind the router, and the fleet that they make up.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use hyper::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use sglang_omni_policy::{Candidate, url_hash};
 use tokio::sync::Notify;
-use tokio_rustls::rustls::pki_types::ServerName;
 
-use crate::fleet::address::Address;
-use crate::fleet::first_bytes::FirstBytes;
+use crate::base::histogram::Histogram;
+use crate::fleet::health_flags::{Demotion, Health, HealthFlags};
 use crate::fleet::slots::Slot;
-use crate::fleet::standing::{Health, Standing};
-use crate::fleet::worker_url::WorkerUrl;
-use crate::telemetry::histogram::Histogram;
+use crate::fleet::wait_history::WaitHistory;
+use crate::upstream::endpoint::Endpoint;
+use crate::upstream::worker_url::WorkerUrl;
 
-/// One replica. Counters are relaxed atomics: each is right by itself, no two are a snapshot.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// For a worker that is known not to answer: no request should wait long to hear that nothing has changed.
+const CONNECT_TIMEOUT_DOWN: Duration = Duration::from_millis(500);
+
+/// One server. Counters are relaxed atomics: each is right by itself, no two are a snapshot.
 pub struct Worker {
     /// Grows with every worker ever made, which is when it joins a fleet: so a fleet in its order is sorted
     /// by it, and a worker that comes back is another one.
@@ -23,25 +29,24 @@ pub struct Worker {
     slot: Slot,
     /// `http://host:port` or `https://host:port`, as shown to users.
     pub url: String,
+    url_hash: u64,
     pub url_header: HeaderValue,
     pub authority: HeaderValue,
-    pub address: Address,
+    pub endpoint: Endpoint,
     /// What it is shown for a key.
     pub authorization: Authorization,
-    /// The name that its certificate must be for; None without TLS.
-    pub certified_as: Option<ServerName<'static>>,
-    pub standing: Standing,
-    pub first_bytes: FirstBytes,
+    pub flags: HealthFlags,
+    pub wait_history: WaitHistory,
     draining: AtomicBool,
-    /// Sorted names of what it serves; None where that is not known.
+    /// Sorted names of the models it serves; None if they are not known.
     models: ArcSwapOption<Vec<String>>,
-    /// Names of the routers that requests to it may meet; empty where it is none.
+    /// Names of the routers that requests to it may meet; empty if it is no router.
     pub routers: ArcSwap<Vec<String>>,
     load: AtomicUsize,
     pub requests: AtomicU64,
     pub failures: AtomicU64,
-    /// Until the first bytes of its answers.
-    pub first_byte: Histogram,
+    /// Time to the first bytes of its answers.
+    pub ttfb: Histogram,
 }
 
 /// The `Authorization` of what a worker is asked.
@@ -58,38 +63,39 @@ static NEXT_ID: AtomicU32 = AtomicU32::new(0);
 
 impl Worker {
     pub fn new(url: WorkerUrl, authorization: Authorization) -> Worker {
+        let id = NEXT_ID.fetch_add(1, Relaxed);
         Worker {
-            id: NEXT_ID.fetch_add(1, Relaxed),
+            id,
+            endpoint: Endpoint::new(id, &url),
             slot: Slot::take(),
+            url_hash: url_hash(url.as_str()),
             url: url.as_str().to_owned(),
-            address: Address::new(&url.host, url.port),
             authorization,
             url_header: url.header,
             authority: url.authority,
-            certified_as: url.certified_as,
-            standing: Standing::default(),
-            first_bytes: FirstBytes::default(),
+            flags: HealthFlags::default(),
+            wait_history: WaitHistory::default(),
             draining: AtomicBool::new(false),
             models: ArcSwapOption::empty(),
             routers: ArcSwap::default(),
             load: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
             failures: AtomicU64::new(0),
-            first_byte: Histogram::default(),
+            ttfb: Histogram::default(),
         }
     }
 
-    /// Its place in tables of workers. No other worker has it while a request, or anything else, knows
-    /// this one.
+    /// Its index in tables of workers. No other worker has it as long as anything, such as a request, holds this
+    /// one.
     pub fn slot(&self) -> u32 {
         self.slot.index()
     }
 
     pub fn health(&self) -> Health {
-        self.standing.health()
+        self.flags.health()
     }
 
-    /// What it is called towards clients, who are told its URL or not.
+    /// Its name for clients: its URL if they may see that, or its id.
     pub fn name(&self, sees_urls: bool) -> String {
         match sees_urls {
             true => self.url.clone(),
@@ -114,7 +120,7 @@ impl Worker {
         self.draining.store(draining, Relaxed);
     }
 
-    /// Sorted names of the models it serves, where that is known.
+    /// Sorted names of the models it serves, if they are known.
     pub fn models(&self) -> Option<Arc<Vec<String>>> {
         self.models.load_full()
     }
@@ -142,6 +148,23 @@ impl Worker {
         };
         let base = model.iter().rposition(|&byte| byte == b':');
         Some(has(model) || base.is_some_and(|end| has(&model[..end])))
+    }
+
+    /// How long a request waits for a new connection to it.
+    pub fn connect_limit(&self) -> Duration {
+        match self.flags.is(Demotion::Down) {
+            true => CONNECT_TIMEOUT_DOWN,
+            false => CONNECT_TIMEOUT,
+        }
+    }
+
+    /// What policies know of it.
+    pub fn candidate(&self) -> Candidate {
+        Candidate {
+            slot: self.slot(),
+            load: self.load(),
+            url_hash: self.url_hash,
+        }
     }
 
     /// Requests in flight.
@@ -176,16 +199,30 @@ pub struct Fleet {
     changing: Mutex<()>,
     /// Told of every worker added; one listener.
     pub added: Notify,
+    on_change: Box<dyn Fn(Change<'_>) + Send + Sync>,
+}
+
+/// What has become of the fleet.
+pub enum Change<'a> {
+    /// A worker is new.
+    Added(&'a Worker),
+    /// One was taken out; these are left.
+    Removed(&'a [Arc<Worker>]),
 }
 
 impl Fleet {
-    pub fn new(urls: Vec<WorkerUrl>) -> Self {
+    /// `on_change` is told of every change after the start, on the thread that makes it.
+    pub fn new(
+        urls: Vec<WorkerUrl>,
+        on_change: impl Fn(Change<'_>) + Send + Sync + 'static,
+    ) -> Self {
         let of_fleet = |url| Arc::new(Worker::new(url, Authorization::OfFleet));
         let workers = urls.into_iter().map(of_fleet);
         Fleet {
             workers: ArcSwap::from_pointee(workers.collect()),
             changing: Mutex::new(()),
             added: Notify::new(),
+            on_change: Box::new(on_change),
         }
     }
 
@@ -206,7 +243,7 @@ impl Fleet {
 
     /// Adds a worker, or returns the one of that URL to service. The bool says whether it is new.
     pub fn add(&self, url: WorkerUrl, authorization: Authorization) -> (Arc<Worker>, bool) {
-        let _changing = self.changing.lock().unwrap();
+        let changing = self.changing.lock().unwrap();
         if let Some(known) = self.find(url.as_str()) {
             known.set_draining(false);
             return (known, false);
@@ -216,12 +253,14 @@ impl Fleet {
         workers.push(worker.clone());
         self.workers.store(Arc::new(workers));
         self.added.notify_one();
+        drop(changing);
+        (self.on_change)(Change::Added(&worker));
         (worker, true)
     }
 
-    /// Takes a worker out, if it is there. Requests it is serving keep it alive until they end.
+    /// Takes a worker out, if it is there; requests it is serving go on to their end.
     pub fn remove(&self, worker: &Worker) -> bool {
-        let _changing = self.changing.lock().unwrap();
+        let changing = self.changing.lock().unwrap();
         let workers = self.read();
         let rest: Vec<_> = workers
             .iter()
@@ -230,7 +269,24 @@ impl Fleet {
             .collect();
         let was_there = rest.len() < workers.len();
         self.workers.store(Arc::new(rest));
+        drop(changing);
+        if was_there {
+            worker.set_draining(true);
+            (self.on_change)(Change::Removed(&self.read()));
+        }
         was_there
+    }
+}
+
+#[cfg(test)]
+pub mod testing {
+    use super::*;
+
+    pub fn fleet(count: usize) -> Vec<Arc<Worker>> {
+        (1..=count)
+            .map(|port| format!("http://w:{port}").parse().unwrap())
+            .map(|url| Arc::new(Worker::new(url, Authorization::OfFleet)))
+            .collect()
     }
 }
 
@@ -244,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_fleet_is_in_the_order_of_its_ids() {
-        let fleet = Fleet::new(vec![url("http://b:1")]);
+        let fleet = Fleet::new(vec![url("http://b:1")], |_| ());
         let (added, _) = fleet.add(url("http://a:1"), Authorization::OfFleet);
         assert_eq!(fleet.read()[1].url, "http://a:1");
         assert!(fleet.read().is_sorted_by_key(|worker| worker.id));
@@ -253,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_removed_worker_leaves_the_fleet_but_not_its_requests() {
-        let fleet = Fleet::new(vec![url("http://a:1")]);
+        let fleet = Fleet::new(vec![url("http://a:1")], |_| ());
         let removed = fleet.find("http://a:1").unwrap();
         let guard = LoadGuard::new(removed.clone());
         assert!(fleet.remove(&removed) && !fleet.remove(&removed));
@@ -268,7 +324,7 @@ mod tests {
 
     #[test]
     fn workers_that_come_and_go_leave_no_gaps_in_tables() {
-        let fleet = Fleet::new(Vec::new());
+        let fleet = Fleet::new(Vec::new(), |_| ());
         let mut slots = std::collections::HashSet::new();
         for index in 0..2000 {
             let (worker, _) = fleet.add(

@@ -1,23 +1,14 @@
-//! Keys: which clients are let in, and what the router shows to workers.
-
-use std::fs;
-use std::path::Path;
+//! AccessKeys: which clients are let in, and what the router shows to workers.
 
 use hyper::HeaderMap;
-use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use hyper::header::{AUTHORIZATION, HeaderValue};
 use ring::hmac;
 use subtle::ConstantTimeEq;
-
-use crate::config::{Config, ConfigError};
-
-/// Names the client that a request is of, to workers: one opaque word for each client key.
-pub const OWNER: HeaderName = HeaderName::from_static("x-sglang-omni-owner");
 
 /// What an owner's word is made with if workers have no key: they see the client's own then.
 const OWNER_LABEL: &[u8] = b"sglang-omni-owner";
 
-/// Keys as the configuration gave them, read once at the start.
-pub struct Keys {
+pub struct AccessKeys {
     /// Any of them opens; without one every client is let in.
     clients: Vec<ClientKey>,
     /// Opens what administers the router, and nothing else.
@@ -31,25 +22,14 @@ struct ClientKey {
     owner: HeaderValue,
 }
 
-impl Keys {
-    pub fn read(config: &Config) -> Result<Keys, ConfigError> {
-        let mut clients = config.api_key.clone();
-        if let Some(path) = &config.api_key_file {
-            clients.extend(lines("api_key_file", path)?);
-        }
-        for key in &clients {
-            bearer("api_key", key)?;
-        }
-        let worker = one_key(
-            "worker_api_key",
-            config.worker_api_key.as_deref(),
-            config.worker_api_key_file.as_deref(),
-        )?;
-        let admin = one_key(
-            "admin_api_key",
-            config.admin_api_key.as_deref(),
-            config.admin_api_key_file.as_deref(),
-        )?;
+impl AccessKeys {
+    /// Takes the clients' keys, the administrator's, and the one that workers are shown, with the header that
+    /// shows it.
+    pub fn new(
+        clients: Vec<String>,
+        admin: Option<String>,
+        worker: Option<(String, HeaderValue)>,
+    ) -> AccessKeys {
         let secret = worker
             .as_ref()
             .map_or(OWNER_LABEL, |(key, _)| key.as_bytes());
@@ -58,11 +38,11 @@ impl Keys {
             owner: owner(&secret, &key),
             key,
         });
-        Ok(Keys {
+        AccessKeys {
             clients: clients.collect(),
-            admin: admin.map(|(key, _)| key),
+            admin,
             worker: worker.map(|(_, value)| value),
-        })
+        }
     }
 
     /// Whether a client has to show a key.
@@ -106,31 +86,7 @@ fn owner(secret: &hmac::Key, key: &str) -> HeaderValue {
     HeaderValue::try_from(word).expect("hexadecimal digits are visible")
 }
 
-/// The one key that a field or its file gives, and how it is shown.
-fn one_key(
-    field: &str,
-    given: Option<&str>,
-    file: Option<&Path>,
-) -> Result<Option<(String, HeaderValue)>, ConfigError> {
-    let in_file = format!("{field}_file");
-    match (given, file) {
-        (Some(_), Some(_)) => Err(ConfigError(format!(
-            "{field}: {in_file} is given as well; give one of them"
-        ))),
-        (Some(key), None) => Ok(Some((key.to_owned(), bearer(field, key)?))),
-        (None, Some(path)) => match &lines(&in_file, path)?[..] {
-            [key] => Ok(Some((key.clone(), bearer(&in_file, key)?))),
-            keys => Err(ConfigError(format!(
-                "{in_file}: {} holds {} keys; it is to be one",
-                path.display(),
-                keys.len()
-            ))),
-        },
-        (None, None) => Ok(None),
-    }
-}
-
-/// What follows `Bearer`, whose case does not matter.
+/// The token after `Bearer` in any case.
 fn token(value: &HeaderValue) -> Option<&[u8]> {
     let (scheme, rest) = value.as_bytes().split_at_checked(7)?;
     scheme
@@ -138,54 +94,16 @@ fn token(value: &HeaderValue) -> Option<&[u8]> {
         .then(|| rest.trim_ascii())
 }
 
-/// The `Authorization` that shows a key; an error that does not show it if it can be none.
-pub fn bearer(field: &str, key: &str) -> Result<HeaderValue, ConfigError> {
-    let is_key = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic());
-    let value = HeaderValue::try_from(format!("Bearer {key}"))
-        .ok()
-        .filter(|_| is_key);
-    let mut value = value.ok_or_else(|| {
-        ConfigError(format!(
-            "{field}: a key is empty or has other characters than visible ASCII ones"
-        ))
-    })?;
-    value.set_sensitive(true);
-    Ok(value)
-}
-
-/// The keys in a file, one a line.
-fn lines(field: &str, path: &Path) -> Result<Vec<String>, ConfigError> {
-    let text = fs::read_to_string(path).map_err(|error| {
-        ConfigError(format!("{field}: cannot read {}: {error}", path.display()))
-    })?;
-    let keys: Vec<String> = text
-        .lines()
-        .map(|line| line.trim().to_owned())
-        .filter(|line| !line.is_empty())
-        .collect();
-    if keys.is_empty() {
-        return Err(ConfigError(format!(
-            "{field}: {} holds no key; write one a line",
-            path.display()
-        )));
-    }
-    Ok(keys)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn keys(clients: &[&str]) -> Keys {
-        let api_key = clients.iter().map(|&key| key.to_owned()).collect();
-        let config = Config {
-            api_key,
-            ..Config::default()
-        };
-        Keys::read(&config).unwrap()
+    fn keys(clients: &[&str]) -> AccessKeys {
+        let clients = clients.iter().map(|&key| key.to_owned()).collect();
+        AccessKeys::new(clients, None, None)
     }
 
-    fn admits(keys: &Keys, value: &str) -> bool {
+    fn admits(keys: &AccessKeys, value: &str) -> bool {
         keys.owner(&shown(value)).is_some()
     }
 
@@ -203,12 +121,8 @@ mod tests {
     #[test]
     fn owners_are_told_apart_by_words_that_the_workers_key_makes() {
         let of = |worker: Option<&str>, client: &str| {
-            let config = Config {
-                api_key: vec!["a".to_owned(), "b".to_owned()],
-                worker_api_key: worker.map(str::to_owned),
-                ..Config::default()
-            };
-            let keys = Keys::read(&config).unwrap();
+            let worker = worker.map(|key| (key.to_owned(), HeaderValue::from_static("Bearer w")));
+            let keys = AccessKeys::new(vec!["a".to_owned(), "b".to_owned()], None, worker);
             keys.owner(&shown(&format!("Bearer {client}"))).cloned()
         };
         let words = [of(None, "a"), of(None, "b"), of(Some("w"), "a")];
@@ -220,12 +134,7 @@ mod tests {
 
     #[test]
     fn the_admin_key_is_no_clients() {
-        let keys = Keys::read(&Config {
-            api_key: vec!["client".to_owned()],
-            admin_api_key: Some("admin".to_owned()),
-            ..Config::default()
-        });
-        let keys = keys.unwrap();
+        let keys = AccessKeys::new(vec!["client".to_owned()], Some("admin".to_owned()), None);
         let (admin, client) = (shown("Bearer admin"), shown("Bearer client"));
         assert!(keys.is_admin(&admin) && !keys.is_admin(&client));
         assert!(keys.owner(&admin).is_none() && keys.owner(&client).is_some());
@@ -249,29 +158,5 @@ mod tests {
         ] {
             assert!(!admits(&keys, value), "{value}");
         }
-    }
-
-    #[test]
-    fn wrong_keys_are_errors_that_do_not_show_them() {
-        let read = |change: &dyn Fn(&mut Config)| {
-            let mut config = Config::default();
-            change(&mut config);
-            Keys::read(&config).err().unwrap().to_string()
-        };
-        let text = read(&|c| c.api_key = vec!["two words".to_owned()]);
-        assert!(
-            text.contains("api_key") && !text.contains("two words"),
-            "{text}"
-        );
-        let text = read(&|c| c.worker_api_key_file = Some("/none".into()));
-        assert!(
-            text.contains("worker_api_key_file: cannot read /none"),
-            "{text}"
-        );
-        let text = read(&|c| {
-            c.worker_api_key = Some("a".to_owned());
-            c.worker_api_key_file = Some("/none".into());
-        });
-        assert!(text.contains("give one of them"), "{text}");
     }
 }

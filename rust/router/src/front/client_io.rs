@@ -10,9 +10,9 @@ use std::time::{Duration, SystemTime};
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::front::client::{Client, Phase};
-use crate::front::reply::{Reason, error_body};
-use crate::runtime::stream::Stream;
+use crate::base::client::{Client, Phase};
+use crate::base::stream::Stream;
+use crate::proxy::reply::{Reason, error_body};
 
 pub struct ClientIo {
     stream: Stream,
@@ -63,8 +63,8 @@ impl AsyncRead for ClientIo {
         if buf.filled().len() > before {
             match self.client.phase() {
                 Phase::Idle => self.client.enters(Phase::Head),
-                // A head has to come whole in its time, however many bytes of it have. Who reads a body counts
-                // what has come of it.
+                // A head must come whole in its time, however many bytes of it have come. A body is counted where it
+                // is read.
                 Phase::Head | Phase::Body | Phase::Busy | Phase::Blocked | Phase::Answer => {}
             }
         }
@@ -129,7 +129,7 @@ impl Drop for ClientIo {
                 Reason::RequestTimeout,
                 "the request's headers did not arrive in time",
             );
-            // Nobody is left to tell if the client does not take even this.
+            // If the client does not take even this, there is nothing left to do.
             let mut cx = Context::from_waker(Waker::noop());
             let _ = Pin::new(&mut self.stream).poll_write(&mut cx, text.as_bytes());
         }

@@ -1,5 +1,6 @@
-//! What a lane does: it accepts connections, and has the requests on them answered.
+//! A lane's clients: connections are accepted, and the requests on them answered.
 
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::iter;
@@ -21,24 +22,27 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use crate::admin;
-use crate::fleet::hung::Patience;
-use crate::fleet::standing::Behind;
-use crate::fleet::worker::Worker;
-use crate::front::client::{Client, Limits, Phase};
+use crate::admin::{self, Admin};
+use crate::base::client::{Client, Phase};
+use crate::base::clock::{self, LaneClock, TICK};
+use crate::base::log::Level;
+use crate::base::request_id::RequestIds;
+use crate::base::stopping::Stopping;
+use crate::base::stream::Stream;
 use crate::front::client_io::ClientIo;
+use crate::front::clients::{ClientLimits, Clients};
+use crate::front::cors;
+use crate::front::gate::{self, Gate};
 use crate::front::listen::BACKLOG;
-use crate::front::reply::Reason;
-use crate::front::{cors, gate, reply};
-use crate::request::body::ReplyBody;
-use crate::request::exchange::Exchange;
-use crate::request::upstream::SWEEP_INTERVAL;
-use crate::request::{forwarding, proxy, upgrade};
-use crate::runtime::clock::{self, Look, TICK};
-use crate::runtime::lane::{Lane, Open, Shared, Stopping};
-use crate::runtime::spin::Spin;
-use crate::runtime::stream::Stream;
-use crate::telemetry::log::Level;
+use crate::front::tls::Tls;
+use crate::proxy;
+use crate::proxy::body::ReplyBody;
+use crate::proxy::lane::{Lane, Open};
+use crate::proxy::record::RequestRecord;
+use crate::proxy::reply;
+use crate::proxy::reply::Reason;
+use crate::upstream::forwarding;
+use crate::upstream::pool::SWEEP_INTERVAL;
 
 /// Bytes of headers in one request; more is refused with 431.
 const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -51,54 +55,70 @@ const METHODS: HeaderValue =
 /// the answer says that it is the last.
 const LAST_REQUESTS: Duration = Duration::from_secs(1);
 
+/// The clients' side of the router, as all lanes share it.
+pub struct Front {
+    pub gate: Gate,
+    pub admin: Admin,
+    /// What client connections are secured with, if they are.
+    pub tls: Option<Arc<Tls>>,
+    pub limits: ClientLimits,
+    /// How long a TLS handshake may take.
+    pub handshake_timeout: Duration,
+    /// How long what is in flight may take once a drain was asked for.
+    pub drain_timeout: Duration,
+    pub stopping: watch::Receiver<Stopping>,
+}
+
+/// One lane's clients.
+struct Acceptor {
+    front: Arc<Front>,
+    lane: Rc<Lane>,
+    clients: Rc<Clients>,
+    request_ids: RefCell<RequestIds>,
+}
+
 /// One lane from its start to its end.
-pub async fn serve(shared: Arc<Shared>, index: usize, listener: StdListener, spin: Arc<Spin>) {
-    tokio::task::spawn_local(spin.clone().idle());
-    let lane = Lane::new(shared.clone(), index, spin);
+pub async fn serve(front: Arc<Front>, lane: Rc<Lane>, listener: StdListener) {
+    let acceptor = Rc::new(Acceptor {
+        front: front.clone(),
+        lane: lane.clone(),
+        clients: Rc::default(),
+        request_ids: RefCell::default(),
+    });
     let listener =
         TcpListener::from_std(listener).expect("the listener is a non-blocking TCP socket");
-    let mut stopping = shared.stopping.clone();
+    let mut stopping = front.stopping.clone();
     let mut sweep = interval(SWEEP_INTERVAL);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let patience = Patience::new(&shared.config);
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let limits = Limits::new(&shared.config);
-    let mut look = Look::default();
+    let mut look = LaneClock::default();
     let mut look_over = || {
-        lane.retries.refill();
         look = look.next(clock::advance());
-        let fleet = shared.fleet.read();
-        lane.waiting.sweep(&fleet, &patience, look, &shared.log);
-        lane.clients.look_over(look, &limits);
+        lane.look_over(look);
+        acceptor.clients.look_over(look, &front.limits);
     };
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, peer)) => admit(&lane, stream, peer),
+                Ok((stream, peer)) => admit(&acceptor, stream, peer),
                 // Out of descriptors, most likely: some must be closed first.
                 Err(_) => sleep(Duration::from_millis(50)).await,
             },
-            _ = sweep.tick() => {
-                let fleet = shared.fleet.read();
-                // A worker that cannot be reached may be another process, or elsewhere, when it can.
-                let is_usable = |worker: &Worker| !worker.standing.is(Behind::Down);
-                lane.pool
-                    .sweep(|id| fleet.iter().any(|worker| worker.id == id && is_usable(worker)));
-            }
+            _ = sweep.tick() => lane.sweep_pool(),
             _ = tick.tick() => look_over(),
             _ = stopping.changed() => break,
         }
     }
     for (stream, peer) in backlog(listener) {
-        admit(&lane, stream, peer);
+        admit(&acceptor, stream, peer);
     }
-    lane.clients.leave();
+    acceptor.clients.leave();
     let began = Instant::now();
-    let deadline = began + shared.config.drain_timeout;
+    let deadline = began + front.drain_timeout;
     while *stopping.borrow() < Stopping::Now && lane.open.get() > 0 && Instant::now() < deadline {
         if began.elapsed() >= LAST_REQUESTS {
-            lane.clients.dismiss();
+            acceptor.clients.dismiss();
         }
         tokio::select! {
             _ = tick.tick() => look_over(),
@@ -122,37 +142,36 @@ fn backlog(listener: TcpListener) -> impl Iterator<Item = (TcpStream, SocketAddr
         })
 }
 
-fn admit(lane: &Rc<Lane>, stream: TcpStream, peer: SocketAddr) {
+fn admit(acceptor: &Rc<Acceptor>, stream: TcpStream, peer: SocketAddr) {
     // It is open from now on, not from when its task first runs: the lane's end waits for it.
-    let open = Open::new(lane.clone());
-    tokio::task::spawn_local(connection(lane.clone(), open, stream, peer));
+    let open = Open::new(acceptor.lane.clone());
+    tokio::task::spawn_local(connection(acceptor.clone(), open, stream, peer));
 }
 
 /// One client's connection.
-async fn connection(lane: Rc<Lane>, _open: Open, stream: TcpStream, peer: SocketAddr) {
+async fn connection(acceptor: Rc<Acceptor>, _open: Open, stream: TcpStream, peer: SocketAddr) {
     if stream.set_nodelay(true).is_err() {
         return; // Already closed by the client.
     }
-    lane.metrics().accepted.fetch_add(1, Relaxed);
-    let Some(stream) = secured(&lane, stream).await else {
+    acceptor.lane.metrics().accepted.fetch_add(1, Relaxed);
+    let Some(stream) = secured(&acceptor, stream).await else {
         return;
     };
-    let entry = lane.clients.enter();
+    let entry = acceptor.clients.enter();
     let client = &entry.client;
-    let service = service_fn(|request| respond(&lane, client, peer, request));
+    let service = service_fn(|request| respond(&acceptor, client, peer, request));
     let io = TokioIo::new(ClientIo::new(stream, client.clone()));
     let mut http = http1::Builder::new();
     http.preserve_header_case(true);
     let mut http = pin!(http.serve_connection(io, service).with_upgrades());
     let mut is_leaving = false;
     poll_fn(|cx| {
-        lane.spin.turn();
         client.is_driven_by(cx.waker());
         // A client that is late with a body is told so by what reads the body.
         if client.is_late() && !matches!(client.phase(), Phase::Body | Phase::Answer) {
             return Poll::Ready(());
         }
-        if lane.clients.are_dismissed() && !is_leaving {
+        if acceptor.clients.are_dismissed() && !is_leaving {
             is_leaving = true;
             // What has come by now is read first, and so still answered.
             if http.as_mut().poll(cx).is_ready() {
@@ -166,14 +185,15 @@ async fn connection(lane: Rc<Lane>, _open: Open, stream: TcpStream, peer: Socket
     .await;
 }
 
-/// The connection with TLS on it, if clients are to use that. The handshake has as long as a head.
-async fn secured(lane: &Lane, stream: TcpStream) -> Option<Stream> {
-    let Some(tls) = &lane.shared.tls else {
+/// The connection with TLS on it, if clients must use that. The handshake has a time limit.
+async fn secured(acceptor: &Acceptor, stream: TcpStream) -> Option<Stream> {
+    let Acceptor { front, lane, .. } = acceptor;
+    let Some(tls) = &front.tls else {
         return Some(Stream::Plain(stream));
     };
-    let mut stopping = lane.shared.stopping.clone();
+    let mut stopping = front.stopping.clone();
     let error = tokio::select! {
-        done = timeout(lane.shared.config.header_timeout, tls.accept(stream)) => match done {
+        done = timeout(front.handshake_timeout, tls.accept(stream)) => match done {
             Ok(Ok(stream)) => return Some(stream),
             Ok(Err(error)) => error,
             Err(late) => late.into(),
@@ -181,41 +201,48 @@ async fn secured(lane: &Lane, stream: TcpStream) -> Option<Stream> {
         () = last_call(&mut stopping) => return None,
     };
     lane.metrics().failed_handshakes.fetch_add(1, Relaxed);
-    let log = &lane.shared.log;
+    let log = &lane.proxy.log;
     log.event(Level::Debug, "TLS handshake failed", &[("why", &error)]);
     None
 }
 
-/// When a client that has not asked for anything is waited for no longer.
+/// Ends when a client that has not asked for anything is waited for no longer.
 async fn last_call(stopping: &mut watch::Receiver<Stopping>) {
     let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
     sleep(LAST_REQUESTS).await;
 }
 
 async fn respond(
-    lane: &Rc<Lane>,
+    acceptor: &Acceptor,
     client: &Arc<Client>,
     peer: SocketAddr,
     mut request: Request<Incoming>,
 ) -> Result<Response<ReplyBody>, Infallible> {
     client.begins();
-    let id = gate::identify(lane, &mut request);
-    let mut exchange = Box::new(Exchange::begin(lane, peer, client.clone(), id, &request));
-    let origin = lane.shared.gate.cors.origin(request.headers());
+    let Acceptor { front, lane, .. } = acceptor;
+    let id = gate::identify(&front.gate, &acceptor.request_ids, &mut request);
+    let mut record = Box::new(RequestRecord::begin(
+        lane,
+        peer,
+        client.clone(),
+        id,
+        &request,
+    ));
+    let origin = front.gate.cors.origin(request.headers());
     let asked = origin.as_ref().and_then(|_| cors::preflight(&request));
     let mut reply = match asked {
         Some(reply) => reply,
-        None => route(lane, &mut exchange, request).await,
+        None => route(front, lane, &mut record, request).await,
     };
-    exchange.answers(&mut reply);
+    record.answers(&mut reply);
     if let Some(origin) = origin {
         cors::allow(origin, &mut reply);
     }
-    if lane.clients.are_leaving() && reply.status() != StatusCode::SWITCHING_PROTOCOLS {
+    if acceptor.clients.are_leaving() && reply.status() != StatusCode::SWITCHING_PROTOCOLS {
         let close = HeaderValue::from_static("close");
         reply.headers_mut().insert(CONNECTION, close);
     }
-    Ok(reply.map(|payload| ReplyBody::new(payload, client.clone(), exchange)))
+    Ok(reply.map(|payload| ReplyBody::new(payload, client.clone(), record)))
 }
 
 fn not_forwarded(message: &str) -> reply::Reply {
@@ -225,8 +252,9 @@ fn not_forwarded(message: &str) -> reply::Reply {
 }
 
 async fn route(
+    front: &Front,
     lane: &Rc<Lane>,
-    exchange: &mut Exchange,
+    record: &mut RequestRecord,
     mut request: Request<Incoming>,
 ) -> reply::Reply {
     let size = forwarding::size(request.headers());
@@ -254,10 +282,10 @@ async fn route(
     if request.uri().authority().is_some() {
         forwarding::to_origin_form(&mut request);
     }
-    if let Err(refusal) = gate::authenticate(lane, exchange, &mut request) {
+    if let Err(refusal) = gate::authenticate(&front.gate, record, &mut request) {
         return refusal.reply(request);
     }
-    let mut request = match admin::answer(lane, exchange, request).await {
+    let mut request = match admin::answer(lane, &front.admin, record.sees_urls, request).await {
         Ok(reply) => return reply,
         Err(request) => request,
     };
@@ -267,12 +295,12 @@ async fn route(
         reply.headers_mut().insert(ALLOW, METHODS);
         return reply;
     }
-    if let Err(refusal) = gate::has_room(lane) {
+    if let Err(refusal) = lane.proxy.in_flight.has_room() {
         return refusal.reply(request);
     }
     // With a body it is a request first; its offer to upgrade may be ignored.
     if forwarding::wants_upgrade(request.headers()) && request.body().is_end_stream() {
-        return upgrade::forward(lane, exchange, request).await;
+        return proxy::upgrade::forward(lane, record, request).await;
     }
-    proxy::forward(lane, exchange, request).await
+    proxy::http::forward(lane, record, request).await
 }

@@ -7,8 +7,8 @@ use hyper::header::{
 };
 use hyper::{HeaderMap, Method, Request, StatusCode};
 
-use crate::config::{Config, ConfigError};
-use crate::front::reply::{self, Reply};
+use crate::base::config_error::ConfigError;
+use crate::proxy::reply::{self, Reply};
 
 /// Seconds for which a browser remembers what it was allowed; the longest that any takes.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("86400");
@@ -20,9 +20,9 @@ pub struct Cors {
 }
 
 impl Cors {
-    pub fn new(config: &Config) -> Result<Cors, ConfigError> {
+    pub fn new(origins: &[String]) -> Result<Cors, ConfigError> {
         let mut cors = Cors::default();
-        for origin in &config.cors_allowed_origins {
+        for origin in origins {
             if origin == "*" {
                 cors.any = true;
                 continue;
@@ -85,10 +85,8 @@ mod tests {
     use super::*;
 
     fn cors(origins: &[&str]) -> Result<Cors, ConfigError> {
-        Cors::new(&Config {
-            cors_allowed_origins: origins.iter().map(|&origin| origin.to_owned()).collect(),
-            ..Config::default()
-        })
+        let origins: Vec<String> = origins.iter().map(|&origin| origin.to_owned()).collect();
+        Cors::new(&origins)
     }
 
     #[test]

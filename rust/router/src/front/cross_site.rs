@@ -8,7 +8,6 @@ use hyper::HeaderMap;
 use hyper::header::{HOST, HeaderName, HeaderValue, ORIGIN};
 use hyper::http::uri::Authority;
 
-use crate::config::Config;
 use crate::front::cors::Cors;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -43,9 +42,9 @@ fn is_own(origin: &HeaderValue, headers: &HeaderMap) -> bool {
     matches!((authority, host), (Some((_, own)), Some(host)) if host.eq_ignore_ascii_case(own.as_bytes()))
 }
 
-/// Whether the request names this router by an address or a name that is known to be its own. A page whose
+/// Whether the request names this router by an address or by one of its `own` names; `*` is any. A page whose
 /// name was made to lead here is of the same origin to its browser, but its name is in `Host`.
-pub fn names_this_router(headers: &HeaderMap, config: &Config) -> bool {
+pub fn names_this_router(headers: &HeaderMap, own: &[String]) -> bool {
     let Some(host) = headers.get(HOST) else {
         return true; // Of HTTP/1.0, which no browser speaks.
     };
@@ -58,11 +57,7 @@ pub fn names_this_router(headers: &HeaderMap, config: &Config) -> bool {
     bare.parse::<IpAddr>().is_ok()
         || is("localhost")
         || name.to_ascii_lowercase().ends_with(".localhost")
-        || is(&config.host)
-        || config
-            .allowed_hosts
-            .iter()
-            .any(|known| known == "*" || is(known))
+        || own.iter().any(|known| known == "*" || is(known))
 }
 
 #[cfg(test)]
@@ -99,12 +94,8 @@ mod tests {
 
     #[test]
     fn a_router_is_known_by_its_addresses_and_names() {
-        let config = Config {
-            host: "router".to_owned(),
-            allowed_hosts: vec!["Other.internal".to_owned()],
-            ..Config::default()
-        };
-        let is_known = |host: &str| names_this_router(&headers(&[("host", host)]), &config);
+        let own = ["router".to_owned(), "Other.internal".to_owned()];
+        let is_known = |host: &str| names_this_router(&headers(&[("host", host)]), &own);
         for host in [
             "1.2.3.4",
             "[::1]:7",
@@ -124,6 +115,6 @@ mod tests {
         ] {
             assert!(!is_known(host), "{host}");
         }
-        assert!(names_this_router(&HeaderMap::new(), &config));
+        assert!(names_this_router(&HeaderMap::new(), &own));
     }
 }

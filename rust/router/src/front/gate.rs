@@ -1,67 +1,59 @@
-//! What every request passes before anything else looks at it: it gets its id, shows its key, and, if it is
-//! for a worker, waits for a place among those in flight.
+//! What every request passes before anything else looks at it: it gets its id and shows its key.
 
-use hyper::body::{Body, Incoming};
-use hyper::header::{AUTHORIZATION, Entry, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use std::cell::RefCell;
+
+use hyper::body::Incoming;
+use hyper::header::{AUTHORIZATION, Entry, HeaderName, HeaderValue};
 use hyper::{Method, Request};
 
-use crate::admin::access;
-use crate::config::{Config, ConfigError};
-use crate::front::auth::{Keys, OWNER};
+use crate::base::config_error::ConfigError;
+use crate::base::headers::{CLIENT_REQUEST_ID, OWNER, REQUEST_ID};
+use crate::base::request_id::{RequestId, RequestIds, is_usable};
+use crate::front::access;
+use crate::front::auth::AccessKeys;
 use crate::front::cors::Cors;
 use crate::front::cross_site;
-use crate::front::in_flight::{InFlight, Refused};
-use crate::front::reply::{self, Reason, Reply};
-use crate::front::request_id::{CLIENT_REQUEST_ID, REQUEST_ID, RequestId, is_usable};
-use crate::request::exchange::Exchange;
-use crate::request::forwarding;
-use crate::request::upload::discard;
-use crate::runtime::lane::Lane;
+use crate::proxy::record::RequestRecord;
+use crate::proxy::reply::{Reason, Refusal};
+use crate::upstream::forwarding;
 
 /// Open to everyone: what probes and scrapers ask for, which have no key.
 const OPEN_PATHS: [&str; 4] = ["/health", "/liveness", "/readiness", "/metrics"];
 
 pub struct Gate {
-    pub keys: Keys,
-    pub in_flight: InFlight,
+    pub keys: AccessKeys,
     pub cors: Cors,
+    /// Names by which the router may be administered, beside its addresses.
+    pub own_names: Vec<String>,
+    /// Whether every client is told where workers are.
+    pub shows_urls: bool,
     /// Where a client may name its request, beside `x-request-id`.
-    other_id_headers: Vec<HeaderName>,
+    pub id_headers: Vec<HeaderName>,
 }
 
-impl Gate {
-    pub fn new(config: &Config) -> Result<Gate, ConfigError> {
-        let header = |name: &String| {
-            name.parse().map_err(|_| {
-                ConfigError(format!(
-                    "request_id_headers: {name:?} is not a header's name"
-                ))
-            })
-        };
-        Ok(Gate {
-            keys: Keys::read(config)?,
-            in_flight: InFlight::new(config),
-            cors: Cors::new(config)?,
-            other_id_headers: config
-                .request_id_headers
-                .iter()
-                .map(header)
-                .collect::<Result<_, _>>()?,
-        })
-    }
+/// Reads the names of headers in which clients may name their requests.
+pub fn id_headers(names: &[String]) -> Result<Vec<HeaderName>, ConfigError> {
+    let header = |name: &String| {
+        let wrong = || format!("request_id_headers: {name:?} is not a header's name");
+        name.parse().map_err(|_| ConfigError(wrong()))
+    };
+    names.iter().map(header).collect()
 }
 
 /// The request's id: the client's, or one that it is given here. Workers and the router's own endpoints
 /// find it under `x-request-id`.
-pub fn identify(lane: &Lane, request: &mut Request<Incoming>) -> RequestId {
+pub fn identify(
+    gate: &Gate,
+    ids: &RefCell<RequestIds>,
+    request: &mut Request<Incoming>,
+) -> RequestId {
     let headers = request.headers_mut();
     let usable = |name: &HeaderName| headers.get(name).filter(|value| is_usable(value)).cloned();
-    let given = lane.shared.gate.other_id_headers.iter().find_map(usable);
+    let given = gate.id_headers.iter().find_map(usable);
     let given = given.or_else(|| match headers.get(REQUEST_ID) {
         Some(id) if is_usable(id) => None,
         _ => usable(&CLIENT_REQUEST_ID),
     });
-    let made = || lane.request_ids.borrow_mut().next();
     let (value, is_made_here) = match (given, headers.entry(REQUEST_ID)) {
         (Some(id), entry) => {
             insert(entry, &id);
@@ -69,7 +61,7 @@ pub fn identify(lane: &Lane, request: &mut Request<Incoming>) -> RequestId {
         }
         (None, Entry::Occupied(entry)) if is_usable(entry.get()) => (entry.get().clone(), false),
         (None, entry) => {
-            let id = made();
+            let id = ids.borrow_mut().next();
             insert(entry, &id);
             (id, true)
         }
@@ -88,60 +80,25 @@ fn insert(entry: Entry<'_, HeaderValue>, value: &HeaderValue) {
     }
 }
 
-/// Why a request goes no further.
-pub struct Refusal {
-    reason: Reason,
-    message: String,
-}
-
-impl Refusal {
-    pub fn new(reason: Reason, message: &str) -> Refusal {
-        Refusal {
-            reason,
-            message: message.to_owned(),
-        }
-    }
-
-    /// The answer. A body that is still coming is read for a while, so that the client gets to see it.
-    pub fn reply(self, request: Request<Incoming>) -> Reply {
-        let body = request.into_body();
-        if !body.is_end_stream() {
-            tokio::task::spawn_local(discard(body));
-        }
-        self.into_reply()
-    }
-
-    /// The answer to a request whose body is seen to elsewhere.
-    pub fn into_reply(self) -> Reply {
-        let mut reply = reply::error(self.reason, &self.message);
-        if self.reason == Reason::InvalidApiKey {
-            let challenge = HeaderValue::from_static("Bearer");
-            reply.headers_mut().insert(WWW_AUTHENTICATE, challenge);
-        }
-        reply
-    }
-}
-
-/// Lets a request with the right key in. It then carries the key for workers, and whose it is.
+/// Lets a request with the right key in. It then carries the workers' key, and the word for its owner.
 pub fn authenticate(
-    lane: &Lane,
-    exchange: &mut Exchange,
+    gate: &Gate,
+    record: &mut RequestRecord,
     request: &mut Request<Incoming>,
 ) -> Result<(), Refusal> {
-    let shared = &lane.shared;
-    let keys = &shared.gate.keys;
+    let keys = &gate.keys;
     request.headers_mut().remove(OWNER);
     let is_admin = keys.is_admin(request.headers());
-    exchange.sees_urls = is_admin || shared.config.expose_worker_urls;
+    record.sees_urls = is_admin || gate.shows_urls;
     if access::is_administrative(request.uri().path()) {
-        access::allow(shared, exchange.peer, request)?;
+        access::allow(gate, record.peer, request)?;
     } else if keys.are_needed() {
         match keys.owner(request.headers()).cloned() {
             Some(owner) => drop(request.headers_mut().insert(OWNER, owner)),
             None if is_open(request) => {}
             None => return Err(no_key(request)),
         }
-    } else if may_act(request) && cross_site::is_foreign(request.headers(), &shared.gate.cors) {
+    } else if may_act(request) && cross_site::is_foreign(request.headers(), &gate.cors) {
         return Err(Refusal::new(
             Reason::CrossSiteRequest,
             "a web page of another origin may not ask for this: name its origin in --cors-allowed-origins, or \
@@ -151,7 +108,7 @@ pub fn authenticate(
     if let Some(key) = &keys.worker {
         request.headers_mut().insert(AUTHORIZATION, key.clone());
     } else if is_admin && keys.owner(request.headers()).is_none() {
-        // No worker is to know it.
+        // No worker may know it.
         request.headers_mut().remove(AUTHORIZATION);
     }
     Ok(())
@@ -179,21 +136,4 @@ fn may_act(request: &Request<Incoming>) -> bool {
 fn is_open(request: &Request<Incoming>) -> bool {
     OPEN_PATHS.contains(&request.uri().path())
         && matches!(*request.method(), Method::GET | Method::HEAD)
-}
-
-/// Refuses what would get no place now, before its body is read.
-pub fn has_room(lane: &Lane) -> Result<(), Refusal> {
-    let room = lane.shared.gate.in_flight.has_room();
-    room.map_err(|Refused(message)| Refusal::new(Reason::RateLimitExceeded, &message))
-}
-
-/// Takes a place among the requests in flight for one that goes to a worker.
-pub async fn enter(lane: &Lane, exchange: &mut Exchange) -> Result<(), Refusal> {
-    match lane.shared.gate.in_flight.enter().await {
-        Ok(has_place) => {
-            exchange.enters(has_place);
-            Ok(())
-        }
-        Err(Refused(message)) => Err(Refusal::new(Reason::RateLimitExceeded, &message)),
-    }
 }

@@ -1,15 +1,12 @@
-//! Ports to listen on, and descriptors for those who connect.
+//! Ports to listen on, and descriptors for the clients that connect.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 
-/// A silent host is asked after this long, and again.
-pub const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
-    .with_time(Duration::from_secs(15))
-    .with_interval(Duration::from_secs(5));
+use crate::base::stream::KEEPALIVE;
 
 /// What the system takes for a time-out at most: milliseconds in 32 bits.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);

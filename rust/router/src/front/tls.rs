@@ -6,16 +6,17 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::pki_types::PrivateKeyDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::{self, ServerConfig};
 
-use crate::config::{Config, ConfigError};
-use crate::runtime::lane::Shared;
-use crate::runtime::stream::Stream;
-use crate::telemetry::log::Level;
+use crate::base::certificates::{certificates, unreadable};
+use crate::base::config_error::ConfigError;
+use crate::base::log::{Level, Log};
+use crate::base::stream::Stream;
 
 /// The router's certificate and key, as they are in their files now or were when these could last be read.
 pub struct Tls {
@@ -25,11 +26,11 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Reads the files; None where the configuration names none.
-    pub fn read(config: &Config) -> Result<Option<Tls>, ConfigError> {
-        let (cert_path, key_path) = match (&config.tls_cert_path, &config.tls_key_path) {
+    /// Reads the files; None if there are none to read.
+    pub fn read(cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Option<Tls>, ConfigError> {
+        let (cert_path, key_path) = match (cert, key) {
             (None, None) => return Ok(None),
-            (Some(cert), Some(key)) => (cert.clone(), key.clone()),
+            (Some(cert), Some(key)) => (cert, key),
             (Some(_), None) => {
                 return Err(ConfigError(
                     "tls_key_path: is missing; it goes with tls_cert_path".to_owned(),
@@ -65,18 +66,12 @@ impl Tls {
 }
 
 /// Reads certificate and key again whenever a reload is asked for.
-pub async fn watch(shared: Arc<Shared>) {
-    let Some(tls) = &shared.tls else {
-        return;
-    };
-    let mut reload = shared.reload.clone();
+pub async fn watch(tls: Arc<Tls>, mut reload: watch::Receiver<()>, log: Arc<Log>) {
     while reload.changed().await.is_ok() {
         let cert = tls.cert_path.display();
         match tls.reload() {
-            Ok(()) => shared
-                .log
-                .info("certificate was read again", &[("cert", &cert)]),
-            Err(why) => shared.log.event(
+            Ok(()) => log.info("certificate was read again", &[("cert", &cert)]),
+            Err(why) => log.event(
                 Level::Error,
                 "certificate could not be read again, the one before stays",
                 &[("why", &why)],
@@ -105,30 +100,4 @@ fn server_config(cert_path: &Path, key_path: &Path) -> Result<Arc<ServerConfig>,
         })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
-}
-
-/// The certificates in a file that a field of the configuration names; at least one.
-pub fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
-    let certs: Vec<_> = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect)
-        .map_err(|error| unreadable(field, path, &error))?;
-    if certs.is_empty() {
-        return Err(unreadable(field, path, &pem::Error::NoItemsFound));
-    }
-    Ok(certs)
-}
-
-fn unreadable(field: &str, path: &Path, error: &pem::Error) -> ConfigError {
-    let path = path.display();
-    ConfigError(match error {
-        pem::Error::Io(error) => format!("{field}: cannot read {path}: {error}"),
-        pem::Error::NoItemsFound => format!(
-            "{field}: {path} holds no {}; it must be a PEM file",
-            match field {
-                "tls_key_path" => "private key",
-                _ => "certificate",
-            }
-        ),
-        error => format!("{field}: {path} is not a PEM file: {error}"),
-    })
 }

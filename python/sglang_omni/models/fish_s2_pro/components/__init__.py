@@ -1,1 +1,1 @@
-"""What Fish Audio S2-Pro's stages are made of."""
+"""The decoders of Fish Audio S2-Pro, and the settings of their checkpoint."""

@@ -1,4 +1,4 @@
-"""A checkpoint of Fish Audio S2-Pro: its settings, and its tensors by the names that decoders here have.
+"""Reading of Fish Audio S2-Pro checkpoints: the settings, and tensors by the names of our decoders.
 
 The published layout: ``config.json`` (model_type ``fish_qwen3_omni``, with ``text_config`` and
 ``audio_decoder_config``), a tokenizer, safetensors of the two decoders (``text_model.model.``, the slow one;
@@ -37,7 +37,7 @@ _RENAMED = {
 
 
 class Heads(NamedTuple):
-    """Of one decoder's attention."""
+    """Numbers of query and key heads of a decoder's attention, and the size of a head."""
 
     queries: int
     keys: int
@@ -45,7 +45,7 @@ class Heads(NamedTuple):
 
 
 class FishCheckpoint(Checkpoint):
-    """Tensors of one of the decoders, by Hugging Face's names of a Qwen3 decoder's.
+    """The tensors of one decoder, by Hugging Face's names in a Qwen3 decoder.
 
     Queries, keys and values are one tensor here. Rotary embeddings turn neighbouring channels; the channels
     of queries and keys are handed out in an order in which, as everywhere here, halves are turned.
@@ -74,7 +74,7 @@ class FishCheckpoint(Checkpoint):
 
 
 def _halves(rows: Tensor, dim: int) -> Tensor:
-    """Rows of each head of ``dim`` channels: those of even places first, then the odd ones."""
+    """The rows with each head's ``dim`` channels reordered: even channels first, then odd ones."""
     return rows.view(-1, dim // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
@@ -82,11 +82,11 @@ def _halves(rows: Tensor, dim: int) -> Tensor:
 class FishS2Checkpoint:
     """
     Attributes:
-        slow: Reads text and frames; chooses each frame's first code, as a token of the text's vocabulary.
-        fast: Completes a frame.
-        codebook_size: Codes of each group that are the codec's.
-        semantic_start, semantic_end: The first and the last token that stand for a first code.
-        end: The token that ends the speech.
+        slow: The decoder that reads text and frames and chooses each frame's first code, as a text token.
+        fast: The decoder that chooses a frame's other codes.
+        codebook_size: The codec's codes in each group.
+        semantic_start, semantic_end: First and last token that stand for a first code.
+        end: Token that ends the speech.
     """
 
     path: Path
@@ -102,7 +102,7 @@ class FishS2Checkpoint:
         """
         Raises:
             FileNotFoundError: There is no ``config.json``.
-            ValueError: It is another model's, or of a variant that is not computed here.
+            ValueError: The checkpoint is that of another model, or of an unsupported variant.
         """
         directory = Path(model_path).expanduser()
         path = directory / "config.json"

@@ -1,4 +1,4 @@
-"""Dual autoregression: a slow decoder chooses the first code of each frame, a fast one the others."""
+"""Dual autoregression: a slow decoder chooses each frame's first code, a fast decoder the others."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from sglang_omni.models.fish_s2_pro.components.dual_ar_state import DualARState
 class FishDualARStrategy:
     """A ``FeedbackStrategy`` over ``DualARState``s.
 
-    The row of a text token is its embedding. That of a frame is its token's embedding and those of all its
-    codes, divided by sqrt(G + 1).
+    A text token's input row is its embedding. A frame's input row is the sum of the embeddings of its token
+    and of its codes, divided by sqrt(G + 1).
 
     Args:
         text_embed: (text vocabulary, hidden size).
-        code_embed: (G * fast vocabulary, hidden size), of the codes of each group in turn.
-        fast_embed: (fast vocabulary, hidden size), what the fast decoder reads of any group.
+        code_embed: (G * fast vocabulary, hidden size), the embeddings of each group's codes in turn.
+        fast_embed: (fast vocabulary, hidden size), the fast decoder's embeddings for all groups.
+        fast: The fast decoder.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class FishDualARStrategy:
         size, hidden, groups = config.vocab_size, config.hidden_size, config.num_code_groups
         code_embed = reader.take(f"{FAST}codebook_embeddings.weight", (groups * size, hidden))
         fast_embed = reader.take(f"{FAST}embeddings.weight", (size, hidden))
-        # All groups are read and chosen with the same tables. Some ids of the vocabulary are no codes.
+        # All groups share these tables. Some ids of the vocabulary are not codes.
         head = reader.take(f"{FAST}output.weight", (size, hidden))[: checkpoint.codebook_size]
         fast = CodePredictor.from_checkpoint(
             config, reader, FAST.rstrip("."), [fast_embed] * (groups - 2), [head] * (groups - 1)
@@ -85,7 +86,7 @@ class FishDualARStrategy:
             model.feedback.input_rows.append(self._frame_rows(torch.stack(cast(list[Tensor], frames))))
 
     def _rows(self, spans: Sequence[SequenceSpan]) -> Tensor:
-        """Of any spans, text among them."""
+        """Input rows of spans that may have text."""
         rows = []
         for span in spans:
             state, stop = _state(span), span.start + span.num_tokens
@@ -120,13 +121,13 @@ class FishDualARStrategy:
             outbox.put(requests[index], frame)
 
     def _frame_rows(self, codes: Tensor) -> Tensor:
-        """(n, G) -> (n, hidden_size)."""
+        """Input rows (n, hidden size) of frames (n, G)."""
         tokens = embedding(codes[:, 0] + self._start, self._text_embed)
         return (tokens + embedding(codes + self._offsets, self._code_embed).sum(dim=1)) * self._scale
 
 
 def dual_ar_decoder(checkpoint: FishS2Checkpoint, strategy: FishDualARStrategy) -> DecoderSpec:
-    """Text and frames -> the first code of the next frame, as a token."""
+    """The slow decoder: from text and frames to the next frame's first code, as a token."""
     spoken = {checkpoint.end, *range(checkpoint.semantic_start, checkpoint.semantic_end + 1)}
     return DecoderSpec(
         model_path=checkpoint.path,
@@ -145,7 +146,7 @@ def dual_ar_decoder(checkpoint: FishS2Checkpoint, strategy: FishDualARStrategy) 
 
 
 def _choose_with(states: Sequence[DualARState]) -> Choose | None:
-    """Each frame's other codes are chosen as its first one is."""
+    """Chooses each frame's other codes with the sampling parameters of its first code."""
     if all(state.sampling.temperature == 0.0 for state in states):
         return None
 

@@ -1,4 +1,4 @@
-"""One text being spoken: its prompt, with the frames of a reference voice, and the frames of its speech."""
+"""The state of a text being spoken: its prompt, with a voice's frames, and the frames of its speech."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sglang_omni.model_runner.request_sampling import RequestSampling
 class DualARState:
     """
     Args:
-        prompt_token_ids: Of the text's vocabulary; frames of the prompt are the tokens of their first codes.
-        prompt_frames: (G,) int64 codes by their place in the prompt.
-        semantic_start: The token that stands for a first code of 0.
+        prompt_token_ids: Text tokens; a frame's token stands for its first code.
+        prompt_frames: (G,) int64 codes by their index in the prompt.
+        semantic_start: Token that stands for a first code of 0.
 
     Attributes:
-        frames: (G,) int64 codes each, as they are spoken.
-        generator: What codes are drawn with, where they are drawn.
+        frames: (G,) int64 codes of each spoken frame.
+        generator: Random generator of the codes; None if they are not drawn.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class DualARState:
         return True
 
     def token(self, place: int) -> int:
-        """The text's token at a place of the sequence."""
+        """The token at index ``place`` of the sequence."""
         frame = self.frame(place)
         return self._prompt[place] if frame is None else int(frame[0]) + self._semantic_start
 
     def frame(self, place: int) -> Tensor | None:
-        """The frame at a place of the sequence, None where there is text."""
+        """The frame at index ``place`` of the sequence; None for text."""
         spoken = place - len(self._prompt)
         return self.frames[spoken] if spoken >= 0 else self._prompt_frames.get(place)
 
     def draw(self) -> float:
-        """The next random number in [0, 1); 0 where nothing is drawn."""
+        """The next random number in [0, 1); 0 without a generator."""
         return 0.0 if self.generator is None else self.generator.random()

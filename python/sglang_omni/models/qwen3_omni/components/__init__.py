@@ -1,1 +1,1 @@
-"""What Qwen3-Omni's stages are made of."""
+"""The models of the stages of Qwen3-Omni, and the settings of their checkpoint."""

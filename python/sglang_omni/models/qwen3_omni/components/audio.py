@@ -1,4 +1,4 @@
-"""The audio encoder."""
+"""The audio encoder: clips to rows of the thinker's input."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from sglang_omni.engines.cache import ItemOutput
 from sglang_omni.engines.encoder import ItemInfo
 from sglang_omni.model_runner.loader import load_component
 from sglang_omni.models.qwen3_omni.payloads import AudioInput
+from sglang_omni.models.qwen3_omni.positions import convolved
 
 _PREFIX = "thinker.audio_tower."
 
 
 class AudioEncoder:
-    """transformers' ``Qwen3OmniMoeAudioEncoder`` over several clips at once. Costs are in mel frames.
+    """transformers' ``Qwen3OmniMoeAudioEncoder`` for batches of clips; costs are in mel frames.
 
-    An item's output is (m, H), what takes its placeholders' places. Clips whose pieces are padded to
-    different lengths are not computed together: see ``AudioInput.window_frames``.
+    A clip's output, (m, H), are the input rows of its placeholders. A batch has only clips with equal
+    ``AudioInput.window_frames``, the length to which their pieces are padded.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class AudioEncoder:
     ) -> None:
         """
         Args:
-            config: ``audio_config`` of the thinker's.
+            config: ``audio_config`` of ``thinker_config``.
         """
         from sglang_omni.models.qwen3_omni.components.reference import (
             Qwen3OmniMoeAudioEncoder,
@@ -57,8 +58,8 @@ class AudioEncoder:
                 pieces.append(F.pad(piece, (0, window - piece.shape[1])))
         frames = torch.tensor([item["input_features"].shape[1] for item in items], device=self._device)
         chunks = torch.tensor(lengths, device=self._device)
-        # Of each padded piece, the rows that are no padding.
-        rows = torch.arange(_convolved(window), device=self._device) < _convolved(chunks).unsqueeze(1)
+        # Rows of each piece that are not padding.
+        rows = torch.arange(convolved(window), device=self._device) < convolved(chunks).unsqueeze(1)
         output = self._model(
             feature_lens=frames,
             padded_feature=torch.stack(pieces).to(self._device, self._dtype),
@@ -66,14 +67,7 @@ class AudioEncoder:
             valid_indices=rows.flatten().nonzero().squeeze(1),
         )
         counts = [
-            sum(int(_convolved(piece.shape[1])) for piece in item["input_features"].split(self._piece, dim=1))
+            sum(convolved(piece.shape[1]) for piece in item["input_features"].split(self._piece, dim=1))
             for item in items
         ]
         return [(part.clone(),) for part in output.last_hidden_state.split(counts)]
-
-
-def _convolved(frames: Any) -> Any:
-    """Frames after three convolutions of stride 2; of an int or a tensor of them."""
-    for _ in range(3):
-        frames = (frames + 1) // 2
-    return frames

@@ -1,4 +1,4 @@
-"""What the pipeline reads from a checkpoint's ``config.json`` and ``generation_config.json``."""
+"""Settings of a Qwen3-Omni checkpoint, from ``config.json`` and ``generation_config.json``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from typing import Any
 
 MODEL_TYPE = "qwen3_omni_moe"
 
-# The codec's rate; no file of a checkpoint says it.
+# The codec's rate in Hz, which no file of a checkpoint has.
 SAMPLE_RATE = 24_000
 
 
 @dataclass(frozen=True)
 class TokenIds:
-    """Ids in the thinker's vocabulary. The defaults are transformers'."""
+    """Token ids in the thinker's vocabulary; the defaults are those of transformers."""
 
     im_start: int = 151644
     im_end: int = 151645
-    system: int = 8948
     user: int = 872
     assistant: int = 77091
     audio: int = 151646
@@ -36,13 +35,13 @@ class TokenIds:
 
     @property
     def media(self) -> frozenset[int]:
-        """Placeholders, whose embeddings come from encoders."""
+        """Placeholders of media, whose input rows come from encoders."""
         return frozenset((self.audio, self.image, self.video))
 
 
 @dataclass(frozen=True)
 class CodecIds:
-    """Ids in the talker's vocabulary: the codec's codes first, then these among its last 1024."""
+    """Special ids in the talker's vocabulary: its last 1024 ids, after the codec's codes."""
 
     nothink: int
     think_bos: int
@@ -54,12 +53,14 @@ class CodecIds:
 
 @dataclass(frozen=True)
 class TalkerSettings:
-    """
+    """Settings of a checkpoint's talker.
+
     Attributes:
-        accept_hidden_layer: ``hidden_states[accept_hidden_layer]`` of the thinker's media tokens is what the
-            talker hears and sees of them.
-        num_code_groups: Codes a frame.
-        vocab_size: Of the talker, special ids included.
+        accept_hidden_layer: The talker reads ``hidden_states[accept_hidden_layer]`` of the thinker's media
+            tokens.
+        num_code_groups: Codes of a frame.
+        vocab_size: Size of the talker's vocabulary, special ids included.
+        codec: The special ids.
         speakers: Ids in the talker's vocabulary, by lower-case name.
     """
 
@@ -71,7 +72,7 @@ class TalkerSettings:
 
     @property
     def suppressed(self) -> tuple[int, ...]:
-        """Special ids that the talker never says; the end is the only one it may."""
+        """Special ids that the talker must not choose: all but the end."""
         return tuple(i for i in range(self.vocab_size - 1024, self.vocab_size) if i != self.codec.eos)
 
 
@@ -80,9 +81,10 @@ class Qwen3OmniCheckpoint:
     """A Qwen3-Omni checkpoint's directory and settings, read without importing torch.
 
     Attributes:
-        config: ``config.json`` as it is, for components that read their own part of it.
-        generation: ``generation_config.json`` as it is; empty where there is none.
-        talker: None for a checkpoint that answers in text alone.
+        config: The whole ``config.json``, of which components read their own parts.
+        generation: The whole ``generation_config.json``; empty if there is none.
+        tokens: Special tokens of the thinker.
+        talker: None if the checkpoint answers in text only.
     """
 
     path: Path
@@ -96,7 +98,7 @@ class Qwen3OmniCheckpoint:
         """
         Raises:
             FileNotFoundError: There is no ``config.json``.
-            ValueError: It is another model's, or lacks a part.
+            ValueError: The checkpoint is that of another model, or incomplete.
         """
         directory = Path(model_path).expanduser()
         path = directory / "config.json"
@@ -124,7 +126,7 @@ class Qwen3OmniCheckpoint:
 
     @cached_property
     def total_upsample(self) -> int:
-        """Samples of a codec frame."""
+        """Samples of one codec frame."""
         code2wav = self.config.get("code2wav_config") or {}
         rates = (*code2wav.get("upsample_rates", (8, 5, 4, 3)), *code2wav.get("upsampling_ratios", (2, 2)))
         return math.prod(rates)
@@ -132,7 +134,7 @@ class Qwen3OmniCheckpoint:
     def require_talker(self) -> TalkerSettings:
         """
         Raises:
-            ValueError: The checkpoint has none.
+            ValueError: The checkpoint has no talker.
         """
         if self.talker is None:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The codec's decoder: frames of codes -> a waveform."""
+"""The codec's decoder, from frames of codes to a waveform: whole, or as a stream of any pieces."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from sglang_omni.models.qwen3_omni.components.reference import (
 
 
 class Code2Wav:
-    """transformers' own module, which decodes whole sequences, and its weights as a stream.
+    """transformers' module, which decodes whole sequences, and streams computed with its weights.
 
-    Codes are (1, groups, frames) int64. A waveform is (1, 1, samples) in +-1, and a few hundred samples
-    shorter than ``frames * total_upsample``: the end of the last frame needs the next one.
+    Codes are (1, groups, frames) int64. A waveform is (1, 1, samples) in [-1, 1] and a few hundred samples
+    shorter than ``frames * total_upsample``, because the end of the last frame depends on the next one.
     """
 
     def __init__(self, module: Qwen3OmniMoeCode2Wav) -> None:
         self.module = module
         self.total_upsample = int(module.total_upsample)
-        # By a field: the class has another name in each version of transformers.
+        # Found by a field, because the class has another name in each version of transformers.
         self.snakes = {part: Snake(part) for part in module.modules() if hasattr(part, "no_div_by_zero")}
 
     def __call__(self, codes: Tensor) -> Tensor:
@@ -40,14 +40,14 @@ class Code2Wav:
         return waveform
 
     def open_stream(self) -> Code2WavStream:
-        """A waveform that grows as codes come: together the same as decoding them all at once."""
+        """A stream whose pieces, joined, equal the waveform of all codes at once."""
         return Code2WavStream(self)
 
     def decode_batch(self, streams: Sequence[Code2WavStream], codes: Tensor) -> Tensor:
-        """The samples (n, 1, samples) that the next frames of n streams complete.
+        """Decodes the next frames of n streams to samples (n, 1, samples).
 
         Args:
-            streams: All new, or none of them. Where decoding fails, they are as they were.
+            streams: Either all or none must be new. If decoding fails, they are unchanged.
             codes: (n, groups, frames).
         """
         kept = [torch.cat(rows) for rows in zip(*(stream.kept for stream in streams), strict=True)]
@@ -61,7 +61,7 @@ class Code2Wav:
 
 
 class Snake:
-    """``x + sin(x * frequency)^2 * height`` in three passes; the reference's takes eight."""
+    """``x + sin(x * frequency)^2 * height`` in three passes instead of the reference's eight."""
 
     def __init__(self, part: Any) -> None:
         with torch.no_grad():
@@ -71,7 +71,7 @@ class Snake:
     def __call__(self, wave: Tensor) -> Tensor:
         angle = wave * self._frequency
         if angle.device.type == "cpu" and angle.dtype == torch.float32:
-            # NumPy's takes a third of the time of torch's, and sines are what the decoder does most.
+            # Sines take most of the decoder's time, and NumPy's take a third of the time of torch's.
             array = angle.numpy()
             np.sin(array, out=array)
         else:
@@ -80,12 +80,12 @@ class Snake:
 
 
 class Code2WavStream:
-    """One waveform in the making: each frame is decoded once, whatever came with it.
+    """The state of a waveform that is decoded in pieces, each frame once.
 
     Attributes:
-        position: Frames decoded so far.
-        kept: What the next frames need of them, (1, ...) each: the end of what each convolution saw, and the
-            transformer's keys and values; in the order in which the decoder comes by. Empty at first.
+        position: Number of frames decoded so far.
+        kept: Tensors (1, ...) that the next frames need: the end of each convolution's input, and the
+            transformer's keys and values, in the order in which the decoder uses them. Empty at first.
     """
 
     def __init__(self, vocoder: Code2Wav) -> None:
@@ -94,12 +94,12 @@ class Code2WavStream:
         self.kept: list[Tensor] = []
 
     def decode(self, codes: Tensor) -> Tensor:
-        """The samples (1, 1, n) that these frames complete."""
+        """Decodes the next frames, codes (1, groups, frames), to samples (1, 1, n)."""
         return self._vocoder.decode_batch([self], codes)
 
 
 class _Memory:
-    """What streams remember while their next frames are decoded. For the transformer, it is the cache."""
+    """Reads the kept tensors of streams and collects the next ones; the transformer uses it as its cache."""
 
     def __init__(self, kept: list[Tensor], window: int) -> None:
         self._kept = iter(kept)
@@ -107,14 +107,14 @@ class _Memory:
         self.keeps: list[Tensor] = []
 
     def extend(self, now: Tensor, reach: int, dim: int = -1) -> Tensor:
-        """``now`` behind the ``reach`` steps that came before; before the first ones, there was silence."""
+        """``now`` after the ``reach`` earlier steps along ``dim``, which are zeros before the first frame."""
         before = next(self._kept, None)
         if before is None:
             shape = list(now.shape)
             shape[dim] = reach
             before = now.new_zeros(shape)
         seen = torch.cat((before, now), dim=dim)
-        # A copy: a view would keep all that was seen.
+        # A copy, because a view would keep the whole tensor.
         self.keeps.append(seen.narrow(dim, seen.shape[dim] - reach, reach).clone())
         return seen
 
@@ -123,7 +123,7 @@ class _Memory:
 
 
 class _Decoding:
-    """The decoder's one pass over the next frames of a batch of streams."""
+    """One pass of the decoder over the next frames of a batch of streams."""
 
     def __init__(self, vocoder: Code2Wav, kept: list[Tensor]) -> None:
         self._module = vocoder.module
@@ -133,7 +133,7 @@ class _Decoding:
         self.memory = _Memory(kept, self._window)
 
     def run(self, codes: Tensor, positions: Tensor) -> Tensor:
-        """Samples (n, 1, samples) of codes (n, groups, frames), the first of each at its position (n,)."""
+        """Samples (n, 1, samples) of codes (n, groups, frames) from the frames ``positions`` (n,) onwards."""
         module = self._module
         wave = self._transform(module.code_embedding(codes + module.code_offset).mean(1), positions)
         wave = wave.transpose(1, 2)
@@ -151,7 +151,7 @@ class _Decoding:
     def _transform(self, embeds: Tensor, positions: Tensor) -> Tensor:
         window, device = self._window, embeds.device
         frames = torch.arange(embeds.shape[1], device=device)
-        # Of what is remembered and what is new: neither later nor too early, nor before the first frame.
+        # A frame attends to itself and earlier frames within the window, not to zeros before the first frame.
         key, query = torch.arange(window + len(frames), device=device), frames.unsqueeze(-1)
         positions = positions.unsqueeze(-1)
         seen = (key >= query) & (key <= query + window) & (key >= window - positions).unsqueeze(1)
@@ -174,7 +174,7 @@ class _Decoding:
         cut = part.left_pad
         if not cut:
             return cast(Tensor, part(wave))
-        # It cuts a stride off both ends of what it makes: one step of before makes up for that.
+        # The module cuts a stride off both ends of its output; one earlier step makes up for that.
         wave = part(self.memory.extend(wave, 1))
         return wave[..., cut:] if self._is_first else wave
 
@@ -191,10 +191,10 @@ class _Decoding:
 def load_code2wav(checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, device: str) -> Code2Wav:
     """
     Raises:
-        ValueError: The checkpoint has no such component, or not all of it.
+        ValueError: The component is missing or incomplete.
     """
     checkpoint.require_talker()
-    # Its streams' masks are for this attention alone, whatever a checkpoint names.
+    # The streams' masks need this attention, whatever a checkpoint names.
     settings = {**checkpoint.config["code2wav_config"], "attn_implementation": "sdpa"}
     config = Qwen3OmniMoeCode2WavConfig(**settings)
     module = load_component(checkpoint.path, "code2wav.", lambda: Qwen3OmniMoeCode2Wav(config), dtype, device)

@@ -1,4 +1,4 @@
-"""The shape of the talker's code predictor, and how its codes are drawn."""
+"""The settings of the talker's code predictor, and the sampling of its codes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sglang_omni.model_runner.code_predictor import Choose, PredictorConfig
 
-# How transformers draws residual codes where the first codes are drawn; no request can say otherwise.
+# transformers' sampling of residual codes if first codes are sampled; no request can change it.
 TOP_K = 50
 TOP_P = 0.8
 
@@ -19,7 +19,7 @@ def predictor_config(fields: Mapping[str, Any], num_code_groups: int) -> Predict
     """Reads ``talker_config.code_predictor_config``.
 
     Raises:
-        ValueError: The predictor has a feature that is not computed here.
+        ValueError: The predictor has an unsupported feature.
     """
     rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
     unknown = {
@@ -48,17 +48,18 @@ def predictor_config(fields: Mapping[str, Any], num_code_groups: int) -> Predict
 
 
 def draw_with(uniforms: Tensor) -> Choose:
-    """Residual codes drawn as transformers does, top-k first, then top-p of what is left, at temperature 1.
+    """Draws residual codes as transformers does: top-k, then top-p of the rest, at temperature 1.
 
     Args:
-        uniforms: (B, G - 1) float32 random numbers in [0, 1), one for each draw; below 0 for the likeliest.
+        uniforms: (B, G - 1) float32 random numbers in [0, 1), one for each draw; negative for the likeliest
+            code.
     """
 
     def choose(logits: Tensor, group: int) -> Tensor:
         drawn = uniforms[:, group - 1 : group]
         values, ids = logits.float().topk(min(TOP_K, logits.shape[-1]), dim=-1)
         cumulative = values.softmax(dim=-1).cumsum(dim=-1)
-        # The first that reaches the mass is the last that is kept.
+        # The first code that reaches the mass is the last one kept.
         enough = torch.searchsorted(cumulative, torch.full_like(drawn, TOP_P))
         enough.clamp_(max=ids.shape[-1] - 1)
         chosen = torch.searchsorted(cumulative, drawn * cumulative.gather(1, enough), right=True)

@@ -1,4 +1,4 @@
-"""The checkpoint's two autoregressive decoders, as engines take them."""
+"""Specifications of the checkpoint's two autoregressive decoders, for engines."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpo
 
 
 def thinker_decoder(checkpoint: Qwen3OmniCheckpoint, *, for_speech: bool) -> DecoderSpec:
-    """Tokens and media -> text.
+    """The thinker: from tokens and media to text.
 
     Args:
-        for_speech: Whether a talker listens, who wants hidden states of the media tokens.
+        for_speech: Whether a talker needs the hidden states of media tokens.
     """
     thinker = checkpoint.thinker_config
     fields = {
         **thinker["text_config"],
-        # What transformers ties by; the text's own field says nothing there.
+        # transformers ties by the thinker's field, not by that of text_config.
         "tie_word_embeddings": thinker.get("tie_word_embeddings", False),
         "eos_token_id": checkpoint.tokens.im_end,
     }
@@ -36,7 +36,7 @@ def thinker_decoder(checkpoint: Qwen3OmniCheckpoint, *, for_speech: bool) -> Dec
 
 
 def talker_decoder(checkpoint: Qwen3OmniCheckpoint, strategy: FeedbackStrategy) -> DecoderSpec:
-    """Rows of the thinker's text and media -> the first code of every frame."""
+    """The talker: from rows of the thinker's text and media to the first code of each frame."""
     talker = checkpoint.require_talker()
     text = checkpoint.config["talker_config"]["text_config"]
     return DecoderSpec(

@@ -1,8 +1,8 @@
-"""transformers' own modules of Qwen3-Omni, of which the encoders and the codec are run as they are.
+"""transformers' modules of Qwen3-Omni that are used here: encoders and codec.
 
-transformers documents none of their insides, and its minor versions reshape them. They are imported here
-alone, and tried with transformers 5.16 to 5.23: before, the audio encoder takes no padded pieces, or the
-video processor has no ``cap_pixels_per_frame``.
+transformers does not document their insides, and its minor versions change them. Only this file imports them.
+They were tried with transformers 5.16 to 5.23: before, the audio encoder takes no padded pieces, or the video
+processor has no ``cap_pixels_per_frame``.
 """
 
 from __future__ import annotations

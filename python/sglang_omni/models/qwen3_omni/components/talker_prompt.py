@@ -1,4 +1,4 @@
-"""The part of a conversation that the talker is prompted with."""
+"""The talker's prompt: the part of a conversation that it reads before the answer."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 from sglang_omni.models.qwen3_omni.components.checkpoint import CodecIds, TokenIds
 from sglang_omni.proto import RequestError
 
-# <|im_start|>, assistant, newline: what an answer begins with.
+# An answer begins with <|im_start|>, assistant, newline.
 HEADER = 3
-# Rows after the user's: the header, four of silence, the beginning of speech, the answer's first token.
+# Rows after the user's: the header, four of silence, the start of speech, the answer's first token.
 ANSWER_ROWS = HEADER + 6
 
 
 class TalkerPrompt(NamedTuple):
-    """P input rows: all user turns, without system and earlier assistant turns, and the answer's beginning.
+    """P input rows: all user turns, without system and earlier assistant turns, and the start of the answer.
 
     Attributes:
         row_ids: (P,) int64, the thinker's token of each row. The last stands for the answer's first token.
-        media_rows: (m,) int64, rows whose token is a placeholder of media.
-        media_index: (m,) int64, which of all the prompt's placeholders each of them is.
-        codec_ids: (6,) int64, talker tokens that are added to the last rows.
-        answer_ids: Tokens of the answer that the prompt holds already, after the assistant's header.
+        media_rows: (m,) int64, the rows of media placeholders.
+        media_index: (m,) int64, their indices among all placeholders of the thinker's prompt.
+        codec_ids: (6,) int64, talker tokens whose embeddings are added to the last rows.
+        answer_ids: Tokens of the answer that are in the prompt already, after the assistant's header.
     """
 
     row_ids: Tensor
@@ -40,15 +40,12 @@ class TalkerPrompt(NamedTuple):
 
     @property
     def token_ids(self) -> list[int]:
-        """What stands for the rows in the talker's own vocabulary: a token that it never says.
-
-        So a penalty on what the prompt holds, which concerns no code, has no effect.
-        """
+        """For each row a token that the talker never chooses, so that penalties on the prompt do nothing."""
         return [int(self.codec_ids[-1])] * self.num_rows
 
     @property
     def rope_ids(self) -> list[int]:
-        """What rotary positions are computed from: the user's tokens, then padding."""
+        """Tokens for the rotary positions: the user's, then padding."""
         pad = int(self.row_ids[-ANSWER_ROWS + HEADER])
         return [*self.row_ids[:-ANSWER_ROWS].tolist(), *[pad] * ANSWER_ROWS]
 
@@ -56,13 +53,13 @@ class TalkerPrompt(NamedTuple):
 def talker_prompt(
     prompt_token_ids: Sequence[int], tokens: TokenIds, codec: CodecIds, speaker_id: int
 ) -> TalkerPrompt:
-    """Reads the turns of a thinker's prompt.
+    """The talker's prompt for a prompt of the thinker.
 
     Args:
-        speaker_id: In the talker's vocabulary.
+        speaker_id: The voice's id in the talker's vocabulary.
 
     Raises:
-        RequestError: The prompt does not end with an assistant turn, which is what the talker would speak.
+        RequestError: The prompt does not end with an assistant turn, which the talker would speak.
     """
     ids = torch.tensor(prompt_token_ids)
     places = torch.arange(len(ids))

@@ -1,4 +1,4 @@
-"""One answer being spoken: what came of its text, and the frames of its speech."""
+"""The state of an answer being spoken: its text so far, and the frames of its speech."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from sglang_omni.models.qwen3_omni.components.talker_prompt import TalkerPrompt
 
 
 class TalkerState:
-    """A talker's sequence: its prompt's rows, then one row a frame.
+    """A talker's sequence: the rows of its prompt, then one row for each frame.
 
-    Row ``P + i`` is frame ``i`` and the text that comes with it: the answer's token ``i + 1``, one marker of
-    the text's end, padding from then on. The answer's last token is never spoken, so each token counts only
-    once the next one, or the end, has come.
+    Row ``P + i`` is frame ``i`` and its text: token ``i + 1`` of the answer, after the text's end one end
+    marker, then padding. The answer's last token is never spoken, so a token counts only once the next one,
+    or the end, has come.
 
     Args:
-        max_new_tokens: First codes to choose at most; the last one chosen makes no frame.
+        max_new_tokens: Limit of first codes; the last one makes no frame.
 
     Attributes:
-        generator: What a frame's residual codes are drawn with; None for the likeliest. The same as the first
-            codes', or their draws would repeat one another.
-        media_hidden: (M, thinker hidden size), the thinker's hidden states of all of the prompt's
-            placeholders. Needed where the user's turns have media.
-        frames: (G,) int64 codes each, on the CPU; G is the number of code groups.
-        text_rows: (talker hidden size,) each, the projected text that has been used so far.
+        generator: Random generator of the residual codes; None for the likeliest codes. Shared with the first
+            codes, because equal generators would repeat draws.
+        media_hidden: (M, thinker hidden size), the thinker's hidden states of all placeholders of its prompt;
+            needed if the user's turns have media.
+        frames: (G,) int64 codes of each frame, on the CPU; G is the number of code groups.
+        text_rows: (talker hidden size,) each, the projected text used so far.
     """
 
     def __init__(self, prompt: TalkerPrompt, *, max_new_tokens: int) -> None:
@@ -45,7 +45,7 @@ class TalkerState:
         return self.prompt.num_rows
 
     def feed(self, token_ids: Sequence[int]) -> None:
-        """Takes tokens of the thinker's answer, in order."""
+        """Adds the next tokens of the thinker's answer."""
         self._text_ids += token_ids
         self._num_generated += len(token_ids)
 
@@ -55,12 +55,12 @@ class TalkerState:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the answer is over and has nothing to speak: a single token, which is its end."""
+        """True if the answer is complete and its only token is its end, so that nothing is spoken."""
         return self.text_ended and self.num_text == 0
 
     @property
     def num_text(self) -> int:
-        """Tokens of the answer that are known to be spoken."""
+        """The number of the answer's tokens that are known to be spoken."""
         return len(self._text_ids) - (self._num_generated > 0)
 
     def text(self, start: int, stop: int) -> list[int]:

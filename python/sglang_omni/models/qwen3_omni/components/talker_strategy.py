@@ -1,4 +1,4 @@
-"""Qwen3-Omni's talker: what it reads at each step, and a frame's codes after the first."""
+"""The strategy of Qwen3-Omni's talker: its input rows, and each frame's codes after the first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sglang_omni.models.qwen3_omni.components.talker_state import TalkerState
 
 
 class _Projection(NamedTuple):
-    """From the thinker's rows to the talker's."""
+    """Projects rows of the thinker's hidden size to the talker's."""
 
     fc1: Tensor
     fc1_bias: Tensor
@@ -31,14 +31,15 @@ class _Projection(NamedTuple):
 
 
 class TalkerWeights(NamedTuple):
-    """
+    """The talker's weights, except those of its decoder.
+
     Attributes:
-        thinker_embed: (thinker's vocabulary, thinker's hidden size) in the dtype it is stored in.
-        text_projection: For rows that are text.
-        hidden_projection: For rows that are media.
+        thinker_embed: (thinker's vocabulary, thinker's hidden size) in the stored dtype.
+        text_projection: For rows of text.
+        hidden_projection: For rows of media.
         embed: (V + (G - 1) * code predictor's vocabulary, hidden size): embeddings of the first codes, then
             of each residual group.
-        predictor: Gives a frame its residual codes.
+        predictor: Chooses a frame's residual codes.
     """
 
     thinker_embed: Tensor
@@ -51,11 +52,11 @@ class TalkerWeights(NamedTuple):
 class Qwen3TalkerStrategy:
     """A ``FeedbackStrategy`` over ``TalkerState``s.
 
-    Rows are computed from what the state holds of text, media and frames whenever they are asked for, so
-    that a prompt in chunks, or one computed again after it was preempted, needs nothing more.
+    Rows are computed from the state's text, media and frames at each call, so that prompts in chunks, and
+    requests computed again after a preemption, need nothing else.
 
     Args:
-        offsets: (G,) int64, where each group's embeddings begin in ``weights.embed``.
+        offsets: (G,) int64, the first row of each group in ``weights.embed``.
         eos_id: The first code that ends the speech.
         tts_eos_id, tts_pad_id: Tokens of the thinker that mark the text's end and what follows it.
     """
@@ -72,10 +73,11 @@ class Qwen3TalkerStrategy:
     def from_checkpoint(
         cls, checkpoint: Qwen3OmniCheckpoint, dtype: torch.dtype, device: str = "cpu"
     ) -> Qwen3TalkerStrategy:
-        """Loads everything of the talker but its decoder, and maps the thinker's embeddings.
+        """Loads the talker's weights except its decoder's, and maps the thinker's embeddings from the file.
 
         Args:
-            device: Where the decoder is, and all that is computed beside it.
+            dtype: Of the loaded weights.
+            device: The decoder's device.
 
         Raises:
             FileNotFoundError, ValueError: The checkpoint has no talker, or a tensor is missing or misshapen.
@@ -112,7 +114,7 @@ class Qwen3TalkerStrategy:
             return _load_projection(part, prefix, thinker_hidden, int(text["intermediate_size"]), hidden)
 
         vocab_size = int(checkpoint.thinker_config["text_config"]["vocab_size"])
-        # As it is stored: the checkpoint's largest table stays the mapped file, of which few rows are read.
+        # In the stored dtype: the checkpoint's largest table stays a mapped file, of which few rows are read.
         embed_tokens = "thinker.model.embed_tokens.weight"
         table = Checkpoint(checkpoint.path, None, embed_tokens).take(
             embed_tokens, (vocab_size, thinker_hidden)
@@ -144,7 +146,7 @@ class Qwen3TalkerStrategy:
             model.feedback.input_rows.append(self._frame_rows(places))
 
     def _rows(self, spans: Sequence[SequenceSpan]) -> Tensor:
-        """Of any spans, prompts' rows among them."""
+        """Input rows of spans that may have rows of prompts."""
         rows: list[Tensor] = []
         for span in spans:
             state = _state(span)
@@ -165,7 +167,7 @@ class Qwen3TalkerStrategy:
     ) -> None:
         hidden, tokens = model.feedback.output_rows, schedule_batch.tokens
         assert hidden is not None
-        # The code that ends the speech, or is cut off, makes no frame.
+        # A first code that ends the speech, or is the last one allowed, makes no frame.
         speaking = [
             index
             for index, (span, token) in enumerate(zip(requests, tokens, strict=True))
@@ -204,7 +206,7 @@ class Qwen3TalkerStrategy:
         if state.media_hidden is not None and bool(inside.any()):
             heard = state.media_hidden[prompt.media_index[inside]].to(rows)
             rows[prompt.media_rows[inside] - start] = self._weights.hidden_projection(heard)
-        # The last rows carry what the talker is to do, and as whom, beside the text.
+        # The last rows also carry the talker's instructions and its speaker.
         told = prompt.num_rows - len(prompt.codec_ids)
         first = max(start, told)
         if first < stop:
@@ -213,7 +215,7 @@ class Qwen3TalkerStrategy:
         return rows
 
     def _frame_rows(self, places: Sequence[tuple[TalkerState, int]]) -> Tensor:
-        """What follows the given frames, each with its text: (len(places), hidden_size)."""
+        """Input rows (len(places), hidden size) of the frames at ``places``, each with its text."""
         codes = torch.stack([state.frames[index] for state, index in places])
         rows = embedding(codes.to(self._offsets) + self._offsets, self._weights.embed).sum(dim=1)
         return rows + torch.stack([self._text_row(state, index + 1) for state, index in places])
@@ -224,7 +226,7 @@ class Qwen3TalkerStrategy:
             return self._after_text[min(beyond, 1)]
         known = len(state.text_rows)
         if index >= known:
-            # All that has come since, in one go: text is usually ahead of speech.
+            # Project all new text at once: it is usually ahead of speech.
             ids = torch.tensor(state.text(known, state.num_text))
             state.text_rows += self._project_text(ids).unbind()
         return state.text_rows[index]

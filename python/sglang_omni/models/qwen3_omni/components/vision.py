@@ -1,4 +1,4 @@
-"""The vision encoder: images and videos."""
+"""The vision encoder: images and videos to rows of the thinker's input."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PREFIX = "thinker.visual."
 
 
 class VisionEncoder:
-    """transformers' ``Qwen3OmniMoeVisionEncoder`` over several visuals at once. Costs are in patches.
+    """transformers' ``Qwen3OmniMoeVisionEncoder`` for batches of images and videos; costs are in patches.
 
-    An item's output is what takes its placeholders' places, (t * h * w / merge ** 2, H), and then as much for
-    each deepstack level.
+    The output of an item are the input rows of its placeholders, (t * h * w / merge ** 2, H), followed by a
+    tensor of the same shape for each deepstack level.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class VisionEncoder:
     ) -> None:
         """
         Args:
-            config: ``vision_config`` of the thinker's.
+            config: ``vision_config`` of ``thinker_config``.
         """
         from sglang_omni.models.qwen3_omni.components.reference import (
             Qwen3OmniMoeVisionEncoder,
@@ -53,7 +53,7 @@ class VisionEncoder:
         merge = self._model.spatial_merge_unit
         rows = [len(item["pixel_values"]) // merge for item in items]
         levels = [output.pooler_output, *output.deepstack_features]
-        # Copies: an item that is kept must not keep the whole batch.
+        # Copies, because a cached item must not keep the whole batch.
         return [
             tuple(part.clone() for part in parts)
             for parts in zip(*(level.split(rows) for level in levels), strict=True)

@@ -1,4 +1,4 @@
-"""``sgl-omni make-tiny-checkpoint qwen3_omni DIR --seed N``."""
+"""Writing of tiny random checkpoints: ``sgl-omni make-tiny-checkpoint qwen3_omni DIR --seed N``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ def make_tiny_checkpoint(directory: str | Path, seed: int, shape: TinyShape | No
     """Writes a random checkpoint with all the files of a published one. Equal arguments give equal bytes.
 
     Args:
-        directory: Made where it is not there; files of the same names are replaced.
+        directory: Created if it does not exist; files of the same names are replaced.
+        seed: Of the weights.
+        shape: Sizes of the model; None for the defaults.
 
     Returns:
         ``directory``.
 
     Raises:
-        ValueError: the vocabulary is too small for the tokenizer.
+        ValueError: The vocabulary is too small for the tokenizer.
     """
     shape = shape or TinyShape()
     directory = Path(directory)
@@ -55,7 +57,7 @@ def main(argv: Sequence[str], prog: str = "make-tiny-checkpoint qwen3_omni") -> 
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("directory", type=Path, help="where to write; made where it is not there")
+    parser.add_argument("directory", type=Path, help="output directory; created if it does not exist")
     parser.add_argument("--seed", type=int, default=0, help="of the weights")
     parser.add_argument(
         "--overwrite", action="store_true", help="replace the checkpoint that is there, whatever it is"
@@ -96,7 +98,7 @@ def main(argv: Sequence[str], prog: str = "make-tiny-checkpoint qwen3_omni") -> 
 def _check_installed() -> None:
     """
     Raises:
-        ValueError: What its tokenizer is made with is not installed.
+        ValueError: A package for the tokenizer is not installed.
     """
     try:
         import jinja2  # noqa: F401
@@ -109,10 +111,10 @@ def _check_installed() -> None:
 
 
 def _make_room(directory: Path, *, overwrite: bool) -> None:
-    """Removes weights that are there: of other shards than the new ones, loaders would read the old.
+    """Removes the weights of an earlier checkpoint, whose other shards loaders would read too.
 
     Raises:
-        FileExistsError: There is a checkpoint, and it may not be replaced.
+        FileExistsError: There is a checkpoint, and ``overwrite`` is false.
     """
     weights = sorted([*directory.glob("*.safetensors"), *directory.glob("*.safetensors.index.json")])
     if weights and not overwrite:
@@ -188,9 +190,9 @@ def _write_weights(
 
 
 def _write_safetensors(path: Path, specs: Sequence[TensorSpec], seed: int, dtype: str) -> int:
-    """One file (github.com/huggingface/safetensors#format); returns the tensors' size in bytes.
+    """Writes one file (github.com/huggingface/safetensors#format); returns the tensors' size in bytes.
 
-    Written here because the library takes bfloat16 from torch alone, whose import takes longer than all this.
+    Not by the library, which takes bfloat16 only from torch, whose import takes longer than all of this.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     item_size = 4 if dtype == "float32" else 2
@@ -211,7 +213,7 @@ def _write_safetensors(path: Path, specs: Sequence[TensorSpec], seed: int, dtype
 
 def _encode(values: NDArray[np.float32], dtype: str) -> bytes:
     if dtype == "bfloat16":
-        # Its 16 bits are float32's upper ones; adding half of what is cut off, ties to even, rounds them.
+        # The upper 16 bits of float32, rounded to nearest, ties to even.
         bits = values.view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
     return values.astype({"float32": "<f4", "float16": "<f2"}[dtype]).tobytes()

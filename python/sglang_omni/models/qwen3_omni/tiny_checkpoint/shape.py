@@ -1,4 +1,4 @@
-"""How large a tiny checkpoint is, and its ``config.json`` in the spelling of the published ones."""
+"""The sizes of a tiny checkpoint, and its ``config.json`` in the published form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sglang_omni.models.qwen3_omni.tiny_checkpoint.tokenizer import TinyTokenize
 
 DTYPES = ("float32", "bfloat16", "float16")
 SPEAKERS = ("chelsie", "ethan", "aiden")
-# The published vocabulary of the talker is 2048 codes and, from 2048 on, 1024 ids of which these are used.
+# The talker's published vocabulary has 2048 codes and then 1024 special ids, of which these are used.
 _CODEC_IDS = {
     "codec_pad_id": 100,
     "codec_bos_id": 101,
@@ -28,10 +28,10 @@ def _option(default: Any, text: str) -> Any:
 
 @dataclass(frozen=True)
 class TinyShape:
-    """Sizes of a checkpoint; each is an option of ``make-tiny-checkpoint``.
+    """The sizes of a checkpoint; each is an option of ``make-tiny-checkpoint``.
 
     Raises:
-        ValueError: the sizes do not fit one another.
+        ValueError: The sizes contradict each other.
     """
 
     vocab_size: int = _option(640, "tokens of the thinker's vocabulary")
@@ -91,8 +91,8 @@ class TinyShape:
 
     @property
     def tap_layer(self) -> int:
-        """``accept_hidden_layer``; by default never after the last deepstack layer, where a tap that is one
-        addition off would go unseen."""
+        """``accept_hidden_layer``. The default is not just after the last deepstack layer, where tests would
+        not see a capture that is one addition off."""
         if self.accept_hidden_layer is not None:
             return self.accept_hidden_layer
         middle = max(1, self.layers // 2)
@@ -229,7 +229,7 @@ class TinyShape:
         hidden = self.talker_hidden
         return {
             **ids,
-            # Published ones have the thinker's here: another shows where one is taken for the other.
+            # Published checkpoints have the thinker's value; another one shows a confusion of the two.
             "position_id_per_seconds": 2 * ids["position_id_per_seconds"],
             "model_type": "qwen3_omni_moe_talker",
             "accept_hidden_layer": self.tap_layer,

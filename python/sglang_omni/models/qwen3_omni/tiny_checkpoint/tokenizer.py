@@ -1,4 +1,4 @@
-"""A byte-level BPE that encodes any text, with Qwen3-Omni's special tokens and a chat template."""
+"""The tiny checkpoint's tokenizer: a byte-level BPE with Qwen3-Omni's special tokens and chat template."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_omni.preprocessing.text import load_tokenizer
 
-# In the order of the published vocabulary, in which they are the last ids.
+# The last ids of the published vocabulary, in its order.
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -46,7 +46,7 @@ SPECIAL_TOKENS = (
     "<tts_text_bos_single>",
     "<|audio_pad|>",
 )
-# These are tokens of their own, but part of the text that a model reads and writes.
+# Added tokens that are part of the text that a model reads and writes.
 _NOT_SPECIAL = ("tool_", "fim_", "repo_name", "file_sep", "think")
 _ROLES = ("system", "user", "assistant")
 _WORDS = """
@@ -198,8 +198,8 @@ def _byte_alphabet() -> list[str]:
 
 
 def _learn_merges(words: Counter[str], number: int) -> list[tuple[str, str]]:
-    """Byte-pair encoding (Sennrich et al., 2016): joins the most frequent pair of neighbours, time and again.
-    Ties go to the pair that sorts first, so that the result depends on nothing but the words."""
+    """Byte-pair encoding (Sennrich et al., 2016): joins the most frequent pair of neighbours, ``number``
+    times. Ties go to the pair that sorts first, so that the result depends only on the words."""
     splits = {word: list(word) for word in words}
     merges: list[tuple[str, str]] = []
     for _ in range(number):

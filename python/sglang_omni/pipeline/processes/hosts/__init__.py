@@ -1,1 +1,1 @@
-"""Processes on other hosts: the hosts join, start their share of a plan, and may be lost."""
+"""Processes on other hosts, which join, start their share of a plan, and may be lost."""

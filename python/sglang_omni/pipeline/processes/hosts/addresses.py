@@ -1,4 +1,4 @@
-"""Addresses of this machine, at which other hosts reach it."""
+"""This machine's addresses for other hosts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import socket
 
 
 def address_towards(host: str, port: int) -> str:
-    """The address of this host from which packets to ``host`` leave; none is sent.
+    """This host's address from which packets to ``host`` leave. Sends none.
 
-    Raises ValueError where there is no way there.
+    Raises:
+        ValueError: There is no route to it.
     """
     try:
         family, kind, _, _, peer = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -20,7 +21,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 def require_own_address(address: str) -> None:
-    """Raises ValueError where the address is none of this machine's."""
+    """Raise ValueError if the address is none of this machine's."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:

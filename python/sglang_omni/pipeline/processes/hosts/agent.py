@@ -1,4 +1,4 @@
-"""The program on a host that joins a coordinator, and joins it again after either of them was lost."""
+"""The program on a host that joins a coordinator, and joins it again if either of them was lost."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from sglang_omni.pipeline.transport.keys import RunKeys
 
 logger = logging.getLogger(__name__)
 
-# Between two requests to be let in. They are answered at once, unless they or the answer is lost.
+# Between two requests to join. A request is answered at once, unless it or the answer is lost.
 _ASK_EVERY_S = 1.0
-# After a coordinator has said goodbye; it may be on its way down, or come up again.
+# After a coordinator's goodbye; it may be on its way down, or come up again.
 _REJOIN_S = 0.5
 
 
 class HostAgent:
-    """Runs the processes of one node for whichever coordinator listens at an endpoint.
+    """Runs the processes of one node for the coordinator that listens at an endpoint.
 
     Args:
-        coordinator: ``tcp://ADDRESS:PORT``, where the coordinator lets hosts join.
+        coordinator: The coordinator's join port: ``tcp://ADDRESS:PORT``.
         name: The node's name in the coordinator's config.
         key: The join key.
-        address: This host's address, where other hosts reach it; the one from which it reaches the
-            coordinator where it is None.
+        address: This host's address for other hosts; None: the one from which it reaches the coordinator.
 
-    Raises ValueError where an endpoint or address cannot be.
+    Raises:
+        ValueError: The endpoint or address cannot be used.
     """
 
     def __init__(self, coordinator: str, name: str, key: RunKeys, address: str | None = None) -> None:
@@ -58,10 +58,10 @@ class HostAgent:
         self._key = key
 
     async def run(self) -> None:
-        """Serve, and join again whenever the run or the connection has ended. Ends by being cancelled.
+        """Serve, and join again when the run or the connection has ended, until cancelled.
 
         Raises:
-            JoinRefused: The coordinator does not let it in; the text says why.
+            JoinRefused: The coordinator does not let this host join; the text says why.
         """
         warn_of_untried()
         while True:
@@ -79,7 +79,7 @@ class HostAgent:
             await asyncio.sleep(_REJOIN_S)
 
     async def _serve(self, connection: DealerSocket) -> str:
-        """One membership, from its request to its end. Returns why it ended."""
+        """Join, and serve until the run or the connection ends. Returns the reason."""
         welcome = await self._ask(connection)
         if not isinstance(welcome, WelcomeMessage):
             return welcome
@@ -114,7 +114,7 @@ class HostAgent:
                     return answer.reason
 
     async def _obey(self, connection: DealerSocket, run: NodeRun, host_timeout: float) -> str:
-        """Do what the coordinator wants, until it is lost or has had enough. Returns which."""
+        """Start and end processes as the coordinator wants, until the run ends. Returns the reason."""
         while True:
             try:
                 async with asyncio.timeout(host_timeout):
@@ -133,7 +133,7 @@ class HostAgent:
 
 
 async def _beat(connection: DealerSocket, run: NodeRun, interval: float) -> None:
-    """Report, at every change and else once in ``interval`` seconds."""
+    """Report every change, and at least once in ``interval`` seconds."""
     while True:
         run.changed.clear()
         connection.send(run.report())

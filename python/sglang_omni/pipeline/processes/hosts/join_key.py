@@ -1,4 +1,4 @@
-"""The secret that a coordinator and its hosts share: whoever has it may join."""
+"""The secret that a coordinator and its hosts share. A host that has it may join."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def default_key_file() -> Path:
-    """``sglang_omni/join.key`` in the user's folder of settings."""
+    """``sglang_omni/join.key`` in the user's settings folder."""
     root = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(root).expanduser() / "sglang_omni" / "join.key"
 
@@ -22,7 +22,7 @@ def read_join_key(path: Path) -> RunKeys:
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It holds something else.
+        ValueError: It holds no key.
     """
     try:
         text = path.read_bytes()
@@ -39,11 +39,11 @@ def read_join_key(path: Path) -> RunKeys:
 
 
 def read_or_create_join_key(path: Path) -> RunKeys:
-    """The key in a file; a new one, which only its owner may read, where there is no file.
+    """The key in a file. If there is no file, it is written, readable by its owner alone, with a new key.
 
     Raises:
         OSError: It can neither be read nor written.
-        ValueError: It holds something else.
+        ValueError: It holds no key.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:

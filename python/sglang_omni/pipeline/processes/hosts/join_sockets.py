@@ -1,6 +1,6 @@
-"""The encrypted connection between a coordinator and its hosts: a ROUTER here, a DEALER in each host.
+"""The encrypted connections between a coordinator, which has a ROUTER, and hosts, with a DEALER each.
 
-Both ends have the same CURVE key, the join key, and let in nobody with another one.
+Both ends have the same CURVE key, the join key, and refuse a peer with another one.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from sglang_omni.pipeline.transport.keys import RunKeys, secure_client, secure_s
 
 logger = logging.getLogger(__name__)
 
-# A host that hears nothing for so long connects anew: TCP would try again long after the link is back. It
-# tries often, so that it is there soon after the link is, and not cut off by the next cut.
+# A host that hears nothing for so long connects anew: TCP itself would notice long after the link is back. It
+# tries often, to be back soon after the link, and before the next cut.
 _PING_MS = 250
 _SILENT_MS = 1000
 _CONNECT_MS = 500
 _RECONNECT_MS = 100
 _LONGEST_RECONNECT_MS = 250
 _LINGER_MS = 500
-# Strangers at the port are worth a line in the log, but not each of them.
+# Between two log lines on strangers at the port.
 _COMPLAIN_EVERY_S = 10.0
-# How often in a row the other end must hang up on a key before it is the key that is wrong.
+# So many times in a row the other end must hang up on a key before the key counts as wrong.
 _REFUSALS = 3
-# A coordinator that is paused does not answer a handshake, and is no reason to give up.
+# A coordinator that is paused for a while does not answer a handshake.
 _HANDSHAKE_MS = 10_000
-# Connections that wait to be accepted: a burst of strangers' leaves room for hosts.
+# Connections that may wait to be accepted: hosts must fit in beside a burst of strangers.
 _BACKLOG = 1024
 
 _HANDSHAKE_FAILED = (
@@ -45,23 +45,24 @@ _HANDSHAKE_FAILED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-# Of libzmq: what a peer sent could not be decrypted.
+# libzmq's code for a message that could not be decrypted.
 _CRYPTOGRAPHIC = 0x11000001
 
 
 class JoinRefused(RuntimeError):
-    """Why a host cannot join, which trying again would not change."""
+    """A host cannot join, and trying again would not help. The text says why."""
 
 
 class RouterSocket:
-    """The coordinator's end.
+    """The coordinator's end, which belongs to the running loop.
 
     Args:
         endpoint: Where to listen: ``tcp://10.0.0.1:7000``.
         key: The join key.
-        on_disconnect: Called when some host's connection has ended.
+        on_disconnect: Called when the connection of some host has ended.
 
-    Raises zmq.ZMQError where it cannot listen there. Belongs to the running loop.
+    Raises:
+        zmq.ZMQError: It cannot listen there.
     """
 
     def __init__(self, endpoint: str, key: RunKeys, on_disconnect: Callable[[], None]) -> None:
@@ -69,7 +70,7 @@ class RouterSocket:
         self._socket = _socket(zmq.ROUTER, endpoint)
         secure_server(self._socket, key)
         self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
-        # A host that connects anew is the same host; and nothing is queued for one that is gone.
+        # A host that connects anew keeps its session, and nothing is queued for one that is gone.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         try:
@@ -83,7 +84,7 @@ class RouterSocket:
         self._watching = asyncio.create_task(self._watch(), name="join port")
 
     async def receive(self) -> tuple[bytes, FromHost]:
-        """A host's session, and what it says."""
+        """The next message, after the session of the host that sent it."""
         while True:
             frames = await self._socket.recv_multipart()
             try:
@@ -93,7 +94,7 @@ class RouterSocket:
                 logger.warning("Dropped a malformed message of a host: %s", exc)
 
     def send(self, session: bytes, message: FromCoordinator) -> bool:
-        """Never blocks. False where the host of this session is not connected."""
+        """Send without blocking. False if the host of this session is not connected."""
         return _sent(self._socket.send_multipart([session, messages.encode(message)], flags=zmq.NOBLOCK))
 
     def close(self) -> None:
@@ -114,13 +115,11 @@ class RouterSocket:
                 if event["value"] == _CRYPTOGRAPHIC:
                     logger.warning("A host tried to join %s with another key than this one's", self.endpoint)
                 else:
-                    logger.warning(
-                        "Something that is no host connected to %s, and was cut off", self.endpoint
-                    )
+                    logger.warning("A client that is no host connected to %s, and was cut off", self.endpoint)
 
 
 class DealerSocket:
-    """A host's end. Each has a session of its own, by which the coordinator knows it when it connects anew.
+    """A host's end. It keeps its session when it connects anew, so that the coordinator knows it.
 
     Args:
         coordinator: Its endpoint: ``tcp://10.0.0.1:7000``.
@@ -141,10 +140,10 @@ class DealerSocket:
         self._socket.connect(coordinator)
 
     async def connected(self) -> None:
-        """Return once the coordinator has accepted the key. To be awaited once, and before anything else.
+        """Return once the coordinator has accepted the key. Must be awaited once, before anything else.
 
         Raises:
-            JoinRefused: It has not.
+            JoinRefused: The coordinator refuses the key, or something else listens there.
         """
         hung_up = 0
         complained = False
@@ -152,7 +151,7 @@ class DealerSocket:
             message = parse_monitor_message(await self._monitor.recv_multipart())
             match zmq.Event(message["event"]):
                 case zmq.Event.HANDSHAKE_SUCCEEDED:
-                    # What nobody reads any more would in the end stop libzmq.
+                    # Events that are not read would in the end stop libzmq.
                     self._socket.disable_monitor()
                     return
                 case zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_AUTH:
@@ -169,7 +168,7 @@ class DealerSocket:
                 case zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:
                     why = f"{self._coordinator} takes connections, but does not answer as a coordinator does"
                 case zmq.Event.CLOSED:
-                    why = f"Nobody answers at {self._coordinator} yet"
+                    why = f"There is no answer at {self._coordinator} yet"
                 case _:
                     continue
             hung_up = 0
@@ -187,7 +186,7 @@ class DealerSocket:
                 logger.warning("Dropped a malformed message of the coordinator: %s", exc)
 
     def send(self, message: FromHost) -> None:
-        """Never blocks; what the connection has no room for is lost."""
+        """Send without blocking; a message that the connection has no room for is lost."""
         _sent(self._socket.send(messages.encode(message), flags=zmq.NOBLOCK))
 
     def close(self) -> None:
@@ -197,13 +196,13 @@ class DealerSocket:
 
 
 def _sent(sending: Any) -> bool:
-    """Whether what was sent with NOBLOCK, which is done by now, was."""
+    """Whether a message was sent. With NOBLOCK, the future is done by now."""
     future: asyncio.Future[object] = sending
     return future.exception() is None
 
 
 def _socket(kind: int, endpoint: str) -> zmq.asyncio.Socket:
-    """A socket for this endpoint, of this process's context and for the running loop."""
+    """A socket for this endpoint, of this process's context, for the running loop."""
     context = zmq.asyncio.Context.shadow(zmq.Context.instance().underlying)
     socket: zmq.asyncio.Socket = context.socket(kind)
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
@@ -214,7 +213,7 @@ def _socket(kind: int, endpoint: str) -> zmq.asyncio.Socket:
 
 
 def _monitor(socket: zmq.asyncio.Socket, events: int) -> zmq.asyncio.Socket:
-    """Gets what happens to the socket's connections."""
+    """A socket that receives these events of another socket's connections."""
     address = f"inproc://monitor-{uuid.uuid4()}"
     socket.monitor(address, events)
     monitor: zmq.asyncio.Socket = socket.context.socket(zmq.PAIR)

@@ -1,4 +1,4 @@
-"""Processes of several hosts: this one's are children of this process, the others' of hosts that join."""
+"""The launcher of processes on several hosts: on this one itself, on others through hosts that join."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import zmq
 
 from sglang_omni import __version__
-from sglang_omni.config import PipelineConfig
 from sglang_omni.config.io import config_to_dict
 from sglang_omni.config.nearest import did_you_mean
+from sglang_omni.config.plan import PipelinePlan
 from sglang_omni.pipeline.processes.hosts.addresses import require_own_address
 from sglang_omni.pipeline.processes.hosts.join_sockets import RouterSocket
-from sglang_omni.pipeline.processes.hosts.member import Member
+from sglang_omni.pipeline.processes.hosts.member import HostMember
 from sglang_omni.pipeline.processes.hosts.messages import (
     HEARTBEATS,
     FromHost,
@@ -29,34 +29,35 @@ from sglang_omni.pipeline.processes.hosts.messages import (
 )
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.local import LocalLauncher
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.transport.keys import RunKeys
 
 logger = logging.getLogger(__name__)
 
-# A host whose connection has broken off is back in this part of the timeout, or it has ended: one that has
-# heard nothing for a second hangs up itself, and where packets are lost it takes seconds to connect anew.
+# A host whose connection broke has ended if it is not back within this part of the timeout. A host that hears
+# nothing for a second hangs up itself, and connects anew within seconds even if packets are lost.
 _RECONNECT_PART = 0.5
-# From the end of some connection to a look at which hosts are still there: they may come in a burst.
+# From the end of a connection to a look at all hosts: connections may end in a burst.
 _CHECK_S = 0.05
-# A host that has missed so many heartbeats is not just late.
+# A host that has missed so many heartbeats is more than late.
 _SILENT_BEATS = 3
-# Hosts connect anew after up to two seconds of silence; with less than this they would be lost by then.
+# Hosts connect anew after up to two seconds of silence. With a shorter timeout they would be lost by then.
 _SHORTEST_TIMEOUT_S = 4.0
 
 
 class HostsLauncher:
-    """Lets hosts join, and has them run the stages of the nodes they join for.
+    """Lets hosts join, and has each run the stages of its node.
 
     Args:
-        address: This host's address, where the others reach it.
-        port: Where they join; 0 picks a free one, ``endpoint`` then says which.
-        key: Whoever has it may join.
+        address: This host's address for the others.
+        port: The port where they join; 0 picks a free one, which ``endpoint`` then has.
+        key: The join key.
         host_timeout: Seconds of silence after which a host is given up, and gives up its coordinator.
-        join_timeout: Seconds in which all of them must have joined at the start.
-        key_file: Where the key is, for the command that is shown to let a host join.
+        join_timeout: Seconds in which all hosts must have joined at the start.
+        key_file: The key's file, for the command in the log that lets a host join.
 
-    Raises ValueError where this machine has no such address, there is no such port, or the timeout too short.
+    Raises:
+        ValueError: This machine has no such address, there is no such port, or the timeout is too short.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class HostsLauncher:
         self._key_file = key_file
         self._local = LocalLauncher()
         self._socket: RouterSocket | None = None
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, HostMember] = {}
         self._welcome: WelcomeMessage | None = None
         self._numbers = count(1)
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,21 +100,21 @@ class HostsLauncher:
 
     @property
     def endpoint(self) -> str:
-        """Where hosts join: ``tcp://10.0.0.1:7000``. There once it listens."""
+        """Where hosts join: ``tcp://10.0.0.1:7000``. RuntimeError unless it listens."""
         if self._socket is None:
             raise RuntimeError("no hosts can join: await start() first, with a stage that has a `node`")
         return self._socket.endpoint
 
     @property
     def missing_hosts(self) -> list[str]:
-        """The nodes for which no host is in."""
+        """The nodes without a host."""
         return [member.name for member in self._members.values() if not member.joined.is_set()]
 
-    def place(self, config: PipelineConfig) -> PipelineConfig:
-        """Stages run here that do not name a node."""
-        return config
+    def place(self, plan: PipelinePlan) -> PipelinePlan:
+        """The plan as it is: a stage without a ``node`` runs here."""
+        return plan
 
-    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+    async def start(self, specs: Sequence[ProcessSpec]) -> None:
         """Listen, and wait for all hosts. See ``Launcher``.
 
         Raises:
@@ -122,7 +123,7 @@ class HostsLauncher:
             ConfigError: The config cannot be sent to another host.
         """
         nodes = dict.fromkeys(spec.node for spec in specs if spec.node is not None)
-        self._members = {node: Member(node) for node in nodes}
+        self._members = {node: HostMember(node) for node in nodes}
         if not nodes:
             logger.warning("No stage of this config has a `node`, so that no host need join")
             return
@@ -153,12 +154,12 @@ class HostsLauncher:
                 f"there says what keeps it from {self.endpoint}"
             ) from None
 
-    async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
+    async def await_host(self, ranks: Sequence[ProcessSpec]) -> None:
         """See ``Launcher``."""
         if ranks[0].node is not None:
             await self._members[ranks[0].node].joined.wait()
 
-    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
+    def launch(self, ranks: Sequence[ProcessSpec]) -> list[LaunchedProcess]:
         """See ``Launcher``."""
         node = ranks[0].node
         if node is None:
@@ -169,8 +170,8 @@ class HostsLauncher:
         self._tell(member)
         return list(processes)
 
-    def release(self, ranks: Sequence[WorkerSpec]) -> None:
-        """They hold nothing once they have ended."""
+    def release(self, ranks: Sequence[ProcessSpec]) -> None:
+        """Nothing: processes that have ended hold nothing."""
 
     async def close(self) -> None:
         """See ``Launcher``. The hosts stay, and join the next run."""
@@ -186,7 +187,7 @@ class HostsLauncher:
             self._socket.close()
             self._socket = None
 
-    # --- what hosts say -----------------------------------------------------------------------------
+    # --- messages of hosts ----------------------------------------------------------------------------
 
     async def _receive(self) -> None:
         assert self._socket is not None
@@ -222,7 +223,7 @@ class HostsLauncher:
                 message.name, self._members
             )
         silent = asyncio.get_running_loop().time() - member.heard
-        # One that is gone is not in the way of its successor, even before it is given up.
+        # A host that is gone does not keep its successor out, even before it is given up.
         present = member.unreachable_since is None and silent < _SILENT_BEATS * self.host_timeout / HEARTBEATS
         if member.session not in (None, session) and present:
             return f"a host {message.name!r} has joined already, from {member.address}"
@@ -251,7 +252,7 @@ class HostsLauncher:
             case LeaveMessage():
                 self._lose(member, f"host {member.name!r} has left: {message.reason}")
 
-    # --- who is there -------------------------------------------------------------------------------
+    # --- presence of hosts ----------------------------------------------------------------------------
 
     async def _beat(self) -> None:
         loop = asyncio.get_running_loop()
@@ -260,12 +261,12 @@ class HostsLauncher:
             due = loop.time() + interval
             await asyncio.sleep(interval)
             for member in self._members.values():
-                # Time in which this loop was held up says nothing of the hosts.
+                # Nothing was heard while this loop was held up.
                 member.heard += loop.time() - due
                 self._tell(member)
 
     def _on_disconnect(self) -> None:
-        # Strangers who come and go are not to make it busy.
+        # Once for a burst: strangers that come and go must not keep it busy.
         if not self._checking:
             self._checking = True
             asyncio.get_running_loop().call_later(_CHECK_S, self._check_connections)
@@ -275,15 +276,15 @@ class HostsLauncher:
         for member in self._members.values():
             self._tell(member)
 
-    def _tell(self, member: Member) -> None:
-        """Tell its host what is to run, unless it is lost."""
+    def _tell(self, member: HostMember) -> None:
+        """Tell a host what must run on it, unless it is lost."""
         if member.session is None or self._socket is None:
             return
         now = asyncio.get_running_loop().time()
         if now - member.heard > self.host_timeout:
             self._lose(member, f"host {member.name!r} was not heard of for {self.host_timeout:g} s")
         elif not member.joined.is_set():
-            return  # it is told nothing before it has understood the welcome
+            return  # it has not understood the welcome yet
         elif self._socket.send(member.session, member.wanted()):
             member.unreachable_since = None
         elif member.unreachable_since is None:
@@ -292,12 +293,12 @@ class HostsLauncher:
         elif now - member.unreachable_since > self._reconnect_s:
             self._lose(member, f"host {member.name!r} has closed its connection")
 
-    def _lose(self, member: Member, reason: str) -> None:
+    def _lose(self, member: HostMember, reason: str) -> None:
         logger.error("%s%s", reason[0].upper(), reason[1:])
         member.lose(reason)
 
 
-def _welcome(spec: WorkerSpec, host_timeout: float) -> WelcomeMessage:
+def _welcome(spec: ProcessSpec, host_timeout: float) -> WelcomeMessage:
     paths = [spec.config.model_path] if spec.config.model_path else []
     return WelcomeMessage(
         config=config_to_dict(spec.config),

@@ -1,4 +1,4 @@
-"""A node of the config, as its coordinator sees it: the host that has joined for it, and what runs there."""
+"""A node of the config as its coordinator sees it: the host that has joined as it, and its processes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sglang_omni.pipeline.processes.hosts.messages import Launch, ProcessReport, ReportMessage, WantedMessage
-from sglang_omni.pipeline.processes.process import STACKS_S, WorkerFailure, ended_early, fail_ready
+from sglang_omni.pipeline.processes.process import ProcessFailure, ended_early, fail_ready
 from sglang_omni.pipeline.processes.pulse import Vitals
+from sglang_omni.supervision.exits import STACKS_S
 
 _KILLED = -int(signal.SIGKILL)
-# A host that was told to kill a process, and has not said that it did, cannot be waited for at a shutdown.
+# How long a shutdown waits for a host's word that it has killed a process.
 _CONFIRM_S = 2.0
 
 
@@ -50,7 +51,7 @@ class RemoteProcess:
         return self._exit_text
 
     def update(self, report: ProcessReport) -> None:
-        """Take what its host says of it."""
+        """Take its host's report on it."""
         if self.exited.done():
             return
         self.pid = report.pid
@@ -77,17 +78,17 @@ class RemoteProcess:
         self._exit_text = f"on host {self.node!r} {exit_text}"
         self.exited.set_result(status)
         text = f"Host {self.node!r}: {failure or f'process {self.name!r} {exit_text}'}"
-        fail_ready(self.ready, WorkerFailure(text))
+        fail_ready(self.ready, ProcessFailure(text))
 
 
 @dataclass
-class Member:
-    """A node, and the host that is in for it.
+class HostMember:
+    """A node, and the host that has joined as it.
 
     Attributes:
         name: The node's name.
-        session: Of the host that is in, or on its way in; None where there is none.
-        address: Where other hosts reach it.
+        session: The session of its host, which has joined or is about to; None if there is none.
+        address: The host's address for other hosts.
         heard: When it was heard of last, by the loop's clock.
         unreachable_since: Since when it has had no connection; None while it has one.
         joined: Set while a host is in that has planned the run, and so reports.
@@ -102,11 +103,11 @@ class Member:
     _launches: dict[int, list[RemoteProcess]] = field(default_factory=dict)
 
     def admit(self, session: bytes, address: str, now: float) -> None:
-        """A host is on its way in; the one before has been lost."""
+        """Let a host in, after the one before has been lost."""
         self.session, self.address, self.heard, self.unreachable_since = session, address, now, None
 
     def launch(self, number: int, names: list[str], on_kill: Callable[[], None]) -> list[RemoteProcess]:
-        """Processes to start. They are lost at once where no host is in."""
+        """Processes for the host to start. Without a host they are lost at once."""
         processes = [RemoteProcess(name, self.name, on_kill) for name in names]
         if self.joined.is_set():
             self._launches[number] = processes
@@ -116,7 +117,7 @@ class Member:
         return processes
 
     def wanted(self) -> WantedMessage:
-        """What is to run on it."""
+        """What must run on the host."""
         return WantedMessage(
             launches=[
                 Launch(
@@ -130,7 +131,7 @@ class Member:
         )
 
     def take(self, report: ReportMessage) -> None:
-        """What runs on it. Launches that have ended as a whole are forgotten."""
+        """Take the host's report. Launches that have ended as a whole are forgotten."""
         for of_process in report.processes:
             for process in self._launches.get(of_process.launch, ()):
                 if process.name == of_process.name:
@@ -142,7 +143,7 @@ class Member:
         }
 
     def lose(self, reason: str) -> None:
-        """The host is gone, and with it all that ran there."""
+        """Note that the host is gone, and with it all its processes."""
         self.session = None
         self.joined.clear()
         launches, self._launches = self._launches, {}

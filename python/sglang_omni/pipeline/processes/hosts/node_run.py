@@ -1,4 +1,4 @@
-"""The processes of one run on one host, started and ended as the coordinator wants them."""
+"""The processes of a run on one host, started and ended as the coordinator wants."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from sglang_omni.pipeline.processes.hosts.messages import (
 )
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
 from sglang_omni.pipeline.processes.local import LocalLauncher
-from sglang_omni.pipeline.processes.plan import plan_workers
-from sglang_omni.pipeline.processes.prepare import prepare_pipeline_runtime
+from sglang_omni.pipeline.processes.plan import plan_run
 from sglang_omni.pipeline.processes.pulse import PULSE_S
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 from sglang_omni.pipeline.transport.keys import RunKeys
 
 logger = logging.getLogger(__name__)
@@ -30,19 +29,24 @@ _KILLED_S = 60.0
 
 
 class NodeRun:
-    """What this host does for a run. It plans its processes itself, from the run's config.
+    """A run's processes on this host, which plans them itself from the run's config.
 
     Attributes:
-        changed: Set whenever ``report`` has become another one.
+        changed: Set whenever ``report`` has changed.
     """
 
     def __init__(self, node: str, address: str, welcome: WelcomeMessage) -> None:
-        """Plan it; nothing is started.
+        """Plan the processes, and start none.
+
+        Args:
+            node: This host's node in the config.
+            address: This host's address for other hosts.
+            welcome: The coordinator's message about the run.
 
         Raises:
             ValueError: The config does not work on this host.
             ImportError: A class that the config names is not installed here.
-            OSError: A file that the config names is missing here, or there is no place for the sockets.
+            OSError: A file that the config names is missing here, or there is no folder for the sockets.
         """
         missing = [path for path in welcome.paths if not Path(path).exists()]
         if missing:
@@ -51,33 +55,28 @@ class NodeRun:
                 "same place"
             )
         config = PipelineConfig.from_dict(welcome.config)
-        validate_config(config)
-        self._prep = prepare_pipeline_runtime(
-            config,
+        self._plan = plan_run(
+            validate_config(config),
             node=node,
             host_address=address,
             keys=RunKeys.from_secret(welcome.run_key),
             coordinator_endpoints=welcome.endpoints,
         )
-        try:
-            self._specs = {
-                spec.process_name: spec
-                for spec in plan_workers(config, self._prep, coordinator_tcp=welcome.endpoints)
-                if spec.node == node
-            }
-        except BaseException:
-            self._prep.runtime_dir.close()
-            raise
+        self._specs = {
+            spec.process_name: spec
+            for spec in self._plan.process_specs(welcome.endpoints)
+            if spec.node == node
+        }
         self._launcher = LocalLauncher()
         self._launched: dict[int, list[LaunchedProcess]] = {}
-        # Launches of which nothing could be started.
+        # Launches that could not be started.
         self._failed: dict[int, list[ProcessReport]] = {}
-        # Told to end, by launch and name: the coordinator says so until it hears that they have.
+        # Processes told to end, by launch and name: the coordinator repeats it until they have ended.
         self._killed: set[tuple[int, str]] = set()
         self.changed = asyncio.Event()
 
     def apply(self, wanted: WantedMessage) -> None:
-        """Start what is new, kill what is to end, and forget what is over."""
+        """Start new launches, kill what must end, and forget launches that are over."""
         numbers = {launch.number for launch in wanted.launches}
         for number in self._launched.keys() - numbers:
             for process in self._launched.pop(number):
@@ -94,7 +93,7 @@ class NodeRun:
                     process.kill(stacks=process.name in launch.with_stacks)
 
     def report(self) -> ReportMessage:
-        """How everything is that was started."""
+        """The state of every process of the wanted launches."""
         running = [
             _report(number, process) for number, processes in self._launched.items() for process in processes
         ]
@@ -103,13 +102,13 @@ class NodeRun:
         )
 
     async def close(self) -> None:
-        """End everything, and remove what it left."""
+        """End every process, and remove the folder of their sockets."""
         processes = [process for processes in self._launched.values() for process in processes]
         for process in processes:
             process.kill()
         if processes:
             await asyncio.wait([process.exited for process in processes], timeout=_KILLED_S)
-        self._prep.runtime_dir.close()
+        self._plan.runtime_dir.close()
 
     def _start(self, launch: Launch) -> None:
         try:
@@ -130,7 +129,7 @@ class NodeRun:
             process.exited.add_done_callback(partial(self._on_exit, process))
         self.changed.set()
 
-    def _spec(self, name: str) -> WorkerSpec:
+    def _spec(self, name: str) -> ProcessSpec:
         if name not in self._specs:
             raise ValueError(f"process {name!r} is not on this node: {sorted(self._specs)} are")
         return self._specs[name]

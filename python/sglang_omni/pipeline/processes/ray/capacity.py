@@ -1,4 +1,4 @@
-"""What a pipeline's processes ask of a Ray cluster, and whether there is room."""
+"""The CPUs and GPUs that a pipeline's processes ask of a Ray cluster, and whether it has them."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import ray
 
 from sglang_omni.config import PipelineConfig
 from sglang_omni.config.instances import is_placeholder, stage_instances
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 
-# What a process asks for, of which no stage says it. With none, Ray would put any number on one core.
+# CPUs of a process none of whose stages sets ``num_cpus``. With none, Ray would put any number on one core.
 _DEFAULT_CPUS = 1.0
-# How much of a node's custom resource is taken: it says where, not how much.
+# The amount that is taken of a node's custom resource, which says where and not how much.
 _LABEL = 0.001
-# Ray refuses a bundle without anything in it.
+# Ray refuses an empty bundle.
 _SOME_CPU = 0.001
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one process asks for."""
+    """The CPUs and GPUs of one process."""
 
     num_cpus: float
     num_gpus: float
 
 
-def demand_of(spec: WorkerSpec) -> Demand:
-    """CPUs as its stages say, one where none does; GPUs as its placement says.
+def demand_of(spec: ProcessSpec) -> Demand:
+    """The CPUs that a process's stages set, one if none does, and the GPUs of its placement.
 
-    Stages that declare what fraction of a GPU's memory they use get that fraction of a GPU; the ranks of a
+    Stages that declare their fraction of a GPU's memory get that fraction of a GPU. The ranks of a
     tensor-parallel stage must not share one, and get a whole one each.
     """
     stages = [launch.stage for launch in spec.stages if launch.stage is not None]
@@ -52,7 +52,7 @@ def demand_of(spec: WorkerSpec) -> Demand:
 
 
 def most_cpus(config: PipelineConfig) -> int:
-    """No fewer than all of its processes ask for, every replica included."""
+    """An upper bound of the CPUs of all processes, every replica included."""
     asked = (
         max(it.stage.runtime.resources.num_cpus or 0, _DEFAULT_CPUS) * it.stage.tp_size
         for it in stage_instances(config)
@@ -62,18 +62,18 @@ def most_cpus(config: PipelineConfig) -> int:
 
 @dataclass
 class Bundle:
-    """Processes that are to be on one node, and what they ask for together."""
+    """Processes that must be on one node, and their demands."""
 
     node: str
     processes: dict[str, Demand] = field(default_factory=dict)
 
     def resources(self) -> dict[str, float]:
-        """As Ray takes them."""
+        """The demands together, under Ray's names."""
         cpus = sum(demand.num_cpus for demand in self.processes.values())
         gpus = sum(demand.num_gpus for demand in self.processes.values())
         asked = {"CPU": max(cpus, _SOME_CPU)}
         if gpus:
-            # Of more than one GPU Ray gives whole ones only.
+            # Ray gives out more than one GPU only as whole ones.
             asked["GPU"] = math.ceil(gpus) if gpus > 1 else gpus
         if not is_placeholder(self.node):
             asked[self.node] = _LABEL
@@ -87,7 +87,7 @@ class Bundle:
 
 
 def describe_shortage(bundles: Iterable[Bundle]) -> str:
-    """Which of the bundles the cluster has no room for, what they ask for, and what there is."""
+    """The bundles that do not fit in the cluster, their demands, and the cluster's resources."""
     bundles = list(bundles)
     nodes = [node for node in ray.nodes() if node["Alive"]]
     impossible = [bundle for bundle in bundles if not any(_holds(node, bundle) for node in nodes)]
@@ -105,7 +105,7 @@ def _holds(node: dict[str, Any], bundle: Bundle) -> bool:
 
 
 def _plain(resources: dict[str, float]) -> dict[str, float]:
-    """Without what Ray adds by itself: memory, addresses, and what is set aside for placement groups."""
+    """Without Ray's own entries: memory, addresses, and reserves of placement groups."""
     return {
         name: amount
         for name, amount in resources.items()

@@ -1,14 +1,13 @@
-"""A pipeline's processes as Ray actors, each in a process that Ray starts on some node of its cluster.
+"""The launcher of processes as Ray actors, each in a process that Ray starts on some node of its cluster.
 
-Who restarts what: an actor's process that ends, alone or with its node, is started again by Ray
-(``max_restarts=-1``), on another node where its own is gone; its id, name and resources stay. What Ray
-starts is an empty process, though. The runner, which has failed the requests of the one before it, fills
-its slot again as on any host, and ``launch`` then waits for the actor's next process and tells it what to
-run. So the budget of restarts is the runner's. An actor whose stages left as they were told to, and every
-actor on ``close``, is ended for good.
+Two parties share a restart. Ray (``max_restarts=-1``) replaces an actor's process that ended, alone or with
+its node, by an empty one, on another node if its own is gone; the actor keeps its id, name and resources. The
+``Supervisor``, which has failed the old process's requests, restarts as on any host: ``launch`` waits for the
+actor's next process and gives it its stages. So the budget of restarts is the supervisor's. An actor is ended
+for good on ``close``, or if its stages left as they were told to.
 
-What is placed is a bundle of a placement group. All ranks of a stage are one bundle, and so are all
-processes that name the same ``node``, since they are to be together. ``node`` is a custom resource, as in
+The unit of placement is a bundle of a placement group. All ranks of a stage are one bundle, and so are all
+processes with the same ``node``, which must be together. ``node`` is a custom resource, as in
 ``ray start --resources='{"gpu-box": 1}'``.
 """
 
@@ -36,34 +35,39 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sglang_omni.config import PipelineConfig
 from sglang_omni.config.instances import is_placeholder
-from sglang_omni.config.plan import plan_pipeline, with_placeholder_nodes
+from sglang_omni.config.plan import PipelinePlan, with_placeholder_nodes
 from sglang_omni.pipeline.processes.launcher import LaunchedProcess
-from sglang_omni.pipeline.processes.process import WorkerFailure, ended_early, exited_with, fail_ready
-from sglang_omni.pipeline.processes.pulse import Pulse, Vitals
+from sglang_omni.pipeline.processes.process import (
+    ProcessFailure,
+    ReportingProcess,
+    ended_early,
+    exited_with,
+    fail_ready,
+)
 from sglang_omni.pipeline.processes.ray.actor import Arrival, StageActor
 from sglang_omni.pipeline.processes.ray.capacity import Bundle, demand_of, describe_shortage, most_cpus
-from sglang_omni.pipeline.specs import WorkerSpec
+from sglang_omni.pipeline.specs import ProcessSpec
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# How often the log says what is waited for.
+# Between two log lines on what is awaited.
 _PROGRESS_S = 10.0
 _WAIT_S = 1.0
-# A process that is to be replaced is asked again after this long whether it has been.
+# Between two questions whether a process has been replaced.
 _RETRY_S = 0.05
-# Ray needs a moment to end an actor; a cluster that is itself about to end may never do it.
+# Ray needs a moment to end an actor. A cluster that is itself about to end may never do it.
 _GONE_S = 10.0
 # To connect to a cluster's address.
 _REACH_S = 10.0
 _KILLED = -signal.SIGKILL
-# What Ray says of an actor before it says why.
+# The beginning of Ray's texts, before the cause.
 _WHICH_ACTOR = re.compile(r"^The actor .*?(?:temporarily unavailable: |is dead because )")
 
 
 @dataclass(frozen=True)
 class _Place:
-    """A bundle that is reserved."""
+    """A reserved bundle."""
 
     group: PlacementGroup
     index: int
@@ -74,9 +78,12 @@ class RayLauncher:
 
     Args:
         address: The cluster's ``HOST:PORT``, or ``"auto"`` for the one this host belongs to. None: the one
-            ``RAY_ADDRESS`` names, else the one this host belongs to, else one is started on this host. Where
-            this process is connected to a cluster already, it is that one.
-        placement_timeout: Seconds to wait for room in the cluster, e.g. for an autoscaler's new node.
+            ``RAY_ADDRESS`` names, else the one this host belongs to, else one is started on this host. If
+            this process is connected to a cluster already, that one is used.
+        placement_timeout: Seconds to wait for capacity in the cluster, e.g. for an autoscaler's new node.
+
+    Raises:
+        ValueError: The address is one of Ray Client.
     """
 
     def __init__(self, address: str | None = None, *, placement_timeout: float = 120.0) -> None:
@@ -96,21 +103,21 @@ class RayLauncher:
         self._last_tokens: dict[str, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def place(self, config: PipelineConfig) -> PipelineConfig:
-        """Connect to the cluster. A process that names no node has one of its own.
+    def place(self, plan: PipelinePlan) -> PipelinePlan:
+        """Connect to the cluster. A process without a ``node`` gets one of its own.
 
         Raises:
             ConnectionError: There is no cluster at the address.
         """
-        self._connect(config)
+        self._connect(plan.config)
         self.host_address = ray.util.get_node_ip_address()
-        return with_placeholder_nodes(plan_pipeline(config)).config
+        return with_placeholder_nodes(plan)
 
-    async def start(self, specs: Sequence[WorkerSpec]) -> None:
+    async def start(self, specs: Sequence[ProcessSpec]) -> None:
         """Reserve what the processes ask for.
 
-        Those of replicas that may be added later reserve theirs when they are, except where they name a
-        ``node``: what is to be together there is reserved together.
+        Replicas that may be added later reserve theirs when they are added, unless they have a ``node``: the
+        processes of one node are reserved together.
 
         Raises:
             RuntimeError: The cluster had no room in time; the text says for what.
@@ -124,29 +131,29 @@ class RayLauncher:
         now = {node: it for node, it in bundles.items() if not is_placeholder(node) or node not in later}
         await self._reserve(self.name, now)
 
-    async def await_host(self, ranks: Sequence[WorkerSpec]) -> None:
-        """Ray finds a node by itself, and ``launch`` waits for the actor's process there."""
+    async def await_host(self, ranks: Sequence[ProcessSpec]) -> None:
+        """Return at once: Ray finds a node, and ``launch`` waits for the actor's process there."""
 
-    def launch(self, ranks: Sequence[WorkerSpec]) -> list[LaunchedProcess]:
-        """See ``Launcher``. Waits for nothing: where Ray has no process for it, it is not ready."""
-        room = self._track(asyncio.create_task(self._room(ranks)))
+    def launch(self, ranks: Sequence[ProcessSpec]) -> list[LaunchedProcess]:
+        """See ``Launcher``. A process is not ready until Ray has an actor's process for it."""
+        place = self._track(asyncio.create_task(self._place_of(ranks)))
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         processes: list[LaunchedProcess] = []
         for spec in ranks:
             process = RayProcess(spec.process_name)
-            process.life = self._track(asyncio.create_task(self._live(process, spec, ranks, room, port)))
+            process.life = self._track(asyncio.create_task(self._live(process, spec, ranks, place, port)))
             processes.append(process)
         return processes
 
-    def release(self, ranks: Sequence[WorkerSpec]) -> None:
-        """End their actors for good, which Ray would start again."""
+    def release(self, ranks: Sequence[ProcessSpec]) -> None:
+        """End their actors for good, which Ray would otherwise restart."""
         for rank in ranks:
             if (handle := self._actors.pop(rank.process_name, None)) is not None:
                 ray.kill(handle, no_restart=True)
         self._leave_place(ranks)
 
     async def close(self) -> None:
-        """End every actor, and give back what was reserved and the connection. Idempotent."""
+        """End every actor, and give back the reserved bundles and the connection. Idempotent."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -167,7 +174,7 @@ class RayLauncher:
     def _connect(self, config: PipelineConfig) -> None:
         if ray.is_initialized():
             return
-        # A cluster that is started here is not to report its use to Ray's makers, unless it is told to.
+        # A cluster that is started here must not report its use to Ray's makers, unless the user wants it.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         _refuse_unreachable(self.address or os.environ.get("RAY_ADDRESS", ""))
         with _signal_handler_kept():
@@ -176,7 +183,7 @@ class RayLauncher:
             except ConnectionError:
                 if self.address is not None or "RAY_ADDRESS" in os.environ:
                     raise
-                # It is there for this pipeline alone, which is to fit in, whatever the number of cores.
+                # It is for this pipeline alone, which must fit in, whatever the number of cores.
                 num_cpus = max(os.cpu_count() or 1, most_cpus(config))
                 ray.init("local", num_cpus=num_cpus, logging_level=logging.WARNING)
                 logger.info("Started a Ray cluster on this host, since there was none")
@@ -186,7 +193,7 @@ class RayLauncher:
         """Reserve all of these, or none, as the placement group ``name``.
 
         Raises:
-            RuntimeError: There is no room in time.
+            RuntimeError: The capacity is not there in time.
         """
         resources = [bundle.resources() for bundle in bundles.values()]
         group = placement_group(resources, strategy="PACK", name=name)
@@ -195,7 +202,7 @@ class RayLauncher:
         deadline = loop.time() + self.placement_timeout
         shown = loop.time()
         while (left := deadline - loop.time()) > 0:
-            # In short pieces: nobody can end a thread that waits.
+            # In short pieces: a thread that waits cannot be cancelled.
             if await asyncio.to_thread(group.wait, min(left, _WAIT_S)):
                 self._places |= {key: _Place(group, index) for index, key in enumerate(bundles)}
                 return
@@ -210,8 +217,8 @@ class RayLauncher:
             "for less with runtime.resources of the stages"
         )
 
-    async def _room(self, ranks: Sequence[WorkerSpec]) -> _Place:
-        """The place of a process or of the ranks of a stage; reserved now where none is."""
+    async def _place_of(self, ranks: Sequence[ProcessSpec]) -> _Place:
+        """The place of a process, or of a stage's ranks; reserves one if there is none."""
         node = _node_of(ranks[0])
         if node not in self._places:
             demands = {rank.process_name: demand_of(rank) for rank in ranks}
@@ -221,14 +228,14 @@ class RayLauncher:
     async def _live(
         self,
         process: RayProcess,
-        spec: WorkerSpec,
-        ranks: Sequence[WorkerSpec],
-        room: asyncio.Task[_Place],
+        spec: ProcessSpec,
+        ranks: Sequence[ProcessSpec],
+        place: asyncio.Task[_Place],
         port: asyncio.Future[int],
     ) -> None:
-        """From a process's launch to its end. Rank 0 sets the ``port`` for all ranks of its stage."""
+        """Follow a process from launch to end. Rank 0 sets the ``port`` for all ranks of its stage."""
         try:
-            handle = self._actor(spec, await asyncio.shield(room))
+            handle = self._actor(spec, await asyncio.shield(place))
             arrival = await self._next_process(handle, spec.process_name)
             if spec is ranks[0]:
                 port.set_result(arrival.free_port)
@@ -247,16 +254,16 @@ class RayLauncher:
             process.lost = "was given up before it began"
             process.ends(_KILLED)
         except RayActorError as exc:
-            if isinstance(exc, ActorDiedError):  # it could not be made, so that Ray does not start it again
+            if isinstance(exc, ActorDiedError):  # it could not be made, and Ray does not restart it
                 self._actors.pop(spec.process_name, None)
             process.lost_by_ray(exc)
             process.ends(_KILLED)
-        except Exception:  # noqa: BLE001  no room, or Ray could not do it: whoever waits for the process is told
+        except Exception:  # noqa: BLE001  no capacity, or a fault of Ray: the wait for the process ends with it
             process.failure = traceback.format_exc()
             process.ends(1)
 
-    def _actor(self, spec: WorkerSpec, place: _Place) -> Any:
-        """The process's actor; made where there is none."""
+    def _actor(self, spec: ProcessSpec, place: _Place) -> Any:
+        """The process's actor; makes it if there is none."""
         if (handle := self._actors.get(spec.process_name)) is None:
             demand = demand_of(spec)
             handle = self._actors[spec.process_name] = (
@@ -274,27 +281,27 @@ class RayLauncher:
         return handle
 
     async def _next_process(self, handle: Any, name: str) -> Arrival:
-        """The process that Ray has started for the actor, and that has not run anything."""
+        """The process that Ray has started for the actor, and that has run no stages yet."""
         while True:
             answer = asyncio.ensure_future(_awaited(handle.enter.remote(sys.path)))
-            # Where the process is given up meanwhile, nobody asks how the answer ended.
+            # If the process is given up meanwhile, nothing awaits the answer.
             answer.add_done_callback(lambda answered: answered.cancelled() or answered.exception())
             while not (await asyncio.wait([answer], timeout=_PROGRESS_S))[0]:
                 logger.info("Process %r waits for Ray to start its actor", name)
             arrival: Arrival = answer.result()
             if arrival.token != self._last_tokens.get(name):
                 return arrival
-            await asyncio.sleep(_RETRY_S)  # it has been told to end, and has not yet
+            await asyncio.sleep(_RETRY_S)  # the old one has been told to end, and has not yet
 
-    async def _end(self, spec: WorkerSpec, ranks: Sequence[WorkerSpec]) -> None:
-        """End an actor for good, whose stages have left."""
+    async def _end(self, spec: ProcessSpec, ranks: Sequence[ProcessSpec]) -> None:
+        """End an actor for good, after its stages have left."""
         handle = self._actors.pop(spec.process_name)
         ray.kill(handle, no_restart=True)
         await _gone(handle)
         self._leave_place(ranks)
 
-    def _leave_place(self, ranks: Sequence[WorkerSpec]) -> None:
-        """Give back the place of these, if they were the last there, and had it to themselves."""
+    def _leave_place(self, ranks: Sequence[ProcessSpec]) -> None:
+        """Give back the place of these, if they alone had it and were the last there."""
         place = self._places.get(node := _node_of(ranks[0]))
         used = any(rank.process_name in self._actors for rank in ranks)
         if place is not None and place.group.bundle_count == 1 and is_placeholder(node) and not used:
@@ -309,47 +316,30 @@ class RayLauncher:
         return task
 
 
-class RayProcess:
+class RayProcess(ReportingProcess):
     """An actor's process. See ``LaunchedProcess``.
 
     Attributes:
         life: Ends with the process.
-        failure: The traceback with which it ended, or None.
-        lost: How Ray lost it, where it did.
-        vitals: Its heartbeat.
-        state: See ``LaunchedProcess``; Ray does not tell.
+        lost: How Ray lost it, or "".
+        state: Always "", as Ray does not tell.
     """
 
     state = ""
     life: asyncio.Task[None]
 
     def __init__(self, name: str) -> None:
-        loop = asyncio.get_running_loop()
-        self.name = name
-        self.ready: asyncio.Future[None] = loop.create_future()
-        self.exited: asyncio.Future[int] = loop.create_future()
-        self.failure: str | None = None
+        super().__init__(name)
         self.lost = ""
-        self.vitals = Vitals()
         self._handle: Any = None
         self._arrival: Arrival | None = None
-        self._endpoints: dict[str, str] = {}
-        self._node_lost = False
 
     @property
     def pid(self) -> int:
         return self._arrival.pid if self._arrival is not None else 0
 
-    @property
-    def endpoints(self) -> dict[str, str]:
-        return self._endpoints
-
-    @property
-    def host_lost(self) -> bool:
-        return self._node_lost
-
     def kill(self, *, stacks: bool = False) -> None:
-        """End it now, without its stacks. Ray starts another for the actor."""
+        """End it now, without its stacks. Ray starts another process for the actor."""
         if self.exited.done():
             return
         if self._handle is None:
@@ -364,29 +354,19 @@ class RayProcess:
         return exited_with(status, self.failure)
 
     def begins(self, handle: Any, arrival: Arrival) -> None:
-        """Ray has started a process for it."""
+        """Note the process that Ray has started for it."""
         self._handle = handle
         self._arrival = arrival
         logger.info("Process %r is %d on Ray node %s", self.name, arrival.pid, arrival.address)
 
-    def take(self, report: dict[str, Any]) -> None:
-        """Handle a report of ``run_stages``, or the failure with which it ended."""
-        self.failure = report.get("failure", self.failure)
-        self._endpoints = report.get("endpoints", self._endpoints)
-        if report.get("ready") and not self.ready.done():
-            self.ready.set_result(None)
-            self.vitals.hear(Pulse())
-        elif "pulse" in report:
-            self.vitals.hear(Pulse(**report["pulse"]))
-
     def lost_by_ray(self, cause: RayActorError) -> None:
-        """Its process is gone, or cannot be reached."""
+        """Note that its process is gone, or cannot be reached."""
         if self._arrival is None:
             self.lost = f"was lost by Ray before it began: {_plain(cause)}"
             return
         arrival = self._arrival
-        self._node_lost = not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == arrival.node_id)
-        if self._node_lost:
+        self.host_lost = not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == arrival.node_id)
+        if self.host_lost:
             what, log = "node", ""
         else:
             what, log = "process", f", log {arrival.log}" if arrival.log else ""
@@ -396,21 +376,20 @@ class RayProcess:
         )
 
     def ends(self, status: int) -> None:
-        """It has ended."""
+        """Note that it has ended."""
         self.exited.set_result(status)
-        # In full, for the actor's stderr is elsewhere.
+        # With the traceback: the actor's stderr is elsewhere.
         failure = ended_early(self.name, self.describe_exit(), self.failure)
-        fail_ready(self.ready, WorkerFailure(str(failure)))
+        fail_ready(self.ready, ProcessFailure(str(failure)))
 
 
-def _node_of(spec: WorkerSpec) -> str:
+def _node_of(spec: ProcessSpec) -> str:
     assert spec.node is not None  # since with_placeholder_nodes()
     return spec.node
 
 
-def _environment(spec: WorkerSpec) -> dict[str, str]:
-    """What is set in the actor's process: of the pipeline's defaults, those that this process has otherwise
-    are passed on as they are here."""
+def _environment(spec: ProcessSpec) -> dict[str, str]:
+    """The variables of the actor's process: the pipeline's defaults, but this process's values of them."""
     environment = {name: os.environ.get(name, value) for name, value in spec.config.env_defaults.items()}
     if spec.stages[0].tp_size > 1:
         environment["SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS"] = "true"
@@ -418,7 +397,7 @@ def _environment(spec: WorkerSpec) -> dict[str, str]:
 
 
 async def _gone(handle: Any) -> None:
-    """Return once an actor that was killed for good is dead, or Ray does not get to it."""
+    """Return once an actor that was killed for good is dead, or Ray takes too long for it."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _GONE_S
     while loop.time() < deadline:
@@ -432,10 +411,10 @@ async def _gone(handle: Any) -> None:
 
 
 def _refuse_unreachable(address: str) -> None:
-    """Raise ConnectionError where nobody listens; Ray itself would try again for minutes, and say nothing."""
+    """Raise ConnectionError if no cluster listens; Ray itself would try for minutes, and say nothing."""
     host, colon, port = address.rpartition(":")
     if not (colon and port.isdigit()) or "://" in host:
-        return  # "auto", or what Ray itself refuses at once
+        return  # "auto", or an address that Ray itself refuses at once
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
     except (OSError, OverflowError) as exc:
@@ -450,7 +429,7 @@ async def _awaited(ref: Any) -> Any:
 
 
 def _plain(cause: RayActorError) -> str:
-    """Why, in Ray's words: in one line, to go on after, without its advice and which actor it was."""
+    """The cause in Ray's words, in one line, without its advice and the actor's identity."""
     words = " ".join(str(cause).split())
     words = words.removesuffix(" The task may or may not have been executed on the actor.").rstrip(".")
     return _WHICH_ACTOR.sub("", words)
@@ -458,7 +437,7 @@ def _plain(cause: RayActorError) -> str:
 
 @contextmanager
 def _signal_handler_kept() -> Iterator[None]:
-    """Ray ends the process on SIGTERM, where a server's own handler would let requests finish."""
+    """Keep this process's handler of SIGTERM, which lets requests finish: Ray's ends the process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,12 +1,13 @@
-"""Stream chunks between processes on one GPU: its tensors are lent, the rest travels as ever."""
+"""The edge between processes on one GPU: chunks' tensors of that GPU stay where they are (CUDA IPC)."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from sglang_omni.pipeline.stage.edges.edge import Item, OutgoingEdge, StreamChunk
 from sglang_omni.proto.codec import register_type
 from sglang_omni.relay.base import Relay
 from sglang_omni.relay.shm.cuda_driver import is_cuda_in_use
@@ -20,22 +21,49 @@ _reported: set[str] = set()
 
 
 @dataclass(frozen=True)
-class LentTensor:
-    """Stands in a chunk for a tensor that its reader finds where it is."""
+class IpcHandle:
+    """Stands in a chunk for the exported tensor of this number."""
 
     number: int
 
 
-register_type(LentTensor)
+register_type(IpcHandle)
 
 
-async def lend(relay: Relay, chunk: Any, request_id: str, target: str) -> tuple[Any, dict[str, Any] | None]:
-    """Lend the tensors of this process's GPU that are in a chunk's dicts, lists and tuples.
+class CudaIpcEdge:
+    """Exports the tensors of chunks, and leaves all else to a relayed edge to the same target.
 
-    Where that cannot be, the reason is logged once and the chunk stays as it is.
+    Args:
+        target: The target's instance.
+        relay_to: Returns the relay that exports, which is the relayed edge's; may raise RuntimeError.
+        relayed: Carries the chunks with the handles in them, and everything that has no tensors to export.
+    """
+
+    def __init__(self, target: str, relay_to: Callable[[str], Relay], relayed: OutgoingEdge) -> None:
+        self._target = target
+        self._relay_to = relay_to
+        self._relayed = relayed
+
+    async def send(self, item: Item) -> None:
+        """Raises what the relayed edge raises."""
+        if type(item) is StreamChunk:
+            relay, target = self._relay_to(self._target), self._target
+            chunk, exported = await export_tensors(relay, (item.data, item.metadata), item.request_id, target)
+            if exported is not None:
+                data, metadata = chunk
+                item = replace(item, data=data, metadata=metadata, fan_out=None, exported=exported)
+        await self._relayed.send(item)
+
+
+async def export_tensors(
+    relay: Relay, chunk: Any, request_id: str, target: str
+) -> tuple[Any, dict[str, Any] | None]:
+    """Exports the tensors of this process's GPU in a chunk's dicts, lists and tuples.
+
+    If that is impossible, the chunk stays as it is and the reason is logged once.
 
     Returns:
-        The chunk to write, and what ``borrow`` needs beside it; None where nothing is lent.
+        The chunk to write, and what ``import_tensors`` needs beside it; None if nothing is exported.
     """
     if not is_cuda_in_use():
         return chunk, None
@@ -45,15 +73,15 @@ async def lend(relay: Relay, chunk: Any, request_id: str, target: str) -> tuple[
         if not is_lendable(value):
             return value
         tensors.append(value)
-        return LentTensor(len(tensors) - 1)
+        return IpcHandle(len(tensors) - 1)
 
     outline = _replace(chunk, take_out)
     if not tensors:
         return chunk, None
     try:
-        if not getattr(relay, "lends_tensors", False):
+        if not relay.lends_tensors:
             raise CannotLend(f"the {type(relay).__name__} does not lend tensors")
-        loan = await relay.lend_tensors(tensors, request_id, target)
+        exported = await relay.lend_tensors(tensors, request_id, target)
     except CannotLend as error:
         reason = str(error)
         if reason not in _reported:
@@ -62,22 +90,22 @@ async def lend(relay: Relay, chunk: Any, request_id: str, target: str) -> tuple[
                 "Stream chunks for %r are copied although it is on the same GPU: %s", target, reason
             )
         return chunk, None
-    return (chunk, None) if loan is None else (outline, loan)
+    return (chunk, None) if exported is None else (outline, exported)
 
 
-async def borrow(relay: Relay, outline: Any, loan: Any) -> Any:
-    """The chunk that ``lend`` was given.
+async def import_tensors(relay: Relay, outline: Any, exported: Any) -> Any:
+    """The chunk that ``export_tensors`` was given.
 
     Raises:
         ValueError: What came is malformed.
-        RelayError: The tensors cannot be had (any more).
+        RelayError: The tensors do not exist (any more).
     """
-    if not getattr(relay, "lends_tensors", False):
+    if not relay.lends_tensors:
         raise ValueError(f"lent tensors came for a {type(relay).__name__}, which does not lend")
-    tensors = await relay.borrow_tensors(loan)
+    tensors = await relay.borrow_tensors(exported)
 
     def put_back(value: Any) -> Any:
-        if type(value) is not LentTensor:
+        if type(value) is not IpcHandle:
             return value
         number = value.number
         if type(number) is not int or not 0 <= number < len(tensors):
@@ -88,7 +116,7 @@ async def borrow(relay: Relay, outline: Any, loan: Any) -> Any:
 
 
 def _replace(value: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
-    """``value`` with what it holds changed; containers in which nothing changes are not copied."""
+    """``value`` with its parts changed. A container without a changed part is not copied."""
     changed: Any
     if type(value) is dict and depth < _MAX_DEPTH:
         changed = {key: _replace(item, change, depth + 1) for key, item in value.items()}

@@ -1,48 +1,28 @@
-"""Hand-over of objects between stages of one process."""
+"""The edge between stages of one process: hands over the object itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
+from sglang_omni.pipeline.stage.edges.edge import End, Item, OutgoingEdge, Payload, StreamChunk
 from sglang_omni.proto import Replicas, StagePayload
 
 
 class LocalReceiver(Protocol):
-    """What a stage offers to the other stages of its process."""
+    """A stage, as the other stages of its process see it."""
 
     name: str
 
-    async def receive_local_payload(
-        self, request_id: str, from_stage: str, payload: StagePayload, replicas: Replicas = None
-    ) -> None: ...
-
-    async def receive_local_stream_chunk(
-        self,
-        request_id: str,
-        from_stage: str,
-        chunk_id: int,
-        data: Any,
-        metadata: dict[str, Any] | None,
-        replicas: Replicas = None,
-    ) -> None: ...
-
-    async def receive_local_stream_signal(
-        self,
-        request_id: str,
-        from_stage: str,
-        *,
-        is_done: bool = False,
-        error: str | None = None,
-        replicas: Replicas = None,
-    ) -> None: ...
+    def receive(self, item: Item) -> Coroutine[Any, Any, None]:
+        """Takes an item. Waits while the stage is full."""
 
 
 class LocalStageDispatcher:
-    """Passes payloads and chunks by reference to the stages registered here.
+    """Passes items by reference to the stages registered here.
 
-    Receivers treat what they get as read-only, unless the edge projects a payload of their own. They get
-    ``replicas`` with it, which are the request's as in its SubmitMessage.
+    Receivers treat payloads and chunks as read-only, unless the edge projects a payload of their own. The
+    ``send_*`` methods are kept for the contract; a stage sends through ``LocalEdge``.
     """
 
     def __init__(self) -> None:
@@ -55,6 +35,15 @@ class LocalStageDispatcher:
         for stage in stages:
             self.register(stage)
 
+    def target(self, from_stage: str, to_stage: str) -> LocalReceiver:
+        """The stage ``to_stage``. Raises RuntimeError if it is not registered."""
+        try:
+            return self._stages[to_stage]
+        except KeyError:
+            raise RuntimeError(
+                f"stage {from_stage!r} cannot reach {to_stage!r} inside this process: it is not registered"
+            ) from None
+
     async def send_payload(
         self,
         *,
@@ -64,9 +53,9 @@ class LocalStageDispatcher:
         payload: StagePayload,
         replicas: Replicas = None,
     ) -> None:
-        await self._target(from_stage, to_stage).receive_local_payload(
-            request_id, from_stage, payload, replicas
-        )
+        """Hands over a payload; ``replicas`` are those of the request's SubmitMessage."""
+        item = Payload(request_id, from_stage, payload, replicas)
+        await self.target(from_stage, to_stage).receive(item)
 
     async def send_stream_chunk(
         self,
@@ -79,9 +68,9 @@ class LocalStageDispatcher:
         metadata: dict[str, Any] | None = None,
         replicas: Replicas = None,
     ) -> None:
-        await self._target(from_stage, to_stage).receive_local_stream_chunk(
-            request_id, from_stage, chunk_id, data, metadata, replicas
-        )
+        """Hands over a chunk; ``replicas`` are those of the request's SubmitMessage."""
+        item = StreamChunk(request_id, from_stage, chunk_id, data, metadata, replicas)
+        await self.target(from_stage, to_stage).receive(item)
 
     async def send_stream_signal(
         self,
@@ -93,14 +82,30 @@ class LocalStageDispatcher:
         error: str | None = None,
         replicas: Replicas = None,
     ) -> None:
-        await self._target(from_stage, to_stage).receive_local_stream_signal(
-            request_id, from_stage, is_done=is_done, error=error, replicas=replicas
-        )
+        """Says that a stream is over (``is_done``), or has failed with ``error``."""
+        if is_done or error is not None:
+            await self.target(from_stage, to_stage).receive(End(request_id, from_stage, error, replicas))
 
-    def _target(self, from_stage: str, to_stage: str) -> LocalReceiver:
-        try:
-            return self._stages[to_stage]
-        except KeyError:
-            raise RuntimeError(
-                f"stage {from_stage!r} cannot reach {to_stage!r} inside this process: it is not registered"
-            ) from None
+
+class LocalEdge:
+    """Hands items over to a target of this process.
+
+    Args:
+        dispatcher: Knows the target.
+        relayed: Copies the payloads that are not the target's own, see ``Payload.is_own``.
+    """
+
+    def __init__(
+        self, source: str, target: str, dispatcher: LocalStageDispatcher, relayed: OutgoingEdge
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._dispatcher = dispatcher
+        self._relayed = relayed
+
+    async def send(self, item: Item) -> None:
+        """Raises RuntimeError if the target is not registered, and what the relayed edge raises."""
+        if type(item) is Payload and not item.is_own:
+            await self._relayed.send(item)
+        else:
+            await self._dispatcher.target(self._source, self._target).receive(item)

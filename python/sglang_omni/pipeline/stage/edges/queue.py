@@ -1,4 +1,4 @@
-"""One edge's work, in order and apart from the other edges."""
+"""The queue before an edge: runs its jobs in order, apart from those of other edges."""
 
 from __future__ import annotations
 
@@ -19,45 +19,52 @@ _LOST = "%s: a message was lost (request %s)"
 Job = Callable[..., Coroutine[Any, Any, None]]
 
 
-class Lane:
+class EdgeQueue:
     """Runs the jobs put into it: those of one request in order, and requests in turn.
 
-    A stage has a lane for each source and each target. An edge that waits (for a credit, for a slow
-    peer) holds up no other, and a request with much to send delays the others by one message at a time.
+    A stage has a queue for each source and each target. An edge that waits (for a credit, for a slow peer)
+    holds up no other, and a request with much to send delays the others by one message at a time.
 
-    A job that finds the lane idle begins in the call that puts it. Most end there, without a task and an
-    iteration of the loop; what has to wait goes on in the lane's own task, and the next ones queue.
+    A job may run inside ``put``. That saves most jobs a task and an iteration of the loop, and has a price:
+    when ``put`` returns, the job may have failed, and its request may have ended.
+
+        NEW ----- put: make the task, queue the job ------------------> BUSY
+        IDLE ---- put, outside of any task: run the job in the call --> IDLE, if the job ends there
+              '-- the job waits for something: the task awaits it ----> BUSY
+        IDLE ---- put, inside a task: queue the job ------------------> BUSY
+        BUSY ---- put: queue the job ---------------------------------> BUSY
+              '-- the last job ends ----------------------------------> IDLE
 
     Args:
         name: For the log.
-        on_done: Called after each job that did not end where it was put.
+        on_done: Called after each job that did not end inside ``put``.
     """
 
     def __init__(self, name: str, on_done: Callable[[], None] = lambda: None) -> None:
         self.name = name
         self._on_done = on_done
-        # By request, first the one whose turn it is. No deque is empty.
+        # By request, in the order of their turns. No deque is empty.
         self._jobs: OrderedDict[str, deque[tuple[Job, tuple[Any, ...]]]] = OrderedDict()
         self._queued = 0
-        # What goes on in the lane's task, and its request.
+        # The job that began inside `put` and goes on in the task, with its request.
         self._begun: tuple[str, Begun] | None = None
-        # Pending while the lane's task has nothing to do.
+        # Pending while the task is idle.
         self._wake: asyncio.Future[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        """Jobs that have not begun."""
+        """The number of jobs that have not begun."""
         return self._queued
 
     @property
     def is_idle(self) -> bool:
-        """Whether every job is done."""
+        """True if every job is done."""
         return self._idle.is_set()
 
     def put(self, request_id: str, job: Job, *args: Any) -> None:
-        """Adds ``job(*args)``, which is expected to report its own failure."""
+        """Adds ``job(*args)``, which must report its own failure. May run it; see the class."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=self.name)
         elif self._is_waiting() and asyncio.current_task() is None:
@@ -75,7 +82,7 @@ class Lane:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Drops what is queued and cancels what is running."""
+        """Drops queued jobs and cancels the running one."""
         self._jobs.clear()
         self._queued = 0
         if self._begun is not None:
@@ -90,10 +97,10 @@ class Lane:
         return self._wake is not None and not self._wake.done()
 
     def _begin(self, request_id: str, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Runs a job up to its first wait, as the lane's task would."""
+        """Runs a job up to its first wait, as the queue's task would."""
         assert self._task is not None
         try:
-            # A future it waits for may be another job's as well, as those of a fan-out are.
+            # Another edge's job may wait for the same future, as those of a fan-out do.
             begun = begin(coroutine, self._task)
         except Exception:
             logger.exception(_LOST, self.name, request_id)
@@ -131,7 +138,7 @@ class Lane:
                     await work
                 except Exception:
                     logger.exception(_LOST, self.name, request_id)
-                # A payload's memory is given back as soon as nobody refers to it, idle lanes included.
+                # An idle queue must not keep a payload's memory.
                 del job, work
                 self._on_done()
                 done += 1
@@ -142,8 +149,8 @@ class Lane:
             try:
                 await self._wake
             except asyncio.CancelledError as exc:
-                # A job that began with a deadline which had passed: it is the one to be told.
                 if self._begun is None:
                     raise
+                # The timeout of a job that began inside `put` has expired: the cancellation is that job's.
                 self._begun[1].interrupt = exc
             self._wake = None

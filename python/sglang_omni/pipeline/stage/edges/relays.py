@@ -1,4 +1,4 @@
-"""The relays of a stage: one for each backend that its edges use."""
+"""The relays of a stage, one for each backend that its edges use, and which of them carries an edge."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
+from sglang_omni.compat.plain_relay import as_relay
 from sglang_omni.relay.base import Relay, create_relay
 
 
 class EdgeRelays:
-    """Which relay carries an edge. Both ends know it beforehand, from the plan of the pipeline's edges.
+    """Says which relay carries an edge. Both ends know it beforehand, from the plan of the pipeline's edges.
 
     Args:
-        stage: The stage's name, for error texts.
+        stage: The stage's instance, for error texts.
         relays: Backend -> its relay.
         send_over: Target -> the backend that carries what is sent there.
         receive_over: Source -> the backend that carries what comes from there.
@@ -26,6 +27,7 @@ class EdgeRelays:
         send_over: Mapping[str, str],
         receive_over: Mapping[str, str],
     ) -> None:
+        relays = {backend: as_relay(relay) for backend, relay in relays.items()}
         self.all = list(relays.values())
         self._stage = stage
         self._is_planned = True
@@ -41,11 +43,11 @@ class EdgeRelays:
         send_over: Mapping[str, str],
         receive_over: Mapping[str, str],
     ) -> Self:
-        """Create a relay of each backend in ``options``, which holds what ``create_relay`` takes.
+        """Creates a relay of each backend in ``options``, with those options of ``create_relay``.
 
         Raises:
             ValueError: No backend has that name, or it refuses its options.
-            ImportError: What the backend needs is not installed.
+            ImportError: A library that the backend needs is not installed.
         """
         relays: dict[str, Relay] = {}
         with ExitStack() as undo:
@@ -58,43 +60,43 @@ class EdgeRelays:
 
     @classmethod
     def single(cls, stage: str, relay: Relay | None, config: Mapping[str, Any] | None = None) -> Self:
-        """One relay, or none, for whatever edges there are.
+        """One relay, or none, for every edge.
 
         Args:
-            config: To make it from where it is not given: ``relay_type`` and the options of ``create_relay``.
+            config: Makes the relay if none is given: ``relay_type`` and the options of ``create_relay``.
         """
         if relay is None and config is not None:
             options = {"engine_id": stage, **config}
             relay = create_relay(options.pop("relay_type", "shm"), **options)
         edges = cls(stage, {} if relay is None else {"": relay}, {}, {})
-        edges._is_planned, edges._any = False, relay
+        edges._is_planned, edges._any = False, next(iter(edges.all), None)
         return edges
 
     def to(self, target: str) -> Relay:
-        """What carries payloads to ``target``. Raises RuntimeError where nothing does."""
+        """The relay that carries items to ``target``. Raises RuntimeError if there is none."""
         relay = self._to.get(target, self._any)
         if relay is None:
             raise RuntimeError(f"stage {self._stage!r} has no relay to send to {target!r} with")
         return relay
 
     def from_(self, source: str) -> Relay:
-        """What carries payloads from ``source``. Raises RuntimeError where nothing does."""
+        """The relay that carries items from ``source``. Raises RuntimeError if there is none."""
         relay = self._from.get(source, self._any)
         if relay is None:
             raise RuntimeError(f"stage {self._stage!r} has no relay to read what {source!r} sends")
         return relay
 
     def expects(self, source: str) -> bool:
-        """Whether anything may come from ``source`` beside what is handed over inside the process."""
+        """True if messages may come from ``source``, beside items handed over inside the process."""
         return source in self._from or not self._is_planned
 
     def cleanup(self, request_id: str) -> None:
-        """Free what a request still has under way and nobody has begun to read, in every relay."""
+        """Frees what a request still has under way and no reader has begun to read, in every relay."""
         for relay in self.all:
             relay.cleanup(request_id)
 
     def close(self) -> None:
-        """Close every relay, also where one of them fails to."""
+        """Closes every relay, also if one of them fails to."""
         with ExitStack() as closing:
             for relay in self.all:
                 closing.callback(relay.close)

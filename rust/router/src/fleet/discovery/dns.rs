@@ -6,26 +6,26 @@ use std::net::{IpAddr, SocketAddr};
 use dns_lookup::{AddrInfoHints, LookupErrorKind, SockType, getaddrinfo};
 use tokio::task::spawn_blocking;
 
-use crate::config::ConfigError;
+use crate::base::config_error::ConfigError;
 
 #[derive(Debug)]
-pub struct Name {
+pub struct DnsName {
     host: String,
     port: u16,
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for DnsName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.host, self.port)
     }
 }
 
-impl Name {
-    pub fn parse(text: &str) -> Result<Name, ConfigError> {
+impl DnsName {
+    pub fn parse(text: &str) -> Result<DnsName, ConfigError> {
         let parsed = text.rsplit_once(':').and_then(|(host, port)| {
             let is_name = !host.is_empty() && !host.contains(['/', ':', ' ']);
             let port = port.parse().ok().filter(|&port| port > 0 && is_name)?;
-            Some(Name {
+            Some(DnsName {
                 host: host.to_owned(),
                 port,
             })
@@ -64,7 +64,7 @@ fn addresses(host: &str) -> Result<Vec<IpAddr>, String> {
     }
 }
 
-/// A host with an IPv4 and an IPv6 address is one worker: IPv6 counts only where there is nothing else.
+/// A host with an IPv4 and an IPv6 address is one worker: IPv6 counts only if there is no IPv4.
 fn urls(mut addresses: Vec<IpAddr>, port: u16) -> Vec<String> {
     if addresses.iter().any(IpAddr::is_ipv4) {
         addresses.retain(IpAddr::is_ipv4);
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn names_have_a_port() {
-        assert_eq!(Name::parse("a.b:80").unwrap().to_string(), "a.b:80");
+        assert_eq!(DnsName::parse("a.b:80").unwrap().to_string(), "a.b:80");
         for text in [
             "a",
             "a:",
@@ -94,7 +94,7 @@ mod tests {
             "a:70000",
             "::1:80",
         ] {
-            let error = Name::parse(text).unwrap_err().to_string();
+            let error = DnsName::parse(text).unwrap_err().to_string();
             assert!(error.contains("NAME:PORT"), "{error}");
         }
     }

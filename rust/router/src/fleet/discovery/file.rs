@@ -5,16 +5,16 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::fleet::worker_url::WorkerUrl;
+use crate::upstream::worker_url::WorkerUrl;
 
 /// What tells one version of a file from another.
-type Stamp = Option<(u64, u64, i64, i64)>;
+type FileVersion = Option<(u64, u64, i64, i64)>;
 
 pub struct WorkersFile {
     path: PathBuf,
     /// The version that was read last, and the one that was there when it was last looked at.
-    read: Stamp,
-    seen: Stamp,
+    read: FileVersion,
+    seen: FileVersion,
 }
 
 impl WorkersFile {
@@ -35,7 +35,7 @@ impl WorkersFile {
     }
 
     /// What the file lists, if that may have changed and the file is not being written right now; read
-    /// in any case where it was `asked` for.
+    /// in any case if it was `asked` for.
     pub fn changes(&mut self, asked: bool) -> Option<Result<Vec<String>, String>> {
         let now = stamp(&self.path);
         let is_settled = now == std::mem::replace(&mut self.seen, now);
@@ -47,7 +47,7 @@ impl WorkersFile {
     }
 }
 
-fn stamp(path: &Path) -> Stamp {
+fn stamp(path: &Path) -> FileVersion {
     let about = fs::metadata(path).ok()?;
     Some((about.ino(), about.len(), about.mtime(), about.mtime_nsec()))
 }
@@ -86,7 +86,7 @@ fn parse(text: &str) -> Result<Vec<String>, String> {
     Ok(urls)
 }
 
-/// The URL of a line, `- "URL"` in a YAML list; empty where there is only a comment.
+/// The URL of a line, `- "URL"` in a YAML list; empty if there is only a comment.
 fn url_in(line: &str) -> &str {
     let line = line.trim();
     let line = line.strip_prefix("- ").unwrap_or(line);

@@ -6,37 +6,65 @@ mod file;
 mod roster;
 
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
-use self::dns::Name;
+use self::dns::DnsName;
 use self::file::WorkersFile;
 use self::roster::Roster;
-use crate::config::{Config, ConfigError};
-use crate::runtime::lane::Shared;
-use crate::runtime::supervise::keep_running;
+use crate::base::config_error::ConfigError;
+use crate::base::log::Log;
+use crate::base::supervise::keep_running;
+use crate::fleet::worker::Fleet;
 
 /// How often the file is looked at. A change counts once it looks the same twice.
 const FILE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Where workers are listed.
+/// The lists of workers.
+pub struct Sources {
+    pub file: Option<PathBuf>,
+    pub names: Vec<DnsName>,
+    /// How often the names are resolved.
+    pub dns_interval: Duration,
+}
+
+/// Reads `name:port` for each name.
+pub fn names(texts: &[String]) -> Result<Vec<DnsName>, ConfigError> {
+    texts.iter().map(|text| DnsName::parse(text)).collect()
+}
+
 pub struct Discovery {
     file: Option<WorkersFile>,
-    names: Vec<Name>,
+    names: Vec<DnsName>,
     roster: Roster,
+    follower: Follower,
+}
+
+/// What it takes to follow one name.
+#[derive(Clone)]
+struct Follower {
+    dns_interval: Duration,
+    reload: watch::Receiver<()>,
+    log: Arc<Log>,
 }
 
 impl Discovery {
-    /// Adds what the file lists to the fleet. Names are resolved later, by `watch`.
-    pub fn start(shared: &Arc<Shared>) -> Result<Discovery, ConfigError> {
-        let config = &shared.config;
-        let names = names(config)?;
-        let mut roster = Roster::new(shared.clone(), 1 + names.len());
-        let mut file = config.workers_file.clone().map(WorkersFile::new);
+    /// Adds what the file lists to the fleet. Names are resolved later, by `watch`. Both are read again at
+    /// once when `reload` changes.
+    pub fn start(
+        fleet: Arc<Fleet>,
+        sources: Sources,
+        reload: watch::Receiver<()>,
+        log: Arc<Log>,
+    ) -> Result<Discovery, ConfigError> {
+        let mut roster = Roster::new(fleet, 1 + sources.names.len(), log.clone());
+        let mut file = sources.file.map(WorkersFile::new);
         if let Some(file) = &mut file {
             let urls = file
                 .read()
@@ -45,22 +73,30 @@ impl Discovery {
         }
         Ok(Discovery {
             file,
-            names,
+            names: sources.names,
             roster,
+            follower: Follower {
+                dns_interval: sources.dns_interval,
+                reload,
+                log,
+            },
         })
     }
 
     /// Follows what is listed until the runtime ends.
-    pub async fn watch(self, shared: Arc<Shared>) {
+    pub async fn watch(self) {
         let roster = Rc::new(RefCell::new(self.roster));
+        let Follower { reload, log, .. } = &self.follower;
         for (index, name) in self.names.into_iter().enumerate() {
-            let (watched, roster, name) = (shared.clone(), roster.clone(), Rc::new(name));
-            keep_running(shared.log.clone(), "a name of workers", move || {
-                follow(watched.clone(), roster.clone(), 1 + index, name.clone())
+            let (follower, roster, name) = (self.follower.clone(), roster.clone(), Rc::new(name));
+            keep_running(log.clone(), "a name of workers", move || {
+                follower
+                    .clone()
+                    .follow(roster.clone(), 1 + index, name.clone())
             });
         }
         let mut file = self.file;
-        let mut reload = shared.reload.clone();
+        let mut reload = reload.clone();
         let mut tick = interval(FILE_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -85,58 +121,42 @@ impl Discovery {
                 None => {}
                 Some(Ok(urls)) => {
                     let count = urls.len();
-                    shared
-                        .log
-                        .info("the workers' file was read", &[("workers", &count)]);
+                    log.info("the workers' file was read", &[("workers", &count)]);
                     roster.borrow_mut().list(0, urls);
                 }
-                Some(Err(why)) => shared
-                    .log
-                    .warn("the workers stay as they are", &[("error", &why)]),
+                Some(Err(why)) => log.warn("the workers stay as they are", &[("error", &why)]),
             }
         }
     }
 }
 
-/// Resolves a name over and over.
-async fn follow(shared: Arc<Shared>, roster: Rc<RefCell<Roster>>, source: usize, name: Rc<Name>) {
-    let mut reload = shared.reload.clone();
-    let mut last: Option<Result<Vec<String>, String>> = None;
-    loop {
-        let found = name.resolve().await;
-        if last.as_ref() != Some(&found) {
-            match &found {
-                Ok(urls) => {
-                    let count = urls.len();
-                    shared.log.info(
-                        "a name was resolved",
-                        &[("name", &name), ("workers", &count)],
-                    );
-                    roster.borrow_mut().list(source, urls.clone());
+impl Follower {
+    /// Resolves a name over and over.
+    async fn follow(mut self, roster: Rc<RefCell<Roster>>, source: usize, name: Rc<DnsName>) {
+        let mut last: Option<Result<Vec<String>, String>> = None;
+        loop {
+            let found = name.resolve().await;
+            if last.as_ref() != Some(&found) {
+                match &found {
+                    Ok(urls) => {
+                        let count = urls.len();
+                        self.log.info(
+                            "a name was resolved",
+                            &[("name", &name), ("workers", &count)],
+                        );
+                        roster.borrow_mut().list(source, urls.clone());
+                    }
+                    Err(why) => self.log.warn(
+                        "a name cannot be resolved, its workers stay as they are",
+                        &[("name", &name), ("error", why)],
+                    ),
                 }
-                Err(why) => shared.log.warn(
-                    "a name cannot be resolved, its workers stay as they are",
-                    &[("name", &name), ("error", why)],
-                ),
+                last = Some(found);
             }
-            last = Some(found);
-        }
-        tokio::select! {
-            () = sleep(shared.config.dns_interval) => {}
-            _ = reload.changed() => {}
+            tokio::select! {
+                () = sleep(self.dns_interval) => {}
+                _ = self.reload.changed() => {}
+            }
         }
     }
-}
-
-fn names(config: &Config) -> Result<Vec<Name>, ConfigError> {
-    config
-        .worker_dns
-        .iter()
-        .map(|text| Name::parse(text))
-        .collect()
-}
-
-/// Checks what can be checked without looking at what is listed.
-pub fn validate(config: &Config) -> Result<(), ConfigError> {
-    names(config).map(drop)
 }

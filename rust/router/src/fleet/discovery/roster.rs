@@ -1,11 +1,14 @@
+//! The workers that are in the fleet because they are listed somewhere.
+
 use std::sync::Arc;
 
-use crate::fleet::worker::{Authorization, Worker};
-use crate::runtime::lane::Shared;
+use crate::base::log::Log;
+use crate::fleet::worker::{Authorization, Fleet, Worker};
 
-/// The workers that are in the fleet because they are listed somewhere. Others it never touches.
+/// Touches no workers but those that it has added.
 pub struct Roster {
-    shared: Arc<Shared>,
+    fleet: Arc<Fleet>,
+    log: Arc<Log>,
     /// What each source lists.
     sources: Vec<Vec<String>>,
     listed: Vec<Arc<Worker>>,
@@ -14,9 +17,10 @@ pub struct Roster {
 }
 
 impl Roster {
-    pub fn new(shared: Arc<Shared>, sources: usize) -> Roster {
+    pub fn new(fleet: Arc<Fleet>, sources: usize, log: Arc<Log>) -> Roster {
         Roster {
-            shared,
+            fleet,
+            log,
             sources: vec![Vec::new(); sources],
             listed: Vec::new(),
             leaving: Vec::new(),
@@ -32,7 +36,7 @@ impl Roster {
             .partition(|worker| wanted.contains(&&worker.url));
         self.listed = listed;
         for worker in vanished {
-            self.shared.log.info(
+            self.log.info(
                 "a worker is listed no more: it gets no requests, and leaves once it is idle",
                 &[("worker", &worker.url)],
             );
@@ -45,29 +49,27 @@ impl Roster {
             }
             let position = self.leaving.iter().position(|worker| worker.url == *url);
             let came_back = position.map(|position| self.leaving.remove(position));
-            // One that was added by hand stays whoever added it's.
-            if came_back.is_none() && self.shared.fleet.find(url).is_some() {
+            // One that was added by hand is not the roster's.
+            if came_back.is_none() && self.fleet.find(url).is_some() {
                 continue;
             }
             let Ok(read) = url.parse() else {
                 continue;
             };
-            self.shared
-                .log
-                .info("a worker is listed", &[("worker", url)]);
+            self.log.info("a worker is listed", &[("worker", url)]);
             self.listed
-                .push(self.shared.add(read, Authorization::OfFleet).0);
+                .push(self.fleet.add(read, Authorization::OfFleet).0);
         }
     }
 
     /// Takes out of the fleet those that left the lists and have no request any more.
     pub fn remove_idle(&mut self) {
-        let shared = &self.shared;
+        let fleet = &self.fleet;
         self.leaving.retain(|worker| {
-            // Somebody returned it to service: then it is theirs.
+            // One that was returned to service by hand is not the roster's any more.
             let is_leaving = worker.is_draining();
             if is_leaving && worker.load() == 0 {
-                shared.remove(worker);
+                fleet.remove(worker);
                 return false;
             }
             is_leaving

@@ -1,0 +1,78 @@
+"""The edge to the coordinator: results, failures, chunks for the caller, and what the stage reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_omni.compat.control_plane import StageLink
+from sglang_omni.config.instances import stage_of
+from sglang_omni.pipeline.stage.edges.edge import Item, Payload, StreamChunk
+from sglang_omni.pipeline.stage.edges.queue import EdgeQueue
+from sglang_omni.proto import CompleteMessage, ProgressMessage, StatsMessage, StreamMessage
+
+COORDINATOR = "coordinator"
+
+
+class CoordinatorEdge:
+    """Sends to the coordinator, in the order of ``queue``.
+
+    Args:
+        instance: The sending instance.
+        link: The stage's control plane.
+        on_sent: Called when something has left that had to wait.
+    """
+
+    def __init__(self, instance: str, link: StageLink, on_sent: Callable[[], None]) -> None:
+        self._instance = instance
+        self._stage_name = stage_of(instance)
+        self._link = link
+        self.queue = EdgeQueue(f"{instance}->{COORDINATOR}", on_sent)
+
+    async def send(self, item: Item) -> None:
+        """A payload completes the request, an end fails it, a chunk goes to the caller.
+
+        Raises TypeError or ValueError if the item cannot be encoded.
+        """
+        if isinstance(item, StreamChunk):
+            await self._link.send_stream(self._stream_message(item))
+        elif isinstance(item, Payload):
+            done = CompleteMessage(item.request_id, self._instance, True, result=item.data)
+            await self._link.send_complete(done)
+        else:
+            failed = CompleteMessage(
+                item.request_id, self._instance, False, error=item.error, error_info=item.error_info
+            )
+            await self._link.send_complete(failed)
+
+    def report(self, message: ProgressMessage | StatsMessage) -> None:
+        """Sends a report behind everything that is queued."""
+        send: Any = self._link.send_stats if isinstance(message, StatsMessage) else self._link.send_progress
+        self.queue.put("", send, message)
+
+    def after_sent(self, request_id: str, report: Callable[[], None]) -> None:
+        """Calls ``report`` once everything queued has left.
+
+        The coordinator waits for no chunk of a request that a stage has reported as finished.
+        """
+        if self.queue.is_idle:
+            report()
+        else:
+            self.queue.put(request_id, _call, report)
+
+    def _stream_message(self, item: StreamChunk) -> StreamMessage:
+        modality = item.metadata.get("modality") if item.metadata else None
+        if modality is None and isinstance(item.data, dict):
+            modality = item.data.get("modality")
+        return StreamMessage(
+            item.request_id,
+            self._stage_name,
+            item.data,
+            stage_name=self._stage_name,
+            modality=modality if isinstance(modality, str) else None,
+            chunk_id=item.chunk_id,
+        )
+
+
+async def _call(report: Callable[[], None]) -> None:
+    report()

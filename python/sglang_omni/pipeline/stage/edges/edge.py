@@ -1,0 +1,84 @@
+"""Items that one stage hands to another, and the protocol of the edges that carry them.
+
+An edge leads from one instance of a stage to another, or to the coordinator. Four kinds carry items: local
+(``local.py``), relayed (``relayed.py``), CUDA IPC (``cuda.py``) and coordinator (``coordinator.py``).
+
+Of all items, ``source`` is the sending instance, and ``replicas`` says which replica of each replicated
+stage serves the request. ``fan_out`` writes the data for all targets that get the same. ``nbytes``, set by
+the reader, counts the bytes that came through a relay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sglang_omni.proto import Replicas
+
+if TYPE_CHECKING:
+    from sglang_omni.pipeline.stage.edges.fan_out import FanOut
+
+
+@dataclass(slots=True)
+class Payload:
+    """The work of one request.
+
+    Attributes:
+        source: None is the coordinator.
+        data: A StagePayload; for the coordinator the bare result; None with ``fan_out``.
+        is_own: No other stage can see what the target does to ``data``.
+    """
+
+    request_id: str
+    source: str | None
+    data: Any
+    replicas: Replicas = None
+    fan_out: FanOut | None = None
+    is_own: bool = False
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class StreamChunk:
+    """One chunk of a request's stream.
+
+    Attributes:
+        chunk_id: The position in the stream from ``source`` to this target, from 0.
+        data: A tensor or any object.
+        metadata: What the sending scheduler added to the chunk; may hold tensors.
+        exported: What the reader imports the chunk's exported tensors with.
+    """
+
+    request_id: str
+    source: str
+    chunk_id: int
+    data: Any
+    metadata: dict[str, Any] | None = None
+    replicas: Replicas = None
+    fan_out: FanOut | None = None
+    exported: dict[str, Any] | None = None
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class End:
+    """The end of a request's stream, or its failure with ``error``.
+
+    ``error_info`` holds the fields of a RequestError.
+    """
+
+    request_id: str
+    source: str
+    error: str | None = None
+    replicas: Replicas = None
+    error_info: dict[str, Any] | None = None
+
+
+Item = Payload | StreamChunk | End
+
+
+class OutgoingEdge(Protocol):
+    """Carries items to one target."""
+
+    async def send(self, item: Item) -> None:
+        """Returns once the item has left. Waits while the target is full. Raises what made it fail."""

@@ -1,0 +1,17 @@
+"""How large the bodies of requests may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BodyLimits:
+    """
+    Attributes:
+        max_body_size: Bytes of a request's body.
+        max_json_size: Bytes of a JSON body apart from its media.
+    """
+
+    max_body_size: int = 64 * 2**20
+    max_json_size: int = 8 * 2**20

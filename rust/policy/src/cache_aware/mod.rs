@@ -1,0 +1,291 @@
+//! `cache_aware`: a prompt goes to the worker that has most of it cached, unless that worker is too busy.
+
+mod balance;
+mod metrics;
+mod suspects;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard};
+
+pub use balance::Tuning;
+
+use self::balance::Balance;
+use self::metrics::Counters;
+use self::suspects::Suspects;
+use crate::tree::{Path, PrefixTree, Stamp, TextLimits};
+use crate::{
+    Candidate, Candidates, Decision, Metric, Policy, PolicySettings, Receipt, RequestKey, Usage,
+};
+
+/// Prompts on their way may take this part of `max_tree_size` in addition: one in four.
+const PENDING_PART: usize = 4;
+
+/// The least part of a prompt that a worker must have known for its usage to show a loss. Caches hold whole
+/// blocks, some of a hundred tokens and more: of a shorter part, nothing may be cached at all.
+const TELLING_BYTES: u32 = 1024;
+const TELLING_TOKENS: f64 = 256.0;
+
+/// Each worker costs the bytes of the prompt that it has not seen, and more the busier it is; the cheapest one
+/// gets the request. It counts as having seen the prompt at once, so that concurrent requests of one prefix stay
+/// together, but only a prompt that it begins to answer is kept: one that it refuses or fails at, or whose client
+/// leaves, is forgotten.
+///
+/// - Load counts continuously, and `Tuning::imbalance` times as much while the longest queue is more than
+///   `balance_abs_threshold` above and `balance_rel_threshold` times the shortest.
+/// - A prompt of which no worker knows more than `cache_threshold` also avoids workers with large trees.
+/// - The `cached_tokens` that workers report correct the tree.
+///
+/// Prompts of different models are kept apart.
+pub struct CacheAware {
+    cache_threshold: f64,
+    balance_abs_threshold: usize,
+    balance_rel_threshold: f64,
+    limits: TextLimits,
+    tuning: Tuning,
+    state: Mutex<State>,
+    counters: Counters,
+}
+
+#[derive(Default)]
+struct State {
+    tree: PrefixTree,
+    balance: Balance,
+    suspects: Suspects,
+    /// Bytes of the current text that each worker knows, by slot; valid for candidates only.
+    known: Vec<usize>,
+    path: Path,
+    costs: Vec<f32>,
+}
+
+impl CacheAware {
+    pub fn new(settings: &PolicySettings) -> Self {
+        CacheAware::tuned(settings, Tuning::default())
+    }
+
+    pub fn tuned(settings: &PolicySettings, tuning: Tuning) -> Self {
+        CacheAware {
+            cache_threshold: settings.cache_threshold,
+            balance_abs_threshold: settings.balance_abs_threshold,
+            balance_rel_threshold: settings.balance_rel_threshold,
+            limits: TextLimits {
+                kept: settings.max_tree_size,
+                pending: settings.max_tree_size / PENDING_PART,
+            },
+            tuning,
+            state: Mutex::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// The state. If a thread panicked while it changed it, the state is discarded and learning starts again.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| {
+            let mut state = poisoned.into_inner();
+            *state = State::default();
+            self.state.clear_poison();
+            state
+        })
+    }
+
+    fn is_imbalanced(&self, shortest: usize, longest: usize) -> bool {
+        longest - shortest > self.balance_abs_threshold
+            && longest as f64 > shortest as f64 * self.balance_rel_threshold
+    }
+
+    fn is_enough(&self, known: usize, text: usize) -> bool {
+        known as f64 > self.cache_threshold * text as f64
+    }
+}
+
+impl State {
+    /// Finds how many bytes each candidate knows of the text that `path` follows, and returns the most.
+    fn find_known(&mut self, candidates: Candidates<'_>) -> usize {
+        let slots = self.tree.slots().max(candidates.slots());
+        self.known.resize(self.known.len().max(slots), 0);
+        for worker in candidates.iter() {
+            self.known[worker.slot as usize] = 0;
+        }
+        // A worker that owns a node owns those above it: one of the owners is new only if there are more of them.
+        let mut owners = 0;
+        for &(node, reached) in self.path.iter().rev() {
+            let here = self.tree.owners(node);
+            if here.len() > owners {
+                owners = here.len();
+                for worker in here {
+                    let known = &mut self.known[worker as usize];
+                    if *known == 0 {
+                        *known = reached;
+                    }
+                }
+            }
+        }
+        let known = candidates
+            .iter()
+            .map(|worker| self.known[worker.slot as usize]);
+        known.max().unwrap_or(0)
+    }
+
+    /// Adds to each candidate's cost the bytes that it would have to compute.
+    fn add_missing(&mut self, candidates: Candidates<'_>, text: usize) {
+        for (cost, worker) in self.costs.iter_mut().zip(candidates.iter()) {
+            *cost += (text - self.known[worker.slot as usize]) as f32;
+        }
+    }
+
+    /// Adds to each candidate's cost the size of its tree, weighted for a cold prompt.
+    fn add_tree_size(&mut self, candidates: Candidates<'_>, weight: f32) {
+        let bytes = |worker: &Candidate| self.tree.text(worker.slot) as f32;
+        let all: f32 = candidates.iter().map(bytes).sum();
+        let mean = (all / candidates.len() as f32).max(1.0);
+        let per_byte = weight * self.balance.mean_text() / mean;
+        for (cost, worker) in self.costs.iter_mut().zip(candidates.iter()) {
+            *cost += per_byte * bytes(worker);
+        }
+    }
+}
+
+impl Policy for CacheAware {
+    fn pick(&self, candidates: Candidates<'_>, request: &RequestKey<'_>) -> Decision {
+        let RequestKey { text, model, .. } = *request;
+        if text.is_empty() {
+            return candidates.least_loaded().into();
+        }
+        let mut state = self.state();
+        let state = &mut *state;
+        state.balance.waits(text.len());
+        let is_imbalanced = state.balance.penalties(
+            &self.tuning,
+            candidates,
+            |shortest, longest| self.is_imbalanced(shortest, longest),
+            &mut state.costs,
+        );
+        state.tree.follow(model, text, &mut state.path);
+        let most = state.find_known(candidates);
+        let is_warm = self.is_enough(most, text.len());
+        state.add_missing(candidates, text.len());
+        if !is_warm {
+            state.add_tree_size(candidates, self.tuning.tree);
+        }
+        let index = candidates.cheapest(&state.costs);
+        let worker = candidates.get(index);
+
+        let known = state.known[worker.slot as usize];
+        self.counters
+            .picked(text.len(), known, is_imbalanced, is_warm && known < most);
+        state.balance.count(&self.tuning, candidates, worker);
+        let seen = self.expected(state, worker, known, request);
+        let claim = state
+            .tree
+            .claim(model, text, &state.path, worker.slot, self.limits);
+        let receipt = Receipt {
+            claim: Some(claim),
+            slot: worker.slot,
+            text: text.len() as u32,
+            known: known as u32,
+            seen,
+        };
+        Decision { index, receipt }
+    }
+
+    fn kept(&self, receipt: Receipt) {
+        self.settle(receipt, true);
+    }
+
+    fn withdrawn(&self, receipt: Receipt) {
+        self.settle(receipt, false);
+    }
+
+    fn answered(&self, receipt: Receipt, usage: Usage) {
+        self.counters.answered(usage);
+        let Some(seen) = receipt.seen.filter(|_| is_telling(receipt, usage)) else {
+            return;
+        };
+        let Usage {
+            prompt_tokens,
+            cached_tokens,
+        } = usage;
+        let is_cached = 2.0 * cached_tokens as f64 * f64::from(receipt.text)
+            >= f64::from(receipt.known) * prompt_tokens as f64;
+        let mut state = self.state();
+        let State { tree, suspects, .. } = &mut *state;
+        let slot = receipt.slot;
+        let now = tree.now(slot);
+        if is_cached {
+            suspects.hit(slot, now, seen);
+        } else if suspects.miss(slot, now, seen) {
+            self.counters.corrections.fetch_add(1, Relaxed);
+            tree.forget_unused_since(slot, seen);
+        }
+    }
+
+    fn reads_request(&self) -> bool {
+        true
+    }
+
+    fn reads_usage(&self) -> bool {
+        self.tuning.correction
+    }
+
+    fn maintain(&self, slots: &[u32]) {
+        let mut state = self.state();
+        let is_there = |slot: u32| slots.contains(&slot);
+        state.balance.retain(is_there);
+        let known: Vec<u32> = state.tree.workers().collect();
+        for slot in known {
+            let limit = if is_there(slot) { self.limits.kept } else { 0 };
+            state.tree.shrink(slot, limit);
+        }
+    }
+
+    fn forget(&self, slot: u32) {
+        let mut state = self.state();
+        state.tree.shrink(slot, 0);
+        state.suspects.forget(slot);
+    }
+
+    fn metrics(&self) -> Vec<Metric> {
+        self.counters.with_tree(&self.state().tree)
+    }
+}
+
+impl CacheAware {
+    fn settle(&self, receipt: Receipt, is_answered: bool) {
+        let Some(claim) = receipt.claim else {
+            return;
+        };
+        let mut state = self.state();
+        state.balance.settled(receipt.text as usize, is_answered);
+        match is_answered {
+            true => {
+                state.tree.keep(claim, self.limits);
+            }
+            false => state.tree.withdraw(claim),
+        }
+    }
+
+    /// When the worker last saw the text that it is expected to have cached. None if it knows too little, if the
+    /// usage is not comparable, or if the request that brought the text may still be running.
+    fn expected(
+        &self,
+        state: &State,
+        worker: &Candidate,
+        known: usize,
+        request: &RequestKey<'_>,
+    ) -> Option<Stamp> {
+        if request.is_incomparable || known == 0 || !self.is_enough(known, request.text.len()) {
+            return None;
+        }
+        let deepest = state.path.partition_point(|&(_, reached)| reached < known);
+        let used = state.tree.used(state.path[deepest].0, worker.slot)?;
+        let is_done = state.tree.now(worker.slot).since(used) as usize > worker.load;
+        is_done.then_some(used)
+    }
+}
+
+/// Whether the worker knew enough of the prompt for its usage to show a loss.
+fn is_telling(receipt: Receipt, usage: Usage) -> bool {
+    let share = f64::from(receipt.known) / f64::from(receipt.text);
+    receipt.known >= TELLING_BYTES && share * usage.prompt_tokens as f64 >= TELLING_TOKENS
+}

@@ -1,0 +1,244 @@
+use super::*;
+use crate::testing::{fleet, picks};
+
+fn policy(change: impl FnOnce(&mut PolicySettings)) -> CacheAware {
+    let mut settings = PolicySettings::default();
+    change(&mut settings);
+    CacheAware::new(&settings)
+}
+
+#[test]
+fn a_conversation_stays_where_it_began() {
+    let (policy, fleet) = (policy(|_| ()), fleet(4));
+    let turns = [
+        "once upon a time",
+        "once upon a time there was",
+        "once upon a time there was a fox",
+    ];
+    let picks = picks(&policy, &fleet, turns);
+    assert!(picks.iter().all(|&pick| pick == picks[0]));
+}
+
+#[test]
+fn cold_prompts_fill_the_fleet_evenly() {
+    let (policy, fleet) = (policy(|_| ()), fleet(4));
+    let texts: Vec<String> = (0..40)
+        .map(|index| format!("{index:02} {}", "x".repeat(50)))
+        .collect();
+    let picks = picks(&policy, &fleet, texts.iter().map(String::as_str));
+    for worker in 0..4 {
+        assert_eq!(picks.iter().filter(|&&pick| pick == worker).count(), 10);
+    }
+}
+
+#[test]
+fn only_a_cold_prompt_minds_how_large_a_tree_is() {
+    let (seen, half_new) = ("x".repeat(1000), "x".repeat(50) + &"y".repeat(950));
+    for (threshold, stays) in [(0.05, false), (0.04, true)] {
+        let (policy, fleet) = (policy(|c| c.cache_threshold = threshold), fleet(2));
+        let picks = picks(&policy, &fleet, [seen.as_str(), &half_new]);
+        assert_eq!(picks[0] == picks[1], stays, "{threshold}");
+    }
+}
+
+#[test]
+fn a_prompt_leaves_a_busy_worker_and_is_known_at_both_from_then_on() {
+    let (policy, mut fleet) = (policy(|_| ()), fleet(2));
+    let prompt = ["a prompt that everybody sends"];
+    let first = picks(&policy, &fleet, prompt)[0];
+    fleet[first].load = 20;
+    assert_eq!(picks(&policy, &fleet, prompt), [1 - first]);
+    for (busier, idle) in [(0, 1), (1, 0)] {
+        (fleet[busier].load, fleet[idle].load) = (3, 0);
+        assert_eq!(picks(&policy, &fleet, prompt), [idle]);
+    }
+    let [one, other] = [0, 1].map(|worker| bytes(&policy, worker));
+    assert!(one == other && one > prompt[0].len(), "{one} {other}");
+}
+
+#[test]
+fn load_counts_for_more_once_both_thresholds_are_passed() {
+    for (abs, rel, stays) in [(1, 1.0, false), (16, 1.0, true), (1, 9.0, true)] {
+        let change = |c: &mut PolicySettings| {
+            (c.balance_abs_threshold, c.balance_rel_threshold) = (abs, rel)
+        };
+        let (policy, mut fleet) = (policy(change), fleet(2));
+        let first = picks(&policy, &fleet, ["known to one"])[0];
+        picks(&policy, &fleet, ["new to other"]);
+        (fleet[first].load, fleet[1 - first].load) = (19, 6);
+        let again = picks(&policy, &fleet, ["known to one"])[0];
+        assert_eq!(again == first, stays, "{abs} {rel}");
+    }
+}
+
+/// Bytes of memory that the tree takes for a worker.
+fn bytes(policy: &CacheAware, slot: u32) -> usize {
+    policy.state().tree.bytes(slot)
+}
+
+/// Ten prompts long enough for their usage to count.
+fn long_texts() -> Vec<String> {
+    let text = |index| format!("{index} {}", "z".repeat(1498));
+    (0..10).map(text).collect()
+}
+
+/// Lets a worker answer a prompt, most of which it was thought to know, with this percentage of it cached.
+fn answer(policy: &CacheAware, fleet: &[Candidate], text: &str, cached: u64) {
+    let key = RequestKey {
+        text: text.as_bytes(),
+        ..RequestKey::default()
+    };
+    let receipt = policy.pick(Candidates::new(fleet), &key).receipt;
+    let usage = Usage {
+        prompt_tokens: 400,
+        cached_tokens: 4 * cached,
+    };
+    policy.kept(receipt);
+    policy.answered(receipt, usage);
+}
+
+#[test]
+fn a_worker_that_lost_its_cache_is_forgotten_what_it_had() {
+    let texts = long_texts();
+    for (cached, left) in [(90, 10), (0, 2)] {
+        let (policy, fleet) = (policy(|_| ()), fleet(1));
+        for text in &texts {
+            answer(&policy, &fleet, text, 0);
+        }
+        // The second miss is of the newest text but one: only what came after it is left, and the two
+        // prompts themselves, which have just been computed.
+        answer(&policy, &fleet, &texts[0], cached);
+        answer(&policy, &fleet, &texts[9], cached);
+        let kept = bytes(&policy, 0);
+        // A text takes some two hundred bytes more than it has.
+        assert_eq!(kept / (texts[0].len() + 240), left, "{kept}");
+    }
+}
+
+#[test]
+fn a_miss_says_nothing_while_the_text_may_still_be_on_its_way() {
+    let (policy, mut fleet) = (policy(|_| ()), fleet(1));
+    let texts = long_texts();
+    picks(&policy, &fleet, texts.iter().map(String::as_str));
+    fleet[0].load = 20;
+    for text in &texts {
+        answer(&policy, &fleet, text, 0);
+    }
+    assert!(bytes(&policy, 0) > 10 * texts[0].len());
+}
+
+#[test]
+fn models_are_kept_apart() {
+    let (policy, fleet) = (policy(|_| ()), fleet(2));
+    let pick = |model: &[u8]| {
+        let request = RequestKey {
+            text: b"the same prompt",
+            model,
+            session: b"",
+            ..RequestKey::default()
+        };
+        policy.pick(Candidates::new(&fleet), &request).index
+    };
+    assert_ne!(pick(b"one"), pick(b"two"));
+    assert_eq!(pick(b"one"), pick(b"one"));
+}
+
+#[test]
+fn removed_workers_are_forgotten_and_trees_bounded() {
+    let limit = 4000;
+    let (policy, fleet) = (policy(|c| c.max_tree_size = limit), fleet(2));
+    let texts: Vec<String> = (0..50)
+        .map(|index| format!("{index:02} {}", "y".repeat(30)))
+        .collect();
+    picks(&policy, &fleet, texts.iter().map(String::as_str));
+    let bytes = |slot| bytes(&policy, slot);
+    assert!(bytes(0) <= limit && bytes(1) <= limit && bytes(0) > 0 && bytes(1) > 0);
+    policy.maintain(&[0]);
+    assert!(bytes(0) > 0 && bytes(1) == 0);
+}
+
+#[test]
+fn a_panic_costs_what_was_learned_and_no_more() {
+    let (policy, fleet) = (policy(|_| ()), fleet(2));
+    let panic = || {
+        let _state = policy.state();
+        panic!("the thread that held the tree");
+    };
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panic)).is_err());
+    let picks = picks(&policy, &fleet, ["a prompt", "a prompt"]);
+    assert_eq!(picks[0], picks[1]);
+}
+
+/// The workers that a burst of so many requests of one prefix gets, none of them answered.
+fn burst(policy: &CacheAware, fleet: &mut [Candidate], count: usize) -> Vec<usize> {
+    for index in 0..count {
+        let text = format!("{} {index}", "shared ".repeat(500));
+        let request = RequestKey {
+            text: text.as_bytes(),
+            ..RequestKey::default()
+        };
+        let chosen = policy.pick(Candidates::new(fleet), &request);
+        fleet[chosen.index].load += 1;
+    }
+    fleet.iter().map(|worker| worker.load).collect()
+}
+
+#[test]
+fn the_first_burst_is_spread_whatever_came_before_it() {
+    let long = "y".repeat(100_000);
+    for before in [vec![], vec!["hi"], vec![&long], vec!["hi"; 240]] {
+        let (policy, mut fleet) = (policy(|_| ()), fleet(4));
+        picks(&policy, &fleet, before.iter().copied());
+        let spread = burst(&policy, &mut fleet, 128);
+        // Where all that was seen is short, a load is worth little until longer ones have come.
+        let most = if before.len() < 2 { 44 } else { 64 };
+        let is_spread = spread.iter().all(|&load| load <= most);
+        assert!(is_spread, "after {} prompts: {spread:?}", before.len());
+    }
+}
+
+#[test]
+fn what_nothing_came_of_leaves_nothing_behind() {
+    let (policy, fleet) = (policy(|_| ()), fleet(2));
+    picks(&policy, &fleet, ["known"]);
+    let before = [0, 1].map(|slot| bytes(&policy, slot));
+    let mean = policy.state().balance.mean_text();
+    for index in 0..200 {
+        let text = format!("{index} {}", "x".repeat(100_000));
+        let request = RequestKey {
+            text: text.as_bytes(),
+            ..RequestKey::default()
+        };
+        let policy: &dyn Policy = &policy;
+        let (_, claim) = policy.choose(&fleet, &request);
+        drop(claim);
+    }
+    assert_eq!(before, [0, 1].map(|slot| bytes(&policy, slot)));
+    let state = policy.state();
+    assert_eq!(state.balance.mean_text(), mean);
+    assert_eq!([0, 1].map(|slot| state.tree.pending(slot)), [0, 0]);
+}
+
+#[test]
+fn prompts_too_short_to_judge_by_correct_nothing() {
+    for (text, tokens) in [("x".repeat(900), 400), ("x".repeat(4000), 200)] {
+        let (policy, fleet) = (policy(|_| ()), fleet(1));
+        let texts = long_texts();
+        picks(&policy, &fleet, texts.iter().map(String::as_str));
+        for index in 0..4 {
+            let request = RequestKey {
+                text: text.as_bytes(),
+                ..RequestKey::default()
+            };
+            let decision = policy.pick(Candidates::new(&fleet), &request);
+            policy.kept(decision.receipt);
+            let usage = Usage {
+                prompt_tokens: tokens,
+                cached_tokens: 0,
+            };
+            policy.answered(decision.receipt, usage);
+            picks(&policy, &fleet, [format!("other {index}").as_str()]);
+        }
+        assert!(bytes(&policy, 0) > 10 * texts[0].len());
+    }
+}

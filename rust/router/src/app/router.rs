@@ -1,0 +1,314 @@
+//! A running router: its threads, and how they end.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use sglang_omni_policy::Policy;
+use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
+use tokio::sync::watch;
+
+use crate::app::config::Config;
+use crate::app::settings;
+use crate::app::watchers::{Watchers, slots};
+use crate::base::config_error::ConfigError;
+use crate::base::log::{Log, Writer};
+use crate::base::metrics::Metrics;
+use crate::base::stopping::{Stopping, drain};
+use crate::fleet::discovery::Discovery;
+use crate::fleet::models::Models;
+use crate::fleet::worker::{Change, Fleet};
+use crate::front::connection::{self, Front};
+use crate::front::listen;
+use crate::proxy::in_flight::InFlight;
+use crate::proxy::lane::{Lane, Proxy};
+
+#[derive(Debug)]
+pub enum StartError {
+    Config(ConfigError),
+    Listen {
+        host: String,
+        port: u16,
+        error: io::Error,
+    },
+    Runtime(io::Error),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StartError::Config(error) => error.fmt(f),
+            StartError::Listen { host, port, error }
+                if error.kind() == io::ErrorKind::AddrInUse =>
+            {
+                write!(
+                    f,
+                    "port {port} of {host} is in use; give another one, or 0 for a free one"
+                )
+            }
+            StartError::Listen { host, port, error } => {
+                write!(f, "cannot listen on {host}:{port}: {error}")
+            }
+            StartError::Runtime(error) => write!(f, "cannot start the router's threads: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+impl From<ConfigError> for StartError {
+    fn from(error: ConfigError) -> StartError {
+        StartError::Config(error)
+    }
+}
+
+/// A running router. Dropping it stops it at once.
+pub struct Router {
+    addr: SocketAddr,
+    /// Where `/metrics` is alone.
+    metrics_addr: Option<SocketAddr>,
+    front: Arc<Front>,
+    proxy: Arc<Proxy>,
+    stopping: watch::Sender<Stopping>,
+    reload: watch::Sender<()>,
+    threads: Vec<JoinHandle<()>>,
+    writer: Option<Writer>,
+    running: Arc<Running>,
+}
+
+/// How many threads have not ended yet.
+struct Running {
+    count: Mutex<usize>,
+    ended: Condvar,
+}
+
+impl Router {
+    /// Binds the port and starts serving.
+    pub fn start(config: Config) -> Result<Router, StartError> {
+        config.validate()?;
+        let checked = settings::read(&config)?;
+        listen::allow_descriptors();
+        let lanes = match config.threads {
+            0 => thread::available_parallelism().map_or(1, |count| count.get()),
+            count => count,
+        };
+        let stall = config.stall_timeout;
+        let listeners = listen(&config.host, config.port, lanes, stall)?;
+        let scraped = config
+            .prometheus_port
+            .map(|port| listen(&config.prometheus_host, port, 1, stall))
+            .transpose()?
+            .unwrap_or_default();
+        let local = |listener: &StdListener| listener.local_addr().map_err(StartError::Runtime);
+        let addr = local(&listeners[0])?;
+        let metrics_addr = scraped.first().map(local).transpose()?;
+        let (log, writer) =
+            Log::start(config.log_level, config.log_format).map_err(StartError::Runtime)?;
+        let log = Arc::new(log);
+        let (stopping, stopped) = watch::channel(Stopping::No);
+        let (reload, reloaded) = watch::channel(());
+        let policy: Arc<dyn Policy> =
+            Arc::from(sglang_omni_policy::build(&config.policy_settings()));
+        let told = policy.clone();
+        let fleet = Arc::new(Fleet::new(checked.workers, move |change| match change {
+            // What was known of an earlier one in its place.
+            Change::Added(worker) => told.forget(worker.slot()),
+            Change::Removed(rest) => told.maintain(&slots(rest)),
+        }));
+        let discovery = Discovery::start(
+            fleet.clone(),
+            checked.sources,
+            reloaded.clone(),
+            log.clone(),
+        )?;
+        let probes = settings::probes(&config, &checked.gate.keys);
+        let proxy = Arc::new(Proxy {
+            settings: settings::proxy(&config),
+            models: Arc::new(Models::new(fleet.clone(), probes.key.clone())),
+            fleet,
+            policy,
+            trust: Arc::new(checked.trust),
+            in_flight: InFlight::new(
+                config.max_concurrent_requests,
+                config.queue_size,
+                config.queue_timeout,
+            ),
+            metrics: Arc::new(Metrics::new(lanes)),
+            log,
+        });
+        let front = Arc::new(Front {
+            admin: settings::admin(&config, &probes, stopped.clone()),
+            gate: checked.gate,
+            tls: checked.tls.map(Arc::new),
+            limits: settings::limits(&config),
+            handshake_timeout: config.header_timeout,
+            drain_timeout: config.drain_timeout,
+            stopping: stopped,
+        });
+        let running = Arc::new(Running {
+            count: Mutex::new(0),
+            ended: Condvar::new(),
+        });
+        let mut router = Router {
+            addr,
+            metrics_addr,
+            front,
+            proxy,
+            stopping,
+            reload,
+            threads: Vec::new(),
+            writer: Some(writer),
+            running,
+        };
+        for (index, listener) in listeners.into_iter().enumerate() {
+            let (front, proxy) = (router.front.clone(), router.proxy.clone());
+            router.spawn(format!("router-{index}"), move |runtime| {
+                runtime.block_on(connection::serve(front, Lane::new(proxy, index), listener))
+            })?;
+        }
+        let watchers = Watchers {
+            proxy: router.proxy.clone(),
+            tls: router.front.tls.clone(),
+            reload: reloaded,
+            probes: Arc::new(probes),
+            breaker: settings::breaker(&config),
+            eviction_interval: config.eviction_interval,
+            discovery,
+            scraped,
+            scrapers_see_urls: config.expose_worker_urls,
+        };
+        let failed = router.stopping.clone();
+        let mut stopping = router.front.stopping.clone();
+        router.spawn("router-watch".to_owned(), move |runtime| {
+            runtime.block_on(async {
+                watchers.start(move || drain(&failed));
+                let _ = stopping.wait_for(|stopping| *stopping > Stopping::No).await;
+            });
+        })?;
+        Ok(router)
+    }
+
+    fn spawn(
+        &mut self,
+        name: String,
+        body: impl FnOnce(&LocalRuntime) + Send + 'static,
+    ) -> Result<(), StartError> {
+        let failed = self.stopping.clone();
+        let running = self.running.clone();
+        *running.count.lock().unwrap() += 1;
+        let run = move || {
+            // Counts down even when the thread panics.
+            struct Ended(Arc<Running>, watch::Sender<Stopping>);
+            impl Drop for Ended {
+                fn drop(&mut self) {
+                    if thread::panicking() {
+                        // Its supervisor starts it again; half of a router would not be noticed.
+                        drain(&self.1);
+                    }
+                    *self.0.count.lock().unwrap() -= 1;
+                    self.0.ended.notify_all();
+                }
+            }
+            let _ended = Ended(running, failed);
+            let runtime = Builder::new_current_thread()
+                .enable_all()
+                .build_local(LocalOptions::default())
+                .expect("a runtime needs only an epoll instance");
+            body(&runtime);
+            // A lookup of a name must not delay the end.
+            runtime.shutdown_background();
+        };
+        self.threads.push(
+            thread::Builder::new()
+                .name(name)
+                .spawn(run)
+                .map_err(StartError::Runtime)?,
+        );
+        Ok(())
+    }
+
+    /// Its address as a client writes it.
+    pub fn url(&self) -> String {
+        let scheme = if self.front.tls.is_some() {
+            "https"
+        } else {
+            "http"
+        };
+        format!("{scheme}://{}", self.addr)
+    }
+
+    /// Logs where it listens; launchers wait for that line.
+    pub fn announce(&self) {
+        let log = &self.proxy.log;
+        log.info(format!("listening on {}", self.url()), &[]);
+        if let Some(addr) = self.metrics_addr {
+            log.info(format!("metrics are at http://{addr}/metrics"), &[]);
+        }
+        if self.proxy.fleet.read().is_empty() {
+            log.warn("there are no workers yet, POST /workers adds them", &[]);
+        }
+    }
+
+    /// Where it listens; the port is the real one if 0 was asked for.
+    pub fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Reads the workers' file and the certificate and resolves the workers' names again, now.
+    pub fn reload(&self) {
+        self.reload.send_replace(());
+    }
+
+    /// Takes no more connections and ends when what is in flight is done, or after `drain_timeout`.
+    pub fn drain(&self) {
+        let in_flight = self.proxy.metrics.in_flight();
+        let log = &self.proxy.log;
+        log.info("shutting down", &[("in_flight", &in_flight)]);
+        drain(&self.stopping);
+    }
+
+    /// Ends now, whatever is in flight.
+    pub fn stop(&self) {
+        self.stopping.send_replace(Stopping::Now);
+    }
+
+    /// Waits for the end for at most `limit`; returns whether it has come.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let count = self.running.count.lock().unwrap();
+        let (count, _) = self
+            .running
+            .ended
+            .wait_timeout_while(count, limit, |count| *count > 0)
+            .unwrap();
+        *count == 0
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        self.stop();
+        for thread in self.threads.drain(..) {
+            // A panic was printed where it happened.
+            let _ = thread.join();
+        }
+        if let Some(writer) = self.writer.take() {
+            writer.finish(&self.proxy.log);
+        }
+    }
+}
+
+fn listen(
+    host: &str,
+    port: u16,
+    lanes: usize,
+    stall: Duration,
+) -> Result<Vec<StdListener>, StartError> {
+    listen::bind(host, port, lanes, stall).map_err(|error| StartError::Listen {
+        host: host.to_owned(),
+        port,
+        error,
+    })
+}

@@ -1,0 +1,119 @@
+//! What each layer is told of a configuration.
+
+use tokio::sync::watch;
+
+use crate::admin::Admin;
+use crate::app::config::Config;
+use crate::base::clock;
+use crate::base::config_error::ConfigError;
+use crate::base::keys::{keys, one_key};
+use crate::base::request_id;
+use crate::base::stopping::Stopping;
+use crate::fleet::breaker::Breaker;
+use crate::fleet::discovery::{self, Sources};
+use crate::fleet::health::Probes;
+use crate::front::auth::AccessKeys;
+use crate::front::clients::ClientLimits;
+use crate::front::cors::Cors;
+use crate::front::gate::{self, Gate};
+use crate::front::tls::Tls;
+use crate::proxy::lane::ProxySettings;
+use crate::upstream::trust::Trust;
+use crate::upstream::worker_url::WorkerUrl;
+
+/// What may turn out to be wrong while it is read, from the configuration or from files that it names.
+pub struct Checked {
+    pub workers: Vec<WorkerUrl>,
+    pub sources: Sources,
+    pub gate: Gate,
+    pub tls: Option<Tls>,
+    pub trust: Trust,
+}
+
+pub fn read(config: &Config) -> Result<Checked, ConfigError> {
+    let urls = config.worker_urls.iter().map(|url| url.parse());
+    Ok(Checked {
+        workers: urls.collect::<Result<_, _>>()?,
+        sources: Sources {
+            file: config.workers_file.clone(),
+            names: discovery::names(&config.worker_dns)?,
+            dns_interval: config.dns_interval,
+        },
+        gate: gate(config)?,
+        tls: Tls::read(config.tls_cert_path.clone(), config.tls_key_path.clone())?,
+        trust: Trust::read(config.worker_ca_file.clone())?,
+    })
+}
+
+fn gate(config: &Config) -> Result<Gate, ConfigError> {
+    let clients = keys("api_key", &config.api_key, config.api_key_file.as_deref())?;
+    let worker = one_key(
+        "worker_api_key",
+        config.worker_api_key.as_deref(),
+        config.worker_api_key_file.as_deref(),
+    )?;
+    let admin = one_key(
+        "admin_api_key",
+        config.admin_api_key.as_deref(),
+        config.admin_api_key_file.as_deref(),
+    )?;
+    let mut own_names = config.allowed_hosts.clone();
+    own_names.push(config.host.clone());
+    Ok(Gate {
+        keys: AccessKeys::new(clients, admin.map(|(key, _)| key), worker),
+        cors: Cors::new(&config.cors_allowed_origins)?,
+        own_names,
+        shows_urls: config.expose_worker_urls,
+        id_headers: gate::id_headers(&config.request_id_headers)?,
+    })
+}
+
+pub fn proxy(config: &Config) -> ProxySettings {
+    ProxySettings {
+        max_body_bytes: config.max_body_bytes,
+        max_held_bytes: config.max_held_bytes,
+        stall_timeout: config.stall_timeout,
+        stream_idle_timeout: config.stream_idle_timeout,
+        request_timeout: config.request_timeout,
+        retries: config.retries(),
+        recovery: config.cb_timeout,
+        hung_timeout: config.hung_timeout,
+        access_log: config.access_log,
+    }
+}
+
+/// Names the router, too.
+pub fn probes(config: &Config, keys: &AccessKeys) -> Probes {
+    Probes {
+        interval: config.probe_interval,
+        timeout: config.probe_timeout,
+        key: keys.worker.clone(),
+        router: request_id::unique(),
+    }
+}
+
+pub fn breaker(config: &Config) -> Breaker {
+    Breaker {
+        threshold: (!config.disable_circuit_breaker).then_some(config.cb_failure_threshold),
+        recovery: clock::ticks(config.cb_timeout),
+    }
+}
+
+pub fn admin(config: &Config, probes: &Probes, stopping: watch::Receiver<Stopping>) -> Admin {
+    Admin {
+        router: probes.router.clone(),
+        policy: config.policy.name(),
+        has_worker_key: probes.key.is_some(),
+        body_timeout: config.header_timeout,
+        stopping,
+    }
+}
+
+pub fn limits(config: &Config) -> ClientLimits {
+    ClientLimits::new(
+        config.header_timeout,
+        config.keep_alive_timeout,
+        config.stall_timeout,
+        config.stream_idle_timeout,
+    )
+}

@@ -1,0 +1,118 @@
+//! The thread beside the lanes: all that no request waits for.
+
+use std::future::pending;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sglang_omni_policy::Policy;
+use tokio::sync::watch;
+use tokio::time::{Instant, interval_at};
+
+use crate::admin::scrape;
+use crate::base::memory;
+use crate::base::supervise::{keep_running, run_or};
+use crate::fleet::breaker::{self, Breaker};
+use crate::fleet::discovery::Discovery;
+use crate::fleet::health::{HealthChecks, Probes};
+use crate::fleet::models;
+use crate::fleet::worker::{Fleet, Worker};
+use crate::front::tls::{self, Tls};
+use crate::proxy::lane::Proxy;
+use crate::upstream::trust;
+
+pub struct Watchers {
+    pub proxy: Arc<Proxy>,
+    pub tls: Option<Arc<Tls>>,
+    /// Changes when files and names must be read again.
+    pub reload: watch::Receiver<()>,
+    pub probes: Arc<Probes>,
+    pub breaker: Breaker,
+    /// How often the policy tidies up.
+    pub eviction_interval: Duration,
+    pub discovery: Discovery,
+    /// The ports on which `/metrics` is alone.
+    pub scraped: Vec<TcpListener>,
+    /// Whether metrics name workers by their URLs there.
+    pub scrapers_see_urls: bool,
+}
+
+impl Watchers {
+    /// Starts every task on the thread that calls it. `failed` is called if discovery fails, which cannot begin
+    /// again.
+    pub fn start(self, failed: impl FnOnce() + 'static) {
+        let (proxy, reload) = (&self.proxy, self.reload);
+        let (breaker, every) = (self.breaker, self.eviction_interval);
+        let checks = HealthChecks {
+            fleet: proxy.fleet.clone(),
+            trust: proxy.trust.clone(),
+            probes: self.probes,
+            log: proxy.log.clone(),
+        };
+        keep(proxy, "health checks", move |_| checks.clone().watch());
+        keep(
+            proxy,
+            "the policy's upkeep",
+            move |Proxy { policy, fleet, .. }| tidy(policy.clone(), fleet.clone(), every),
+        );
+        keep(proxy, "models", |Proxy { models, trust, .. }| {
+            models::watch(models.clone(), trust.clone())
+        });
+        keep(
+            proxy,
+            "circuit breaker",
+            move |Proxy { fleet, log, .. }| breaker::watch(fleet.clone(), breaker, log.clone()),
+        );
+        if let Some(tls) = self.tls {
+            let reload = reload.clone();
+            keep(proxy, "certificate", move |Proxy { log, .. }| {
+                tls::watch(tls.clone(), reload.clone(), log.clone())
+            });
+        }
+        keep(proxy, "authorities", move |Proxy { trust, log, .. }| {
+            trust::watch(trust.clone(), reload.clone(), log.clone())
+        });
+        keep(proxy, "memory", |Proxy { metrics, .. }| {
+            memory::give_back(metrics.clone())
+        });
+        let sees_urls = self.scrapers_see_urls;
+        for listener in self.scraped {
+            let shown = proxy.clone();
+            keep(proxy, "metrics port", move |_| {
+                scrape::serve(shown.clone(), sees_urls, listener.try_clone())
+            });
+        }
+        run_or(
+            proxy.log.clone(),
+            "discovery",
+            self.discovery.watch(),
+            failed,
+        );
+    }
+}
+
+/// Keeps a task running.
+fn keep<F>(proxy: &Arc<Proxy>, name: &'static str, mut task: impl FnMut(&Proxy) -> F + 'static)
+where
+    F: Future<Output = ()> + 'static,
+{
+    let (log, proxy) = (proxy.log.clone(), proxy.clone());
+    keep_running(log, name, move || task(&proxy));
+}
+
+/// Has the policy tidy up at every interval, until the runtime ends.
+async fn tidy(policy: Arc<dyn Policy>, fleet: Arc<Fleet>, every: Duration) {
+    let Some(first) = Instant::now().checked_add(every) else {
+        return pending().await;
+    };
+    let mut tick = interval_at(first, every);
+    loop {
+        tick.tick().await;
+        policy.maintain(&slots(&fleet.read()));
+    }
+}
+
+/// The workers' places in tables.
+pub fn slots(fleet: &[Arc<Worker>]) -> Vec<u32> {
+    fleet.iter().map(|worker| worker.slot()).collect()
+}

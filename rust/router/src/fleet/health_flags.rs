@@ -1,0 +1,216 @@
+//! What is known against a worker, and which tier of workers that puts it in.
+//!
+//! A request goes to the workers of the best tier there is, so a lone worker gets every request, whatever is known
+//! against it. Only one thing excludes a worker: that it is a router which leads back to this one.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+
+use hyper::StatusCode;
+
+use crate::base::clock::Tick;
+
+/// What `/workers` says of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Not probed yet; takes requests.
+    Unknown,
+    Up,
+    /// Asked for time with `Retry-After`.
+    Busy,
+    /// Failed request after request while others did well.
+    Failing,
+    /// Gave no first byte while others did.
+    Hung,
+    /// Was failing or hung; the next request is its trial.
+    HalfOpen,
+    /// Takes no connection, or its `/health` fails or does not answer.
+    Down,
+    /// A router that leads back to this one.
+    Loop,
+}
+
+impl Health {
+    pub fn name(self) -> &'static str {
+        match self {
+            Health::Unknown => "unknown",
+            Health::Up => "up",
+            Health::Busy => "busy",
+            Health::Failing => "failing",
+            Health::Hung => "hung",
+            Health::HalfOpen => "half_open",
+            Health::Down => "down",
+            Health::Loop => "loop",
+        }
+    }
+}
+
+/// Why a worker is in a lower tier, the worse the higher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Demotion {
+    Busy = 4,
+    Failing = 8,
+    Hung = 16,
+    Down = 32,
+    /// Unlike the others it excludes a worker: what it gets comes back.
+    Loop = 64,
+}
+
+const UNPROBED: u8 = 1;
+const TRIAL: u8 = 2;
+const BUSY: u8 = Demotion::Busy as u8;
+const FAILING: u8 = Demotion::Failing as u8;
+const HUNG: u8 = Demotion::Hung as u8;
+const DOWN: u8 = Demotion::Down as u8;
+const LOOP: u8 = Demotion::Loop as u8;
+
+/// Written by every lane, for a request only if something changes, and on a cache line apart from what every
+/// request changes.
+#[derive(Debug)]
+#[repr(align(64))]
+pub struct HealthFlags {
+    bits: AtomicU8,
+    /// Failures since the last good answer.
+    streak: AtomicU32,
+    /// The tick of the last byte that came from the worker.
+    heard: AtomicU32,
+    busy_until: AtomicU32,
+    /// When a failing or hung worker gets its next trial.
+    trial_at: AtomicU32,
+}
+
+impl Default for HealthFlags {
+    fn default() -> Self {
+        HealthFlags {
+            bits: AtomicU8::new(UNPROBED),
+            streak: AtomicU32::new(0),
+            heard: AtomicU32::new(0),
+            busy_until: AtomicU32::new(0),
+            trial_at: AtomicU32::new(0),
+        }
+    }
+}
+
+impl HealthFlags {
+    pub fn health(&self) -> Health {
+        let bits = self.bits.load(Relaxed);
+        match bits {
+            _ if bits & LOOP != 0 => Health::Loop,
+            _ if bits & DOWN != 0 => Health::Down,
+            _ if bits & TRIAL != 0 => Health::HalfOpen,
+            _ if bits & HUNG != 0 => Health::Hung,
+            _ if bits & FAILING != 0 => Health::Failing,
+            _ if bits & BUSY != 0 => Health::Busy,
+            _ if bits & UNPROBED != 0 => Health::Unknown,
+            _ => Health::Up,
+        }
+    }
+
+    /// The tier whose workers get requests only if there are no others; those beyond it get none.
+    pub const LAST_TIER: u32 = u8::BITS - DOWN.leading_zeros();
+
+    /// 0 if nothing is known against the worker; the higher, the worse.
+    pub fn tier(&self) -> u32 {
+        let bits = self.bits.load(Relaxed);
+        let counts = match bits & TRIAL {
+            0 => BUSY | FAILING | HUNG | DOWN | LOOP,
+            _ => BUSY | DOWN | LOOP,
+        };
+        u8::BITS - (bits & counts).leading_zeros()
+    }
+
+    pub fn is(&self, demotion: Demotion) -> bool {
+        self.bits.load(Relaxed) & demotion as u8 != 0
+    }
+
+    /// Returns whether that is news.
+    pub fn demote(&self, demotion: Demotion) -> bool {
+        self.bits.fetch_or(demotion as u8, Relaxed) & demotion as u8 == 0
+    }
+
+    /// Takes one demotion back; returns whether it was there.
+    pub fn restore(&self, demotion: Demotion) -> bool {
+        let bit = demotion as u8;
+        self.bits.load(Relaxed) & bit != 0 && self.bits.fetch_and(!bit, Relaxed) & bit != 0
+    }
+
+    /// Returns whether it was the first probe's answer.
+    pub fn set_probed(&self) -> bool {
+        self.bits.fetch_and(!UNPROBED, Relaxed) & UNPROBED != 0
+    }
+
+    /// The worker asked for time until `until`. Returns whether it had not asked yet.
+    pub fn set_busy(&self, until: Tick) -> bool {
+        self.busy_until.fetch_max(until, Relaxed);
+        self.demote(Demotion::Busy)
+    }
+
+    /// Ends what was asked for with `set_busy`, once it is over.
+    pub fn expire_busy(&self, now: Tick) -> bool {
+        self.is(Demotion::Busy)
+            && now >= self.busy_until.load(Relaxed)
+            && self.restore(Demotion::Busy)
+    }
+
+    /// The next trial of a failing or hung worker is not before `at`.
+    pub fn hold_trial(&self, at: Tick) {
+        self.trial_at.store(at, Relaxed);
+        self.bits.fetch_and(!TRIAL, Relaxed);
+    }
+
+    /// Lets one request through to a failing or hung worker, if its time has come.
+    pub fn offer_trial(&self, now: Tick) {
+        let bits = self.bits.load(Relaxed);
+        if bits & (FAILING | HUNG) != 0 && bits & TRIAL == 0 && now >= self.trial_at.load(Relaxed) {
+            self.bits.fetch_or(TRIAL, Relaxed);
+        }
+    }
+
+    /// A request is on its way to the worker; if it was offered a trial, this is it.
+    pub fn chosen(&self, next_trial: impl FnOnce() -> Tick) {
+        if self.bits.load(Relaxed) & TRIAL != 0 {
+            self.hold_trial(next_trial());
+        }
+    }
+
+    /// A byte came from the worker.
+    pub fn heard_from(&self, now: Tick) {
+        if self.heard.load(Relaxed) != now {
+            self.heard.store(now, Relaxed);
+        }
+    }
+
+    pub fn last_heard(&self) -> Tick {
+        self.heard.load(Relaxed)
+    }
+
+    /// The head of an answer came. Returns whether that ended a demotion.
+    pub fn answered(&self, status: StatusCode) -> bool {
+        let ended = match status {
+            _ if status.is_server_error() => {
+                self.fail();
+                HUNG | TRIAL
+            }
+            // A client's mistake says nothing about the worker.
+            _ if status.is_client_error() => HUNG | TRIAL,
+            _ => {
+                if self.streak.load(Relaxed) != 0 {
+                    self.streak.store(0, Relaxed);
+                }
+                HUNG | FAILING | TRIAL
+            }
+        };
+        self.bits.load(Relaxed) & ended != 0
+            && self.bits.fetch_and(!ended, Relaxed) & ended & !TRIAL != 0
+    }
+
+    /// An attempt at the worker failed.
+    pub fn fail(&self) {
+        self.streak.fetch_add(1, Relaxed);
+    }
+
+    /// Failures since the last good answer.
+    pub fn streak(&self) -> u32 {
+        self.streak.load(Relaxed)
+    }
+}

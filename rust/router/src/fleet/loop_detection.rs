@@ -1,0 +1,93 @@
+//! Finds a worker that is a router and would send requests back to this one, or to itself.
+//!
+//! Each router has a name. Its `/health` lists that name, followed by those of the routers that its workers lead
+//! to. A router that finds itself in a worker's list would get its own requests back, and sends that worker none.
+//! Requests carry nothing for this.
+//!
+//! In a ring of routers it is enough if one stops using its worker in the ring: it no longer lists what lies behind
+//! that worker, so no other router of the ring finds itself in a list. If it has no other worker, it answers
+//! `/health` with 508; then the router before it stops too, and so on, up to one that has a worker outside the
+//! ring. The routers after it may then use their workers again.
+
+use std::collections::BTreeSet;
+
+use hyper::header::HeaderValue;
+use hyper::{HeaderMap, Response, StatusCode};
+
+use crate::base::headers::ROUTERS;
+use crate::base::log::Log;
+use crate::fleet::health_flags::Demotion;
+use crate::fleet::worker::{Fleet, Worker};
+
+/// Where a request ends that goes to a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// At that worker, or behind it.
+    Clear,
+    /// At this router again, or nowhere.
+    Loop,
+    /// The worker is this router.
+    ThisRouter,
+}
+
+/// What the router of this name answers to a health check.
+pub fn list(fleet: &Fleet, name: &str) -> HeaderValue {
+    let fleet = fleet.read();
+    let behind: Vec<_> = fleet.iter().map(|worker| worker.routers.load()).collect();
+    let behind: BTreeSet<&str> = behind
+        .iter()
+        .flat_map(|names| names.iter())
+        .map(String::as_str)
+        .collect();
+    let names: Vec<&str> = std::iter::once(name).chain(behind).collect();
+    HeaderValue::from_str(&names.join(", ")).expect("the names came in headers")
+}
+
+/// Whether every worker leads to a loop.
+pub fn is_closed(fleet: &Fleet) -> bool {
+    let fleet = fleet.read();
+    !fleet.is_empty() && fleet.iter().all(|worker| worker.flags.is(Demotion::Loop))
+}
+
+/// Takes note of what a worker answers to a health check of the router of this name.
+pub fn learn<B>(name: &str, worker: &Worker, answer: &Response<B>, log: &Log) -> Destination {
+    let names = read(answer.headers());
+    let destination = match names.iter().position(|each| each == name) {
+        Some(0) => return Destination::ThisRouter,
+        Some(_) => Destination::Loop,
+        None if answer.status() == StatusCode::LOOP_DETECTED && !names.is_empty() => {
+            Destination::Loop
+        }
+        None => Destination::Clear,
+    };
+    let url = &worker.url;
+    if destination == Destination::Loop {
+        forget(worker);
+        if worker.flags.demote(Demotion::Loop) {
+            let text = "worker is a router that leads back to this one, or to itself: it gets no requests; \
+                        take this router out of the workers of that one, or of one behind it";
+            log.warn(text, &[("worker", url)]);
+        }
+    } else {
+        worker.routers.store(names.into());
+        if worker.flags.restore(Demotion::Loop) {
+            log.info("worker does not lead back any more", &[("worker", url)]);
+        }
+    }
+    destination
+}
+
+/// Forgets what lies behind a worker that cannot be reached: no ring goes through it.
+pub fn forget(worker: &Worker) {
+    worker.routers.store(Default::default());
+}
+
+fn read(headers: &HeaderMap) -> Vec<String> {
+    let lists = headers.get_all(ROUTERS).iter();
+    lists
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|list| list.split(','))
+        .map(|name| name.trim().to_owned())
+        .filter(|name| !name.is_empty())
+        .collect()
+}

@@ -1,0 +1,128 @@
+//! The requests that may administer the router: change its fleet or its workers' state, or be told of them.
+
+use std::net::{IpAddr, SocketAddr};
+
+use hyper::body::{Body, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, VIA};
+use hyper::{Method, Request};
+
+use crate::front::cross_site;
+use crate::front::gate::Gate;
+use crate::proxy::reply::{Reason, Refusal};
+
+/// What proxies add: a request with one of them is of a client that may be anywhere.
+const OF_PROXIES: [HeaderName; 3] = [
+    HeaderName::from_static("forwarded"),
+    HeaderName::from_static("x-forwarded-for"),
+    VIA,
+];
+
+/// Whether a path is for administrators only.
+pub fn is_administrative(path: &str) -> bool {
+    matches!(
+        path,
+        "/workers"
+            | "/list_workers"
+            | "/add_worker"
+            | "/remove_worker"
+            | "/flush_cache"
+            | "/get_server_info"
+            | "/server_info"
+    ) || path.starts_with("/workers/")
+}
+
+/// Lets in a request that shows the admin key, or, if there is none, one from this machine. A web page of another
+/// origin, or under a name that is not the router's, may change nothing, whatever key it knows.
+pub fn allow(gate: &Gate, peer: SocketAddr, request: &Request<Incoming>) -> Result<(), Refusal> {
+    let headers = request.headers();
+    let keys = &gate.keys;
+    let has_key = keys.is_admin(headers);
+    if keys.has_admin() && !has_key {
+        return Err(match keys.owner(headers) {
+            Some(_) => Refusal::new(
+                Reason::AdminKeyNeeded,
+                "a client's key does not administer the router: send the one of --admin-api-key",
+            ),
+            None => Refusal::new(
+                Reason::InvalidApiKey,
+                "the router's admin key is needed: send it as \"Authorization: Bearer KEY\"",
+            ),
+        });
+    }
+    if !has_key && !is_from_here(peer.ip(), headers) {
+        return Err(Refusal::new(
+            Reason::AdminKeyNeeded,
+            "without --admin-api-key the router is administered from its own machine only, and not through a \
+             proxy",
+        ));
+    }
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    if is_read && has_key {
+        return Ok(());
+    }
+    if cross_site::is_of_another_origin(headers) {
+        return Err(Refusal::new(
+            Reason::CrossSiteRequest,
+            "a web page of another origin does not administer the router, not even one of \
+             --cors-allowed-origins",
+        ));
+    }
+    if !cross_site::names_this_router(headers, &gate.own_names) {
+        return Err(Refusal::new(
+            Reason::UnknownHost,
+            "the Host header does not name this router: administer it by its address, or name it in \
+             --allowed-hosts",
+        ));
+    }
+    if !is_read && !is_json_if_any(request) {
+        return Err(Refusal::new(
+            Reason::UnsupportedMediaType,
+            "a body here is JSON: send it with \"Content-Type: application/json\"",
+        ));
+    }
+    Ok(())
+}
+
+fn is_from_here(peer: IpAddr, headers: &HeaderMap) -> bool {
+    peer.to_canonical().is_loopback() && !OF_PROXIES.iter().any(|name| headers.contains_key(name))
+}
+
+fn is_json_if_any(request: &Request<Incoming>) -> bool {
+    match request.headers().get(CONTENT_TYPE) {
+        Some(given) => is_json(given),
+        None => request.body().is_end_stream(),
+    }
+}
+
+fn is_json(content_type: &HeaderValue) -> bool {
+    let given = content_type.as_bytes();
+    let essence = given.split(|&byte| byte == b';').next().unwrap_or_default();
+    essence
+        .trim_ascii()
+        .eq_ignore_ascii_case(b"application/json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_itself_is_here() {
+        let none = HeaderMap::new();
+        let is_here = |ip: &str| is_from_here(ip.parse().unwrap(), &none);
+        assert!(is_here("127.0.0.1") && is_here("127.9.9.9") && is_here("::1"));
+        assert!(is_here("::ffff:127.0.0.1"));
+        assert!(!is_here("10.0.0.1") && !is_here("::ffff:10.0.0.1"));
+        for name in OF_PROXIES {
+            let headers = HeaderMap::from_iter([(name, HeaderValue::from_static("x"))]);
+            assert!(!is_from_here("127.0.0.1".parse().unwrap(), &headers));
+        }
+    }
+
+    #[test]
+    fn parameters_of_a_media_type_do_not_matter() {
+        let is_json = |text| is_json(&HeaderValue::from_static(text));
+        assert!(is_json("application/json") && is_json("Application/JSON ; charset=utf-8"));
+        assert!(!is_json("application/jsonp") && !is_json("text/plain") && !is_json(""));
+    }
+}

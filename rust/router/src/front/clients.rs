@@ -1,0 +1,139 @@
+//! The open connections of a lane, which are looked over once a tick, so that none needs a timer of its own.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::client::{Client, Phase};
+use crate::base::clock::{self, LaneClock, Tick};
+
+/// How long a client may take, in ticks.
+pub struct ClientLimits {
+    head: Tick,
+    idle: Tick,
+    stall: Tick,
+    /// None where a worker may be silent for ever.
+    answer: Option<Tick>,
+}
+
+impl ClientLimits {
+    /// A limit of zero for `answer` is none.
+    pub fn new(head: Duration, idle: Duration, stall: Duration, answer: Duration) -> Self {
+        ClientLimits {
+            head: clock::ticks(head),
+            idle: clock::ticks(idle),
+            stall: clock::ticks(stall),
+            answer: Some(clock::ticks(answer)).filter(|&limit| limit > 0),
+        }
+    }
+
+    fn of(&self, phase: Phase) -> Option<Tick> {
+        match phase {
+            Phase::Idle => Some(self.idle),
+            Phase::Head => Some(self.head),
+            Phase::Body | Phase::Blocked => Some(self.stall),
+            Phase::Answer => self.answer,
+            Phase::Busy => None,
+        }
+    }
+}
+
+/// The open connections of a lane, so that none needs a timer of its own.
+#[derive(Default)]
+pub struct Clients {
+    open: RefCell<HashMap<u64, Arc<Client>>>,
+    entered: Cell<u64>,
+    are_leaving: Cell<bool>,
+    are_dismissed: Cell<bool>,
+}
+
+impl Clients {
+    pub fn enter(self: &Rc<Self>) -> ClientGuard {
+        let number = self.entered.get();
+        self.entered.set(number + 1);
+        let client = Client::new();
+        self.open.borrow_mut().insert(number, client.clone());
+        ClientGuard {
+            clients: self.clone(),
+            number,
+            client,
+        }
+    }
+
+    /// Wakes those that are late by now.
+    pub fn look_over(&self, look: LaneClock, limits: &ClientLimits) {
+        for client in self.open.borrow().values() {
+            client.look_over(look, limits.of(client.phase()));
+        }
+    }
+
+    /// Has every connection end after the next answer on it.
+    pub fn leave(&self) {
+        self.are_leaving.set(true);
+    }
+
+    pub fn are_leaving(&self) -> bool {
+        self.are_leaving.get()
+    }
+
+    /// Has every connection end after the answer that is on its way, and so the idle ones now.
+    pub fn dismiss(&self) {
+        if self.are_dismissed.replace(true) {
+            return;
+        }
+        for client in self.open.borrow().values() {
+            client.wake();
+        }
+    }
+
+    pub fn are_dismissed(&self) -> bool {
+        self.are_dismissed.get()
+    }
+}
+
+/// A connection's place among the lane's, for as long as it is open.
+pub struct ClientGuard {
+    clients: Rc<Clients>,
+    number: u64,
+    pub client: Arc<Client>,
+}
+
+impl Drop for ClientGuard {
+    fn drop(&mut self) {
+        self.clients.open.borrow_mut().remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_ticks_that_the_lane_has_seen_count_as_lateness() {
+        let limits = ClientLimits {
+            head: 4,
+            idle: 40,
+            stall: 40,
+            answer: None,
+        };
+        let clients = Rc::new(Clients::default());
+        let entry = clients.enter();
+        let start = entry.client.since();
+        let mut look = LaneClock::default();
+        let mut is_late_at = |now| {
+            look = look.next(now);
+            clients.look_over(look, &limits);
+            entry.client.is_late()
+        };
+        // The first look of a lane, whose clock may have stood still before.
+        assert!(!is_late_at(start));
+        // One tick of a hundred has been seen, then two, and again one of a hundred.
+        assert!(!is_late_at(start + 100));
+        assert!(!is_late_at(start + 101));
+        assert!(!is_late_at(start + 201));
+        assert!(!is_late_at(start + 202));
+        assert!(is_late_at(start + 203));
+    }
+}

@@ -1,0 +1,337 @@
+//! One request's attempts: what follows from the outcome of each, and whether another worker may be asked.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use hyper::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
+use hyper::http::request::Parts;
+use hyper::{Response, StatusCode};
+use sglang_omni_policy::{Claim, Receipt};
+
+use crate::base::clock::{self, Tick};
+use crate::fleet::health::mark_down;
+use crate::fleet::health_flags::Demotion;
+use crate::fleet::models::Serving;
+use crate::fleet::worker::Worker;
+use crate::proxy::choice::{LastFailure, choose, no_worker};
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{self, Reason, Reply};
+
+/// The longest that a worker's `Retry-After` demotes it.
+const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(30);
+
+/// Connections that may end with a request on them before an answer. The first one has most likely nothing
+/// to do with it; after the second, the request may be what kills workers, and no other worker gets it.
+const MOST_LOST: u32 = 2;
+
+/// One request's attempts.
+pub struct Attempts<'a> {
+    lane: &'a Lane,
+    tried: Vec<u32>,
+    /// The model that was asked for, if workers serve different ones.
+    model: Vec<u8>,
+    /// Attempts that may follow one that reached a worker.
+    left: u32,
+    /// What the last failed attempt came to; `was_sent` says whether any of them reached a worker.
+    failure: LastFailure,
+    was_sent: bool,
+    was_moved: bool,
+    is_over: bool,
+    /// Whether the client is told where workers are.
+    sees_urls: bool,
+    /// Workers whose connections ended with the request on them, before an answer.
+    lost: u32,
+    /// The prompt, on its way to the worker that was chosen.
+    claim: Option<Claim<'a>>,
+    /// Whether the worker was down already when it was chosen.
+    was_down: bool,
+    /// When the client is told that it took too long.
+    pub deadline: Tick,
+}
+
+impl<'a> Attempts<'a> {
+    pub fn new(lane: &'a Lane, sees_urls: bool) -> Self {
+        lane.retries.deposit();
+        Attempts {
+            lane,
+            tried: Vec::new(),
+            model: Vec::new(),
+            left: lane.proxy.settings.retries,
+            failure: LastFailure::default(),
+            sees_urls,
+            was_sent: false,
+            was_moved: false,
+            is_over: false,
+            lost: 0,
+            claim: None,
+            was_down: false,
+            deadline: clock::now()
+                .saturating_add(clock::ticks(lane.proxy.settings.request_timeout)),
+        }
+    }
+
+    /// The worker to ask now, if there is one that was not asked yet.
+    pub fn choose(&mut self, parts: &Parts, body: &[u8]) -> Option<Arc<Worker>> {
+        if self.is_over {
+            return None;
+        }
+        // Nothing came of the last attempt.
+        self.claim = None;
+        let (worker, claim) = choose(self.lane, parts, body, &self.tried, &mut self.model)?;
+        self.claim = Some(claim);
+        if !self.tried.is_empty() {
+            self.lane.proxy.metrics.retries.fetch_add(1, Relaxed);
+        }
+        self.was_down = worker.flags.is(Demotion::Down);
+        worker.flags.chosen(|| next_trial(self.lane, &worker));
+        Some(worker)
+    }
+
+    /// Takes note of an answer. True if another worker should be asked instead of passing it on, which takes a
+    /// request that `is_whole`.
+    pub fn on_response<B>(
+        &mut self,
+        worker: &Worker,
+        response: &Response<B>,
+        is_whole: bool,
+    ) -> bool {
+        let status = response.status();
+        let busy = match status {
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
+                retry_after(response.headers())
+            }
+            _ => None,
+        };
+        // Asking for time is not failing.
+        let counts_as = match busy {
+            Some(_) => StatusCode::TOO_MANY_REQUESTS,
+            None => status,
+        };
+        if worker.flags.answered(counts_as) {
+            let log = &self.lane.proxy.log;
+            log.info("worker answers again", &[("worker", &worker.url)]);
+        }
+        if let Some(time) = busy {
+            let until = clock::now().saturating_add(clock::ticks(time));
+            if worker.flags.set_busy(until) {
+                let (status, seconds) = (status.as_u16(), time.as_secs());
+                self.lane.proxy.log.info(
+                    "worker is busy",
+                    &[
+                        ("worker", &worker.url),
+                        ("status", &status),
+                        ("retry_after_s", &seconds),
+                    ],
+                );
+            }
+        }
+        worker.requests.fetch_add(1, Relaxed);
+        if !matches!(
+            status,
+            StatusCode::BAD_GATEWAY
+                | StatusCode::SERVICE_UNAVAILABLE
+                | StatusCode::TOO_MANY_REQUESTS
+        ) {
+            return false;
+        }
+        worker.failures.fetch_add(1, Relaxed);
+        self.tried.push(worker.id);
+        is_whole && self.has_better(worker) && self.may_retry()
+    }
+
+    /// The client gets this answer: the policy learns from the prompt if it is a success. Returns the receipt if the
+    /// answer may say what the worker had cached.
+    pub fn settle<B>(&mut self, response: &Response<B>) -> Option<Receipt> {
+        let claim = self.claim.take()?;
+        if !response.status().is_success() {
+            return None;
+        }
+        let receipt = claim.keep();
+        may_hold_usage(response.headers()).then_some(receipt)
+    }
+
+    /// No connection could be made: nothing was sent, so another worker costs nothing.
+    pub fn on_connect_error(&mut self, worker: &Worker, error: &io::Error) {
+        self.failed(worker, &error.to_string());
+        // All that are left are down, then. Waiting for one after another would add up.
+        self.is_over = self.was_down && error.kind() == io::ErrorKind::TimedOut;
+        mark_down(&self.lane.proxy.log, worker, &error.to_string());
+    }
+
+    /// The connection ended before an answer. True if another worker may be asked.
+    pub fn on_reset(&mut self, worker: &Worker, error: &str) -> bool {
+        self.failed(worker, error);
+        worker.flags.fail();
+        self.was_sent = true;
+        self.lost += 1;
+        self.lost < MOST_LOST && self.may_retry()
+    }
+
+    /// Whether what went out on a kept connection that then ended may be sent to the worker again. The worker may
+    /// have read it: that makes it a retry, unless the request is one that changes nothing.
+    pub fn may_resend(&mut self, is_safe: bool) -> bool {
+        is_safe || (self.lost + 1 < MOST_LOST && self.may_retry())
+    }
+
+    /// It is sent to the same worker again, after a connection that ended with it. A worker that is killed may
+    /// end two of them: the kept one, and then one that was waiting to be accepted. It is lost once.
+    pub fn resent(&self) {
+        self.lane.proxy.metrics.retries.fetch_add(1, Relaxed);
+    }
+
+    /// Whether a request without an answer from a silent worker may be sent to another one. If only requests tell
+    /// that the worker hangs, that is done once: a request that merely takes long takes as long elsewhere.
+    pub fn may_move(&self, worker: &Worker) -> bool {
+        self.left > 0
+            && (!self.was_moved || worker.flags.is(Demotion::Down))
+            && self.lane.retries.has_one()
+            && self.has_better(worker)
+    }
+
+    /// The request is taken from a silent worker; `may_move` has allowed it.
+    pub fn on_hung(&mut self, worker: &Worker) {
+        self.failed(worker, "it hangs");
+        self.was_sent = true;
+        self.was_moved = true;
+        self.may_retry();
+    }
+
+    /// The time is over; says so to the client.
+    pub fn on_timeout(&mut self, worker: &Worker) -> Reply {
+        self.failed(worker, "no answer in time");
+        worker.flags.fail();
+        let limit = self.lane.proxy.settings.request_timeout.as_secs_f64();
+        let message = format!(
+            "worker {} has not begun to answer in {limit} s (request_timeout)",
+            worker.name(self.sees_urls)
+        );
+        reply::error(Reason::WorkerTimeout, &message)
+    }
+
+    /// Says to the client that part of a body was lost with a connection.
+    pub fn cannot_resend(&self) -> Reply {
+        let say =
+            |what: &str| format!("part of the body was sent, and it cannot be sent again: {what}");
+        let (shown, logged) = (say(&self.failure.shown), say(&self.failure.logged));
+        reply::error_logged(Reason::WorkerFailed, &shown, logged)
+    }
+
+    fn failed(&mut self, worker: &Worker, error: &str) {
+        worker.failures.fetch_add(1, Relaxed);
+        self.failure = LastFailure::of(worker, error, self.sees_urls);
+        self.tried.push(worker.id);
+    }
+
+    fn may_retry(&mut self) -> bool {
+        let metrics = &self.lane.proxy.metrics;
+        if self.left == 0 {
+            return false;
+        }
+        if !self.lane.retries.withdraw() {
+            metrics.retries_refused.fetch_add(1, Relaxed);
+            return false;
+        }
+        self.left -= 1;
+        true
+    }
+
+    /// Whether there is a worker of the best tier that was not asked yet.
+    fn has_better(&self, worker: &Worker) -> bool {
+        let fleet = self.lane.proxy.fleet.read();
+        let serving = Serving::of(&fleet, &self.model);
+        fleet.iter().any(|other| {
+            other.id != worker.id
+                && serving.includes(other)
+                && !other.is_draining()
+                && other.flags.tier() == 0
+                && !self.tried.contains(&other.id)
+        })
+    }
+
+    /// The answer to the client if no worker answered.
+    pub fn give_up(&self) -> Reply {
+        if self.was_sent {
+            self.lane.proxy.metrics.unserved.fetch_add(1, Relaxed);
+            let last = &self.failure;
+            let reason = match self.lost >= MOST_LOST {
+                true => Reason::WorkersLost,
+                false => Reason::WorkerFailed,
+            };
+            let say = |last: &str| match reason {
+                Reason::WorkersLost => format!(
+                    "the connections to {} workers ended with this request on them; the last one was {last}. It is \
+                     sent to no more of them: look at their logs before it is sent again",
+                    self.lost
+                ),
+                _ => format!("no answer from a worker; the last one was {last}"),
+            };
+            return reply::error_logged(reason, &say(&last.shown), say(&last.logged));
+        }
+        no_worker(self.lane, &self.failure, self.sees_urls)
+    }
+}
+
+/// When a worker that just got its trial may get another, if nothing comes of this one.
+fn next_trial(lane: &Lane, worker: &Worker) -> Tick {
+    let settings = &lane.proxy.settings;
+    let patience = match worker.flags.is(Demotion::Hung) {
+        true => settings.hung_timeout,
+        false => Duration::ZERO,
+    };
+    clock::now().saturating_add(clock::ticks(settings.recovery + patience))
+}
+
+/// Whether an answer is of a kind that says what it used: JSON, or events that are.
+fn may_hold_usage(headers: &HeaderMap) -> bool {
+    let Some(content_type) = headers.get(CONTENT_TYPE) else {
+        return false;
+    };
+    let kinds: [&[u8]; 2] = [b"application/json", b"text/event-stream"];
+    kinds.iter().any(|kind| {
+        let start = content_type.as_bytes().get(..kind.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(kind))
+    })
+}
+
+/// `Retry-After` in its form of seconds; a date counts as the shortest time.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let seconds = value.parse().unwrap_or(1);
+    Some(Duration::from_secs(seconds).min(LONGEST_RETRY_AFTER))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_is_looked_for_in_json_and_events() {
+        for (content_type, may) in [
+            ("application/json", true),
+            ("Application/JSON; charset=utf-8", true),
+            ("text/event-stream", true),
+            ("text/plain", false),
+            ("audio/wav", false),
+        ] {
+            let value = content_type.parse().unwrap();
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, value)]);
+            assert_eq!(may_hold_usage(&headers), may, "{content_type}");
+        }
+        assert!(!may_hold_usage(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn retry_after_is_bounded() {
+        let after = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(RETRY_AFTER, value.parse().unwrap());
+            retry_after(&headers).map(|time| time.as_secs())
+        };
+        assert_eq!(after("7"), Some(7));
+        assert_eq!(after("86400"), Some(30));
+        assert_eq!(after("Wed, 21 Oct 2015 07:28:00 GMT"), Some(1));
+        assert_eq!(retry_after(&HeaderMap::new()), None);
+    }
+}

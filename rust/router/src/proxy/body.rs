@@ -1,0 +1,263 @@
+//! An answer's body on its way from a worker, or from the router itself, to the client.
+
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use sglang_omni_policy::Receipt;
+
+use crate::base::client::{Client, Phase};
+use crate::base::clock;
+use crate::base::end::End;
+use crate::fleet::worker::LoadGuard;
+use crate::proxy::lane::Lane;
+use crate::proxy::pieces::Pieces;
+use crate::proxy::record::RequestRecord;
+use crate::proxy::usage;
+use crate::upstream::connection::{Begun, Upstream};
+use crate::upstream::request_body::BoxError;
+
+/// A worker's answer on its way to the client. It owns the connection it comes from: reading the body
+/// drives that connection in the same task, everything already received leaves in one write, and a client
+/// that goes away closes it, which is how the worker learns of it.
+pub struct ResponseBody {
+    incoming: Incoming,
+    /// The first piece, if it was waited for.
+    first: Option<Box<Frame<Bytes>>>,
+    upstream: Option<Box<Upstream>>,
+    lane: Rc<Lane>,
+    finished: bool,
+    /// Trailers or an error that came right behind data.
+    next: Option<Result<Frame<Bytes>, BoxError>>,
+    /// Whether what came before an error has had its chance to leave.
+    is_flushed: bool,
+    load: LoadGuard,
+    /// There if the policy wants to know how much of the prompt the worker had cached.
+    receipt: Option<Receipt>,
+}
+
+/// Chunks that have already arrived leave as one, up to this many bytes: an event of a stream is often
+/// shorter than what it costs to pass it on alone.
+const COALESCED: usize = 64 << 10;
+
+impl ResponseBody {
+    /// `upstream` is None if something else drives the connection.
+    pub fn new(
+        body: Begun,
+        upstream: Option<Box<Upstream>>,
+        lane: Rc<Lane>,
+        load: LoadGuard,
+    ) -> Self {
+        ResponseBody {
+            incoming: body.incoming,
+            first: body.first,
+            upstream,
+            lane,
+            finished: body.is_over,
+            next: None,
+            is_flushed: false,
+            load,
+            receipt: None,
+        }
+    }
+
+    /// Has the policy told of the answer's usage at its end, if it wants to know.
+    pub fn reading_usage(mut self, receipt: Option<Receipt>) -> Self {
+        if let Some(upstream) = &mut self.upstream
+            && self.lane.proxy.policy.reads_usage()
+        {
+            upstream.tail.clear();
+            self.receipt = receipt;
+        }
+        self
+    }
+}
+
+impl ResponseBody {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(*first)));
+        }
+        let frame = match &mut self.upstream {
+            Some(upstream) => upstream.poll_frame(&mut self.incoming, cx),
+            None => Pin::new(&mut self.incoming).poll_frame(cx),
+        };
+        match &frame {
+            Poll::Ready(Some(Ok(_))) => self.load.worker().flags.heard_from(clock::now()),
+            Poll::Ready(None) => self.finished = true,
+            _ => {}
+        }
+        frame.map_err(Into::into)
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        if let Some(next) = this.next.take() {
+            if next.is_err() && !std::mem::replace(&mut this.is_flushed, true) {
+                // hyper drops what it has not written yet once it meets an error. It writes when there is
+                // nothing to read.
+                this.next = Some(next);
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            return Poll::Ready(Some(next));
+        }
+        if this.finished {
+            return Poll::Ready(None);
+        }
+        let first = match std::task::ready!(this.poll_next(cx)) {
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => data,
+                Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
+            },
+            Some(Err(error)) => {
+                this.next = Some(Err(error));
+                return self.poll_frame(cx);
+            }
+            None => return Poll::Ready(None),
+        };
+        let mut pieces = Pieces::default();
+        pieces.push(first, 0);
+        while pieces.len() < COALESCED {
+            match this.poll_next(cx) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => pieces.push(data, 2048),
+                    Err(trailers) => this.next = Some(Ok(trailers)),
+                },
+                Poll::Ready(Some(Err(error))) => this.next = Some(Err(error)),
+                Poll::Ready(None) | Poll::Pending => break,
+            }
+            if this.next.is_some() {
+                break;
+            }
+        }
+        let data = pieces.join();
+        if let (Some(_), Some(upstream)) = (this.receipt, &mut this.upstream) {
+            upstream.tail.push(&data);
+        }
+        Poll::Ready(Some(Ok(Frame::data(data))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let is_read = self.next.is_none() && self.first.is_none();
+        is_read && (self.finished || self.incoming.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+impl Drop for ResponseBody {
+    fn drop(&mut self) {
+        if (self.finished || self.incoming.is_end_stream())
+            && let Some(upstream) = self.upstream.take()
+        {
+            if let Some(receipt) = self.receipt
+                && let Some(usage) = usage::read(upstream.tail.bytes())
+            {
+                let policy = &self.lane.proxy.policy;
+                policy.answered(receipt, usage);
+            }
+            self.lane.pool.put_back(upstream);
+        }
+    }
+}
+
+pub enum Payload {
+    Local(Option<Bytes>),
+    Upstream(ResponseBody),
+}
+
+/// The body of every answer. Its end is the end of the request.
+pub struct ReplyBody {
+    payload: Payload,
+    client: Arc<Client>,
+    record: Box<RequestRecord>,
+}
+
+impl ReplyBody {
+    pub fn new(payload: Payload, client: Arc<Client>, record: Box<RequestRecord>) -> Self {
+        ReplyBody {
+            payload,
+            client,
+            record,
+        }
+    }
+}
+
+impl Drop for ReplyBody {
+    fn drop(&mut self) {
+        self.client.is_answered();
+        self.client.enters(Phase::Idle);
+        if self.is_end_stream() || self.record.is_bodiless() {
+            self.record.ends(End::Complete);
+        }
+    }
+}
+
+impl Body for ReplyBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let frame = match &mut self.payload {
+            Payload::Local(bytes) => bytes.take().map(|bytes| Ok(Frame::data(bytes))),
+            Payload::Upstream(body) => match Pin::new(body).poll_frame(cx) {
+                Poll::Ready(frame) => {
+                    self.client.is_answered();
+                    frame
+                }
+                Poll::Pending if self.client.phase() == Phase::Answer && self.client.is_late() => {
+                    self.record.ends(End::IdleTimeout);
+                    let why = "the worker sent nothing more in time";
+                    return Poll::Ready(Some(Err(why.into())));
+                }
+                Poll::Pending => {
+                    self.client.awaits_answer();
+                    return Poll::Pending;
+                }
+            },
+        };
+        match &frame {
+            Some(Ok(frame)) => {
+                let bytes = frame.data_ref().map_or(0, Bytes::len);
+                let is_last = self.is_end_stream();
+                self.record.passes(bytes, is_last);
+            }
+            Some(Err(_)) => self.record.ends(End::WorkerCut),
+            None => {}
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.payload {
+            Payload::Local(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            Payload::Upstream(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.payload {
+            Payload::Local(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+            Payload::Upstream(body) => body.size_hint(),
+        }
+    }
+}

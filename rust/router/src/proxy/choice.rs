@@ -1,0 +1,138 @@
+//! Chooses the worker that gets a request, or says to the client why none can.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use hyper::header::HeaderName;
+use hyper::http::request::Parts;
+use sglang_omni_policy::key::scan::scan;
+use sglang_omni_policy::{Claim, RequestKey};
+
+use crate::fleet::health_flags::{Demotion, HealthFlags};
+use crate::fleet::models::{self, Serving};
+use crate::fleet::worker::Worker;
+use crate::proxy::lane::{Lane, Scratch};
+use crate::proxy::reply::{self, Reason, Reply};
+
+const SESSION_HEADER: HeaderName = HeaderName::from_static("x-session-id");
+
+/// A worker for the request, of the best tier that has any left beside those `tried`. `model` becomes the model that
+/// was asked for, if workers serve different ones.
+pub fn choose<'a>(
+    lane: &'a Lane,
+    parts: &Parts,
+    body: &[u8],
+    tried: &[u32],
+    model: &mut Vec<u8>,
+) -> Option<(Arc<Worker>, Claim<'a>)> {
+    let proxy = &lane.proxy;
+    let fleet = proxy.fleet.read();
+    let mut scratch = lane.scratch.borrow_mut();
+    let Scratch {
+        key,
+        eligible,
+        candidates,
+    } = &mut *scratch;
+    key.clear();
+    let by_model = proxy.models.differ();
+    let mut request = RequestKey::default();
+    if by_model || proxy.policy.reads_request() {
+        let found = scan(body, key);
+        let session = parts
+            .headers
+            .get(SESSION_HEADER)
+            .map_or(found.user, |value| value.as_bytes());
+        request = RequestKey {
+            text: key,
+            model: found.model,
+            session,
+            is_incomparable: found.has_media || found.is_cut || found.bypasses_cache,
+        };
+    }
+    model.clear();
+    if by_model {
+        model.extend_from_slice(models::named(parts, request.model));
+    }
+    if !find_eligible(&fleet, tried, Serving::of(&fleet, model), eligible) {
+        return None;
+    }
+    candidates.clear();
+    candidates.extend(eligible.iter().map(|&position| fleet[position].candidate()));
+    let (index, claim) = proxy.policy.choose(candidates, &request);
+    Some((fleet[eligible[index]].clone(), claim))
+}
+
+/// Finds the positions of the workers of the best tier there is.
+fn find_eligible(
+    fleet: &[Arc<Worker>],
+    tried: &[u32],
+    serving: Serving<'_>,
+    eligible: &mut Vec<usize>,
+) -> bool {
+    let mut best = HealthFlags::LAST_TIER;
+    eligible.clear();
+    for (position, worker) in fleet.iter().enumerate() {
+        let tier = worker.flags.tier();
+        if tier > best
+            || worker.is_draining()
+            || tried.contains(&worker.id)
+            || !serving.includes(worker)
+        {
+            continue;
+        }
+        if tier < best {
+            best = tier;
+            eligible.clear();
+        }
+        eligible.push(position);
+    }
+    !eligible.is_empty()
+}
+
+/// The last worker that was tried and what came of it; empty if none was.
+#[derive(Default)]
+pub struct LastFailure {
+    /// As the client is told: without what may tell of the fleet's addresses, unless it may know them.
+    pub shown: String,
+    pub logged: String,
+}
+
+impl LastFailure {
+    pub fn of(worker: &Worker, error: &str, sees_urls: bool) -> LastFailure {
+        let logged = format!("worker {}: {error}", worker.url);
+        let shown = match sees_urls {
+            true => logged.clone(),
+            false => format!("worker {}, and the router's log says why", worker.id),
+        };
+        LastFailure { shown, logged }
+    }
+}
+
+/// The answer to a request that no worker could take.
+pub fn no_worker(lane: &Lane, failure: &LastFailure, sees_urls: bool) -> Reply {
+    lane.proxy.metrics.unserved.fetch_add(1, Relaxed);
+    let fleet = lane.proxy.fleet.read();
+    if !failure.shown.is_empty() {
+        let say = |last: &str| {
+            format!("no worker could serve the request; the last one tried was {last}")
+        };
+        let (shown, logged) = (say(&failure.shown), say(&failure.logged));
+        return reply::error_logged(Reason::WorkersDown, &shown, logged);
+    }
+    let (reason, message) = if fleet.is_empty() {
+        let message = "the router has no workers; add one with POST /workers".to_owned();
+        (Reason::NoWorkers, message)
+    } else if let Some(worker) = fleet.iter().find(|worker| worker.flags.is(Demotion::Loop)) {
+        let url = worker.name(sees_urls);
+        let message = format!(
+            "worker {url} is a router that sends requests back to this one, and there is no other worker \
+             that takes requests: take this router out of the workers of {url} or of a router behind it"
+        );
+        (Reason::RoutingLoop, message)
+    } else {
+        let message = "every worker that could serve the request is draining; POST /workers with its url \
+                       lets one serve again";
+        (Reason::WorkersDraining, message.to_owned())
+    };
+    reply::error(reason, &message)
+}

@@ -1,0 +1,236 @@
+//! Requests of plain HTTP: the client's body is read as far as it is needed, then sent to a worker.
+
+use std::cell::Cell;
+use std::io;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use hyper::body::{Body, Incoming};
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::http::request::Parts;
+use hyper::{Request, Version};
+
+use crate::base::route::Route;
+use crate::fleet::pending_heads::Asked;
+use crate::fleet::worker::Worker;
+use crate::proxy::attempt_loop::{self, Attempt, Outcome};
+use crate::proxy::attempts::Attempts;
+use crate::proxy::lane::Lane;
+use crate::proxy::record::RequestRecord;
+use crate::proxy::reply::{self, Reason, Reply};
+use crate::proxy::upload::Upload;
+use crate::upstream::connection::is_exhaustion;
+use crate::upstream::forwarding;
+use crate::upstream::request_body::{BodyError, Fault, RequestBody, discard};
+
+/// Bodies up to this many bytes are held until the worker answers, so that they can be sent again. Of a
+/// larger one only this much is held, to be searched for the routing key; the rest streams.
+const HELD_BODY: usize = 1 << 20;
+
+pub async fn forward(
+    lane: &Rc<Lane>,
+    record: &mut RequestRecord,
+    request: Request<Incoming>,
+) -> Reply {
+    let (mut parts, incoming) = request.into_parts();
+    let limit = lane.proxy.settings.max_body_bytes;
+    if incoming.size_hint().lower() > limit {
+        tokio::task::spawn_local(discard(incoming));
+        return too_large(limit);
+    }
+    let is_json = is_json(&parts);
+    let window = held_window(lane, &incoming, is_json);
+    let upload = match Upload::read(lane, incoming, record.client.clone(), window).await {
+        Ok(upload) => upload,
+        Err(BodyError::TooLarge(rest)) => {
+            tokio::task::spawn_local(discard(rest));
+            return too_large(limit);
+        }
+        Err(BodyError::Stalled) => return stalled(),
+        Err(BodyError::Client(error)) => return broken_off(&error.to_string()),
+        Err(BodyError::Full(rest)) => {
+            tokio::task::spawn_local(discard(rest));
+            return full(lane);
+        }
+    };
+    // Not before the body is read: clients that are slow to send keep no others out.
+    match lane.proxy.in_flight.enter().await {
+        Ok(permit) => record.enters(permit),
+        Err(refusal) => return refusal.into_reply(),
+    }
+    record.received = record.received.max(upload.read.len() as u64);
+    parts.headers = forwarding::request_headers(std::mem::take(&mut parts.headers));
+    forwarding::note_hop(parts.version, &mut parts.headers);
+    let text = match is_json {
+        true => upload.read.clone(),
+        false => Bytes::new(),
+    };
+    let mut attempt = HttpAttempt {
+        lane,
+        parts: &parts,
+        fault: upload.fault(),
+        upload,
+        route: record.route,
+    };
+    match attempt_loop::run(lane, record, &parts, &text, &mut attempt).await {
+        Ok(answer) => answer.into_reply(lane, record.sees_urls),
+        Err(reply) => reply,
+    }
+}
+
+struct HttpAttempt<'a> {
+    lane: &'a Lane,
+    parts: &'a Parts,
+    upload: Upload,
+    /// What the client did wrong with the rest of its body, once that has turned out.
+    fault: Rc<Cell<Option<Fault>>>,
+    route: Route,
+}
+
+impl Attempt for HttpAttempt<'_> {
+    async fn send(&mut self, worker: &Worker, attempts: &mut Attempts<'_>) -> Outcome {
+        let HttpAttempt {
+            lane,
+            parts,
+            upload,
+            ..
+        } = self;
+        let (endpoint, limit) = (&worker.endpoint, worker.connect_limit());
+        // Its worker may close an idle connection at this very moment, so what can be sent only once gets a new one.
+        let connection = match upload.is_whole() {
+            true => lane.pool.get(endpoint, limit).await,
+            false => lane.pool.open(endpoint, limit).await,
+        };
+        let mut upstream = match connection {
+            Ok(upstream) => upstream,
+            Err(error) => return Outcome::NoConnection(error),
+        };
+        let whole = upload.is_whole().then(|| upload.read.clone());
+        let asked = Asked {
+            route: self.route,
+            body: whole.as_ref(),
+            deadline: attempts.deadline,
+        };
+        loop {
+            let request = outgoing(worker, parts, upload.take());
+            // A client that is still sending may wait for the head before it goes on.
+            let answer = upstream.ask(request, upload.is_whole());
+            let may_move = || attempts.may_move(worker);
+            let failed = match lane
+                .pending_heads
+                .head(worker, &asked, may_move, answer)
+                .await
+            {
+                Ok(Ok(response)) => return Outcome::Answered(response, Some(upstream)),
+                Ok(Err(failed)) => failed,
+                Err(gave_up) => return Outcome::GaveUp(gave_up),
+            };
+            let is_unsent = failed.unsent.is_some();
+            if let Some(request) = failed.unsent {
+                upload.rest = request.into_body().into_rest();
+            }
+            // A worker may close an idle connection at the very moment it is used again; that says nothing
+            // about the worker, which gets the request on a new one. It may also have read the request.
+            if upstream.reused && (is_unsent || attempts.may_resend(parts.method.is_safe())) {
+                upstream = match lane.pool.open(endpoint, limit).await {
+                    Ok(upstream) => {
+                        if !is_unsent {
+                            attempts.resent();
+                        }
+                        upstream
+                    }
+                    // It took the request, or some of it, and is gone.
+                    Err(error) if !is_unsent && !is_exhaustion(&error) => {
+                        return Outcome::Reset(format!("{}, then {error}", failed.why));
+                    }
+                    Err(error) => return Outcome::NoConnection(error),
+                };
+                continue;
+            }
+            return match is_unsent {
+                true => Outcome::NoConnection(io::Error::other(failed.why)),
+                false => Outcome::Reset(failed.why),
+            };
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.upload.is_whole()
+    }
+
+    fn fault(&self) -> Option<Reply> {
+        Some(match self.fault.get()? {
+            Fault::TooLarge => too_large(self.lane.proxy.settings.max_body_bytes),
+            Fault::Stalled => stalled(),
+            Fault::Left => broken_off("it ended early"),
+        })
+    }
+}
+
+/// The request as the worker gets it: the client's, hop-by-hop headers aside.
+fn outgoing(worker: &Worker, parts: &Parts, body: RequestBody) -> Request<RequestBody> {
+    let mut request = Request::new(body);
+    *request.method_mut() = parts.method.clone();
+    *request.uri_mut() = parts.uri.clone();
+    *request.version_mut() = Version::HTTP_11;
+    *request.headers_mut() = parts.headers.clone();
+    *request.extensions_mut() = parts.extensions.clone();
+    worker.authorize(request.headers_mut());
+    if !request.headers().contains_key(HOST) {
+        request.headers_mut().insert(HOST, worker.authority.clone());
+    }
+    request
+}
+
+fn is_json(parts: &Parts) -> bool {
+    let content_type = parts
+        .headers
+        .get(CONTENT_TYPE)
+        .map(|value| value.as_bytes());
+    content_type.is_some_and(|value| {
+        value
+            .get(..16)
+            .is_some_and(|start| start.eq_ignore_ascii_case(b"application/json"))
+    })
+}
+
+/// How much of the body to hold: all of a short one, the start of a long one that may hold a routing key, or
+/// whose client must show that it sends it, before it takes one of a limited number of permits.
+fn held_window(lane: &Lane, incoming: &Incoming, is_json: bool) -> usize {
+    let is_short = incoming
+        .size_hint()
+        .upper()
+        .is_some_and(|length| length <= HELD_BODY as u64);
+    let is_limited = lane.proxy.in_flight.is_limited();
+    if is_json || is_short || is_limited {
+        HELD_BODY
+    } else {
+        0
+    }
+}
+
+/// 408 for a client that sent no more of its body.
+fn stalled() -> Reply {
+    let message = "the rest of the request body did not arrive in time";
+    reply::last_error(Reason::RequestTimeout, message)
+}
+
+/// 503 while the router holds as much of bodies as it may.
+fn full(lane: &Lane) -> Reply {
+    let limit = lane.proxy.settings.max_held_bytes;
+    let message = format!(
+        "the router holds {limit} bytes of request bodies, which is the limit (max_held_bytes)"
+    );
+    reply::error(Reason::RouterOutOfResources, &message)
+}
+
+pub fn too_large(limit: u64) -> Reply {
+    let message = format!("the request body is larger than the limit of {limit} bytes");
+    reply::error(Reason::RequestTooLarge, &message)
+}
+
+/// For a client that does not end its body as it should; most have left.
+fn broken_off(why: &str) -> Reply {
+    let message = format!("the request body could not be read: {why}");
+    reply::error(Reason::InvalidBody, &message)
+}

@@ -1,0 +1,147 @@
+//! A lane: one thread's own part of the router, with connections to workers, retries and waiting requests of its
+//! own. What all lanes share of the proxy is in [`Proxy`].
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use sglang_omni_policy::{Candidate, Policy};
+
+use crate::base::clock::{self, LaneClock};
+use crate::base::log::Log;
+use crate::base::metrics::{LaneMetrics, Metrics};
+use crate::fleet::health_flags::Demotion;
+use crate::fleet::hung::Patience;
+use crate::fleet::models::Models;
+use crate::fleet::pending_heads::PendingHeads;
+use crate::fleet::worker::{Fleet, Worker};
+use crate::proxy::in_flight::InFlight;
+use crate::proxy::retry_budget::RetryBudget;
+use crate::upstream::pool::Pool;
+use crate::upstream::trust::Trust;
+
+/// What the configuration says of requests on their way to workers and back.
+pub struct ProxySettings {
+    /// Larger request bodies are refused.
+    pub max_body_bytes: u64,
+    /// Bytes of request bodies that all lanes together may hold.
+    pub max_held_bytes: usize,
+    /// How long a client may send next to nothing of a body.
+    pub stall_timeout: Duration,
+    /// How long an answer, or an upgraded connection, may be silent; zero is for ever.
+    pub stream_idle_timeout: Duration,
+    /// How long a request may wait for its answer to begin.
+    pub request_timeout: Duration,
+    /// How often a request that a worker may have seen goes to another one.
+    pub retries: u32,
+    /// How long a failing or hung worker waits for its next trial.
+    pub recovery: Duration,
+    /// Silence after which a worker may be found hung.
+    pub hung_timeout: Duration,
+    /// Whether every request is logged when it ends.
+    pub access_log: bool,
+}
+
+/// The part of the router that forwards requests, as all lanes share it.
+pub struct Proxy {
+    pub settings: ProxySettings,
+    pub fleet: Arc<Fleet>,
+    pub models: Arc<Models>,
+    pub policy: Arc<dyn Policy>,
+    /// What connections to https workers are secured with.
+    pub trust: Arc<Trust>,
+    pub in_flight: InFlight,
+    pub metrics: Arc<Metrics>,
+    pub log: Arc<Log>,
+}
+
+/// One thread's own part of the router.
+pub struct Lane {
+    pub proxy: Arc<Proxy>,
+    /// Its number among the lanes.
+    index: usize,
+    pub pool: Rc<Pool>,
+    pub scratch: RefCell<Scratch>,
+    pub retries: RetryBudget,
+    pub pending_heads: PendingHeads,
+    patience: Patience,
+    /// Bytes of request bodies that are held, and how many may be.
+    pub held: Cell<usize>,
+    pub held_limit: usize,
+    /// Client connections and upgraded streams that are open.
+    pub open: Cell<usize>,
+}
+
+/// Memory reused from request to request.
+#[derive(Default)]
+pub struct Scratch {
+    pub key: Vec<u8>,
+    /// The workers that may take a request: positions in the fleet, and what the policy is told of each.
+    pub eligible: Vec<usize>,
+    pub candidates: Vec<Candidate>,
+}
+
+impl Lane {
+    pub fn new(proxy: Arc<Proxy>, index: usize) -> Rc<Lane> {
+        Rc::new(Lane {
+            pool: Pool::new(proxy.trust.clone()),
+            scratch: RefCell::default(),
+            retries: RetryBudget::default(),
+            pending_heads: PendingHeads::default(),
+            patience: Patience {
+                hung: clock::ticks(proxy.settings.hung_timeout),
+                recovery: clock::ticks(proxy.settings.recovery),
+            },
+            held: Cell::new(0),
+            held_limit: proxy.settings.max_held_bytes / proxy.metrics.lanes(),
+            open: Cell::new(0),
+            index,
+            proxy,
+        })
+    }
+
+    /// What this lane counts.
+    pub fn metrics(&self) -> &LaneMetrics {
+        self.proxy.metrics.lane(self.index)
+    }
+
+    /// Looks over the requests that wait, once a tick.
+    pub fn look_over(&self, look: LaneClock) {
+        self.retries.refill();
+        let fleet = self.proxy.fleet.read();
+        self.pending_heads
+            .sweep(&fleet, &self.patience, look, &self.proxy.log);
+    }
+
+    /// Closes connections to workers that are not needed, once in `pool::SWEEP_INTERVAL`.
+    pub fn sweep_pool(&self) {
+        let fleet = self.proxy.fleet.read();
+        // A worker that cannot be reached may be another process, or elsewhere, when it can.
+        let is_usable = |worker: &Worker| !worker.flags.is(Demotion::Down);
+        self.pool.sweep(|id| {
+            fleet
+                .iter()
+                .any(|worker| worker.id == id && is_usable(worker))
+        });
+    }
+}
+
+/// Counts something as open on its lane for as long as it lives.
+pub struct Open(Rc<Lane>);
+
+impl Open {
+    pub fn new(lane: Rc<Lane>) -> Self {
+        lane.open.set(lane.open.get() + 1);
+        lane.metrics().connections.fetch_add(1, Relaxed);
+        Open(lane)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.set(self.0.open.get() - 1);
+        self.0.metrics().connections.fetch_sub(1, Relaxed);
+    }
+}

@@ -1,0 +1,268 @@
+//! What is known of one request, from its head to the end of its answer: it goes into the metrics and the access
+//! log once that is over.
+
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use hyper::body::{Body, Incoming};
+use hyper::{Method, Request, StatusCode, Uri, Version};
+use serde_json::Value;
+
+use crate::base::client::Client;
+use crate::base::end::End;
+use crate::base::headers::REQUEST_ID;
+use crate::base::log::Level;
+use crate::base::metrics::LaneMetrics;
+use crate::base::request_id::RequestId;
+use crate::base::route::Route;
+use crate::fleet::worker::Worker;
+use crate::proxy::body::Payload;
+use crate::proxy::in_flight::Permit;
+use crate::proxy::lane::Lane;
+use crate::proxy::reply::{Reply, Why};
+
+/// The status in metrics and logs of a request whose client did not wait for one.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+
+/// Belongs to the request, then to the body of its answer, and is written down when it is dropped. The clock is
+/// read when it begins and when the answer's first bytes come, and at the end if that is later.
+pub struct RequestRecord {
+    lane: Rc<Lane>,
+    pub peer: SocketAddr,
+    /// Whether the client is told where workers are.
+    pub sees_urls: bool,
+    pub client: Arc<Client>,
+    id: RequestId,
+    pub route: Route,
+    is_head: bool,
+    /// The version of HTTP that the client speaks: 1.0 has no chunks.
+    version: Version,
+    /// Only if requests are logged.
+    target: Option<(Method, Uri)>,
+    began: Instant,
+    /// Counts it as in flight while it is on its way to a worker, or at one.
+    in_flight: Option<InFlightGuard>,
+    /// The worker whose answer the client gets, or the last one that was tried.
+    pub worker: Option<Arc<Worker>>,
+    /// How often the request was sent to a worker.
+    pub attempts: u32,
+    /// Bytes of the request's body, as far as they are known.
+    pub received: u64,
+    /// Bytes of the answer's body.
+    pub sent: u64,
+    status: u16,
+    /// Whether the answer is a worker's and not the router's.
+    is_from_worker: bool,
+    /// What the router itself refused it for.
+    why: Option<Box<str>>,
+    ttfb: Option<Duration>,
+    took: Option<Duration>,
+    end: End,
+    is_handed_on: bool,
+}
+
+impl RequestRecord {
+    pub fn begin(
+        lane: &Rc<Lane>,
+        peer: SocketAddr,
+        client: Arc<Client>,
+        id: RequestId,
+        request: &Request<Incoming>,
+    ) -> Self {
+        let is_logged = lane.proxy.settings.access_log;
+        RequestRecord {
+            lane: lane.clone(),
+            peer,
+            sees_urls: false,
+            client,
+            id,
+            route: Route::of(request.uri().path()),
+            is_head: request.method() == Method::HEAD,
+            version: request.version(),
+            target: is_logged.then(|| (request.method().clone(), request.uri().clone())),
+            began: Instant::now(),
+            in_flight: None,
+            worker: None,
+            attempts: 0,
+            received: request.body().size_hint().exact().unwrap_or(0),
+            sent: 0,
+            status: CLIENT_CLOSED_REQUEST,
+            is_from_worker: false,
+            why: None,
+            ttfb: None,
+            took: None,
+            end: End::ClientLeft,
+            is_handed_on: false,
+        }
+    }
+
+    /// Notes that it goes on to a worker, with a permit if their number is limited.
+    pub fn enters(&mut self, permit: Option<Permit>) {
+        self.in_flight = Some(InFlightGuard::new(self.lane.clone(), permit));
+    }
+
+    /// Notes another attempt, at this worker.
+    pub fn tries(&mut self, worker: &Arc<Worker>) {
+        self.attempts += 1;
+        self.worker = Some(worker.clone());
+    }
+
+    /// Notes the head of the answer, and gives it the request's id.
+    pub fn answers(&mut self, reply: &mut Reply) {
+        self.status = reply.status().as_u16();
+        self.is_from_worker = matches!(reply.body(), Payload::Upstream(_));
+        self.id.settle(reply.headers().get(REQUEST_ID));
+        reply
+            .headers_mut()
+            .insert(REQUEST_ID, self.id.value.clone());
+        if let Some(Why(why)) = reply.extensions_mut().remove() {
+            self.why = Some(why.into());
+        }
+    }
+
+    /// Notes bytes of the answer's body, and whether they are the last.
+    pub fn passes(&mut self, bytes: usize, is_last: bool) {
+        self.sent += bytes as u64;
+        if self.is_from_worker && self.ttfb.is_none() {
+            let now = self.began.elapsed();
+            self.ttfb = Some(now);
+            if is_last {
+                self.took = Some(now);
+            }
+        }
+    }
+
+    pub fn ends(&mut self, end: End) {
+        self.end = end;
+        if self.version < Version::HTTP_11 && matches!(end, End::WorkerCut | End::IdleTimeout) {
+            self.client.cut();
+        }
+    }
+
+    /// Whether the answer has no body, however long the one is that its headers announce.
+    pub fn is_bodiless(&self) -> bool {
+        self.is_head || matches!(self.status, 100..=199 | 204 | 304)
+    }
+
+    /// The record for what goes on once the head of the answer is out; this one is not written down any more.
+    pub fn hand_on(&mut self, status: StatusCode) -> RequestRecord {
+        self.is_handed_on = true;
+        RequestRecord {
+            lane: self.lane.clone(),
+            client: self.client.clone(),
+            id: self.id.clone(),
+            target: self.target.take(),
+            in_flight: self.in_flight.take(),
+            worker: self.worker.take(),
+            why: None,
+            status: status.as_u16(),
+            is_handed_on: false,
+            ..*self
+        }
+    }
+
+    fn write_down(&self, metrics: &LaneMetrics) {
+        let took = self.took.unwrap_or_else(|| self.began.elapsed());
+        // An answer without a body has come whole with its head.
+        let is_whole = self.is_from_worker && self.end == End::Complete;
+        let ttfb = self.ttfb.or(is_whole.then_some(took));
+        metrics.finish(self.route, self.status, self.end, self.received, self.sent);
+        metrics.observe(self.route, ttfb, took);
+        if let (Some(worker), Some(ttfb)) = (&self.worker, ttfb) {
+            worker.ttfb.observe(ttfb);
+        }
+        if let Some((method, uri)) = &self.target {
+            self.log(method, uri, ttfb, took);
+        }
+        if self.end == End::WorkerCut {
+            self.log_failure("the worker broke off its answer");
+        } else if self.end == End::IdleTimeout {
+            let limit = self.lane.proxy.settings.stream_idle_timeout.as_secs_f64();
+            self.log_failure(&format!(
+                "nothing more came in {limit} s (stream_idle_timeout)"
+            ));
+        } else if let Some(why) = self.why.as_deref().filter(|_| self.status >= 500) {
+            self.log_failure(why);
+        }
+    }
+
+    /// Failures of the router or a worker are logged, even if requests are not.
+    fn log_failure(&self, why: &str) {
+        let id = String::from_utf8_lossy(self.id.value.as_bytes());
+        let mut fields: Vec<(&'static str, &dyn Display)> =
+            vec![("id", &id), ("status", &self.status)];
+        if let Some(worker) = &self.worker {
+            fields.push(("worker", &worker.url));
+        }
+        fields.push(("why", &why));
+        self.lane.proxy.log.warn("request failed", &fields);
+    }
+
+    fn log(&self, method: &Method, uri: &Uri, ttfb: Option<Duration>, took: Duration) {
+        if !self.route.is_logged() {
+            return;
+        }
+        let (method, uri) = (method.clone(), uri.clone());
+        let (id, worker, peer) = (self.id.value.clone(), self.worker.clone(), self.peer);
+        let (status, attempts, end) = (self.status, self.attempts, self.end);
+        let (received, sent) = (self.received, self.sent);
+        let fields = move || {
+            let millis = |time: Duration| Value::from(time.as_micros() as f64 / 1000.0);
+            vec![
+                ("id", String::from_utf8_lossy(id.as_bytes()).into()),
+                ("client", peer.to_string().into()),
+                ("method", method.as_str().into()),
+                // Without the query, which may hold secrets.
+                ("path", uri.path().into()),
+                ("status", status.into()),
+                ("worker", worker.map(|worker| worker.url.clone()).into()),
+                ("attempts", attempts.into()),
+                ("bytes_in", received.into()),
+                ("bytes_out", sent.into()),
+                ("first_byte_ms", ttfb.map(millis).into()),
+                ("duration_ms", millis(took)),
+                ("end", end.name().into()),
+            ]
+        };
+        self.lane
+            .proxy
+            .log
+            .put(Level::Info, "request", Box::new(fields));
+    }
+}
+
+impl Drop for RequestRecord {
+    fn drop(&mut self) {
+        if self.is_handed_on {
+            return;
+        }
+        self.in_flight = None;
+        self.write_down(self.lane.metrics());
+    }
+}
+
+/// Counts a request as in flight, and holds its permit, for as long as it lives.
+struct InFlightGuard {
+    lane: Rc<Lane>,
+    _permit: Option<Permit>,
+}
+
+impl InFlightGuard {
+    fn new(lane: Rc<Lane>, permit: Option<Permit>) -> Self {
+        lane.metrics().in_flight.fetch_add(1, Relaxed);
+        InFlightGuard {
+            lane,
+            _permit: permit,
+        }
+    }
+}
+
+impl Drop for InFlightGuard {
+    fn drop(&mut self) {
+        self.lane.metrics().in_flight.fetch_sub(1, Relaxed);
+    }
+}

@@ -1,0 +1,225 @@
+//! Answers the router gives itself, and the table of its refusals.
+
+use bytes::Bytes;
+use hyper::body::{Body, Incoming};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::{Request, Response, StatusCode};
+use serde_json::{Value, json};
+
+use crate::proxy::body::Payload;
+use crate::upstream::request_body::discard;
+
+pub type Reply = Response<Payload>;
+
+macro_rules! reasons {
+    ($($reason:ident $code:literal $status:ident),+ $(,)?) => {
+        /// Why the router itself refuses a request. Each has its `code`, by which clients tell one from
+        /// another, and its status.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Reason { $($reason),+ }
+
+        impl Reason {
+            pub fn code(self) -> &'static str {
+                match self { $(Reason::$reason => $code),+ }
+            }
+
+            pub fn status(self) -> StatusCode {
+                match self { $(Reason::$reason => StatusCode::$status),+ }
+            }
+
+            #[cfg(test)]
+            const ALL: &[Reason] = &[$(Reason::$reason),+];
+        }
+    };
+}
+
+// docs/router.md lists them.
+reasons! {
+    InvalidHttp "invalid_http" BAD_REQUEST,
+    InvalidBody "invalid_body" BAD_REQUEST,
+    InvalidParameter "invalid_parameter" BAD_REQUEST,
+    InvalidApiKey "invalid_api_key" UNAUTHORIZED,
+    AdminKeyNeeded "admin_key_needed" FORBIDDEN,
+    CrossSiteRequest "cross_site_request" FORBIDDEN,
+    UnknownHost "unknown_host" FORBIDDEN,
+    ModelNotFound "model_not_found" NOT_FOUND,
+    WorkerNotFound "worker_not_found" NOT_FOUND,
+    MethodNotAllowed "method_not_allowed" METHOD_NOT_ALLOWED,
+    RequestTimeout "request_timeout" REQUEST_TIMEOUT,
+    RequestTooLarge "request_too_large" PAYLOAD_TOO_LARGE,
+    UriTooLong "uri_too_long" URI_TOO_LONG,
+    UnsupportedMediaType "unsupported_media_type" UNSUPPORTED_MEDIA_TYPE,
+    RateLimitExceeded "rate_limit_exceeded" TOO_MANY_REQUESTS,
+    HeadersTooLarge "headers_too_large" REQUEST_HEADER_FIELDS_TOO_LARGE,
+    UnsupportedTransferEncoding "unsupported_transfer_encoding" NOT_IMPLEMENTED,
+    WorkerFailed "worker_failed" BAD_GATEWAY,
+    WorkersLost "workers_lost" BAD_GATEWAY,
+    InvalidWorkerAnswer "invalid_worker_answer" BAD_GATEWAY,
+    NoWorkers "no_workers" SERVICE_UNAVAILABLE,
+    WorkersDown "workers_down" SERVICE_UNAVAILABLE,
+    WorkersDraining "workers_draining" SERVICE_UNAVAILABLE,
+    RouterOutOfResources "router_out_of_resources" SERVICE_UNAVAILABLE,
+    WorkerTimeout "worker_timeout" GATEWAY_TIMEOUT,
+    RoutingLoop "routing_loop" LOOP_DETECTED,
+}
+
+/// What an answer refuses for, in words: for the log.
+#[derive(Clone)]
+pub struct Why(pub String);
+
+/// OpenAI's `type` of an error with this status.
+fn kind(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        401 => "authentication_error",
+        403 => "permission_error",
+        429 => "rate_limit_error",
+        400..=499 => "invalid_request_error",
+        _ => "server_error",
+    }
+}
+
+/// An error as OpenAI's clients read it; `code` is what they test.
+pub fn error_object(status: StatusCode, code: &str, message: &str, param: Option<&str>) -> Value {
+    json!({"message": message, "type": kind(status), "param": param, "code": code})
+}
+
+/// The body of a refusal.
+pub fn error_body(reason: Reason, message: &str) -> String {
+    json!({"error": error_object(reason.status(), reason.code(), message, None)}).to_string()
+}
+
+pub fn error(reason: Reason, message: &str) -> Reply {
+    refused(reason.status(), error_body(reason, message), message)
+}
+
+/// The same; the log is told more than the client.
+pub fn error_logged(reason: Reason, message: &str, logged: String) -> Reply {
+    let mut reply = error(reason, message);
+    reply.extensions_mut().insert(Why(logged));
+    reply
+}
+
+/// A refusal with the status that all workers had.
+pub fn error_of_workers(status: StatusCode, message: &str, logged: String) -> Reply {
+    let error = error_object(status, Reason::WorkerFailed.code(), message, None);
+    refused(status, json!({"error": error}).to_string(), &logged)
+}
+
+fn refused(status: StatusCode, body: String, message: &str) -> Reply {
+    let mut reply = text(status, "application/json", body);
+    if matches!(
+        status,
+        StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
+    ) {
+        // Workers are probed every second and requests end all the time: a second later the answer may be
+        // another.
+        reply
+            .headers_mut()
+            .insert(RETRY_AFTER, HeaderValue::from_static("1"));
+    }
+    reply.extensions_mut().insert(Why(message.to_owned()));
+    reply
+}
+
+/// An error after which the connection ends: what follows on it cannot be trusted to be a request.
+pub fn last_error(reason: Reason, message: &str) -> Reply {
+    let mut reply = error(reason, message);
+    close(&mut reply);
+    reply
+}
+
+fn close(reply: &mut Reply) {
+    let close = HeaderValue::from_static("close");
+    reply.headers_mut().insert(CONNECTION, close);
+}
+
+/// Why a request goes no further.
+pub struct Refusal {
+    reason: Reason,
+    message: String,
+}
+
+impl Refusal {
+    pub fn new(reason: Reason, message: impl Into<String>) -> Refusal {
+        Refusal {
+            reason,
+            message: message.into(),
+        }
+    }
+
+    /// The answer. A body that is still coming is read for a while, so that the client gets to see it.
+    pub fn reply(self, request: Request<Incoming>) -> Reply {
+        let body = request.into_body();
+        if !body.is_end_stream() {
+            tokio::task::spawn_local(discard(body));
+        }
+        self.into_reply()
+    }
+
+    /// The answer to a request whose body is read elsewhere.
+    pub fn into_reply(self) -> Reply {
+        let mut reply = error(self.reason, &self.message);
+        match self.reason {
+            Reason::InvalidApiKey => {
+                let challenge = HeaderValue::from_static("Bearer");
+                reply.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+            }
+            // The rest of its body may still come.
+            Reason::RequestTimeout => close(&mut reply),
+            _ => {}
+        }
+        reply
+    }
+}
+
+/// 404 for a model that no worker has.
+pub fn unknown_model(model: &str) -> Reply {
+    let message =
+        format!("no worker serves the model {model:?}; /v1/models lists those that are served");
+    let reason = Reason::ModelNotFound;
+    let error = error_object(reason.status(), reason.code(), &message, Some("model"));
+    json(reason.status(), &json!({"error": error}))
+}
+
+pub fn json(status: StatusCode, value: &Value) -> Reply {
+    text(status, "application/json", value.to_string())
+}
+
+pub fn text(status: StatusCode, content_type: &'static str, body: String) -> Reply {
+    let mut reply = Response::new(Payload::Local(Some(Bytes::from(body))));
+    *reply.status_mut() = status;
+    reply
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    reply
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_are_openais() {
+        for (reason, kind) in [
+            (Reason::InvalidApiKey, "authentication_error"),
+            (Reason::ModelNotFound, "invalid_request_error"),
+            (Reason::RateLimitExceeded, "rate_limit_error"),
+            (Reason::WorkersDown, "server_error"),
+            (Reason::WorkerTimeout, "server_error"),
+        ] {
+            let body: Value = serde_json::from_str(&error_body(reason, "why")).unwrap();
+            let expected =
+                json!({"message": "why", "type": kind, "param": null, "code": reason.code()});
+            assert_eq!(body["error"], expected);
+        }
+    }
+
+    #[test]
+    fn every_code_is_documented_with_its_status() {
+        let docs = include_str!("../../../../docs/router.md");
+        for reason in Reason::ALL {
+            let row = format!("| {} | `{}` |", reason.status().as_u16(), reason.code());
+            assert!(docs.contains(&row), "docs/router.md lacks {row}");
+        }
+    }
+}

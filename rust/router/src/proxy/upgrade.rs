@@ -1,0 +1,214 @@
+//! Requests that change protocols (WebSocket): once the worker agrees, bytes go both ways untouched.
+
+use std::cell::Cell;
+use std::future::pending;
+use std::io;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
+use hyper::http::request::Parts;
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
+use tokio::time::{Instant, sleep_until, timeout};
+
+use crate::base::end::End;
+use crate::base::headers;
+use crate::base::route::Route;
+use crate::fleet::pending_heads::Asked;
+use crate::fleet::worker::{LoadGuard, Worker};
+use crate::proxy::attempt_loop::{self, Attempt, Outcome, name_header};
+use crate::proxy::attempts::Attempts;
+use crate::proxy::body::Payload;
+use crate::proxy::lane::{Lane, Open};
+use crate::proxy::record::RequestRecord;
+use crate::proxy::reply::Reply;
+use crate::upstream::connection::{Begun, connect};
+use crate::upstream::forwarding;
+use crate::upstream::request_body::RequestBody;
+
+const UPGRADE_TOKEN: HeaderValue = HeaderValue::from_static("upgrade");
+
+pub async fn forward(
+    lane: &Rc<Lane>,
+    record: &mut RequestRecord,
+    mut request: Request<Incoming>,
+) -> Reply {
+    match lane.proxy.in_flight.enter().await {
+        Ok(permit) => record.enters(permit),
+        Err(refusal) => return refusal.reply(request),
+    }
+    let client = hyper::upgrade::on(&mut request);
+    let (mut parts, _) = request.into_parts();
+    parts.headers = with_upgrade(parts.headers);
+    forwarding::note_hop(parts.version, &mut parts.headers);
+
+    let mut attempt = UpgradeAttempt {
+        lane,
+        parts: &parts,
+        route: record.route,
+    };
+    let mut answer = match attempt_loop::run(lane, record, &parts, b"", &mut attempt).await {
+        Ok(answer) => answer,
+        Err(reply) => return reply,
+    };
+    if answer.response.status() != StatusCode::SWITCHING_PROTOCOLS {
+        return answer.into_reply(lane, record.sees_urls);
+    }
+    let server = hyper::upgrade::on(&mut answer.response);
+    tokio::task::spawn_local(relay(
+        client,
+        server,
+        lane.proxy.settings.stall_timeout,
+        lane.proxy.settings.stream_idle_timeout,
+        record.hand_on(StatusCode::SWITCHING_PROTOCOLS),
+        answer.load,
+        Open::new(lane.clone()),
+    ));
+    let (mut parts, _) = answer.response.into_parts();
+    parts.headers = with_upgrade(parts.headers);
+    parts.headers.insert(
+        headers::WORKER,
+        name_header(&answer.worker, record.sees_urls),
+    );
+    Response::from_parts(parts, Payload::Local(None))
+}
+
+struct UpgradeAttempt<'a> {
+    lane: &'a Lane,
+    parts: &'a Parts,
+    route: Route,
+}
+
+impl Attempt for UpgradeAttempt<'_> {
+    /// Asks on a connection of its own, which becomes the upgraded one.
+    async fn send(&mut self, worker: &Worker, attempts: &mut Attempts<'_>) -> Outcome {
+        let limit = worker.connect_limit();
+        let opened = connect(&worker.endpoint, &self.lane.proxy.trust, limit).await;
+        let (mut sender, connection, _) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return Outcome::NoConnection(error),
+        };
+        // It ends with the answer, or hands its stream over.
+        tokio::task::spawn_local(connection.with_upgrades());
+        let mut request = Request::from_parts(self.parts.clone(), RequestBody::empty());
+        worker.authorize(request.headers_mut());
+        let asked = Asked {
+            route: self.route,
+            body: Some(&Bytes::new()),
+            deadline: attempts.deadline,
+        };
+        let answer = sender.send_request(request);
+        let may_move = || attempts.may_move(worker);
+        match self
+            .lane
+            .pending_heads
+            .head(worker, &asked, may_move, answer)
+            .await
+        {
+            Ok(Ok(response)) => Outcome::Answered(response.map(Begun::from), None),
+            Ok(Err(error)) => Outcome::Reset(error.to_string()),
+            Err(gave_up) => Outcome::GaveUp(gave_up),
+        }
+    }
+}
+
+/// The headers that pass a proxy, with the request to upgrade or the consent to it.
+fn with_upgrade(headers: HeaderMap) -> HeaderMap {
+    let upgrade = headers.get(UPGRADE).cloned();
+    let mut kept = forwarding::request_headers(headers);
+    kept.insert(CONNECTION, UPGRADE_TOKEN);
+    kept.extend(upgrade.map(|value| (UPGRADE, value)));
+    kept
+}
+
+/// Copies until both sides have ended. Either may end first; the other then has `patience` for what it
+/// still has to say, so that one that does not notice holds nothing for ever. Nor do two that say nothing.
+async fn relay(
+    client: OnUpgrade,
+    server: OnUpgrade,
+    patience: Duration,
+    idle_limit: Duration,
+    mut record: RequestRecord,
+    _load: LoadGuard,
+    _open: Open,
+) {
+    let (Ok(client), Ok(server)) = tokio::join!(client, server) else {
+        return;
+    };
+    let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
+    let (from_server, to_server) = tokio::io::split(TokioIo::new(server));
+    let last = Rc::new(Cell::new(Instant::now()));
+    let mut up = pin!(pass(from_client, to_server, &last));
+    let mut down = pin!(pass(from_server, to_client, &last));
+    let both = async {
+        tokio::select! {
+            sent_up = &mut up => {
+                let sent_up = sent_up?;
+                Ok((sent_up, timeout(patience, down).await??))
+            }
+            sent_down = &mut down => {
+                let sent_down = sent_down?;
+                Ok((timeout(patience, up).await??, sent_down))
+            }
+        }
+    };
+    // An error is one side's reset: dropping both ends passes it on.
+    let passed: io::Result<(u64, u64)> = tokio::select! {
+        passed = both => passed,
+        () = silence(&last, idle_limit) => return record.ends(End::IdleTimeout),
+    };
+    if let Ok((up, down)) = passed {
+        record.received += up;
+        record.sent += down;
+        record.ends(End::Complete);
+    }
+}
+
+/// Passes on what is read, and the end of it; returns how many bytes that were.
+async fn pass(
+    from: ReadHalf<TokioIo<Upgraded>>,
+    mut to: WriteHalf<TokioIo<Upgraded>>,
+    last: &Rc<Cell<Instant>>,
+) -> io::Result<u64> {
+    let last = last.clone();
+    let bytes = tokio::io::copy(&mut Noted { from, last }, &mut to).await?;
+    to.shutdown().await?;
+    Ok(bytes)
+}
+
+/// Ends once nothing was read from either side for `limit`; never if that is zero.
+async fn silence(last: &Cell<Instant>, limit: Duration) {
+    if limit.is_zero() {
+        return pending().await;
+    }
+    while last.get().elapsed() < limit {
+        sleep_until(last.get() + limit).await;
+    }
+}
+
+/// Notes when something was read.
+struct Noted {
+    from: ReadHalf<TokioIo<Upgraded>>,
+    last: Rc<Cell<Instant>>,
+}
+
+impl AsyncRead for Noted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.from).poll_read(cx, buf);
+        if read.is_ready() {
+            self.last.set(Instant::now());
+        }
+        read
+    }
+}

@@ -1,0 +1,257 @@
+//! A connection to a worker. Nothing polls it but the request that holds it.
+
+use std::future::poll_fn;
+use std::io::{self, ErrorKind};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, Incoming};
+use hyper::client::conn::{TrySendError, http1};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use socket2::SockRef;
+
+use crate::base::clock::{self, Tick};
+use crate::base::stream::{KEEPALIVE, Stream};
+use crate::upstream::endpoint::Endpoint;
+use crate::upstream::request_body::RequestBody;
+use crate::upstream::tail::Tail;
+use crate::upstream::trust::Trust;
+
+/// A connection is accepted by the worker's system, but a handshake takes the worker itself, which may be busy.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The system gives up a host that vanished without a word after this long.
+const GONE_AFTER: Duration = Duration::from_secs(60);
+
+/// An idle connection is used again for this long. Common servers close theirs after five seconds, and what is
+/// sent at that moment may be lost.
+const REUSED_FOR: Duration = Duration::from_secs(4);
+
+type Connection = http1::Connection<TokioIo<Stream>, RequestBody>;
+pub type Sender = http1::SendRequest<RequestBody>;
+
+/// Boxed wherever it is passed on: a connection's state is most of a KiB.
+pub struct Upstream {
+    sender: Sender,
+    /// None once it has ended.
+    connection: Option<Connection>,
+    /// The connection's socket, which is open as long as that is there.
+    socket: RawFd,
+    pub worker: u32,
+    /// Whether it has carried a request before: then the worker may have closed it in the meantime.
+    pub reused: bool,
+    pub idle_since: Tick,
+    pub idle_since_sweep: u32,
+    /// The end of the answer that it brings, if that is read.
+    pub tail: Tail,
+}
+
+/// Opens a connection, which the caller drives, and returns its socket too. `limit` is for the connection alone, not
+/// for TLS.
+pub async fn connect(
+    endpoint: &Endpoint,
+    trust: &Trust,
+    limit: Duration,
+) -> io::Result<(Sender, Connection, RawFd)> {
+    let stream = within(limit, "connection", endpoint.address.connect()).await?;
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(&stream);
+    socket.set_tcp_keepalive(&KEEPALIVE)?;
+    socket.set_tcp_user_timeout(Some(GONE_AFTER))?;
+    let socket = stream.as_raw_fd();
+    let stream = match endpoint.certified_as.clone() {
+        None => Stream::Plain(stream),
+        Some(name) => {
+            // Boxed, so that requests without TLS reserve no room for it.
+            let secured = Box::pin(trust.secure(name, stream));
+            within(HANDSHAKE_TIMEOUT, "TLS", secured).await?
+        }
+    };
+    let (sender, connection) = http1::Builder::new()
+        .preserve_header_case(true)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(io::Error::other)?;
+    Ok((sender, connection, socket))
+}
+
+async fn within<T>(
+    limit: Duration,
+    what: &str,
+    coming: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    let too_late = |_| {
+        let text = format!("no {what} after {} s", limit.as_secs_f32());
+        io::Error::new(io::ErrorKind::TimedOut, text)
+    };
+    tokio::time::timeout(limit, coming)
+        .await
+        .map_err(too_late)?
+}
+
+impl Upstream {
+    pub async fn open(
+        endpoint: &Endpoint,
+        trust: &Trust,
+        limit: Duration,
+    ) -> io::Result<Box<Upstream>> {
+        let (sender, connection, socket) = connect(endpoint, trust, limit).await?;
+        Ok(Box::new(Upstream {
+            sender,
+            connection: Some(connection),
+            socket,
+            worker: endpoint.id,
+            reused: false,
+            idle_since: 0,
+            idle_since_sweep: 0,
+            tail: Tail::default(),
+        }))
+    }
+
+    /// Sends a request and waits for the head of the answer.
+    pub async fn send(
+        &mut self,
+        request: Request<RequestBody>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<RequestBody>>> {
+        let mut answer = pin!(self.sender.try_send_request(request));
+        let connection = &mut self.connection;
+        poll_fn(|cx| {
+            if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
+                return Poll::Ready(answer);
+            }
+            drive(connection, cx);
+            answer.as_mut().poll(cx)
+        })
+        .await
+    }
+
+    /// Sends a request and waits for the answer to begin: for its head, and with `for_bytes` for its first bytes
+    /// too, if it is a stream, whose head alone says nothing.
+    pub async fn ask(
+        &mut self,
+        request: Request<RequestBody>,
+        for_bytes: bool,
+    ) -> Result<Response<Begun>, NoAnswer> {
+        let response = self.send(request).await.map_err(|mut error| NoAnswer {
+            unsent: error.take_message(),
+            why: error_text(error.error()),
+        })?;
+        let (parts, incoming) = response.into_parts();
+        let mut body = Begun::from(incoming);
+        if for_bytes && parts.status.is_success() && body.incoming.size_hint().exact().is_none() {
+            body.first = match poll_fn(|cx| self.poll_frame(&mut body.incoming, cx)).await {
+                Some(Ok(frame)) => Some(Box::new(frame)),
+                Some(Err(error)) => {
+                    return Err(NoAnswer {
+                        unsent: None,
+                        why: error_text(&error),
+                    });
+                }
+                None => {
+                    body.is_over = true;
+                    None
+                }
+            };
+        }
+        Ok(Response::from_parts(parts, body))
+    }
+
+    /// The next piece of an answer on this connection.
+    pub fn poll_frame(
+        &mut self,
+        incoming: &mut Incoming,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match Pin::new(&mut *incoming).poll_frame(cx) {
+            Poll::Pending => {
+                self.drive(cx);
+                Pin::new(incoming).poll_frame(cx)
+            }
+            ready => ready,
+        }
+    }
+
+    /// Moves bytes in both directions as far as they go without waiting.
+    pub fn drive(&mut self, cx: &mut Context<'_>) {
+        drive(&mut self.connection, cx);
+    }
+
+    /// Whether another request can be sent on it right now.
+    pub fn is_ready(&mut self) -> bool {
+        self.drive(&mut Context::from_waker(Waker::noop()));
+        self.connection.is_some() && self.sender.is_ready()
+    }
+
+    /// Whether a kept connection is good for one more request. If it was idle for a while, its socket is asked: the
+    /// runtime may not know yet that the worker has closed it.
+    pub fn is_alive(&mut self) -> bool {
+        if !self.is_ready() {
+            return false;
+        }
+        let idle = clock::now().saturating_sub(self.idle_since);
+        idle == 0 || (idle <= clock::ticks(REUSED_FOR) && self.is_quiet())
+    }
+
+    /// Whether nothing has come on an idle connection, not even its end.
+    fn is_quiet(&self) -> bool {
+        // SAFETY: the socket is open as long as the connection is, which `is_ready` has found to be there.
+        let socket = unsafe { BorrowedFd::borrow_raw(self.socket) };
+        let peeked = SockRef::from(&socket).peek(&mut [MaybeUninit::uninit()]);
+        peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+}
+
+/// The body of an answer, of which the first piece may have been read.
+pub struct Begun {
+    pub incoming: Incoming,
+    pub first: Option<Box<Frame<Bytes>>>,
+    /// Whether it turned out to be empty.
+    pub is_over: bool,
+}
+
+impl From<Incoming> for Begun {
+    fn from(incoming: Incoming) -> Begun {
+        Begun {
+            incoming,
+            first: None,
+            is_over: false,
+        }
+    }
+}
+
+/// Why an answer did not begin.
+pub struct NoAnswer {
+    /// The request, if it is sure that nothing of it was sent.
+    pub unsent: Option<Request<RequestBody>>,
+    pub why: String,
+}
+
+/// The error with what caused it.
+fn error_text(error: &hyper::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
+
+fn drive(connection: &mut Option<Connection>, cx: &mut Context<'_>) {
+    if let Some(open) = connection
+        && Pin::new(open).poll(cx).is_ready()
+    {
+        // Dropping it hands its error, or the unsent request, to what waits for the answer.
+        *connection = None;
+    }
+}
+
+/// Whether a connection failed because this process lacks descriptors, ports or memory.
+pub fn is_exhaustion(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::EADDRNOTAVAIL | libc::ENOBUFS | libc::ENOMEM)
+    )
+}

@@ -1,0 +1,24 @@
+//! What a connection to a worker must know of it.
+
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use crate::upstream::address::Address;
+use crate::upstream::worker_url::WorkerUrl;
+
+pub struct Endpoint {
+    /// The worker's.
+    pub id: u32,
+    pub address: Address,
+    /// The name that the worker's certificate must be for; None without TLS.
+    pub certified_as: Option<ServerName<'static>>,
+}
+
+impl Endpoint {
+    pub fn new(id: u32, url: &WorkerUrl) -> Endpoint {
+        Endpoint {
+            id,
+            address: Address::new(&url.host, url.port),
+            certified_as: url.certified_as.clone(),
+        }
+    }
+}

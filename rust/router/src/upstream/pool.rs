@@ -1,0 +1,78 @@
+//! Connections to workers that wait for another request. Each lane keeps its own.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::clock;
+use crate::upstream::connection::Upstream;
+use crate::upstream::endpoint::Endpoint;
+use crate::upstream::trust::Trust;
+
+/// Idle connections are looked over once in this many seconds, and closed the second time.
+pub const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
+
+/// Idle connections by worker, the most recently used one last.
+pub struct Pool {
+    #[allow(clippy::vec_box)] // They come boxed and leave boxed.
+    idle: RefCell<HashMap<u32, Vec<Box<Upstream>>>>,
+    sweeps: Cell<u32>,
+    trust: Arc<Trust>,
+}
+
+impl Pool {
+    pub fn new(trust: Arc<Trust>) -> Rc<Pool> {
+        Rc::new(Pool {
+            idle: RefCell::default(),
+            sweeps: Cell::new(0),
+            trust,
+        })
+    }
+
+    /// An idle connection to a worker, or a new one, which may take `limit` to open.
+    pub async fn get(&self, endpoint: &Endpoint, limit: Duration) -> io::Result<Box<Upstream>> {
+        while let Some(mut upstream) = self.pop(endpoint.id) {
+            if upstream.is_alive() {
+                return Ok(upstream);
+            }
+        }
+        self.open(endpoint, limit).await
+    }
+
+    /// A connection that nothing was sent on yet.
+    pub async fn open(&self, endpoint: &Endpoint, limit: Duration) -> io::Result<Box<Upstream>> {
+        Upstream::open(endpoint, &self.trust, limit).await
+    }
+
+    fn pop(&self, worker: u32) -> Option<Box<Upstream>> {
+        self.idle.borrow_mut().get_mut(&worker)?.pop()
+    }
+
+    /// Keeps a connection whose answer was read to its end; one that cannot be used again is closed.
+    pub fn put_back(&self, mut upstream: Box<Upstream>) {
+        if upstream.is_ready() {
+            upstream.reused = true;
+            upstream.idle_since = clock::now();
+            upstream.idle_since_sweep = self.sweeps.get();
+            self.idle
+                .borrow_mut()
+                .entry(upstream.worker)
+                .or_default()
+                .push(upstream);
+        }
+    }
+
+    /// Closes what workers have closed, what stayed unused between two sweeps, and what belongs to
+    /// workers that are gone.
+    pub fn sweep(&self, is_known: impl Fn(u32) -> bool) {
+        let last = self.sweeps.get();
+        self.sweeps.set(last.wrapping_add(1));
+        self.idle.borrow_mut().retain(|&worker, idle| {
+            idle.retain_mut(|upstream| upstream.idle_since_sweep == last && upstream.is_ready());
+            is_known(worker) && !idle.is_empty()
+        });
+    }
+}
