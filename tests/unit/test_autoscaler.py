@@ -23,6 +23,7 @@ class Pipeline:
         self.stats: dict[str, dict[str, float]] = {}
         self.table = ReplicaTable()
         self.admission = Admission(self.table)
+        # A supervisor asks its coordinator for the replicas too.
         self._coordinator = SimpleNamespace(
             replicas=self.table,
             admission=self.admission,

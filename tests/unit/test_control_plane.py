@@ -115,7 +115,7 @@ async def test_messages_to_a_stage_arrive_as_they_were(wires: Wires, message: An
     assert await soon(wires.a.recv()) == message
 
 
-async def test_what_comes_over_a_network_is_marked(wires: Wires) -> None:
+async def test_messages_from_a_network_are_marked_untrusted(wires: Wires) -> None:
     message = DataReadyMessage("r", "a", "b", None)
     await wires.a.send_to_stage("b", wires.endpoint["b"], message)
     assert (await soon(wires.b.recv())).trusted is not wires.endpoint["b"].startswith("tcp")
@@ -198,7 +198,7 @@ async def test_a_handler_takes_over_from_recv_in_order_and_pauses(wires: Wires) 
         wires.b.resume()
 
 
-async def test_what_is_not_a_message_is_dropped_and_reading_goes_on(wires: Wires) -> None:
+async def test_malformed_messages_are_dropped_and_reading_goes_on(wires: Wires) -> None:
     endpoint = wires.endpoint["b"]
     push = TcpPushSocket(endpoint, wires.keys) if endpoint.startswith("tcp") else IpcPushSocket(endpoint)
     for frame in (b"", b"\xc1", b"\x93\x01\x02\x03", b"\x81\xa4type\xa4nope", b"\x81\xa4type\xa5abort"):
@@ -214,7 +214,7 @@ async def test_aborts_reach_every_stage(wires: Wires) -> None:
     assert await soon(wires.b.recv_abort()) == AbortMessage("r")
 
 
-async def test_a_stage_that_comes_later_hears_of_earlier_aborts(wires: Wires) -> None:
+async def test_a_stage_that_starts_late_gets_earlier_aborts(wires: Wires) -> None:
     wires.coordinator.broadcast_abort(AbortMessage("before"))
     await soon(wires.b.recv_abort())
     wires.b.close()
@@ -244,7 +244,7 @@ async def test_using_a_control_plane_that_is_not_started_says_so(wires: Wires) -
     idle.close()
 
 
-async def test_what_cannot_be_encoded_is_an_error_of_the_caller(wires: Wires) -> None:
+async def test_a_message_that_cannot_be_encoded_is_the_callers_error(wires: Wires) -> None:
     with pytest.raises((TypeError, ValueError)):
         await wires.b.send_complete(CompleteMessage("r", "b", True, result={"bad": object()}))
     await wires.b.send_complete(CompleteMessage("r", "b", True, result=1))

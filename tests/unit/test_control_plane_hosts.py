@@ -137,7 +137,7 @@ async def test_a_full_stage_stops_both_and_then_serves_both(hosts: Hosts) -> Non
     await asyncio.gather(*sending)
 
 
-async def test_a_message_for_a_stage_that_is_told_late_waits_for_its_endpoint() -> None:
+async def test_a_message_waits_until_its_targets_endpoint_is_known() -> None:
     async with harness(get_next=lambda request_id, output: "far", endpoints={"far": ""}) as one:
         await one.work("r", payload("r", {"x": 1}))
         for _ in range(20):
@@ -163,7 +163,7 @@ async def test_an_endpoint_that_never_comes_fails_the_request_and_is_named(
     assert await known.of("near") == "ipc:///run/near"  # it is on this host
 
 
-async def test_every_stage_is_told_all_endpoints_and_who_moves_is_followed(hosts: Hosts) -> None:
+async def test_every_stage_gets_all_endpoints_and_follows_a_moved_one(hosts: Hosts) -> None:
     coordinator = Coordinator("ipc://unused", "ipc://unused", "here", keys=KEYS)
     coordinator.control_plane = hosts.coordinator
     coordinator.register_stage("here", hosts.local["here"])
@@ -191,7 +191,9 @@ async def test_every_stage_is_told_all_endpoints_and_who_moves_is_followed(hosts
     moved.close()
 
 
-async def test_a_request_whose_way_in_is_lost_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_whose_submission_is_lost_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tcp_push, "UNREACHABLE_S", 0.1)
     gone = StageControlPlane(
         "far", f"tcp://{HOST}:*", f"ipc://{tmp_path}/c", f"ipc://{tmp_path}/a", keys=KEYS

@@ -84,7 +84,9 @@ async def test_a_single_active_terminal_gives_its_bare_result(make: Any) -> None
         (["first"], "outside the static terminal stages"),
     ],
 )
-async def test_a_bad_answer_of_the_resolver_is_the_requests_error(make: Any, answer: Any, error: str) -> None:
+async def test_a_wrong_result_of_the_resolver_is_the_requests_error(
+    make: Any, answer: Any, error: str
+) -> None:
     pipeline = await make(terminal_stages=["text"], terminal_stages_resolver=lambda request: answer)
     with pytest.raises(ValueError, match=error):
         await pipeline.coordinator.submit("r", None)
@@ -103,7 +105,7 @@ async def test_a_running_id_is_refused_and_the_request_goes_on(make: Any) -> Non
     assert await soon(result) == 1
 
 
-async def test_an_id_can_be_used_again_though_stages_may_remember_it_as_gone(make: Any) -> None:
+async def test_an_id_can_be_used_again_while_stages_remember_it_as_ended(make: Any) -> None:
     pipeline = await make()
     seen = []
     for ending in ("completed", "aborted", "failed", "completed"):

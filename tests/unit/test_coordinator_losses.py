@@ -80,7 +80,7 @@ async def test_new_requests_wait_for_a_stage_that_hangs(make: Any) -> None:
     assert pipeline.coordinator.health()["unserved_stages"] == {}
 
 
-async def test_a_stage_that_is_away_for_long_is_told_as_unserved(make: Any) -> None:
+async def test_a_stage_that_is_down_for_long_is_reported_as_unserved(make: Any) -> None:
     pipeline = await make()
     pipeline.coordinator.replicas.unhealthy_after = 0.2
     pipeline.coordinator.stage_down(["audio"], "restarting")
@@ -105,7 +105,7 @@ async def test_new_requests_wait_until_every_stage_is_up(make: Any) -> None:
     assert await soon(result) == 1
 
 
-async def test_waiting_for_a_stage_has_an_end(make: Any) -> None:
+async def test_waiting_for_a_stage_times_out(make: Any) -> None:
     pipeline = await make(stage_down_timeout=0.05)
     pipeline.coordinator.stage_down(["audio"], "restarting")
     with pytest.raises(RuntimeError, match=r"'audio' still down after 0.05 s: restarting"):
@@ -146,7 +146,7 @@ async def test_stopping_fails_what_is_running(make: Any) -> None:
         await soon(result)
 
 
-async def test_what_stages_still_hold_of_a_finished_request_is_aborted(
+async def test_a_finished_request_that_stages_still_hold_is_aborted_there(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settling, "_SETTLE_S", 0.05)

@@ -91,7 +91,7 @@ async def test_a_failing_stream_gives_its_chunks_first(make: Any) -> None:
     assert [m.chunk for m in got] == [{"text": "a"}]
 
 
-async def test_a_failure_that_nobody_waits_for_any_more_is_not_reported_as_lost(make: Any) -> None:
+async def test_a_failure_whose_caller_has_left_is_not_logged_as_unretrieved(make: Any) -> None:
     lost: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: lost.append(context))
     pipeline = await make(terminal_stages=["text"])
@@ -127,7 +127,7 @@ async def test_a_reused_id_streams_under_the_callers_id(make: Any) -> None:
         assert [m.request_id for m in got] == ["r", "r"]
 
 
-async def test_a_reader_that_does_not_read_fails_its_request(
+async def test_a_stream_that_is_not_read_fails_its_request(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_STREAM_BACKLOG", 10)

@@ -15,7 +15,7 @@ from waiting import until
 from sglang_omni.pipeline.transport.keys import RunKeys, secure_client
 from sglang_omni.pipeline.transport.limits import QUEUED_MESSAGES
 from sglang_omni.pipeline.transport.tcp import push as tcp_push
-from sglang_omni.pipeline.transport.tcp import sockets as tcp_socket
+from sglang_omni.pipeline.transport.tcp import sockets as tcp_sockets
 from sglang_omni.pipeline.transport.tcp.pull import TcpPullSocket
 from sglang_omni.pipeline.transport.tcp.push import TcpPushSocket
 
@@ -135,11 +135,11 @@ async def test_a_link_that_is_cut_again_and_again_loses_nothing_and_keeps_the_or
     push.close()
 
 
-async def test_a_silent_link_is_given_up_and_what_was_on_it_is_sent_again(
+async def test_a_silent_link_is_given_up_and_its_messages_are_sent_again(
     pull: Pull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tcp_socket, "HEARTBEAT_MS", 100)
-    monkeypatch.setattr(tcp_socket, "BROKEN_MS", 1000)
+    monkeypatch.setattr(tcp_sockets, "HEARTBEAT_MS", 100)
+    monkeypatch.setattr(tcp_sockets, "BROKEN_MS", 1000)
     pull = Pull()
     link = Link(pull.endpoint)
     push = TcpPushSocket(await link.open(), KEYS)
@@ -154,11 +154,11 @@ async def test_a_silent_link_is_given_up_and_what_was_on_it_is_sent_again(
     await link.close()
 
 
-async def test_a_receiver_that_takes_nothing_for_long_is_not_taken_for_gone(
+async def test_a_paused_receiver_is_not_considered_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tcp_socket, "HEARTBEAT_MS", 50)
-    monkeypatch.setattr(tcp_socket, "BROKEN_MS", 2000)
+    monkeypatch.setattr(tcp_sockets, "HEARTBEAT_MS", 50)
+    monkeypatch.setattr(tcp_sockets, "BROKEN_MS", 2000)
     pull = Pull(room=1)
     link = Link(pull.endpoint)
     push = TcpPushSocket(await link.open(), KEYS)
@@ -176,7 +176,7 @@ async def test_a_receiver_that_takes_nothing_for_long_is_not_taken_for_gone(
     await link.close()
 
 
-async def test_what_comes_over_two_connections_is_taken_once() -> None:
+async def test_a_message_that_comes_over_two_connections_is_taken_once() -> None:
     pull = Pull(room=1)
     push = TcpPushSocket(pull.endpoint, KEYS, lambda frames, reason: None)
     await send_all(push, numbered(500))
@@ -192,7 +192,7 @@ async def test_what_comes_over_two_connections_is_taken_once() -> None:
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_the_log_tells_a_receiver_that_leaves_from_a_link_that_is_cut(
+async def test_the_log_distinguishes_a_receiver_that_leaves_from_a_link_that_is_cut(
     leaves: bool, pull: Pull, link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
     through = await link.open()
@@ -244,7 +244,7 @@ async def test_a_sender_goes_on_at_the_endpoint_it_is_told() -> None:
     second.socket.close()
 
 
-async def test_what_waits_for_somebody_who_does_not_come_is_reported_as_lost(
+async def test_messages_for_an_unreachable_receiver_are_reported_as_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tcp_push, "UNREACHABLE_S", 0.1)
@@ -273,7 +273,7 @@ async def test_what_waits_for_somebody_who_does_not_come_is_reported_as_lost(
     reserved.close()
 
 
-async def test_what_is_given_up_while_the_link_is_down_does_not_come_later(
+async def test_messages_given_up_while_the_link_is_down_do_not_come_later(
     pull: Pull, link: Link, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp_push, "UNREACHABLE_S", 0.1)
@@ -292,7 +292,7 @@ async def test_what_is_given_up_while_the_link_is_down_does_not_come_later(
     push.close()
 
 
-async def test_a_message_that_no_receiver_takes_is_the_senders_error(
+async def test_a_message_that_is_too_large_is_the_senders_error(
     pull: Pull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp_push, "MAX_MESSAGE", 1000)
@@ -304,10 +304,10 @@ async def test_a_message_that_no_receiver_takes_is_the_senders_error(
     push.close()
 
 
-async def test_a_peer_with_the_keys_that_follows_no_rules_harms_nobody(
+async def test_a_peer_with_the_keys_that_breaks_the_protocol_harms_no_other(
     pull: Pull, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tcp_socket, "MAX_MESSAGE", 1 << 20)
+    monkeypatch.setattr(tcp_sockets, "MAX_MESSAGE", 1 << 20)
     pull = Pull()
     push = TcpPushSocket(pull.endpoint, KEYS)
     await push.send(b"before")
@@ -346,7 +346,7 @@ def test_a_secret_is_not_shown_and_gives_the_pair() -> None:
         RunKeys.from_secret("short")
 
 
-async def test_an_endpoint_that_cannot_be_is_like_one_where_nobody_is(
+async def test_an_invalid_endpoint_is_treated_as_unreachable(
     pull: Pull, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tcp_push, "UNREACHABLE_S", 0.05)

@@ -1,4 +1,4 @@
-"""Who comes to a tcp:// port and is no part of the run: gets nothing in, and a log line says so."""
+"""Strangers at a tcp:// port: they get nothing in, and a log line says so."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang_omni.pipeline.transport import monitor
 from sglang_omni.pipeline.transport.ipc.zmtp import opening
 from sglang_omni.pipeline.transport.keys import RunKeys, secure_client
 from sglang_omni.pipeline.transport.publisher import Publisher
-from sglang_omni.pipeline.transport.tcp import sockets as tcp_socket
+from sglang_omni.pipeline.transport.tcp import sockets as tcp_sockets
 from sglang_omni.pipeline.transport.tcp.link import HELLO, HELLO_MAGIC
 from sglang_omni.pipeline.transport.tcp.pull import TcpPullSocket
 from sglang_omni.pipeline.transport.tcp.push import TcpPushSocket
@@ -47,7 +47,7 @@ class Server:
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
     monkeypatch.setattr(monitor, "REFUSALS_S", 0.2)
-    monkeypatch.setattr(tcp_socket, "_HANDSHAKE_MS", 500)
+    monkeypatch.setattr(tcp_sockets, "_HANDSHAKE_MS", 500)
     server = Server()
     yield server
     server.socket.close()
@@ -105,7 +105,7 @@ async def test_without_the_runs_key_nothing_gets_in(
     ],
     ids=["http", "garbage", "tls", "half a greeting", "no security", "silence"],
 )
-async def test_who_does_not_speak_the_protocol_is_shown_the_door(
+async def test_a_peer_of_another_protocol_is_disconnected(
     server: Server, said: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -121,7 +121,7 @@ async def test_who_does_not_speak_the_protocol_is_shown_the_door(
     await until(lambda: "Refused 1 connections" in caplog.text)
 
 
-async def test_a_thousand_connections_that_say_nothing_hold_up_nobody(
+async def test_a_thousand_silent_connections_hold_up_no_message(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(1000)]
@@ -141,7 +141,7 @@ async def test_a_thousand_connections_that_say_nothing_hold_up_nobody(
     assert len(refused) < 50
 
 
-async def test_nobody_else_hears_of_aborts() -> None:
+async def test_aborts_reach_only_subscribers_with_the_keys() -> None:
     publisher = Publisher(ANY, KEYS)
     publisher.send(b"abort")
     strangers, ours = (zmq.Context.instance().socket(zmq.SUB) for _ in range(2))
@@ -162,7 +162,7 @@ async def test_nobody_else_hears_of_aborts() -> None:
     publisher.close()
 
 
-async def test_two_runs_of_one_process_keep_apart(server: Server) -> None:
+async def test_two_runs_in_one_process_are_separate(server: Server) -> None:
     other = Server(OTHERS)
     astray = TcpPushSocket(other.endpoint, KEYS)
     await astray.send(b"to the wrong run")

@@ -1,4 +1,4 @@
-"""ZMTP on the wire: what a parser makes of bytes that come in any pieces, well formed or not."""
+"""The ZMTP parser, with bytes that come in any pieces, well-formed or not."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_bytes_beyond_a_large_frame_belong_to_the_next() -> None:
     assert take(parser, data[-1:]) == [b"z" * 300]
 
 
-def test_commands_after_the_handshake_are_passed_over() -> None:
+def test_commands_after_the_handshake_are_skipped() -> None:
     ping = frame(b"\x04PING\x00\x00", COMMAND)
     assert take(opened(), ping + frame(b"a") + ping) == [b"a"]
 
@@ -104,7 +104,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("data", "says"), WRONG.values(), ids=WRONG)
-def test_what_breaks_the_protocol_is_an_error(data: bytes, says: str) -> None:
+def test_breaking_the_protocol_is_an_error(data: bytes, says: str) -> None:
     with pytest.raises(ZmtpError, match=says):
         take(Parser("PULL"), data)
 

@@ -1,4 +1,4 @@
-"""Control planes. Contract: existing code imports from this path."""
+"""Contract: existing code imports the control planes from this path."""
 
 from sglang_omni.pipeline.transport.control_plane import CoordinatorControlPlane, StageControlPlane
 

@@ -136,6 +136,6 @@ class Autoscaler:
     async def _remove_drained(self) -> None:
         for replica in self._supervisor.replicas(self._group).values():
             if replica.is_leaving and self._coordinator.is_drained(replica.instances):
-                # No limit is set while this waits for the replica.
+                # No limit is set during the wait.
                 self._coordinator.admission.limit(self._stage, None, self._terminals)
                 await self._supervisor.remove(replica)

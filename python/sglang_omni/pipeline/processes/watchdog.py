@@ -37,7 +37,7 @@ class Watchdog:
     Args:
         config: The limits.
         processes: Returns the processes to look at now.
-        replicas: Is told which instances do not answer.
+        replicas: Told which instances do not answer.
     """
 
     def __init__(

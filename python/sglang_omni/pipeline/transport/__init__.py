@@ -1,1 +1,1 @@
-"""Sockets and the messages on them: both ends of every connection of a pipeline. Knows no stage."""
+"""The sockets between a pipeline's processes, and the messages on them; runs at both ends, knows no stage."""

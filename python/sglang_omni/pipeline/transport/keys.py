@@ -1,9 +1,9 @@
-"""CURVE on ``tcp://`` sockets: encrypted, and open only to those who have the run's key pair.
+"""The run's keys: CURVE encrypts ``tcp://`` sockets and admits only processes that have the run's key pair.
 
-Both ends of every connection use the same pair: who binds is the CURVE server with it, who connects a
-client. libzmq asks an authenticator of this process (ZAP, https://rfc.zeromq.org/spec/27/) about each
-client; a socket's ZAP domain is its public key, and a client is admitted where its own key is that one.
-Several runs with different keys can so live in one process.
+Both ends of a connection use the same pair: the socket that binds is the CURVE server, the one that connects
+the client. libzmq asks an authenticator of this process (ZAP, https://rfc.zeromq.org/spec/27/) about each
+client. A socket's ZAP domain is its public key, and a client is admitted if its own key is the same. So
+several runs with different keys can share a process.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 _start_lock = threading.Lock()
-# By the libzmq context: that of one process may have several objects in front of it.
+# By libzmq context: several Context objects may stand for the same one.
 _authenticators: dict[int, ThreadAuthenticator] = {}
 
 
 @dataclass(frozen=True)
 class RunKeys:
-    """A CURVE key pair, in Z85: 40 characters each. Whoever has it is a part of the run."""
+    """A CURVE key pair in Z85, 40 characters each. A process that has it is a part of the run."""
 
     public: str
     secret: str = field(repr=False)
@@ -35,7 +35,7 @@ class RunKeys:
 
     @classmethod
     def from_secret(cls, secret: str) -> Self:
-        """The pair of a secret key. Raises ValueError where it is not 40 characters of Z85."""
+        """The pair of a secret key. Raises ValueError if it is not 40 characters of Z85."""
         try:
             return cls(zmq.curve_public(secret.encode()).decode(), secret)
         except (ValueError, zmq.ZMQError) as exc:
@@ -43,7 +43,7 @@ class RunKeys:
 
 
 class _OnlyItsOwn:
-    """Admits the clients of a domain that has the name of their key."""
+    """Admits a client to the domain that is named after its key."""
 
     @staticmethod
     def callback(domain: str, key: bytes) -> bool:
@@ -51,17 +51,17 @@ class _OnlyItsOwn:
 
 
 def secure_server(socket: zmq.Socket[Any], keys: RunKeys) -> None:
-    """Have a socket that is to bind refuse everybody without ``keys``."""
+    """Makes a socket refuse peers without ``keys``. Call it before ``bind``."""
     _authenticator(socket.context).configure_curve_callback(keys.public, _OnlyItsOwn)
     socket.setsockopt(zmq.ZAP_DOMAIN, keys.public.encode())
-    # Without it, libzmq admits any key where no authenticator answers.
+    # Without it, libzmq admits any key if no authenticator answers.
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     socket.setsockopt(zmq.CURVE_SERVER, 1)
     _set_pair(socket, keys)
 
 
 def secure_client(socket: zmq.Socket[Any], keys: RunKeys) -> None:
-    """Have a socket that is to connect talk to a server with ``keys`` only."""
+    """Makes a socket talk only to a server with ``keys``. Call it before ``connect``."""
     socket.setsockopt(zmq.CURVE_SERVERKEY, keys.public.encode())
     _set_pair(socket, keys)
 
@@ -72,13 +72,13 @@ def _set_pair(socket: zmq.Socket[Any], keys: RunKeys) -> None:
 
 
 def _authenticator(context: zmq.Context[Any]) -> ThreadAuthenticator:
-    """The one of this context, which has a thread of its own: loops come and go."""
+    """The context's authenticator. It has a thread of its own, as event loops come and go."""
     with _start_lock:
         if (running := _authenticators.get(context.underlying)) is not None:
             return running
         plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
         authenticator = _authenticators[context.underlying] = ThreadAuthenticator(plain)
         authenticator.start()
-        # Once modules are taken apart it is too late to join its thread.
+        # Its thread must be joined before the interpreter takes modules apart.
         atexit.register(authenticator.stop)
         return authenticator

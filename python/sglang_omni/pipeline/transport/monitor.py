@@ -1,4 +1,4 @@
-"""What happens to the connections of a libzmq socket, told to the event loop; and who was turned away."""
+"""Reports a libzmq socket's connection events to the event loop, and logs the connections it refused."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sglang_omni.pipeline.transport.zmq_socket import state_fd
 
 logger = logging.getLogger(__name__)
 
-# Refused connections are logged together, so often at most. As long as a handshake may take: who was
-# accepted before the last time and is not in by now was refused.
+# Seconds between two log lines, equal to the handshake's timeout: a connection that was accepted before the
+# previous interval and is still not authenticated counts as refused.
 REFUSALS_S = 10.0
 
 _numbers = itertools.count()
 
 
 class SocketMonitor:
-    """Calls ``on_event`` with each of the ``events`` of ``socket``. It is to be closed before the socket."""
+    """Calls ``on_event`` with each of the ``events`` of ``socket``. Close it before the socket."""
 
     def __init__(self, socket: zmq.Socket[bytes], events: int, on_event: Callable[[zmq.Event], None]) -> None:
         address = f"inproc://monitor-{next(_numbers)}"
@@ -31,7 +31,7 @@ class SocketMonitor:
         self._on_event = on_event
         self._events: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
         self._events.linger = 0
-        # A full queue would stop the thread that drives all sockets.
+        # No limit: a full queue would block the thread that drives all sockets.
         self._events.setsockopt(zmq.RCVHWM, 0)
         self._events.connect(address)
         self._loop = asyncio.get_running_loop()
@@ -55,11 +55,11 @@ class SocketMonitor:
 
 
 class RefusalLog:
-    """Logs, together and once in a while, the connections to a socket that were not let in."""
+    """Logs how many connections a socket has refused, at most once in ``REFUSALS_S``."""
 
     def __init__(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
         self._endpoint = endpoint
-        # Connections that were accepted and are not let in: in this period, and in the one before.
+        # Accepted connections that are not authenticated: of this interval, and of the one before.
         self._recent = self._older = 0
         self._wrong_key = 0
         self._timer: asyncio.TimerHandle | None = None

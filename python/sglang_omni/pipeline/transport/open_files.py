@@ -1,4 +1,4 @@
-"""How many files a process may have open that others can connect to."""
+"""Raises the limit of open files for processes that listen on ``tcp://``."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import resource
 
 logger = logging.getLogger(__name__)
 
-# What strangers connect to at a run's ports is closed within seconds, and is to leave room until then. The
-# usual limit, 1024, is one scanner's burst.
+# Files a process should be able to open. Connections of strangers to a run's ports stay open for seconds,
+# and one scanner's burst fills the usual limit, 1024.
 _WANTED = 65536
 
 
 def raise_limit() -> None:
-    """As far as this process may; the processes it starts inherit it."""
+    """Raises this process's soft limit as far as the hard one allows; its children inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED if hard == resource.RLIM_INFINITY else min(hard, _WANTED)
     if soft != resource.RLIM_INFINITY and soft < wanted:

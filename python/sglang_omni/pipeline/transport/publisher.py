@@ -1,4 +1,4 @@
-"""PUB for aborts: never blocks, and repeats what was published lately to those who subscribe later."""
+"""Publishes aborts: never blocks, and repeats the latest ones to processes that subscribe late."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sglang_omni.pipeline.transport.zmq_socket import state_fd, zmq_socket
 
 
 class Publisher:
-    """Binds ``endpoint``, and tells all who subscribe there.
+    """Binds ``endpoint`` and sends to all of its subscribers.
 
     Attributes:
         endpoint: Where it is bound.
 
     Raises:
         ValueError: The endpoint is ``tcp://`` and there are no keys.
-        zmq.ZMQError: It cannot be bound.
+        zmq.ZMQError: The endpoint cannot be bound.
     """
 
     def __init__(self, endpoint: str, keys: RunKeys | None) -> None:
@@ -47,7 +47,7 @@ class Publisher:
         self._loop.add_reader(self._fd, self._greet)
 
     def send(self, message: bytes) -> None:
-        """Tells every subscriber, and those that come later. Nothing happens after ``close``."""
+        """Sends to every subscriber, and again to later ones. Does nothing after ``close``."""
         if self._socket.closed:
             return
         self._recent.append(message)
@@ -69,6 +69,6 @@ class Publisher:
             except zmq.Again:
                 break
         if newcomers:
-            # Published before their subscription arrived, these never reached them. Aborts are idempotent.
+            # They missed these. The other subscribers get them twice: aborts are idempotent.
             for message in self._recent:
                 self._socket.send(message, zmq.NOBLOCK)

@@ -1,4 +1,4 @@
-"""What both kinds of ``Sender`` with a queue of their own do: senders wait for room, and close lingers."""
+"""Shared by the ``ipc://`` and ``tcp://`` senders: calls that wait for room, and the time after ``close``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class WaitingSenders(Generic[_T]):
-    """Calls of ``send`` that a full queue holds up, each with what it sends; the first come go first."""
+    """Calls of ``send`` that wait for room in a full queue, each with its item, in order."""
 
     def __init__(self) -> None:
         self._items: OrderedDict[asyncio.Future[None], _T] = OrderedDict()
@@ -23,7 +23,7 @@ class WaitingSenders(Generic[_T]):
         return bool(self._items)
 
     async def wait(self, item: _T) -> None:
-        """Until ``admit`` has taken it. Raises ControlPlaneClosed after ``close``."""
+        """Returns when ``admit`` has taken the item. Raises ControlPlaneClosed after ``close``."""
         room = asyncio.get_running_loop().create_future()
         self._items[room] = item
         try:
@@ -32,7 +32,7 @@ class WaitingSenders(Generic[_T]):
             self._items.pop(room, None)
 
     def admit(self, has_room: Callable[[], bool], enqueue: Callable[[_T], None]) -> None:
-        """Puts into the queue what there is room for; its senders go on."""
+        """Enqueues the items there is room for; their senders go on."""
         while self._items and has_room():
             room, item = self._items.popitem(last=False)
             if not room.done():  # the sender has not given up
@@ -47,19 +47,19 @@ class WaitingSenders(Generic[_T]):
 
 
 class Linger:
-    """The time between a sender's ``close`` and its end, in which its last messages may leave."""
+    """The time between a sender's ``close`` and its end, for its last messages to leave."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
 
     def begin(self, name: str, leave: Callable[[], None]) -> None:
-        """Calls ``leave`` after ``LINGER_S``, and has ``asyncio.run`` wait until it is over."""
+        """Calls ``leave`` after ``LINGER_S``, and makes ``asyncio.run`` wait for ``end``."""
         self._loop.call_later(LINGER_S, leave)
         self._loop.create_task(self._wait(), name=name)
 
     def end(self) -> bool:
-        """Whether it was not over before."""
+        """Ends it. Returns False if it had ended before."""
         if self._over.done():
             return False
         self._over.set_result(None)

@@ -1,7 +1,7 @@
-"""Sockets driven by libzmq, in threads of its own: for ``inproc://``, for aborts, and beneath ``tcp_pull``.
+"""Sockets that libzmq drives in its own threads: for ``inproc://``, for aborts, and beneath ``tcp/pull.py``.
 
 One readiness event drains a batch of messages, and a send that does not block costs no task and no
-future. Its threads make each hop some 70 us longer than one between ``local_push`` and ``local_pull``.
+future. libzmq's threads make each hop some 70 us longer than one over ``ipc/``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def zmq_socket(kind: int) -> zmq.Socket[bytes]:
 
 
 def state_fd(socket: zmq.Socket[bytes]) -> int:
-    """The descriptor that becomes readable when the socket's state may have changed."""
+    """The descriptor that becomes readable when the socket's state may have changed (edge-triggered)."""
     return int(socket.getsockopt(zmq.FD))
 
 
 class ZmqReceiver:
-    """Reads a socket that is bound or connected already, and closes it; a ``Receiver``."""
+    """Takes over a socket that is bound or connected; a ``Receiver``."""
 
     def __init__(self, socket: zmq.Socket[bytes], deliver: Deliver) -> None:
         self.endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -45,7 +45,7 @@ class ZmqReceiver:
         self._loop = asyncio.get_running_loop()
         self._fd = state_fd(socket)
         self._loop.add_reader(self._fd, self._fill)
-        # The descriptor signals edges: what arrived before it was watched must be asked for.
+        # No edge comes for what arrived before the descriptor was watched.
         self._loop.call_soon(self._fill)
 
     def pause(self) -> None:
@@ -61,7 +61,7 @@ class ZmqReceiver:
             self._socket.close()
 
     def _fill(self) -> None:
-        """Takes what has arrived, a batch at most."""
+        """Delivers the messages that have arrived, a batch at most."""
         for _ in range(BATCH):
             if self._socket.closed or self._paused:
                 return
@@ -75,12 +75,12 @@ class ZmqReceiver:
         self._loop.call_soon(self._fill)
 
     def _take(self) -> bool:
-        """Delivers the next message; False to be paused. Raises zmq.Again where there is none."""
+        """Delivers the next message; returns False to be paused. Raises zmq.Again if there is none."""
         return self._deliver(self._socket.recv(zmq.NOBLOCK))
 
 
 class ZmqSender:
-    """A PUSH socket to one peer."""
+    """A PUSH socket to one peer; a ``Sender``."""
 
     def __init__(self, endpoint: str) -> None:
         self._socket = zmq_socket(zmq.PUSH)

@@ -1,4 +1,4 @@
-"""PULL on an ``ipc://`` endpoint: binds a Unix socket, and takes turns with those who connect to it."""
+"""PULL on an ``ipc://`` endpoint: binds a Unix socket, and reads from its peers in turns."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sglang_omni.pipeline.transport.limits import BATCH
 
 logger = logging.getLogger(__name__)
 
-# Bytes taken from a connection at a time, and of a message that is larger.
+# Bytes read from a connection at a time; and while a longer message is incomplete.
 _READ_SIZE = 128 << 10
 _LONGEST_READ = 1 << 20
 _WAITING_CONNECTIONS = 128
-# Without a descriptor or memory to spare, new connections are left waiting for so long.
+# Seconds that new connections wait if there is no descriptor or memory for them.
 _ACCEPT_PAUSE_S = 0.25
 
 
 class _Peer:
-    """A connection somebody made to an IpcPullSocket."""
+    """A connection to an IpcPullSocket."""
 
     __slots__ = ("is_due", "parser", "sock", "watched")
 
@@ -33,19 +33,19 @@ class _Peer:
         self.sock = sock
         self.parser = Parser("PULL")
         self.watched = True
-        # It waits for its turn.
+        # Whether it waits for its turn, in ``_due``.
         self.is_due = False
 
 
 class IpcPullSocket:
     """Binds ``endpoint`` and delivers what its peers send; a ``Receiver``.
 
-    Every peer that has sent something gets its turn, at most a batch of messages at a time. A peer that
-    breaks the protocol loses its connection.
+    Peers that have sent something take turns of at most ``BATCH`` messages. A peer that breaks the protocol
+    loses its connection.
 
     Raises:
-        ValueError: The endpoint is not the path of a file, or too long.
-        OSError: It cannot be bound.
+        ValueError: The endpoint is no path, or one that is too long.
+        OSError: The endpoint cannot be bound.
     """
 
     def __init__(self, endpoint: str, deliver: Deliver) -> None:
@@ -55,7 +55,7 @@ class IpcPullSocket:
         self._loop = asyncio.get_running_loop()
         self._buffer = memoryview(bytearray(_READ_SIZE))
         self._peers: set[_Peer] = set()
-        # Peers that had more than a batch, or something while it was paused. The next one first.
+        # Peers that sent more than a batch, or anything during a pause; the next one first.
         self._due: deque[_Peer] = deque()
         self._turn_is_coming = False
         self._paused = False
@@ -94,7 +94,7 @@ class IpcPullSocket:
     # --- connections ------------------------------------------------------------------------------
 
     def _bind(self) -> None:
-        """In place of whoever had the endpoint before: a killed process leaves its file behind."""
+        """Binds in place of an earlier socket: a killed process leaves its file behind."""
         try:
             if stat.S_ISSOCK(os.stat(self._path).st_mode):
                 os.unlink(self._path)
@@ -142,7 +142,7 @@ class IpcPullSocket:
 
     def _read(self, peer: _Peer) -> None:
         if self._paused:
-            # Only now: most pauses are over before more comes, and then they cost no system call.
+            # Not before: most pauses end before more comes, and then cost no system call.
             self._loop.remove_reader(peer.sock)
             peer.watched = False
             self._wait_for_turn(peer)
@@ -167,7 +167,7 @@ class IpcPullSocket:
             self._drop(peer)
 
     def _deliver_from(self, peer: _Peer) -> int:
-        """Delivers what has been read of this peer, a batch at most. How many messages that was."""
+        """Delivers what has been read from this peer, a batch at most. Returns the number of messages."""
         for count in range(BATCH):
             try:
                 message = peer.parser.next_message()
@@ -202,7 +202,7 @@ class IpcPullSocket:
         self._give_turn()
 
     def _give_turn(self) -> None:
-        """The next peer that is due goes on: with what has been read of it, or else with what has come."""
+        """Serves the next peer that is due: what has been read from it, else what has come."""
         if self._paused or not self._due:
             return
         peer = self._due.popleft()

@@ -1,4 +1,4 @@
-"""PUSH on an ``ipc://`` endpoint: keeps up a connection to one Unix socket, and a queue before it."""
+"""PUSH on an ``ipc://`` endpoint: keeps a connection to one Unix socket, and a queue in front of it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from sglang_omni.pipeline.transport.send_queue import Linger, WaitingSenders
 
 logger = logging.getLogger(__name__)
 
-# Frames written at a time, well below what the kernel takes.
+# Frames written at a time; the kernel takes many more (IOV_MAX).
 _WRITE_FRAMES = 64
-# A peer that is not there, or busy being born.
+# Errors of a peer that is not there, or that is starting.
 _NOT_THERE = (FileNotFoundError, ConnectionRefusedError, BlockingIOError)
 
-# A header and a body: never joined, as a body may be large.
+# A header and a body, never joined: the body may be large.
 _Frame = tuple[bytes, bytes]
 
 
 class IpcPushSocket:
     """Connects to ``endpoint`` and sends; a ``Sender``.
 
-    While the peer is away messages are queued, and attempts to reach it go on. Once it is back all that
-    was not handed to the kernel leaves, a message of which only a part had left as a whole. What a dead peer
-    had not read of the kernel's buffer is lost.
+    While the peer is away, messages are queued and attempts to reach it go on. When it is back, every
+    message leaves that the kernel had not taken whole. What a dead peer had not read from the kernel's
+    buffer is lost.
 
     Raises:
-        ValueError: The endpoint is not the path of a file, or too long.
+        ValueError: The endpoint is no path, or one that is too long.
     """
 
     def __init__(self, endpoint: str) -> None:
         self._path = socket_path(endpoint)
         self._loop = asyncio.get_running_loop()
-        # Frames in the order they leave in, what they take, and how much of the first has left.
+        # Frames in order, their bytes in all, and the bytes of the first that have left.
         self._queue: deque[_Frame] = deque()
         self._queued_bytes = 0
         self._sent = 0
@@ -70,7 +70,7 @@ class IpcPushSocket:
                 return
             self._sent = sent
         elif self._sock is None and not self._queue:
-            # It may be back by now, and this message is in more of a hurry than the attempts are.
+            # The peer may be back, and this message should not wait for the next attempt.
             self._retry_s = FIRST_RETRY_S
             self._connect()
         frame = header, message
@@ -134,7 +134,7 @@ class IpcPushSocket:
         self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
 
     def _complain(self, reason: Exception) -> None:
-        """Once until the next connection that works."""
+        """Logs the reason, once until a connection works."""
         if not self._complained:
             self._complained = True
             logger.warning("Cannot send to %s, and goes on trying: %s", self._path, reason)
@@ -150,7 +150,7 @@ class IpcPushSocket:
         self._sent = 0
 
     def _lose(self) -> None:
-        """The connection has ended."""
+        """Handles the end of the connection."""
         self._disconnect()
         if self._closed:
             self._leave()
@@ -158,7 +158,7 @@ class IpcPushSocket:
             self._connect_later()
 
     def _read(self) -> None:
-        """The peer's handshake, and later its end."""
+        """Reads the peer's handshake, and later its end."""
         assert self._sock is not None
         try:
             data = self._sock.recv(4096)
@@ -194,7 +194,7 @@ class IpcPushSocket:
         self._queued_bytes += _size(frame)
 
     def _write(self, buffers: list[bytes | memoryview]) -> int:
-        """How many of their bytes the kernel has taken."""
+        """Returns how many of their bytes the kernel has taken."""
         assert self._sock is not None
         try:
             return self._sock.sendmsg(buffers)
@@ -210,7 +210,7 @@ class IpcPushSocket:
         self._loop.add_writer(self._sock, self._flush)
 
     def _flush(self) -> None:
-        """Writes what the kernel takes of the queue, and fills it up from those that wait."""
+        """Writes as much of the queue as the kernel takes, and fills the queue from the waiting senders."""
         buffers: list[bytes | memoryview] = [
             part for frame in islice(self._queue, _WRITE_FRAMES) for part in frame
         ]

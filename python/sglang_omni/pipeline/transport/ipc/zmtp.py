@@ -1,10 +1,10 @@
-"""ZMTP 3.0, NULL mechanism, without the socket: https://rfc.zeromq.org/spec/23/
+"""ZMTP 3.0 with the NULL mechanism, apart from any socket: https://rfc.zeromq.org/spec/23/
 
     connection = greeting handshake traffic      greeting: 64 octets, the same from both ends
-    handshake  = a READY command from each end, which names the type of its socket
+    handshake  = a READY command from each end, with the type of its socket
     traffic    = *(frame)                        frame: flags, length of 1 or 8 octets, body
 
-A message is one frame here, as the control plane sends it.
+The control plane sends each message as one frame.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SocketType = Literal["PUSH", "PULL"]
 
 # Bits of a frame's flags.
 MORE, LONG, COMMAND = 1, 2, 4
-# The longest frame that is taken; memory is used as its bytes arrive.
+# Bytes of the longest frame; memory is taken as they arrive.
 MAX_FRAME = 1 << 30
 
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
@@ -31,18 +31,18 @@ _PEER_OF: dict[SocketType, bytes] = {"PUSH": b"PULL", "PULL": b"PUSH"}
 
 
 class ZmtpError(ValueError):
-    """What came does not follow the protocol, or is not meant for a socket of this type."""
+    """The peer breaks the protocol, or its socket is of the wrong type."""
 
 
 def frame_header(size: int, flags: int = 0) -> bytes:
-    """What comes before a body of ``size`` bytes, with the shorter of the two lengths."""
+    """The flags and length in front of a body of ``size`` bytes."""
     if size < 256:
         return bytes((flags, size))
     return bytes((flags | LONG,)) + size.to_bytes(8, "big")
 
 
 def opening(socket_type: SocketType) -> bytes:
-    """What one end says first: its greeting and its READY command."""
+    """The first bytes of one end: its greeting and its READY command."""
     ready = b"\x05READY" + _property(b"Socket-Type", socket_type.encode()) + _property(b"Identity", b"")
     return GREETING + frame_header(len(ready), COMMAND) + ready
 
@@ -52,24 +52,24 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 
 class Parser:
-    """What the peer of one connection says: ``feed`` it bytes as they come, then take the messages out.
+    """Parses what one peer sends: ``feed`` it bytes as they come, then take out all messages.
 
-    Commands after the handshake have no meaning between PUSH and PULL and are passed over.
+    Commands after the handshake have no meaning between PUSH and PULL and are skipped.
 
     Args:
         socket_type: The type of the socket at this end.
 
     Attributes:
         ready: Whether the peer's handshake is complete.
-        missing: How many bytes the frame lacks that has begun, where that is known.
+        missing: How many bytes the incomplete frame lacks; 0 if there is none or its length is not known.
     """
 
     def __init__(self, socket_type: SocketType) -> None:
         self._socket_type = socket_type
-        # The bytes being taken apart, and where that has got to.
+        # The bytes being parsed, and the position in them.
         self._data = b""
         self._at = 0
-        # The frame that has begun.
+        # The incomplete frame.
         self._flags = 0
         self._parts: list[bytes] = []
         self._greeted = False
@@ -78,14 +78,14 @@ class Parser:
         self.missing = 0
 
     def feed(self, data: bytes) -> None:
-        """Takes the next bytes. ``next_message`` has returned None before."""
-        # A few bytes of a greeting or a header at most: what has come of a body is kept elsewhere.
+        """Takes the next bytes. Call it only after ``next_message`` has returned None."""
+        # At most a part of a greeting or header: the parts of a body are in ``_parts``.
         rest = self._data[self._at :]
         self._data = rest + data if rest else data
         self._at = 0
 
     def next_message(self) -> bytes | None:
-        """The next message that is there as a whole, or None. Raises ZmtpError; the connection ends then."""
+        """The next complete message, or None. Raises ZmtpError, after which the connection must be closed."""
         while (frame := self._next_frame()) is not None:
             flags, body = frame
             if flags & ~LONG or not self.ready or self._in_multipart:
@@ -130,7 +130,7 @@ class Parser:
         return flags, data[body:end]
 
     def _continue_frame(self, left: int) -> tuple[int, bytes] | None:
-        """Takes what has come of a frame that did not come at once."""
+        """Takes what has come of the incomplete frame."""
         end = self._at + min(left, self.missing)
         self._parts.append(self._data[self._at : end])
         self.missing -= end - self._at
@@ -142,7 +142,7 @@ class Parser:
         return self._flags, body
 
     def _take_other(self, flags: int, body: bytes) -> None:
-        """A frame that is not a whole message."""
+        """Handles a frame that is not a whole message."""
         if flags & COMMAND:
             if not self.ready:
                 self._take_handshake(body)
@@ -165,7 +165,7 @@ class Parser:
 
 
 def _check_greeting(data: bytes) -> None:
-    """As far as it has come, so that a peer of another protocol is not waited for."""
+    """Checks as much as has come, so that a peer of another protocol is refused at once."""
     if not data:
         return
     if data[:1] != _SIGNATURE[:1] or (len(data) > 9 and data[9] != _SIGNATURE[9]):
@@ -177,7 +177,7 @@ def _check_greeting(data: bytes) -> None:
 
 
 def _properties(data: bytes) -> dict[bytes, bytes]:
-    """The metadata of a READY command; names in lower case, as their case does not matter."""
+    """The metadata of a READY command; names in lower case, as they are case-insensitive."""
     found = {}
     at = 0
     while at < len(data):

@@ -1,1 +1,1 @@
-"""PUSH and PULL between hosts, which outlive a broken connection."""
+"""PUSH and PULL between hosts; no message is lost or doubled when a connection breaks."""

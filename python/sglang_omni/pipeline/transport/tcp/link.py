@@ -1,27 +1,25 @@
-"""Messages over ``tcp://`` that outlive the connection they were sent on: what the two ends say.
+"""The protocol of ``tcp://`` links: messages arrive once and in order, also if connections break.
 
 TCP delivers in order or breaks, and when it breaks neither end knows what arrived. So the sender keeps each
-message until the receiver has confirmed it, and after a break goes on, on a new connection, with the first
-that did not arrive. Nothing is lost, nothing comes twice, and the order stays, unless one of the two
-processes ends. One connection, DEALER at the sender and ROUTER at the receiver, goes like this:
+message until the receiver has confirmed it. After a break it goes on, over a new connection, with the first
+message that did not arrive. Nothing is lost or doubled unless one of the two processes ends. A connection is
+DEALER at the sender and ROUTER at the receiver:
 
     sender    HELLO    its name, the number of the first message it has, and of the first it never sent
     receiver  EXPECTS  the name of its process, and the number of the message it wants next
     sender    message, message, ...   in order, from that number on
-    receiver  EXPECTS  again after a while, which confirms all before that number
-    receiver  EXPECTS  nothing more, before it closes: no link was cut
+    receiver  EXPECTS  again after a while, which confirms all messages before that number
+    receiver  EXPECTS  nothing more, before it closes: the link is not broken
 
-What can be lost, and who is told:
+Messages can be lost in three cases:
 
-- The receiver's process ends. What was sent and is not confirmed may have arrived at the dead one, is not
-  sent to its successor, and is reported as lost. Messages that were never sent go to the successor, on
-  whatever port it is.
-- The receiver cannot be reached for ``UNREACHABLE_S``: what waits for it is reported as lost.
-- The sender's process ends: so do the requests it holds, by the coordinator's books (``progress``).
+- The receiver's process ends. Messages that were sent and not confirmed may have arrived there, so they are
+  reported as lost. Those never sent go to the process's successor, whatever its port is.
+- The receiver cannot be reached for ``UNREACHABLE_S``. The messages that wait for it are reported as lost.
+- The sender's process ends. The coordinator fails the requests it held (``coordinator/in_flight.py``).
 
-Whoever sends a request's message fails that request when it hears of a loss. What goes to the coordinator
-is kept for as long as it takes: without the coordinator there is no run, and a stage on another host that
-does not hear of it ends.
+A reported loss fails the request that the message was for. Messages to the coordinator are never given up:
+without the coordinator there is no run, and a stage on another host that loses it ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The receiving end of ``tcp://``: see ``tcp_link``."""
+"""The receiving end of ``tcp://``: confirms messages, and takes each once over any number of connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Source:
-    """Somebody who sends here, over one connection after the other."""
+    """A sender, over one connection after another."""
 
     __slots__ = ("connections", "expected", "unconfirmed")
 
@@ -33,12 +33,12 @@ class _Source:
         # The number of the next message to deliver.
         self.expected = expected
         self.unconfirmed = 0
-        # Its connections, the newest last. The one before it may still have something to say.
+        # Its last two connections, the newest last: on the older one, messages may still be unread.
         self.connections: list[bytes] = []
 
 
 class _Connection:
-    """``number`` is that of the message that comes next on it."""
+    """One connection of a sender; ``number`` is that of the next message on it."""
 
     __slots__ = ("number", "source")
 
@@ -48,7 +48,7 @@ class _Connection:
 
 
 class TcpPullSocket(ZmqReceiver):
-    """Binds ``endpoint``, which may end in ``:*``, and delivers what its peers send; a ``Receiver``.
+    """Binds ``endpoint``, which may end in ``:*``, and delivers what peers send; a ``Receiver``.
 
     Raises:
         ValueError: There are no keys.
@@ -57,10 +57,10 @@ class TcpPullSocket(ZmqReceiver):
 
     def __init__(self, endpoint: str, keys: RunKeys | None, deliver: Deliver) -> None:
         self._name = secrets.token_bytes(16)
-        # By the name of the sender, and by the name libzmq gives to a connection.
+        # By the sender's name; and by libzmq's name for the connection.
         self._sources: dict[bytes, _Source] = {}
         self._connections: dict[bytes, _Connection] = {}
-        # Those that have something to be confirmed.
+        # Sources with messages to confirm.
         self._unconfirmed: set[_Source] = set()
         self._confirming: asyncio.TimerHandle | None = None
         socket = zmq_socket(zmq.ROUTER)
@@ -91,7 +91,7 @@ class TcpPullSocket(ZmqReceiver):
         number, source = connection.number, connection.source
         connection.number += 1
         if number != source.expected:
-            return True  # It has come over an earlier connection.
+            return True  # It came over an earlier connection already.
         source.expected += 1
         goes_on = True
         if len(frames) != 1:
@@ -108,15 +108,15 @@ class TcpPullSocket(ZmqReceiver):
 
     def _greet(self, name: bytes, frames: list[bytes]) -> None:
         if len(frames) != 1 or len(frames[0]) != HELLO.size or not frames[0].startswith(HELLO_MAGIC):
-            # It has the run's keys, but is none of its senders.
+            # It has the run's keys, but does not follow the protocol.
             logger.warning("Dropped a message to %s from a peer that did not say who it is", self.endpoint)
             return
         _, sender, first, first_unsent = HELLO.unpack(frames[0])
         source = self._sources.get(sender)
         if source is None:
-            # What was sent before went to another process.
+            # Earlier messages went to a predecessor of this process.
             source = self._sources[sender] = _Source(first_unsent)
-        # What the sender has given up does not come any more.
+        # Messages before ``first`` were given up by the sender.
         source.expected = max(source.expected, first)
         self._connections[name] = _Connection(source)
         source.connections.append(name)
@@ -135,9 +135,9 @@ class TcpPullSocket(ZmqReceiver):
             source.unconfirmed = 0
             self._send(source.connections[-1], source.expected)
         self._unconfirmed.clear()
-        # Sending may have taken the edge that tells of messages.
+        # Sending may have consumed the edge by which libzmq signals messages.
         self._loop.call_soon(self._fill)
 
     def _send(self, connection: bytes, expected: int) -> None:
-        # To nobody where the connection is gone.
+        # libzmq drops it if the connection is gone.
         self._socket.send_multipart([connection, EXPECTS.pack(self._name, expected)], zmq.NOBLOCK)

@@ -1,4 +1,4 @@
-"""The sending end of ``tcp://``: keeps messages until they are confirmed, over broken connections too."""
+"""The sending end of ``tcp://``: keeps messages until they are confirmed, across broken connections."""
 
 from __future__ import annotations
 

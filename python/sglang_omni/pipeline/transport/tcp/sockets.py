@@ -1,7 +1,7 @@
-"""libzmq sockets on ``tcp://``: CURVE, limits on what a stranger may cost, and broken links noticed.
+"""Opens libzmq sockets on ``tcp://``: with CURVE, limits on what a stranger may cost, and heartbeats.
 
-Both ends send heartbeats, and take a link for broken on which they hear nothing. That holds for a receiver
-that is paused too: its socket goes on reading, as it has room for all that its senders may have under way.
+Both ends send heartbeats, and consider a silent link broken. That works for a paused receiver too: its
+socket goes on reading, as it has room for all that its senders may have under way.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from sglang_omni.pipeline.transport import open_files
 from sglang_omni.pipeline.transport.keys import RunKeys, secure_client, secure_server
 
 SCHEME = "tcp://"
-# The longest message, four times what a request over HTTP may hold. Memory is used as its bytes arrive.
+# Bytes of the longest message: four times what a request over HTTP may hold. Memory is taken as they arrive.
 MAX_MESSAGE = 256 << 20
-# What encryption adds to a message, and more.
+# Bytes that encryption may add to a message; it adds fewer.
 _OVERHEAD = 1024
-# A stranger has so long to prove to be none; a connection that does not is closed.
+# A connection that is not authenticated after this time is closed.
 _HANDSHAKE_MS = 10_000
-# Connections that wait to be accepted: a burst of strangers' leaves room for ours.
+# Connections that may wait to be accepted: enough that a burst of strangers leaves room for ours.
 _BACKLOG = 1024
 HEARTBEAT_MS = 2_000
-# A link is taken for broken when nothing was heard for so long, and what was on it is sent again on the
-# next. TCP itself makes good what is lost in shorter cuts: after 10 s it has another try within 3 s.
+# A link that is silent for this time is broken: its messages are sent again over a new one. TCP itself
+# repairs shorter cuts: after 10 s without an answer it tries again within 3 s.
 BROKEN_MS = 15_000
 
 
 def bind_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> str:
-    """Bind and return the endpoint with its port, which the system picks for ``tcp://host:*``.
+    """Binds and returns the endpoint with its port, which the system picks for ``tcp://host:*``.
 
-    Raises the process's soft limit of open files, since strangers can have it open some.
+    Also raises the process's soft limit of open files, since strangers' connections take some.
 
     Raises:
         ValueError: There are no keys.
-        zmq.ZMQError: It cannot be bound.
+        zmq.ZMQError: The endpoint cannot be bound.
     """
     open_files.raise_limit()
     secure_server(socket, required(keys, endpoint))
@@ -44,7 +44,7 @@ def bind_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> 
 
 
 def connect_tcp(socket: zmq.Socket[bytes], endpoint: str, keys: RunKeys | None) -> None:
-    """Connect, whether anybody is there yet or not. Raises ValueError where there are no keys."""
+    """Connects, whether the peer is there yet or not. Raises ValueError if there are no keys."""
     secure_client(socket, required(keys, endpoint))
     _set_limits(socket, endpoint)
     socket.connect(endpoint)
@@ -59,7 +59,7 @@ def _set_limits(socket: zmq.Socket[bytes], endpoint: str) -> None:
 
 
 def required(keys: RunKeys | None, endpoint: str) -> RunKeys:
-    """``keys``. Raises ValueError where there are none."""
+    """Returns ``keys``. Raises ValueError if there are none."""
     if keys is None:
         raise ValueError(f"{endpoint}: sockets on tcp:// are encrypted and need the run's keys: pass `keys`")
     return keys

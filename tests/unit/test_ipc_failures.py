@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from local_socket_harness import MIB, WAIT_S, Pull, is_closed, numbered, raw
+from ipc_harness import MIB, WAIT_S, Pull, is_closed, numbered, raw
 from waiting import until
 
-from sglang_omni.pipeline.transport.ipc import pull as local_pull
+from sglang_omni.pipeline.transport.ipc import pull as ipc_pull
 from sglang_omni.pipeline.transport.ipc.push import IpcPushSocket
 from sglang_omni.pipeline.transport.ipc.zmtp import frame_header, opening
 from sglang_omni.pipeline.transport.limits import QUEUED_MESSAGES
@@ -43,7 +43,7 @@ async def test_messages_wait_for_a_receiver_that_comes_later(endpoint: str) -> N
     pull.socket.close()
 
 
-async def test_after_a_restart_all_that_had_not_left_arrives_in_order_and_once(endpoint: str) -> None:
+async def test_after_a_restart_unsent_messages_arrive_in_order_and_once(endpoint: str) -> None:
     first = Pull(endpoint, takes=lambda: False)
     push = IpcPushSocket(endpoint)
     sent = numbered(QUEUED_MESSAGES, size=1000)
@@ -218,7 +218,7 @@ async def test_without_descriptors_to_spare_accepting_waits_and_goes_on(
         await asyncio.sleep(0.1)
         assert os.strerror(errno.EMFILE) in caplog.text
         # It does not spin.
-        assert len(caplog.records) <= 1 + (time.monotonic() - began) / local_pull._ACCEPT_PAUSE_S
+        assert len(caplog.records) <= 1 + (time.monotonic() - began) / ipc_pull._ACCEPT_PAUSE_S
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert await pull.until(1) == [b"hi"]

@@ -1,4 +1,4 @@
-"""What tests of sockets on ``ipc://`` endpoints share."""
+"""Shared by the tests of the ``ipc://`` sockets."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from local_socket_harness import MIB, WAIT_S, Pull, numbered, raw
+from ipc_harness import MIB, WAIT_S, Pull, numbered, raw
 from waiting import until
 
 from sglang_omni.pipeline.transport.base import ControlPlaneClosed
@@ -41,7 +41,9 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 SIZES = [0, 1, 255, 256, 4096, 70_000, 3 * MIB]
 
 
-async def test_what_libzmq_pushes_arrives(endpoint: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+async def test_messages_that_libzmq_pushes_arrive(
+    endpoint: str, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
     pull = Pull(endpoint)
     push = context.socket(zmq.PUSH)
     push.connect(endpoint)
@@ -55,7 +57,7 @@ async def test_what_libzmq_pushes_arrives(endpoint: str, context: zmq.Context[zm
 
 
 @pytest.mark.parametrize("first", ["push", "pull"])
-async def test_libzmq_pulls_what_is_sent(
+async def test_libzmq_pulls_messages_that_are_sent(
     endpoint: str, context: zmq.Context[zmq.Socket[bytes]], first: str
 ) -> None:
     pull = context.socket(zmq.PULL)
@@ -143,7 +145,7 @@ class Message(bytearray):
     """One that a weak reference can be had to."""
 
 
-async def test_what_a_sender_gave_up_on_is_neither_sent_nor_kept(endpoint: str) -> None:
+async def test_a_cancelled_send_is_neither_sent_nor_kept(endpoint: str) -> None:
     push = IpcPushSocket(endpoint)
     for message in (queued := numbered(QUEUED_MESSAGES)):
         await push.send(message)
@@ -280,7 +282,7 @@ async def test_another_kind_of_file_is_left_alone(endpoint: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [IpcPushSocket, lambda endpoint: IpcPullSocket(endpoint, lambda _: True)])
-async def test_endpoints_that_cannot_be(kind: Callable[[str], object], tmp_path: Path) -> None:
+async def test_invalid_endpoints_are_refused(kind: Callable[[str], object], tmp_path: Path) -> None:
     room = 107 - len(str(tmp_path)) - 1
     with pytest.raises(ValueError, match="108 bytes, more than the 107"):
         kind(f"ipc://{tmp_path}/{'x' * (room + 1)}")
