@@ -1,0 +1,102 @@
+"""What keeps the rooms of the code apart: no circles of imports, one class a name, no file too long."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "python" / "sglang_omni"
+LONGEST_FILE = 500
+
+
+def _sources() -> dict[str, tuple[Path, ast.Module]]:
+    """Module -> its file, and what is in it."""
+    found = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = file.relative_to(PACKAGE.parent).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[module] = (file, ast.parse(file.read_text(encoding="utf-8")))
+    return found
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those that are for type checkers alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        yield node
+        yield from _statements(node)
+
+
+def _imports(tree: ast.Module, modules: dict[str, tuple[Path, ast.Module]]) -> set[str]:
+    """The modules that this one imports anywhere, in its functions too."""
+    found = set()
+    for node in _statements(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                submodule = f"{node.module}.{alias.name}"
+                found.add(submodule if submodule in modules else node.module)
+    return found & modules.keys()
+
+
+def _circles(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
+    """Strongly connected components of more than one module: modules that are left once those that import
+    nothing, or that nothing imports, have been taken away again and again, and that reach one another."""
+    left = {module: set(imported) - {module} for module, imported in graph.items()}
+    while True:
+        imported_by_any = set().union(*left.values())
+        gone = {module for module, imported in left.items() if not imported or module not in imported_by_any}
+        if not gone:
+            break
+        left = {module: imported - gone for module, imported in left.items() if module not in gone}
+
+    def reachable(start: str) -> set[str]:
+        seen: set[str] = set()
+        stack = [start]
+        while stack:
+            for module in left[stack.pop()] - seen:
+                seen.add(module)
+                stack.append(module)
+        return seen
+
+    reach = {module: reachable(module) for module in left}
+    return sorted({tuple(sorted(o for o in reach[m] if m in reach[o])) for m in left if m in reach[m]})
+
+
+def test_a_circle_is_found() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set(), "e": {"a"}}
+    assert _circles(graph) == [("b", "c")]
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    modules = _sources()
+    graph = {module: _imports(tree, modules) for module, (_, tree) in modules.items()}
+    assert _circles(graph) == []
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    places = defaultdict(list)
+    for module, (_, tree) in _sources().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_no_file_is_too_long_to_be_read_at_once() -> None:
+    files = [
+        file
+        for folder in ("python", "rust", "tests", "benches", "examples", "scripts")
+        for file in (ROOT / folder).rglob("*")
+        if file.suffix in {".py", ".pyi", ".rs"} and "target" not in file.parts
+    ]
+    assert len(files) > 500
+    lengths = {
+        str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in files
+    }
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
