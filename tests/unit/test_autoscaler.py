@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from sglang_omni.config import AutoscalingConfig
 from sglang_omni.pipeline.coordinator import Coordinator
-from sglang_omni.pipeline.coordinator.admission import Admission
+from sglang_omni.pipeline.coordinator.admission import AdmissionQueues
 from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
 from sglang_omni.pipeline.processes.autoscaler import Autoscaler
 from sglang_omni.pipeline.processes.supervisor import Supervisor
@@ -22,7 +22,7 @@ class Pipeline:
         self.ongoing = 0
         self.stats: dict[str, dict[str, float]] = {}
         self.table = ReplicaTable()
-        self.admission = Admission(self.table)
+        self.admission = AdmissionQueues(self.table)
         # A supervisor asks its coordinator for the replicas too.
         self._coordinator = SimpleNamespace(
             replicas=self.table,

@@ -9,7 +9,7 @@ import pytest
 from coordinator_harness import Pipeline, pipelines, soon
 from waiting import until
 
-from sglang_omni.pipeline.coordinator.admission import Admission
+from sglang_omni.pipeline.coordinator.admission import AdmissionQueues
 from sglang_omni.pipeline.coordinator.replicas import ReplicaTable
 from sglang_omni.proto import RequestState, Unavailable
 
@@ -159,7 +159,7 @@ def two_replicas() -> ReplicaTable:
 
 async def test_requests_go_on_when_one_replica_is_up() -> None:
     table = two_replicas()
-    admission = Admission(table)
+    admission = AdmissionQueues(table)
     table.mark_down(["a@r0", "a@r1"], "killed")
     never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     waits = asyncio.create_task(admission.wait_until_served(60, never))
@@ -172,7 +172,7 @@ async def test_requests_go_on_when_one_replica_is_up() -> None:
 
 async def test_waiting_for_a_replica_ends_after_the_timeout_or_with_the_request() -> None:
     table = two_replicas()
-    admission = Admission(table)
+    admission = AdmissionQueues(table)
     table.mark_down(["a@r0", "a@r1"], "killed")
     loop = asyncio.get_running_loop()
     with pytest.raises(Unavailable, match=r"^stage 'a@r0', 'a@r1' still down after 0\.01 s: killed$"):

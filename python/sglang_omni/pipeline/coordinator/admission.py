@@ -27,7 +27,7 @@ class _Limit:
         return self.replica_set.requests() < self.requests or not self.replica_set.available()
 
 
-class Admission:
+class AdmissionQueues:
     """The two queues of requests that are not sent in yet.
 
     ``wait_for_room`` is for a process that has as many requests as ``limit`` allows; its requests go on in

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from sglang_omni.config.instances import instance_name, stage_of
-from sglang_omni.pipeline.coordinator.admission import Admission
+from sglang_omni.pipeline.coordinator.admission import AdmissionQueues
 from sglang_omni.pipeline.coordinator.directory import StageDirectory
 from sglang_omni.pipeline.coordinator.in_flight import InFlightCounts
 from sglang_omni.pipeline.coordinator.registry import RequestRegistry
@@ -97,7 +97,7 @@ class Coordinator:
         )
         self.stages = StageDirectory(self.control_plane)
         self.replicas = ReplicaTable()
-        self.admission = Admission(self.replicas)
+        self.admission = AdmissionQueues(self.replicas)
         self._requests = RequestRegistry()
         self._by_wire_id = self._requests.by_wire_id
         self._counts = InFlightCounts()
