@@ -41,6 +41,15 @@ def sound(seed: int = 0, seconds: float = 1.0, rate: int = 16_000, channels: int
     return buffer.getvalue()
 
 
+def silence(seconds: float, rate: int = 8000, kind: str = "FLAC", channels: int = 1) -> bytes:
+    """A file of zeros, which FLAC holds in next to nothing."""
+    import soundfile
+
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.zeros((round(seconds * rate), channels), np.int16), rate, format=kind)
+    return buffer.getvalue()
+
+
 def video(
     seed: int = 0,
     frames: int = 6,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soxr
+from scheduler_runs import running
 
 from sglang_omni.models.speech_chat.components.voice import Voice, speakable
 from sglang_omni.models.speech_chat.components.whisper import SpeechSegment, Whisper
@@ -69,9 +69,7 @@ def run(
     scheduler = StreamScheduler(
         open_session, expects_stream=lambda _: stream is not None, wants_chunks=lambda _: True
     )
-    thread = threading.Thread(target=scheduler.start)
-    thread.start()
-    try:
+    with running(scheduler):
         scheduler.inbox.put(IncomingMessage("r", "new_request", payload))
         if stream is not None:
             for delta in stream:
@@ -83,9 +81,6 @@ def run(
         if message.type == "error":
             raise message.data
         return chunks, message.data.data
-    finally:
-        scheduler.stop()
-        thread.join(60)
 
 
 def payload(task: str, data: dict[str, Any], **params: Any) -> StagePayload:

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from scheduler_runs import WAIT_S, running
 
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
-
-WAIT_S = 60
-
-
-@contextmanager
-def running(scheduler: SimpleScheduler) -> Iterator[SimpleScheduler]:
-    thread = threading.Thread(target=scheduler.start)
-    thread.start()
-    try:
-        yield scheduler
-    finally:
-        scheduler.stop()
-        thread.join(WAIT_S)
-    assert not thread.is_alive()
 
 
 def put(scheduler: SimpleScheduler, *items: Any) -> None:

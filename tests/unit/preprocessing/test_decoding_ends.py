@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 from sample_media import sound, video
+from scheduler_runs import running
 
 from sglang_omni.preprocessing.audio import decode_audio
 from sglang_omni.preprocessing.deadline import Aborted, Check, Deadline, until_aborted
@@ -91,19 +92,13 @@ def test_a_thread_is_free_once_its_request_is_aborted() -> None:
             decode_audio(clip, param="file", check=until_aborted(aborted))
         return "done"
 
-    scheduler = SimpleScheduler(compute, sees_abort=True)
-    thread = threading.Thread(target=scheduler.start, daemon=True)
-    thread.start()
-    try:
+    with running(SimpleScheduler(compute, sees_abort=True)) as scheduler:
         for name in ("endless", "short"):
             scheduler.inbox.put(IncomingMessage(name, "new_request", StagePayload(name, None, name)))
         assert started.wait(WAIT_S)
         scheduler.abort("endless")
         answer = scheduler.outbox.get(timeout=WAIT_S)
         assert (answer.request_id, answer.data) == ("short", "done")
-    finally:
-        scheduler.stop()
-        thread.join(WAIT_S)
 
 
 def test_samples_of_all_channels_count() -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import base64
-import io
 from typing import Any
 
-import numpy as np
 import pytest
-import soundfile
 from sample_media import (
     audio_part,
     data_url,
     image_part,
     picture,
     png_header,
+    silence,
     sound,
     text_part,
     user,
@@ -44,14 +42,6 @@ def refuse(preprocessor: Qwen3OmniPreprocessor, inputs: Any, **params: Any) -> R
     return caught.value
 
 
-def silence(hours: float) -> bytes:
-    """FLAC, in which silence takes next to nothing."""
-    buffer = io.BytesIO()
-    samples = np.zeros(round(hours * 3600 * 8000), np.int16)
-    soundfile.write(buffer, samples, 8000, format="FLAC", subtype="PCM_16")
-    return buffer.getvalue()
-
-
 def many(part: dict[str, Any], count: int) -> list[dict[str, Any]]:
     return [user(*[part] * count)]
 
@@ -70,7 +60,7 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str, str]] = {
         "messages[0].content[0].image_url.url",
     ),
     "three hours": (
-        [user(audio_part(silence(3)))],
+        [user(audio_part(silence(3 * 3600)))],
         "is 10800.0 s long; the limit is 60 s",
         "messages[0].content[0].input_audio.data",
     ),
