@@ -128,10 +128,10 @@ def image_part(data: bytes) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url(data, "image/png")}}
 
 
-def audio_part(data: bytes) -> dict[str, Any]:
+def audio_part(data: bytes, kind: str = "wav") -> dict[str, Any]:
     return {
         "type": "input_audio",
-        "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"},
+        "input_audio": {"data": base64.b64encode(data).decode(), "format": kind},
     }
 
 

@@ -104,13 +104,6 @@ def test_a_bad_request_is_its_own_error(
     assert (good.request_id, good.type) == ("good", "result")
 
 
-def test_a_prompt_longer_than_the_pool(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> None:
-    engine = text_engine(tiny_checkpoint("llama").path, page_size=4, max_total_tokens=32)
-
-    with pytest.raises(RequestError, match="has 40 tokens, but the engine's KV cache holds 33"):
-        engine.add(EngineRequest("a", [1] * 40))
-
-
 def test_an_abort_frees_the_pages_and_gives_no_result(stage: Stage) -> None:
     stage.may_go_on.clear()
     stage.submit("long", max_new_tokens=250, ignore_eos=True)
