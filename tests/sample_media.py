@@ -41,6 +41,15 @@ def sound(seed: int = 0, seconds: float = 1.0, rate: int = 16_000, channels: int
     return buffer.getvalue()
 
 
+def silence(seconds: float, rate: int = 8000, kind: str = "FLAC", channels: int = 1) -> bytes:
+    """A file of zeros, which FLAC holds in next to nothing."""
+    import soundfile
+
+    buffer = io.BytesIO()
+    soundfile.write(buffer, np.zeros((round(seconds * rate), channels), np.int16), rate, format=kind)
+    return buffer.getvalue()
+
+
 def video(
     seed: int = 0,
     frames: int = 6,
@@ -73,6 +82,40 @@ def video(
     return buffer.getvalue()
 
 
+def sound_by_ffmpeg(samples: NDArray[np.float32], rate: int, container: str, codec: str) -> bytes:
+    """One channel, in a container and a codec that libsndfile may not know."""
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as file:
+        stream = file.add_stream(codec, rate=rate, layout="mono")
+        frame = av.AudioFrame.from_ndarray(samples.reshape(1, -1), format="fltp", layout="mono")
+        frame.sample_rate = rate
+        size = stream.codec_context.frame_size or 1024
+        resampler = av.AudioResampler(stream.format.name, "mono", rate, size)
+        for piece in (*resampler.resample(frame), *resampler.resample(None)):
+            file.mux(stream.encode(piece))
+        file.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
+def still(size: int = 64, frames: int = 1, *, container: str = "mp4", codec: str = "mpeg4") -> bytes:
+    """A silent film in which nothing moves."""
+    import av
+
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as file:
+        stream = file.add_stream(codec, rate=30)
+        stream.width = stream.height = size
+        stream.pix_fmt = "yuv420p"
+        frame = av.VideoFrame.from_ndarray(np.zeros((size * 3 // 2, size), np.uint8), format="yuv420p")
+        for index in range(frames):
+            frame.pts = index
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
 def data_url(data: bytes, kind: str) -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
@@ -85,10 +128,10 @@ def image_part(data: bytes) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url(data, "image/png")}}
 
 
-def audio_part(data: bytes) -> dict[str, Any]:
+def audio_part(data: bytes, kind: str = "wav") -> dict[str, Any]:
     return {
         "type": "input_audio",
-        "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"},
+        "input_audio": {"data": base64.b64encode(data).decode(), "format": kind},
     }
 
 

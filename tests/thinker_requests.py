@@ -25,6 +25,7 @@ class ThinkerPrompt:
     Attributes:
         token_ids: The expected answer.
         hidden: (m, H), expected ``media_hidden``.
+        max_tokens: Of the answer, which may end before.
     """
 
     prompt_token_ids: list[int]
@@ -36,6 +37,7 @@ class ThinkerPrompt:
     positions: RotaryPositions
     hidden: Tensor
     vocab_size: int
+    max_tokens: int
 
     @classmethod
     def of(
@@ -80,6 +82,7 @@ class ThinkerPrompt:
             positions=RotaryPositions(prefill["position_ids"][-3:, 0].long(), delta),
             hidden=seen[tap][0, places].clone(),
             vocab_size=config.text_config.vocab_size,
+            max_tokens=max_tokens,
         )
 
     @property
@@ -95,7 +98,7 @@ class ThinkerPrompt:
         return EngineRequest(
             request_id,
             self.prompt_token_ids,
-            RequestSampling(temperature=0.0, max_new_tokens=len(self.token_ids)),
+            RequestSampling(temperature=0.0, max_new_tokens=self.max_tokens),
             state=ThinkerState(
                 self.media_positions, self.embeds, self.visual_positions, self.deepstack, wants_hidden
             ),

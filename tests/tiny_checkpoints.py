@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +72,19 @@ class TinyCheckpoint:
 
     path: Path
     model: Any
+    _answers: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
 
     def greedy(self, prompt: Sequence[int], max_new_tokens: int, **options: Any) -> list[int]:
-        """What ``generate`` appends to ``prompt``, computed alone and in float32."""
+        """What ``generate`` appends to ``prompt``, computed alone, in float32 and once."""
         import torch
 
-        output = self.model.generate(
-            torch.tensor([list(prompt)]), max_new_tokens=max_new_tokens, do_sample=False, **options
-        )
-        return output[0, len(prompt) :].tolist()
+        asked = (*prompt, "for", max_new_tokens, *options.items())
+        if asked not in self._answers:
+            output = self.model.generate(
+                torch.tensor([list(prompt)]), max_new_tokens=max_new_tokens, do_sample=False, **options
+            )
+            self._answers[asked] = output[0, len(prompt) :].tolist()
+        return list(self._answers[asked])
 
 
 def make_checkpoint(directory: Path, shape: str, seed: int, **save_options: Any) -> TinyCheckpoint:

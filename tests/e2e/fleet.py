@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -46,6 +48,18 @@ def announced(process: subprocess.Popen[bytes], log: Path, line: str) -> str:
     found = re.search(line, log.read_text(errors="replace"))
     assert found is not None
     return found[1]
+
+
+def events(api: httpx.Client, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The chunks of a streamed chat."""
+    with api.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer:
+        assert answer.status_code == 200, answer.read()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        line = ""
+        for line in filter(None, answer.iter_lines()):
+            if line.startswith("data: {"):
+                yield json.loads(line.removeprefix("data: "))
+        assert line == "data: [DONE]"
 
 
 @dataclass
@@ -98,8 +112,9 @@ class Fleet:
         return [process for process in self.descendants.values() if is_alive(process)]
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """End the server as a user does, and insist that nothing of it stays."""
-        self.remember_descendants()
-        self.process.send_signal(how)
+        """Ends the server as a user does, unless a test has; insists that nothing of it stays."""
+        if self.process.poll() is None:
+            self.remember_descendants()
+            self.process.send_signal(how)
         self.process.wait(timeout=STOP_DEADLINE)
         wait_until(lambda: not self.survivors(), STOP_DEADLINE, f"orphans: {self.survivors()}")

@@ -17,6 +17,7 @@ from fleet import START_DEADLINE, STOP_DEADLINE, wait_until
 QUESTION = "What is the capital of France?"
 
 
+@pytest.mark.long
 def test_demo_asks_answers_and_leaves_nothing(short_path: Path) -> None:
     run_dir, temp, out = (short_path / name for name in ("run", "temp", "out"))
     for private in (run_dir, temp):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import subprocess
 import sys
 import threading
@@ -21,11 +20,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import soundfile
-from fleet import START_DEADLINE, STOP_DEADLINE, Fleet, announced, wait_until
+from fleet import START_DEADLINE, STOP_DEADLINE, Fleet, announced, events, wait_until
 from qwen3_omni_cases import Case, all_cases
 from qwen3_omni_oracle import Oracle, OracleAnswer
-from sample_media import audio_part, image_part, picture, user
+from sample_media import audio_part, image_part, picture, silence, user
 
 from sglang_omni.client.audio import decode_pcm, decode_wav, encode_wav
 from sglang_omni.config import PipelineConfig
@@ -147,14 +145,6 @@ def test_a_changed_picture_is_no_cache_hit(api: httpx.Client, oracle: Oracle) ->
     check(ask(api, case.chat_body), case.expected(oracle))
 
 
-def events(api: httpx.Client, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    with api.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer:
-        assert answer.status_code == 200, answer.read()
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                yield json.loads(line.removeprefix("data: "))
-
-
 def test_what_is_streamed_is_the_answer_in_one_piece(api: httpx.Client) -> None:
     body = CASES["image+audio"].chat_body
     body |= {"max_tokens": 192, "ignore_eos": True, "talker_max_new_tokens": 34}
@@ -187,12 +177,6 @@ def png_of(width: int, height: int) -> bytes:
 
     buffer = io.BytesIO()
     Image.new("1", (width, height)).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def silence(seconds: float) -> bytes:
-    buffer = io.BytesIO()
-    soundfile.write(buffer, np.zeros(int(seconds * 8000), np.int16), 8000, format="FLAC")
     return buffer.getvalue()
 
 

@@ -38,29 +38,29 @@ def refused(call: Callable[[], Any]) -> tuple[str | None, str | None]:
 @pytest.mark.parametrize(
     ("extra", "param", "code"),
     [
-        (
-            {"stage_params": {"thinker": {"temprature": 0.5}}},
-            "stage_params.thinker.temprature",
-            "unknown_parameter",
-        ),
-        (
-            {"stage_params": {"decode": {"temperature": 0.5}}},
-            "stage_params.decode.temperature",
-            "unknown_parameter",
-        ),
-        ({"talker_top_k": 5}, "talker_top_k", "unsupported_parameter"),
-        ({"max_tokens": 100_000}, "max_tokens", "context_length_exceeded"),
-        ({"stop_token_ids": [10**6]}, "stop_token_ids", "invalid_value"),
-        ({"min_tokens": 5}, "min_tokens", "unsupported_parameter"),
+        ({"stage_params": {"thinker": {"temprature": 1}}}, "stage_params.thinker.temprature", "unknown"),
+        ({"stage_params": {"decode": {"temperature": 1}}}, "stage_params.decode.temperature", "unknown"),
+        ({"talker_top_k": 5}, "talker_top_k", "unsupported"),
+        ({"min_tokens": 5}, "min_tokens", "unsupported"),
     ],
 )
-def test_a_chat(client: openai.OpenAI, extra: dict[str, Any], param: str, code: str) -> None:
-    assert refused(lambda: chat(client, **extra)) == (param, code)
+def test_a_chat_with_a_parameter_without_effect(
+    client: openai.OpenAI, extra: dict[str, Any], param: str, code: str
+) -> None:
+    assert refused(lambda: chat(client, **extra)) == (param, f"{code}_parameter")
+
+
+def test_a_stop_token_of_another_vocabulary(client: openai.OpenAI) -> None:
+    refusal = refused(lambda: chat(client, stop_token_ids=[10**6]))
+    assert refusal == ("stop_token_ids", "invalid_value")
 
 
 def test_a_prompt_and_an_answer_longer_than_the_context(client: openai.OpenAI) -> None:
-    long = [{"role": "user", "content": "hello " * 20_000}]
+    long = [{"role": "user", "content": "hello " * 9000}]
     assert refused(lambda: chat(client, long)) == ("messages", "context_length_exceeded")
+    with pytest.raises(openai.BadRequestError, match=r"9\d\d\d tokens.*8192 tokens"):
+        chat(client, long)
+    assert refused(lambda: chat(client, max_tokens=100_000)) == ("max_tokens", "context_length_exceeded")
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, max_tokens=8192)
     used = chat(client, max_tokens=1).usage.prompt_tokens

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,8 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
-from fleet import RUN_KEY
+from fleet import RUN_KEY, events
+from sample_media import audio_part
 
 Say = Callable[[str], bytes]
 QUESTION = "What is the capital of France?"
@@ -23,10 +23,6 @@ def words(text: str) -> list[str]:
     return re.findall(r"[a-z']+", text.lower())
 
 
-def audio_part(wav: bytes) -> dict:
-    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(wav).decode(), "format": "wav"}}
-
-
 def chat(api: httpx.Client, messages: list[dict], **fields: object) -> dict:
     body = {"model": "speech-chat", "messages": messages, "temperature": 0, "max_tokens": 48, **fields}
     answer = api.post("/v1/chat/completions", json=body)
@@ -34,10 +30,11 @@ def chat(api: httpx.Client, messages: list[dict], **fields: object) -> dict:
     return answer.json()
 
 
-def events(response: httpx.Response) -> list[dict]:
-    lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
+def transcript(api: httpx.Client, wav: bytes) -> list[str]:
+    """The words that the server hears."""
+    file = {"file": ("speech.wav", wav, "audio/wav")}
+    answer = api.post("/v1/audio/transcriptions", files=file, data={"model": "speech-chat"})
+    return words(answer.json()["text"])
 
 
 def test_three_turns_of_text_then_audio(api: httpx.Client, say: Say) -> None:
@@ -63,22 +60,13 @@ def test_three_turns_of_text_then_audio(api: httpx.Client, say: Say) -> None:
     samples, rate = soundfile.read(io.BytesIO(base64.b64decode(message["audio"]["data"])))
     assert rate == 24_000
     assert np.abs(samples).max() > 0.05, "the answer is silence"
-    heard = api.post(
-        "/v1/audio/transcriptions",
-        files={"file": ("answer.wav", base64.b64decode(message["audio"]["data"]), "audio/wav")},
-        data={"model": "speech-chat"},
-    ).json()["text"]
+    heard = transcript(api, base64.b64decode(message["audio"]["data"]))
     spoken = words(message["content"])
-    assert len(set(spoken) & set(words(heard))) >= 0.6 * len(set(spoken)), (message["content"], heard)
+    assert len(set(spoken) & set(heard)) >= 0.6 * len(set(spoken)), (message["content"], heard)
 
 
 def test_transcription_gives_the_sentence_back(api: httpx.Client, say: Say) -> None:
-    answer = api.post(
-        "/v1/audio/transcriptions",
-        files={"file": ("question.wav", say(QUESTION), "audio/wav")},
-        data={"model": "speech-chat"},
-    )
-    assert words(answer.json()["text"]) == words(QUESTION)
+    assert transcript(api, say(QUESTION)) == words(QUESTION)
 
 
 @pytest.mark.parametrize("container", ["FLAC", "OGG", "MP3"])
@@ -86,10 +74,7 @@ def test_other_containers_are_heard_alike(api: httpx.Client, say: Say, container
     samples, rate = soundfile.read(io.BytesIO(say(QUESTION)), dtype="float32")
     encoded = io.BytesIO()
     soundfile.write(encoded, samples, rate, format=container)
-    part = {
-        "type": "input_audio",
-        "input_audio": {"data": base64.b64encode(encoded.getvalue()).decode(), "format": container.lower()},
-    }
+    part = audio_part(encoded.getvalue(), container.lower())
     answer = chat(api, [{"role": "user", "content": [part]}])
     assert "Paris" in answer["choices"][0]["message"]["content"]
 
@@ -102,15 +87,11 @@ def test_streamed_text_and_audio_are_the_whole_answer(api: httpx.Client) -> None
         "messages": messages,
         "temperature": 0,
         "max_tokens": 96,
-        "stream": True,
         "stream_options": {"include_usage": True},
         "modalities": ["text", "audio"],
         "audio": {"voice": "default", "format": "pcm16"},
     }
-    with api.stream("POST", "/v1/chat/completions", json=body) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith("text/event-stream")
-        chunks = events(response)
+    chunks = list(events(api, body))
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     assert "".join(delta.get("content") or "" for delta in deltas) == whole
     pcm = b"".join(
@@ -133,11 +114,9 @@ def test_sixteen_at_once_share_decode_steps(api: httpx.Client) -> None:
             "messages": messages,
             "max_tokens": 24,
             "temperature": 0,
-            "stream": True,
             "stream_options": {"include_usage": True},
         }
-        with api.stream("POST", "/v1/chat/completions", json=body) as response:
-            return events(response)[-1]["usage"]["completion_tokens"]
+        return list(events(api, body))[-1]["usage"]["completion_tokens"]
 
     with ThreadPoolExecutor(16) as pool:
         tokens = list(pool.map(ask, range(16)))

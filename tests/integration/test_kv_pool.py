@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from engine_runs import finish
-from sglang_engines import assert_empty, engines
+from scheduler_runs import running
+from sglang_engines import KINDS, assert_empty, engines
 from text_engines import greedy, prompts, text_engine
 from tiny_checkpoints import TinyCheckpoint
 
-from sglang_omni.engines.options import DecoderSpec, EngineOptions
+from sglang_omni.engines import OmniEngine
+from sglang_omni.engines.options import DecoderSpec, EngineKind, EngineOptions
 from sglang_omni.engines.sglang import compat
 from sglang_omni.proto import OmniRequest, RequestError, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage
@@ -23,10 +24,19 @@ Make = Callable[..., TinyCheckpoint]
 REAL_POOL = 200
 
 
+def builder(kind: EngineKind, checkpoint: TinyCheckpoint) -> Iterator[Callable[..., Any]]:
+    with engines(kind) as build:
+        yield lambda **options: build(DecoderSpec.from_dir(checkpoint.path), **options)
+
+
 @pytest.fixture
-def build(tiny_checkpoint: Make) -> Iterator[Callable[..., Any]]:
-    with engines() as build:
-        yield lambda **options: build(DecoderSpec.from_dir(tiny_checkpoint("llama").path), **options)
+def build_sglang(tiny_checkpoint: Make) -> Iterator[Callable[..., Any]]:
+    yield from builder("sglang", tiny_checkpoint())
+
+
+@pytest.fixture(params=KINDS)
+def build(request: pytest.FixtureRequest, tiny_checkpoint: Make) -> Iterator[Callable[..., Any]]:
+    yield from builder(request.param, tiny_checkpoint())
 
 
 @pytest.fixture
@@ -45,9 +55,9 @@ def short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short_memory")
 def test_admission_goes_by_the_pool_that_was_built(
-    build: Callable[..., Any], tiny_checkpoint: Make, caplog: pytest.LogCaptureFixture
+    build_sglang: Callable[..., Any], tiny_checkpoint: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = build(max_total_tokens=2048)
+    engine = build_sglang(max_total_tokens=2048)
     assert "memory leaves no room for the 2048 of max_total_tokens" in caplog.text
     room = engine.stats()["max_total_num_tokens"]
     assert 150 < room <= REAL_POOL
@@ -71,35 +81,31 @@ def test_admission_goes_by_the_pool_that_was_built(
 
 @pytest.mark.usefixtures("short_memory")
 def test_a_pool_too_small_for_any_request_is_no_engine(
-    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    build_sglang: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("test_kv_pool.REAL_POOL", 6)
     with pytest.raises(ValueError, match="room for a KV cache of 6 tokens"):
-        build(max_total_tokens=2048)
+        build_sglang(max_total_tokens=2048)
 
 
-def occupy_sglang(engine: Any, tokens: int) -> Callable[[], None]:
+def occupy(engine: Any, tokens: int) -> Callable[[], None]:
     """Takes KV for no request, as a leak would. Returns a function that frees it."""
-    pool = engine.scheduler.token_to_kv_pool_allocator
-    slots = pool.alloc(tokens)
-    return lambda: pool.free(slots)
-
-
-def occupy_omni(engine: Any, tokens: int) -> Callable[[], None]:
+    if not isinstance(engine, OmniEngine):
+        pool = engine.scheduler.token_to_kv_pool_allocator
+        slots = pool.alloc(tokens)
+        return lambda: pool.free(slots)
     resources = engine.scheduler.resources
     leaked = greedy("leaked", [1] * tokens, 1)
     assert resources.grow(leaked, tokens)
     return lambda: resources.release(leaked)
 
 
-@pytest.mark.parametrize("kind", ["omni", "sglang"])
 @pytest.mark.parametrize("chunk", [16, 512])
 def test_what_can_never_run_fails_and_lets_the_others_go_on(
-    kind: str, chunk: int, build: Callable[..., Any], tiny_checkpoint: Make
+    chunk: int, build: Callable[..., Any], tiny_checkpoint: Make
 ) -> None:
-    options = {"max_total_tokens": 240, "chunked_prefill_size": chunk}
-    engine = build(**options) if kind == "sglang" else text_engine(tiny_checkpoint("llama").path, **options)
-    give_back = (occupy_sglang if kind == "sglang" else occupy_omni)(engine, 160)
+    engine = build(max_total_tokens=240, chunked_prefill_size=chunk)
+    give_back = occupy(engine, 160)
     (prompt,) = prompts(2, [150])
     stuck, behind = greedy("stuck", prompt, 8), greedy("behind", prompt[:20], 4)
     engine.add(stuck)
@@ -126,7 +132,7 @@ def test_an_answer_that_outgrows_the_pool_ends(tiny_checkpoint: Make) -> None:
     request = greedy("grows", prompts(3, [20])[0], 40)
     engine.add(request)
     engine.step()
-    occupy_omni(engine, 32)
+    occupy(engine, 32)
 
     finish(engine)
 
@@ -134,18 +140,14 @@ def test_an_answer_that_outgrows_the_pool_ends(tiny_checkpoint: Make) -> None:
     assert 8 < len(request.output_token_ids) < 16
 
 
-@pytest.mark.parametrize("kind", ["omni", "sglang"])
-def test_waiting_for_input_is_not_being_stuck(
-    kind: str, build: Callable[..., Any], tiny_checkpoint: Make
-) -> None:
+def test_waiting_for_input_is_not_being_stuck(build: Callable[..., Any]) -> None:
     class Late:
         ready_tokens = 30
 
         def is_ready(self, num_tokens: int) -> bool:
             return num_tokens <= self.ready_tokens
 
-    options = {"max_total_tokens": 64, "max_running_requests": 4}
-    engine = build(**options) if kind == "sglang" else text_engine(tiny_checkpoint("llama").path, **options)
+    engine = build(max_total_tokens=64, max_running_requests=4)
     (prompt,) = prompts(4, [30])
     held, waiting = greedy("held", prompt, 8), greedy("waiting", prompt[::-1] + prompt, 1)
     held.state = state = Late()
@@ -163,7 +165,7 @@ def test_waiting_for_input_is_not_being_stuck(
 
 def test_the_failure_reaches_the_stage(tiny_checkpoint: Make) -> None:
     engine = text_engine(tiny_checkpoint("llama").path, max_total_tokens=64)
-    occupy_omni(engine, 32)
+    occupy(engine, 32)
     scheduler = OmniScheduler(
         engine,
         lambda payload: greedy(payload.request_id, payload.data, 2),
@@ -172,16 +174,11 @@ def test_the_failure_reaches_the_stage(tiny_checkpoint: Make) -> None:
     for name, length in (("stuck", 40), ("behind", 10)):
         payload = StagePayload(name, OmniRequest(None), prompts(5, [length])[0])
         scheduler.inbox.put(IncomingMessage(name, "new_request", payload))
-    thread = threading.Thread(target=scheduler.start)
-    thread.start()
-
-    first, second = scheduler.outbox.get(timeout=60), scheduler.outbox.get(timeout=60)
+    with running(scheduler):
+        first, second = scheduler.outbox.get(timeout=60), scheduler.outbox.get(timeout=60)
     assert (first.request_id, first.type) == ("stuck", "error")
     assert "find no room in the KV cache" in str(first.data)
     assert (second.request_id, second.type) == ("behind", "result")
-    scheduler.stop()
-    thread.join(timeout=60)
-    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -208,15 +205,13 @@ def test_a_pool_of_less_than_a_page(tiny_checkpoint: Make) -> None:
         text_engine(tiny_checkpoint("llama").path, max_total_tokens=15)
 
 
-def test_a_chunk_of_less_than_a_page(build: Callable[..., Any]) -> None:
+def test_a_chunk_of_less_than_a_page(build_sglang: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"chunked_prefill_size \(4\) must hold a page of page_size \(16\)"):
-        build(chunked_prefill_size=4, page_size=16)
+        build_sglang(chunked_prefill_size=4, page_size=16)
 
 
-@pytest.mark.parametrize("kind", ["omni", "sglang"])
-def test_prompts_computed_whole(kind: str, build: Callable[..., Any], tiny_checkpoint: Make) -> None:
-    options = {"chunked_prefill_size": -1, "max_total_tokens": 1024}
-    engine = build(**options) if kind == "sglang" else text_engine(tiny_checkpoint("llama").path, **options)
+def test_prompts_computed_whole(build: Callable[..., Any], tiny_checkpoint: Make) -> None:
+    engine = build(chunked_prefill_size=-1)
     (prompt,) = prompts(6, [200])
     request = greedy("a", prompt, 3)
     engine.add(request)

@@ -13,11 +13,14 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from program_lines import Lines
 from short_memory import REAL_POOL
 
 from sglang_omni import cli
 from sglang_omni.config import save_config
 from sglang_omni.models.qwen3_omni.config import Qwen3OmniTextPipelineConfig
+
+pytestmark = pytest.mark.long
 
 HERE = Path(__file__).parent
 PATIENCE = 120
@@ -32,24 +35,20 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     thinker.factory = "short_memory.create_thinker"
     save_config(config, folder / "pipeline.yaml")
     command = [sys.executable, "-m", "sglang_omni.launch_server", "--config", str(folder / "pipeline.yaml")]
-    log = folder / "log"
-    with log.open("wb") as out:
-        server = subprocess.Popen(
+    server = Lines(
+        subprocess.Popen(
             [*command, "--port", "0", "--max-total-tokens", "2048", "--parent-pid", str(os.getpid())],
             env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
-            stdout=out,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            text=True,
         )
+    )
     try:
-        deadline = time.monotonic() + PATIENCE
-        while not (found := re.search(r"served on (\S+)", log.read_text())):
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
-        yield found[1]
+        yield server.says("served on ").split()[-1]
     finally:
-        server.terminate()
-        server.wait(PATIENCE)
+        server.process.terminate()
+        server.process.wait(PATIENCE)
 
 
 def test_a_prompt_longer_than_the_pool(base_url: str) -> None:

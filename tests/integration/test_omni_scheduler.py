@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from scheduler_runs import running
 from text_engines import text_engine
 from tiny_checkpoints import TinyCheckpoint
 
@@ -30,7 +31,6 @@ class Stage:
         self.scheduler = OmniScheduler(
             self.engine, self.build, self.result, self.stream, abort_callback=self.aborted.append
         )
-        self.thread = threading.Thread(target=self.scheduler.start)
 
     def build(self, payload: StagePayload) -> EngineRequest:
         sampling = RequestSampling.from_params(payload.request.params)
@@ -63,11 +63,8 @@ class Stage:
 @pytest.fixture
 def stage(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> Iterator[Stage]:
     stage = Stage(tiny_checkpoint("llama"), max_total_tokens=400)
-    stage.thread.start()
-    yield stage
-    stage.scheduler.stop()
-    stage.thread.join(timeout=60)
-    assert not stage.thread.is_alive()
+    with running(stage.scheduler):
+        yield stage
 
 
 def test_results_and_streams(stage: Stage, tiny_checkpoint: Callable[..., TinyCheckpoint]) -> None:
@@ -105,13 +102,6 @@ def test_a_bad_request_is_its_own_error(
     assert (bad.request_id, bad.type, bad.data.param) == ("bad", "error", field)
     assert text in str(bad.data)
     assert (good.request_id, good.type) == ("good", "result")
-
-
-def test_a_prompt_longer_than_the_pool(tiny_checkpoint: Callable[..., TinyCheckpoint]) -> None:
-    engine = text_engine(tiny_checkpoint("llama").path, page_size=4, max_total_tokens=32)
-
-    with pytest.raises(RequestError, match="has 40 tokens, but the engine's KV cache holds 33"):
-        engine.add(EngineRequest("a", [1] * 40))
 
 
 def test_an_abort_frees_the_pages_and_gives_no_result(stage: Stage) -> None:

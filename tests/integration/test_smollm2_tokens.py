@@ -35,12 +35,12 @@ def test_greedy_tokens_in_float32(checkpoint: Path) -> None:
     ]
     oracle = LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     expected = [
-        oracle.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0, len(prompt) :].tolist()
+        oracle.generate(torch.tensor([prompt]), max_new_tokens=10, do_sample=False)[0, len(prompt) :].tolist()
         for prompt in prompts
     ]
     del oracle
     engine = text_engine(checkpoint, max_total_tokens=1024)
-    sampling = RequestSampling(temperature=0.0, max_new_tokens=24)
+    sampling = RequestSampling(temperature=0.0, max_new_tokens=10)
 
     for batch in ([0], [0, 1, 2, 3]):
         requests = [EngineRequest(str(index), prompts[index], sampling) for index in batch]

@@ -128,20 +128,8 @@ async def test_streamed_pieces_are_the_whole_answer(coordinator: Coordinator, qu
     np.testing.assert_array_equal(np.concatenate(audio), final.result["speak"]["audio_data"])
 
 
-async def test_speech_begins_before_the_text_ends(coordinator: Coordinator) -> None:
-    request = chat(
-        "Write four short sentences about the sea.", modalities=BOTH, stream=True, max_new_tokens=96
-    )
-    order = [
-        m.modality async for m in coordinator.stream(next(_ids), request) if isinstance(m, StreamMessage)
-    ]
-
-    assert "audio" in order
-    assert order.index("audio") < len(order) - 1 - order[::-1].index("text")
-
-
 async def test_greedy_answers_are_the_same_alone_and_in_company(coordinator: Coordinator) -> None:
-    requests = [chat(f"Name {number} animals.", max_new_tokens=24) for number in range(2, 6)]
+    requests = [chat(f"Name {number} animals.", max_new_tokens=12) for number in range(2, 5)]
     alone = [await coordinator.submit(next(_ids), request) for request in requests]
     together = await asyncio.gather(*(coordinator.submit(next(_ids), request) for request in requests))
 
@@ -168,26 +156,6 @@ async def test_a_plain_prompt_is_continued(coordinator: Coordinator) -> None:
     assert "Paris" in result["text"]
     assert result["finish_reason"] == "length"
     assert result["usage"]["completion_tokens"] == 4
-
-
-async def test_a_stop_string_ends_the_answer_before_it(coordinator: Coordinator) -> None:
-    request = chat(QUESTION, stop=["Paris"], stream=True)
-    *chunks, final = [message async for message in coordinator.stream(next(_ids), request)]
-
-    assert final.result["finish_reason"] == "stop"
-    assert "France" in final.result["text"]
-    assert "Paris" not in final.result["text"]
-    assert "".join(chunk.chunk["text"] for chunk in chunks) == final.result["text"]
-
-
-async def test_speech_is_streamed_sentence_by_sentence(coordinator: Coordinator) -> None:
-    request = speech("It is one. It is two. It is three.", stream=True)
-    *chunks, final = [message async for message in coordinator.stream(next(_ids), request)]
-
-    assert len(chunks) == 3
-    np.testing.assert_array_equal(
-        np.concatenate([chunk.chunk["audio_data"] for chunk in chunks]), final.result["audio_data"]
-    )
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soxr
+from scheduler_runs import running
 
 from sglang_omni.models.speech_chat.components.voice import Voice, speakable
 from sglang_omni.models.speech_chat.components.whisper import SpeechSegment, Whisper
@@ -69,9 +69,7 @@ def run(
     scheduler = StreamScheduler(
         open_session, expects_stream=lambda _: stream is not None, wants_chunks=lambda _: True
     )
-    thread = threading.Thread(target=scheduler.start)
-    thread.start()
-    try:
+    with running(scheduler):
         scheduler.inbox.put(IncomingMessage("r", "new_request", payload))
         if stream is not None:
             for delta in stream:
@@ -83,13 +81,20 @@ def run(
         if message.type == "error":
             raise message.data
         return chunks, message.data.data
-    finally:
-        scheduler.stop()
-        thread.join(60)
 
 
 def payload(task: str, data: dict[str, Any], **params: Any) -> StagePayload:
     return StagePayload("r", OmniRequest(None, params, {"task": task}), data)
+
+
+def speak(voice: Voice, text: str, **params: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    return run(lambda: SpeakSession(voice), payload("speech", {"text": text}, **params))
+
+
+def hear(
+    recognizer: Recognizer, request: StagePayload, prompts: Prompts | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    return run(lambda: TranscribeSession(recognizer, prompts or Prompts()), request)
 
 
 def test_what_is_said_is_heard(voice: Voice, whisper: Whisper) -> None:
@@ -121,7 +126,7 @@ def test_nothing_is_made_up_where_nobody_speaks(whisper: Whisper, kind: str) -> 
 def test_a_text_is_spoken_sentence_by_sentence(voice: Voice) -> None:
     text = "It is Paris. It has 2.1 million people! Ask me more."
 
-    chunks, result = run(lambda: SpeakSession(voice), payload("speech", {"text": text}))
+    chunks, result = speak(voice, text)
 
     assert len(chunks) == 3
     assert {chunk["modality"] for chunk in chunks} == {"audio"}
@@ -136,7 +141,7 @@ def test_an_answer_is_spoken_as_it_is_written(voice: Voice) -> None:
     deltas = ["The capital", " of France is", " Paris", ".", " It is", " big", "."]
 
     chunks, streamed = run(lambda: SpeakSession(voice), payload("chat", {}), deltas)
-    _, whole = run(lambda: SpeakSession(voice), payload("speech", {"text": "".join(deltas)}))
+    _, whole = speak(voice, "".join(deltas))
 
     assert len(chunks) == 2
     np.testing.assert_array_equal(streamed["audio_data"], whole["audio_data"])
@@ -152,23 +157,19 @@ def test_an_answer_with_nothing_to_say_is_silence(voice: Voice) -> None:
 
 def test_a_text_the_voice_has_no_sound_for_is_refused(voice: Voice) -> None:
     with pytest.raises(RequestError, match="English voice") as refused:
-        run(lambda: SpeakSession(voice), payload("speech", {"text": "你好世界"}))
+        speak(voice, "你好世界")
     assert refused.value.param == "input"
 
 
 def test_a_speed_for_this_stage_alone(voice: Voice) -> None:
-    request = payload("speech", {"text": QUESTION}, stage_params={"speak": {"speed": 2.0}})
-
-    _, result = run(lambda: SpeakSession(voice), request)
+    _, result = speak(voice, QUESTION, stage_params={"speak": {"speed": 2.0}})
 
     np.testing.assert_array_equal(result["audio_data"], voice.speak(QUESTION, 2.0))
 
 
 def test_a_seed_of_the_voice(voice: Voice) -> None:
     def said(**params: Any) -> np.ndarray:
-        return run(lambda: SpeakSession(voice), payload("speech", {"text": QUESTION}, **params))[1][
-            "audio_data"
-        ]
+        return speak(voice, QUESTION, **params)[1]["audio_data"]
 
     np.testing.assert_array_equal(said(seed=1), said(seed=1))
     np.testing.assert_array_equal(said(), said(stage_params={"speak": {"seed": None}}))
@@ -179,9 +180,7 @@ def test_a_seed_of_the_voice(voice: Voice) -> None:
 def test_a_transcription(voice: Voice, whisper: Whisper) -> None:
     clip = np.concatenate([spoken(voice, QUESTION), spoken(voice, "I would like to know it today.")])
 
-    chunks, result = run(
-        lambda: TranscribeSession(Recognizer(whisper), Prompts()), payload("transcription", {"clips": [clip]})
-    )
+    chunks, result = hear(Recognizer(whisper), payload("transcription", {"clips": [clip]}))
 
     assert QUESTION in result["text"]
     assert "I would like to know it today." in result["text"]
@@ -201,15 +200,9 @@ def test_a_chat_of_several_clips_hears_each_once(voice: Voice, whisper: Whisper)
         {"role": "user", "content": ["Tell me:", 1]},
     ]
 
-    run(
-        lambda: TranscribeSession(recognizer, Prompts()),
-        payload("chat", {"messages": messages[:1], "clips": [first]}),
-    )
+    hear(recognizer, payload("chat", {"messages": messages[:1], "clips": [first]}))
     assert counting.calls == 1
-    chunks, result = run(
-        lambda: TranscribeSession(recognizer, Prompts()),
-        payload("chat", {"messages": messages, "clips": [first, second]}),
-    )
+    chunks, result = hear(recognizer, payload("chat", {"messages": messages, "clips": [first, second]}))
 
     assert counting.calls == 2
     assert chunks == [{"modality": "text", "input_transcript": "Why is that?"}]
@@ -239,11 +232,10 @@ def test_a_conversation_that_grew_too_long_by_hearing_is_refused(voice: Voice, w
 
     data = {"messages": [{"role": "user", "content": [0]}], "clips": [spoken(voice, QUESTION)]}
     with pytest.raises(RequestError, match="too long"):
-        run(lambda: TranscribeSession(Recognizer(whisper), Full()), payload("chat", data))
+        hear(Recognizer(whisper), payload("chat", data), Full())
     # By what was heard and the answer that is wanted together.
-    wanted = payload("chat", data, max_new_tokens=101)
     with pytest.raises(RequestError, match="too long") as refused:
-        run(lambda: TranscribeSession(Recognizer(whisper), Prompts()), wanted)
+        hear(Recognizer(whisper), payload("chat", data, max_new_tokens=101))
     assert refused.value.code == "context_length_exceeded"
 
 

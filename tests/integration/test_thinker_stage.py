@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from scheduler_runs import running
 
 from sglang_omni.models.speech_chat.decode import decode
 from sglang_omni.models.speech_chat.stages import (
@@ -35,13 +33,8 @@ def prompts() -> PromptEncoder:
 
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[OmniScheduler]:
-    scheduler = create_thinker("speech-chat", max_total_tokens=4096, max_new_tokens=24)
-    thread = threading.Thread(target=scheduler.start)
-    thread.start()
-    yield scheduler
-    scheduler.stop()
-    thread.join(60)
-    assert not thread.is_alive()
+    with running(create_thinker("speech-chat", max_total_tokens=4096, max_new_tokens=24)) as scheduler:
+        yield scheduler
 
 
 def run(
@@ -134,76 +127,39 @@ def test_the_stages_own_limit_and_the_requests(thinker: OmniScheduler, prompts: 
 
 def test_a_seed_makes_sampling_repeatable(thinker: OmniScheduler, prompts: PromptEncoder) -> None:
     def answer(seed: int) -> str:
-        params = {"temperature": 1.5, "seed": seed, "max_new_tokens": 12}
+        params = {"temperature": 1.5, "seed": seed, "max_new_tokens": 6}
         return run(thinker, prompts, "Tell me a story.", **params)[1].data["text"]
 
     assert answer(1) == answer(1) != answer(2)
 
 
-@pytest.mark.parametrize(
-    ("params", "field"),
-    [
-        ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": -1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"max_new_tokens": -1}, "max_new_tokens"),
-        ({"stop": [""]}, "stop"),
-    ],
-)
-def test_parameters_out_of_range_are_refused_by_name(
-    thinker: OmniScheduler, prompts: PromptEncoder, params: dict[str, Any], field: str
-) -> None:
-    with pytest.raises(RequestError) as refused:
-        run(thinker, prompts, **params)
-    assert refused.value.param == field
+def test_parameters_out_of_range_are_refused_by_name(thinker: OmniScheduler, prompts: PromptEncoder) -> None:
+    for params in ({"temperature": float("nan")}, {"top_p": 0}, {"max_new_tokens": -1}, {"stop": [""]}):
+        with pytest.raises(RequestError) as refused:
+            run(thinker, prompts, **params)
+        assert refused.value.param in params
 
 
 @pytest.fixture(scope="module")
 def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2 checkpoint of random weights with a template of its own."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     directory = tmp_path_factory.mktemp("qwen2")
-    hidden, heads, kv_heads, inner, vocab = 16, 4, 2, 32, 49_152
-    config = {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": 1,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "max_position_embeddings": 128,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10_000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-        "eos_token_id": 2,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
+    config = Qwen2Config(
+        vocab_size=49_152,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        eos_token_id=2,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(directory)
     shutil.copy(checkpoint_directory("speech-chat") / "tokenizer.json", directory)
     (directory / "chat_template.jinja").write_text("{{ messages[-1].content }}:")
-    kv = hidden // heads * kv_heads
-    shapes = {
-        "embed_tokens.weight": (vocab, hidden),
-        "norm.weight": (hidden,),
-        "layers.0.input_layernorm.weight": (hidden,),
-        "layers.0.post_attention_layernorm.weight": (hidden,),
-        "layers.0.self_attn.q_proj.weight": (hidden, hidden),
-        "layers.0.self_attn.q_proj.bias": (hidden,),
-        "layers.0.self_attn.k_proj.weight": (kv, hidden),
-        "layers.0.self_attn.k_proj.bias": (kv,),
-        "layers.0.self_attn.v_proj.weight": (kv, hidden),
-        "layers.0.self_attn.v_proj.bias": (kv,),
-        "layers.0.self_attn.o_proj.weight": (hidden, hidden),
-        "layers.0.mlp.gate_proj.weight": (inner, hidden),
-        "layers.0.mlp.up_proj.weight": (inner, hidden),
-        "layers.0.mlp.down_proj.weight": (hidden, inner),
-    }
-    random = np.random.default_rng(0)
-    tensors = {
-        f"model.{name}": random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
-    }
-    save_file(tensors, directory / "model.safetensors")
     return directory
 
 
@@ -211,20 +167,12 @@ def test_another_checkpoint_takes_the_place_of_the_bundled_one(other_checkpoint:
     preprocess = create_preprocess(str(other_checkpoint))
     thinker = create_thinker(str(other_checkpoint), max_total_tokens=256, max_new_tokens=6)
     request = OmniRequest("Hello", {"temperature": 0, "ignore_eos": True}, {"task": "chat"})
-    threads = [threading.Thread(target=scheduler.start) for scheduler in (preprocess, thinker)]
-    for thread in threads:
-        thread.start()
-    try:
+    with running(preprocess), running(thinker):
         payload = StagePayload("r", request, {"raw_inputs": "Hello"})
         preprocess.inbox.put(IncomingMessage("r", "new_request", payload))
         prepared = preprocess.outbox.get(timeout=60)
         thinker.inbox.put(IncomingMessage("r", "new_request", prepared.data))
         result = thinker.outbox.get(timeout=60)
-    finally:
-        preprocess.stop()
-        thinker.stop()
-        for thread in threads:
-            thread.join(60)
 
     assert prepared.data.data["prompt_token_ids"] == PromptEncoder(other_checkpoint).encode_prompt("Hello:")
     assert result.type == "result", result.data

@@ -1,253 +1,217 @@
-"""The thinker in our engine: media, deepstack and hidden states as transformers has them."""
+"""The thinker on both engines gives transformers' tokens and hidden states for every kind of prompt."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
 
 import pytest
 import torch
-from engine_runs import run
+from engine_runs import finish, run
 from qwen3_omni_oracle import Oracle
 from sample_media import audio_part, image_part, picture, sound, user, video, video_part
-from torch import Tensor
+from sglang_engines import KINDS, assert_empty, engines
+from thinker_requests import ThinkerPrompt
 
-from sglang_omni.engines import EngineOptions, EngineRequest, OmniEngine, RequestSampling
-from sglang_omni.engines.build import build_omni_engine
+from sglang_omni.engines import EngineRequest, RequestSampling
+from sglang_omni.engines.options import EngineKind
 from sglang_omni.model_runner.media import ThinkerState
-from sglang_omni.model_runner.sequence import RotaryPositions
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.components.decoders import thinker_decoder
 
-Make = Callable[..., Oracle]
 MAX_TOKENS = 14
-MESSAGES: dict[str, list[dict[str, Any]]] = {
+CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "text": [user("Name three rivers and the seas that they flow into.")],
     "image": [user(image_part(picture(1)), "What is this?")],
-    "audio": [user(audio_part(sound(2, 1.3)), "What do you hear?")],
-    "both": [user(image_part(picture(3, 80, 140)), audio_part(sound(4, 0.7)), "And together?")],
-    "video": [user(video_part(video(5)), "What happens?")],
-    "images": [user(image_part(picture(6)), "or", image_part(picture(7, 64, 64)), "?")],
+    "audio": [user("Listen:", audio_part(sound(2, 1.3)), "What do you hear?")],
+    "image and audio": [user(image_part(picture(3, 80, 140)), audio_part(sound(4, 0.7)), "And together?")],
+    "video": [user(video_part(video(5, frames=4, width=64)), "What happens?")],
+    "several images": [user(image_part(picture(6)), "or", image_part(picture(7, 64, 64)), "?")],
+    "image and video": [user(image_part(picture(5)), video_part(video(6, frames=2, width=64)))],
     "turns": [
+        {"role": "system", "content": "You are terse."},
         user(image_part(picture(8, 96, 64)), "Look."),
         {"role": "assistant", "content": "I see blobs."},
         user(audio_part(sound(9, 0.5)), image_part(picture(10, 64, 96)), "And now?"),
+        {"role": "assistant", "content": "A hum."},
+        user("Why?"),
     ],
 }
-
-
-class Case(NamedTuple):
-    """A prompt as the pipeline gives it to the thinker, and what transformers makes of it."""
-
-    prompt: list[int]
-    keys: list[int]
-    positions: RotaryPositions
-    state: ThinkerState
-    tokens: list[int]
-    hidden: Tensor
-
-    def request(self, request_id: str, **fields: Any) -> EngineRequest:
-        return EngineRequest(
-            request_id,
-            self.prompt,
-            RequestSampling(temperature=0.0, max_new_tokens=MAX_TOKENS),
-            state=replace(self.state, media_hidden=None),
-            positions=self.positions,
-            key_token_ids=self.keys,
-            **fields,
-        )
-
-
-@torch.inference_mode()
-def make_case(oracle: Oracle, messages: list[dict[str, Any]]) -> Case:
-    inputs = oracle.inputs(messages)
-    thinker = oracle.model.thinker
-    config = oracle.model.config.thinker_config
-    ids = inputs["input_ids"]
-    end = oracle.model.config.im_end_token_id
-    output = thinker.generate(
-        **inputs,
-        do_sample=False,
-        max_new_tokens=MAX_TOKENS,
-        eos_token_id=end,
-        output_hidden_states=True,
-        return_dict_in_generate=True,
-    )
-    visual_rows: list[tuple[Tensor, Tensor, tuple[Tensor, ...]]] = []
-    for token, pixels, grid, encode in (
-        (config.image_token_id, "pixel_values", "image_grid_thw", thinker.get_image_features),
-        (config.video_token_id, "pixel_values_videos", "video_grid_thw", thinker.get_video_features),
-    ):
-        if pixels in inputs:
-            encoded = encode(inputs[pixels], inputs[grid], return_dict=True)
-            visual_rows.append(
-                (
-                    (ids[0] == token).nonzero().squeeze(1),
-                    torch.cat(encoded.pooler_output),
-                    tuple(torch.cat(level) for level in encoded.deepstack_features),
-                )
-            )
-    media = [(positions, embeds) for positions, embeds, _ in visual_rows]
-    lengths = None
-    if "input_features" in inputs:
-        mask = inputs["feature_attention_mask"]
-        lengths = mask.sum(dim=1)
-        encoded = thinker.get_audio_features(inputs["input_features"], mask, return_dict=True)
-        media.append(((ids[0] == config.audio_token_id).nonzero().squeeze(1), encoded.last_hidden_state))
-    positions, delta = thinker.get_rope_index(
-        ids,
-        inputs.get("image_grid_thw"),
-        inputs.get("video_grid_thw"),
-        inputs["attention_mask"],
-        False,
-        lengths,
-        inputs.get("video_second_per_grid"),
-    )
-    width = config.text_config.hidden_size
-    places = torch.cat([torch.zeros(0, dtype=torch.long), *(places for places, _ in media)])
-    embeds = torch.cat([torch.zeros(0, width), *(embeds for _, embeds in media)])
-    order = places.argsort()
-    prompt = ids[0].tolist()
-    keys = list(prompt)
-    for place, row in zip(places.tolist(), embeds, strict=True):
-        keys[place] = config.text_config.vocab_size + int(
-            hashlib.sha256(row.numpy().tobytes()).hexdigest()[:12], 16
-        )
-    accept = oracle.model.config.talker_config.accept_hidden_layer
-    state = ThinkerState(
-        media_positions=places[order],
-        media_embeds=embeds[order],
-        visual_positions=torch.cat([torch.zeros(0, dtype=torch.long), *(rows for rows, _, _ in visual_rows)]),
-        deepstack=tuple(
-            torch.cat(level) for level in zip(*(levels for _, _, levels in visual_rows), strict=True)
-        ),
-        wants_hidden=True,
-    )
-    return Case(
-        prompt,
-        keys,
-        RotaryPositions(positions[:, 0].long(), int(delta)),
-        state,
-        output.sequences[0, len(prompt) :].tolist(),
-        output.hidden_states[0][accept][0, places[order]],
-    )
+Prompts = dict[str, ThinkerPrompt]
+# prompts_of(shape, seed)
+PromptsOf = Callable[[str, int], Prompts]
+# build(shape, seed, **options)
+Build = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def cases(qwen3_omni: Make) -> Callable[[str, int], dict[str, Case]]:
-    made: dict[tuple[str, int], dict[str, Case]] = {}
+def prompts_of(qwen3_omni: Callable[..., Oracle]) -> PromptsOf:
+    @cache
+    def of(shape: str, seed: int) -> Prompts:
+        oracle = qwen3_omni(seed=seed, shape=shape)
+        return {
+            name: ThinkerPrompt.of(oracle, messages, max_tokens=MAX_TOKENS)
+            for name, messages in CONVERSATIONS.items()
+        }
 
-    def cases_of(shape: str, seed: int) -> dict[str, Case]:
-        if (shape, seed) not in made:
-            oracle = qwen3_omni(seed, shape)
-            made[shape, seed] = {name: make_case(oracle, messages) for name, messages in MESSAGES.items()}
-        return made[shape, seed]
-
-    return cases_of
-
-
-def build(path: Path, **options: Any) -> OmniEngine:
-    spec = thinker_decoder(Qwen3OmniCheckpoint.from_dir(path), for_speech=True)
-    return build_omni_engine(spec, EngineOptions(**{"page_size": 4, "max_total_tokens": 4096, **options}))
+    return of
 
 
-def check(case: Case, request: EngineRequest) -> None:
-    assert request.output_token_ids == case.tokens
+def builder(kind: EngineKind, qwen3_omni: Callable[..., Oracle]) -> Iterator[Build]:
+    with engines(kind) as build:
+
+        def build_shape(shape: str, seed: int, **options: Any) -> Any:
+            checkpoint = Qwen3OmniCheckpoint.from_dir(qwen3_omni(seed=seed, shape=shape).path)
+            return build(
+                thinker_decoder(checkpoint, for_speech=True), **{"max_total_tokens": 4096, **options}
+            )
+
+        yield build_shape
+
+
+@pytest.fixture
+def build_omni(qwen3_omni: Callable[..., Oracle]) -> Iterator[Build]:
+    yield from builder("omni", qwen3_omni)
+
+
+@pytest.fixture(params=KINDS)
+def build(request: pytest.FixtureRequest, qwen3_omni: Callable[..., Oracle]) -> Iterator[Build]:
+    yield from builder(request.param, qwen3_omni)
+
+
+def requests_of(prompts: Prompts, **options: Any) -> list[EngineRequest]:
+    return [prompt.request(name, **options) for name, prompt in prompts.items()]
+
+
+def check(request: EngineRequest, prompt: ThinkerPrompt) -> None:
+    assert request.output_token_ids == prompt.token_ids, request.request_id
     assert isinstance(request.state, ThinkerState)
     assert request.state.media_hidden is not None
-    torch.testing.assert_close(request.state.media_hidden, case.hidden, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(request.state.media_hidden, prompt.hidden, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("shape", "seed"), [("default", 0), ("deep", 2), ("narrow", 3)])
-def test_alone_and_in_a_batch(qwen3_omni: Make, cases: Any, shape: str, seed: int) -> None:
-    engine = build(qwen3_omni(seed, shape).path, prefix_cache=False)
-    expected = cases(shape, seed)
-    assert len({token for case in expected.values() for token in case.tokens}) > 10
+def check_all(requests: list[EngineRequest], prompts: Prompts) -> None:
+    for request, prompt in zip(requests, prompts.values(), strict=True):
+        check(request, prompt)
 
-    for name, case in expected.items():
-        request = case.request(name)
-        run(engine, [request])
-        check(case, request)
-    together = [case.request(name) for name, case in expected.items()]
+
+@pytest.mark.parametrize(
+    ("shape", "seed", "chunk", "page_size"),
+    [("default", 0, 512, 4), ("deep", 2, 16, 4), ("narrow", 3, 512, 1)],
+)
+def test_alone_together_and_over_cached_media(
+    build: Build, prompts_of: PromptsOf, shape: str, seed: int, chunk: int, page_size: int
+) -> None:
+    prompts = prompts_of(shape, seed)
+    assert len({token for prompt in prompts.values() for token in prompt.token_ids}) > 10
+    engine = build(shape, seed, chunked_prefill_size=chunk, page_size=page_size)
+    together = requests_of(prompts)
     run(engine, together)
+    check_all(together, prompts)
+    # In chunks, the first answers end before the last prompts are computed.
+    assert engine.stats()["max_batch_size"] >= (len(prompts) if chunk == 512 else 4)
 
-    for case, request in zip(expected.values(), together, strict=True):
-        check(case, request)
-    assert engine.stats()["max_batch_size"] == len(expected)
+    # What was tapped for others is found with their keys and values.
+    again = requests_of(prompts)
+    run(engine, again)
+    check_all(again, prompts)
+    for request in again:
+        assert request.cached_tokens == (len(request.prompt_token_ids) - 1) // page_size * page_size
+
+    engine.flush_cache()
+    alone = requests_of(prompts)
+    for request in alone:
+        run(engine, [request])
+    check_all(alone, prompts)
+    assert_empty(engine)
 
 
-def test_chunks_that_cut_media(qwen3_omni: Make, cases: Any) -> None:
-    engine = build(qwen3_omni(2, "deep").path, chunked_prefill_size=16, prefix_cache=False)
-    expected = cases("deep", 2)
-    requests = [case.request(name) for name, case in expected.items()]
+@pytest.mark.parametrize("chunk", [16, 512])
+def test_a_prefix_that_was_cached_for_text_alone_gives_hidden_states(
+    build_omni: Build, prompts_of: PromptsOf, chunk: int
+) -> None:
+    prompts = prompts_of("default", 0)
+    engine = build_omni("default", 0, chunked_prefill_size=chunk)
+    run(engine, requests_of(prompts, wants_hidden=False))
+    again = requests_of(prompts)
+    run(engine, again)
+    check_all(again, prompts)
+
+
+def test_chunks_that_cut_media(build_omni: Build, prompts_of: PromptsOf) -> None:
+    prompts = prompts_of("deep", 2)
+    engine = build_omni("deep", 2, chunked_prefill_size=16, prefix_cache=False)
+    requests = requests_of(prompts)
 
     # They join while others are decoded: one every third step.
     for request in requests:
         engine.add(request)
         for _ in range(3):
             engine.step()
-    while engine.has_work:
-        engine.step()
+    finish(engine)
 
-    for case, request in zip(expected.values(), requests, strict=True):
-        check(case, request)
+    check_all(requests, prompts)
 
 
-@pytest.mark.parametrize("chunk", [16, 512])
-def test_a_cached_prefix_gives_tokens_and_hidden_states(qwen3_omni: Make, cases: Any, chunk: int) -> None:
-    engine = build(qwen3_omni(0, "default").path, chunked_prefill_size=chunk)
-    expected = cases("default", 0)
-    run(engine, [replace_state(case.request(name), wants_hidden=False) for name, case in expected.items()])
-
-    again = [case.request(name) for name, case in expected.items()]
-    run(engine, again)
-
-    for case, request in zip(expected.values(), again, strict=True):
-        check(case, request)
-        assert request.cached_tokens == (len(case.prompt) - 1) // 4 * 4
-
-
-def test_other_media_of_the_same_size_are_no_cached_prefix(qwen3_omni: Make, cases: Any) -> None:
-    oracle = qwen3_omni(0, "default")
+def test_other_media_in_the_same_place_are_not_taken_for_cached(
+    qwen3_omni: Callable[..., Oracle], build: Build
+) -> None:
     first, second = (
-        make_case(oracle, [user(image_part(picture(seed, 96, 96)), "Which one?")]) for seed in (20, 21)
+        ThinkerPrompt.of(qwen3_omni(), [user(image_part(picture(seed, 96, 96)), "Which one?")], max_tokens=6)
+        for seed in (20, 21)
     )
-    assert first.prompt == second.prompt
-    engine = build(oracle.path)
-
-    for case in (first, second, first):
-        request = case.request("a")
-        run(engine, [request])
-        check(case, request)
-    assert request.cached_tokens > first.state.media_end
+    assert first.prompt_token_ids == second.prompt_token_ids
     assert not torch.equal(first.hidden, second.hidden)
+    engine = build("default", 0)
+
+    cached = []
+    for prompt in (first, second, first):
+        request = prompt.request("a")
+        run(engine, [request])
+        check(request, prompt)
+        cached.append(request.cached_tokens)
+    assert cached == [0, int(first.media_positions[0]), len(first.prompt_token_ids) - 1]
 
 
-def test_requests_put_out_of_a_full_pool_come_back(qwen3_omni: Make, cases: Any) -> None:
-    expected = cases("default", 1)
-    engine = build(
-        qwen3_omni(1, "default").path, max_total_tokens=120, chunked_prefill_size=32, prefix_cache=False
-    )
-    cases_twice = [
-        (f"{name}-{turn}", case) for turn in range(3) for name, case in expected.items() if name != "video"
-    ]
-    requests = [case.request(name) for name, case in cases_twice]
-
-    run(engine, requests)
-
-    for (_, case), request in zip(cases_twice, requests, strict=True):
-        check(case, request)
-    assert sum(request.num_preempted for request in requests) > 0
-    assert engine.scheduler.resources.num_used_pages == 0
-
-
-def replace_state(request: EngineRequest, **fields: Any) -> EngineRequest:
-    assert isinstance(request.state, ThinkerState)
-    request.state = replace(request.state, **fields)
-    return request
+@pytest.mark.parametrize(
+    ("kind", "shape", "seed", "options"),
+    [
+        ("omni", "default", 1, {"max_total_tokens": 120, "chunked_prefill_size": 32, "page_size": 4}),
+        ("sglang", "deep", 2, {"max_total_tokens": 2048, "chunked_prefill_size": 16}),
+        ("sglang", "narrow", 3, {"max_total_tokens": 2048, "chunked_prefill_size": 16}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_requests_put_out_of_a_full_pool_come_back(
+    qwen3_omni: Callable[..., Oracle],
+    prompts_of: PromptsOf,
+    kind: EngineKind,
+    shape: str,
+    seed: int,
+    options: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fitting = {
+        name: prompt
+        for name, prompt in prompts_of(shape, seed).items()
+        if len(prompt.prompt_token_ids) + MAX_TOKENS <= options["max_total_tokens"]
+    }
+    assert len(fitting) > 3
+    prompts = {
+        f"{name}-{turn}": fitting[name] for turn in range(3 if kind == "omni" else 1) for name in fitting
+    }
+    for build in builder(kind, qwen3_omni):
+        # Without the prefix cache, all that is taken is computed again.
+        engine = build(shape, seed, prefix_cache=False, **options)
+        if kind == "sglang":
+            # SGLang takes KV away from some requests every three steps, without need.
+            monkeypatch.setattr("sglang.srt.managers.scheduler.TEST_RETRACT", True)
+        requests = requests_of(prompts)
+        run(engine, requests)
+        check_all(requests, prompts)
+        assert engine.stats()["num_retracted_requests_total"] > 2
+        assert_empty(engine)
 
 
 class Hesitant:
@@ -260,42 +224,44 @@ class Hesitant:
         return num_tokens <= self.ready
 
 
-def hesitant(case: Case, name: str, ready: int) -> tuple[EngineRequest, Hesitant]:
+def hesitant(prompt: ThinkerPrompt, name: str, ready: int) -> tuple[EngineRequest, Hesitant]:
     state = Hesitant(ready)
     sampling = RequestSampling(temperature=0.0, max_new_tokens=MAX_TOKENS)
-    return EngineRequest(name, case.prompt, sampling, state=state), state
+    return EngineRequest(name, prompt.prompt_token_ids, sampling, state=state), state
 
 
-def test_requests_wait_for_their_inputs(qwen3_omni: Make, cases: Any) -> None:
-    case = cases("default", 0)["text"]
-    engine = build(qwen3_omni(0, "default").path)
-    late, state = hesitant(case, "late", len(case.prompt) - 1)
+@pytest.fixture
+def text(prompts_of: PromptsOf) -> ThinkerPrompt:
+    return prompts_of("default", 0)["text"]
+
+
+def test_requests_wait_for_their_inputs(build_omni: Build, text: ThinkerPrompt) -> None:
+    length = len(text.prompt_token_ids)
+    engine = build_omni("default", 0)
+    late, state = hesitant(text, "late", length - 1)
     engine.add(late)
     assert not engine.has_work
     assert engine.step() == []
 
-    state.ready = len(case.prompt) + 3
-    other = EngineRequest("other", case.prompt, RequestSampling(temperature=0.0, max_new_tokens=MAX_TOKENS))
+    state.ready = length + 3
+    other, _ = hesitant(text, "other", 10_000)
     run(engine, [other])
-    assert other.output_token_ids == case.tokens
-    assert late.output_token_ids == case.tokens[:4], "it is held where its fifth token's input is missing"
+    assert other.output_token_ids == text.token_ids
+    assert late.output_token_ids == text.token_ids[:4], "it is held where its fifth token's input is missing"
     assert engine.stats()["num_running_reqs"] == 1
 
     state.ready = 10_000
-    run(engine, [])
-    assert late.output_token_ids == case.tokens
+    finish(engine)
+    assert late.output_token_ids == text.token_ids
 
 
-def test_held_requests_make_room_for_those_that_run(qwen3_omni: Make, cases: Any) -> None:
-    case = cases("default", 0)["text"]
-    length = len(case.prompt)
-    engine = build(
-        qwen3_omni(0, "default").path, max_total_tokens=2 * length + 16, page_size=1, prefix_cache=False
-    )
-    held, state = hesitant(case, "held", length)
+def test_held_requests_make_room_for_those_that_run(build_omni: Build, text: ThinkerPrompt) -> None:
+    length = len(text.prompt_token_ids)
+    engine = build_omni("default", 0, max_total_tokens=2 * length + 16, prefix_cache=False)
+    held, state = hesitant(text, "held", length)
     run(engine, [held])
-    runs, _ = hesitant(case, "runs", 10_000)
-    third, _ = hesitant(case, "third", 10_000)
+    runs, _ = hesitant(text, "runs", 10_000)
+    third, _ = hesitant(text, "third", 10_000)
     engine.add(runs)
     engine.step()
     engine.add(third)
@@ -305,21 +271,19 @@ def test_held_requests_make_room_for_those_that_run(qwen3_omni: Make, cases: Any
 
     assert held.num_preempted == 0 or not held.pages
     state.ready = 10_000
-    run(engine, [])
-    assert [r.output_token_ids for r in (held, runs, third)] == [case.tokens] * 3
+    finish(engine)
+    assert [request.output_token_ids for request in (held, runs, third)] == [text.token_ids] * 3
 
 
-def test_what_fits_beside_no_held_request_waits_with_it(qwen3_omni: Make, cases: Any) -> None:
-    case = cases("default", 0)["text"]
-    engine = build(
-        qwen3_omni(0, "default").path, max_total_tokens=len(case.prompt) + 20, page_size=1, prefix_cache=False
-    )
-    held, state = hesitant(case, "held", len(case.prompt))
+def test_what_fits_beside_no_held_request_waits_with_it(build_omni: Build, text: ThinkerPrompt) -> None:
+    length = len(text.prompt_token_ids)
+    engine = build_omni("default", 0, max_total_tokens=length + 20, prefix_cache=False)
+    held, state = hesitant(text, "held", length)
     run(engine, [held])
-    ready, _ = hesitant(case, "ready", 10_000)
+    ready, _ = hesitant(text, "ready", 10_000)
     engine.add(ready)
     assert not engine.has_work, "a scheduler would spin"
 
     state.ready = 10_000
-    run(engine, [])
-    assert held.output_token_ids == ready.output_token_ids == case.tokens
+    finish(engine)
+    assert held.output_token_ids == ready.output_token_ids == text.token_ids

@@ -79,55 +79,50 @@ def test_gpu_ids_are_one_for_each_rank() -> None:
     ]
 
 
-REFUSED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
+REFUSED: dict[str, tuple[str, PipelineConfig]] = {
     "TP with one GPU id": (
-        [{"tp_size": 2, "gpu": 0}],
-        {},
         "stage 'a': TP placement requires a list of 2 unique GPU ids, got scalar",
+        chain({"tp_size": 2, "gpu": 0}),
     ),
     "TP with the same GPU twice": (
-        [{"tp_size": 2, "gpu": [0, 0]}],
-        {},
         r"2 unique GPU ids, got gpu=\[0, 0\]",
+        chain({"tp_size": 2, "gpu": [0, 0]}),
     ),
     "budgets over the limit, even inside one process": (
-        [{"gpu": 0, "fraction": 0.35}, {"gpu": 0, "fraction": 0.75}],
-        {},
         r"GPU 0: .*\['a', 'b'\] adds up to 1.100, which exceeds placement limit 1.000",
+        chain({"gpu": 0, "fraction": 0.35}, {"gpu": 0, "fraction": 0.75}),
     ),
     "two TP stages with one process name": (
-        [{"tp_size": 2, "gpu": [0, 1], "process": "x"}, {"tp_size": 2, "gpu": [2, 3], "process": "x"}],
-        {},
         r"stage 'b': Duplicate TP process names: 'x_tp0' .* stage 'a'",
+        chain(*({"tp_size": 2, "gpu": gpus, "process": "x"} for gpus in ([0, 1], [2, 3]))),
     ),
     "a TP process that hosts another stage": (
-        [{"process": "b_tp1"}, {"tp_size": 2, "gpu": [0, 1]}],
-        {},
         r"stage 'b': .* collide with the process 'b_tp1' of stages \['a'\]",
+        chain({"process": "b_tp1"}, {"tp_size": 2, "gpu": [0, 1]}),
     ),
     "a process on two GPUs": (
-        [{"gpu": 0}, {}, {"gpu": 1}],
-        {},
         r"process 'main' spans multiple GPUs \[0, 1\] \('a' on 0, 'c' on 1\)",
+        chain({"gpu": 0}, {}, {"gpu": 1}),
     ),
     "a rank without a budget on a shared GPU": (
-        [{"gpu": 1, "process": "p", "fraction": 0.5}, {"tp_size": 2, "gpu": [0, 1]}],
-        {},
         r"GPU 1 is shared .* on \['b'\]; every stage of processes \['b_tp1', 'p'\]",
+        chain({"gpu": 1, "process": "p", "fraction": 0.5}, {"tp_size": 2, "gpu": [0, 1]}),
     ),
     "merged processes on two GPUs": (
-        [{"process": "p", "gpu": 0}, {"process": "p"}, {"process": "q"}, {"process": "q", "gpu": 1}],
-        {"fused_stages": [["b", "c"]]},
         "process 'p' spans multiple GPUs",
+        chain(
+            *({"process": "p", "gpu": 0}, {"process": "p"}, {"process": "q"}, {"process": "q", "gpu": 1}),
+            fused_stages=[["b", "c"]],
+        ),
     ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_plan_is_refused(case: str) -> None:
-    stages, fields, text = REFUSED[case]
+    text, config = REFUSED[case]
     with pytest.raises(ValueError, match=text):
-        processes(chain(*stages, **fields))
+        processes(config)
 
 
 def test_tp_size_assigned_later_is_checked_against_the_gpus() -> None:

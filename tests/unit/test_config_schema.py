@@ -40,23 +40,15 @@ def test_defaults() -> None:
     only = stage()
     assert (only.tp_size, only.num_workers, only.stream_to, only.relay) == (1, 1, [], None)
     relay = RelayConfig()
-    assert (relay.slot_size_mb, relay.credits, relay.rank, relay.world_size, relay.device) == (
-        512,
-        2,
-        None,
-        None,
-        "cpu",
-    )
+    assert (relay.slot_size_mb, relay.credits, relay.device) == (512, 2, "cpu")
+    assert relay.rank is relay.world_size is None
     config = PipelineConfig(model_path="some/model", stages=[only])
     assert config.name == "some/model"
     assert config.relay_backend == "shm"
     assert config.resolved_entry_stage == "a"
     assert config.terminal_stages == ["a"]
-    assert (config.endpoints.scheme, config.endpoints.host, config.endpoints.base_port) == (
-        "ipc",
-        "127.0.0.1",
-        None,
-    )
+    endpoints = config.endpoints
+    assert (endpoints.scheme, endpoints.host, endpoints.base_port) == ("ipc", "127.0.0.1", None)
     assert config.placement.max_total_gpu_memory_fraction_per_gpu == 1.0
     assert config.placement.require_memory_fraction_for_colocation
 

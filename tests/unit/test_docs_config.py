@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from ast import literal_eval
 from pathlib import Path
 
 import pytest
 import yaml
+from documented import Page, run
 
 from sglang_omni.config import PipelineConfig, StageConfig
 
-TEXT = (Path(__file__).parents[2] / "docs" / "config.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.M | re.S)
-
-
-def block(kind: str, index: int = 0) -> str:
-    return [text for name, text in BLOCKS if name == kind][index]
+PAGE = Page("config.md")
+block = PAGE.block
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "my_pipeline.py").write_text(block("python"))
-    (tmp_path / "pipeline.yaml").write_text(block("yaml"))
-    return tmp_path
-
-
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True)
+    return PAGE.save_example(tmp_path, "my_pipeline.py")
 
 
 def test_the_commands_print_what_is_shown(folder: Path) -> None:
-    shown = re.findall(r"^\$ python (.*)\n((?:[^$].*\n)+)", block("console"), re.M)
-    assert len(shown) == 2
-    for command, output in shown:
+    assert len(PAGE.commands()) == 2
+    for command, output in PAGE.commands():
         done = run(folder, *command.split())
         assert (done.stdout, done.stderr) == (output, "")
 
@@ -78,7 +66,7 @@ def test_the_legacy_form_is_accepted() -> None:
 
 @pytest.mark.parametrize("model", [PipelineConfig, StageConfig])
 def test_every_field_is_listed(model: type) -> None:
-    section = TEXT.split(f"## `{model.__name__}`")[1].split("\n## ")[0]
+    section = PAGE.text.split(f"## `{model.__name__}`")[1].split("\n## ")[0]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     listed = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     fields = set(model.model_fields) - {"parallelism"}  # named with tp_size

@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from ast import literal_eval
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from documented import Page, run
 
 from sglang_omni.config import AutoscalingConfig, ConfigError, PipelineConfig, StageConfig, validate_config
 
-TEXT = (Path(__file__).parents[2] / "docs" / "replicas.md").read_text()
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", TEXT, re.M | re.S)
-
-
-def block(kind: str, index: int = 0) -> str:
-    return [text for name, text in BLOCKS if name == kind][index]
+PAGE = Page("replicas.md")
+block = PAGE.block
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "my_stages.py").write_text(block("python"))
-    (tmp_path / "pipeline.yaml").write_text(block("yaml"))
-    return tmp_path
-
-
-def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True)
+    return PAGE.save_example(tmp_path, "my_stages.py")
 
 
 def test_the_command_prints_what_is_shown(folder: Path) -> None:
-    (command, output), *others = re.findall(r"^\$ python (.*)\n((?:[^$].*\n)+)", block("console"), re.M)
+    ((command, output),) = PAGE.commands()
     done = run(folder, *command.split())
-    assert (done.stdout, done.stderr, others) == (output, "", [])
+    assert (done.stdout, done.stderr) == (output, "")
 
 
 def test_the_program_runs(folder: Path) -> None:
@@ -55,7 +44,7 @@ def test_the_stages_that_are_shown_are_ones() -> None:
 
 
 def test_the_table_lists_the_fields_and_their_defaults() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", TEXT, re.M)
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", PAGE.text, re.M)
     fields = AutoscalingConfig.model_fields
     shown = {
         name: "required" if field.is_required() else str(field.default) for name, field in fields.items()

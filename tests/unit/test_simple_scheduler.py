@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from scheduler_runs import WAIT_S, running
 
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
 from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
-
-WAIT_S = 60
-
-
-@contextmanager
-def running(scheduler: SimpleScheduler) -> Iterator[SimpleScheduler]:
-    thread = threading.Thread(target=scheduler.start)
-    thread.start()
-    try:
-        yield scheduler
-    finally:
-        scheduler.stop()
-        thread.join(WAIT_S)
-    assert not thread.is_alive()
 
 
 def put(scheduler: SimpleScheduler, *items: Any) -> None:
@@ -38,12 +23,14 @@ def take(scheduler: SimpleScheduler, count: int) -> dict[str, OutgoingMessage]:
     return {out.request_id: out for out in outs}
 
 
-def batches_of(seen: list[list[Any]]) -> Callable[[list[Any]], list[Any]]:
-    def compute(items: list[Any]) -> list[Any]:
-        seen.append(items)
-        return [item * 10 for item in items]
+def batching(seen: list[Any], **options: Any) -> SimpleScheduler:
+    """Notes batches, and single requests; gives ten times its inputs."""
 
-    return compute
+    def note(work: Any) -> Any:
+        seen.append(work)
+        return [item * 10 for item in work] if isinstance(work, list) else work * 10
+
+    return SimpleScheduler(note, batch_compute_fn=note, **options)
 
 
 def test_each_request_gets_its_result_in_order() -> None:
@@ -90,7 +77,7 @@ def test_an_exception_is_the_error_of_its_request_alone() -> None:
 
 def test_a_batch_takes_what_waits_up_to_its_size() -> None:
     seen: list[list[int]] = []
-    scheduler = SimpleScheduler(lambda x: x * 10, batch_compute_fn=batches_of(seen), max_batch_size=3)
+    scheduler = batching(seen, max_batch_size=3)
     put(scheduler, 1, 2, 3, 4, 5)
     with running(scheduler):
         outs = take(scheduler, 5)
@@ -100,10 +87,7 @@ def test_a_batch_takes_what_waits_up_to_its_size() -> None:
 
 def test_a_batch_waits_for_later_requests() -> None:
     seen: list[list[int]] = []
-    scheduler = SimpleScheduler(
-        lambda x: x, batch_compute_fn=batches_of(seen), max_batch_size=2, max_batch_wait_ms=200_000
-    )
-    with running(scheduler):
+    with running(batching(seen, max_batch_size=2, max_batch_wait_ms=200_000)) as scheduler:
         put(scheduler, 1)
         scheduler.inbox.put(IncomingMessage("late", "new_request", 2))
         take(scheduler, 2)
@@ -112,30 +96,15 @@ def test_a_batch_waits_for_later_requests() -> None:
 
 def test_a_batch_stays_within_its_cost_and_a_costly_request_runs_alone() -> None:
     seen: list[list[int]] = []
-    singles: list[int] = []
-    scheduler = SimpleScheduler(
-        lambda x: singles.append(x),
-        batch_compute_fn=batches_of(seen),
-        max_batch_size=8,
-        request_cost_fn=lambda x: x,
-        max_batch_cost=5,
-    )
+    scheduler = batching(seen, max_batch_size=8, request_cost_fn=lambda x: x, max_batch_cost=5)
     put(scheduler, 2, 3, 1, 9, 1, 1)
     with running(scheduler):
         take(scheduler, 6)
-    assert seen == [[2, 3], [1, 1]]
-    assert singles == [1, 9]
+    assert seen == [[2, 3], 1, 9, [1, 1]]
 
 
 def test_a_failing_cost_function_fails_its_request_alone() -> None:
-    seen: list[list[Any]] = []
-    scheduler = SimpleScheduler(
-        lambda x: x,
-        batch_compute_fn=batches_of(seen),
-        max_batch_size=4,
-        request_cost_fn=lambda x: 1 / x,
-        max_batch_cost=5,
-    )
+    scheduler = batching([], max_batch_size=4, request_cost_fn=lambda x: 1 / x, max_batch_cost=5)
     put(scheduler, 1, 0, 2)
     with running(scheduler):
         outs = take(scheduler, 3)

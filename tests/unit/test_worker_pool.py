@@ -7,6 +7,7 @@ from queue import Queue
 from typing import Any
 
 import pytest
+from scheduler_runs import running
 
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling import worker_pool
@@ -152,15 +153,10 @@ def test_workers_run_side_by_side_and_answer_through_one_outbox() -> None:
         together.wait()
         return payload.request_id
 
-    pool = WorkerPool([SimpleScheduler(compute), SimpleScheduler(compute)])
-    thread = threading.Thread(target=pool.start)
-    thread.start()
-    pool.inbox.put(request("a"))
-    pool.inbox.put(request("b"))
-    assert {pool.outbox.get(timeout=60).data for _ in range(2)} == {"a", "b"}
-    pool.stop()
-    thread.join(60)
-    assert not thread.is_alive()
+    with running(WorkerPool([SimpleScheduler(compute), SimpleScheduler(compute)])) as pool:
+        pool.inbox.put(request("a"))
+        pool.inbox.put(request("b"))
+        assert {pool.outbox.get(timeout=60).data for _ in range(2)} == {"a", "b"}
 
 
 def test_a_crashed_worker_stops_the_others_and_is_raised() -> None:

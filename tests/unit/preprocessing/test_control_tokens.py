@@ -75,25 +75,8 @@ def byte_level(kind: str) -> Tokenizer:
 TOKENIZERS = {kind: byte_level(kind) for kind in ("words", "digits")}
 READERS = {kind: TextTokenizer(tokenizer) for kind, tokenizer in TOKENIZERS.items()}
 PIECES = [
-    *(
-        "a",
-        "the",
-        "1",
-        "2024",
-        ".",
-        "!?",
-        "'s",
-        "'re",
-        "_",
-        "|",
-        "<",
-        ">",
-        "é",
-        "e\u0301",
-        "漢字",
-        "。",
-        "한",
-    ),
+    *("a", "the", "1", "2024", ".", "!?", "'s", "'re", "_", "|", "<", ">"),
+    *("é", "e\u0301", "漢字", "。", "한"),
     *(" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u200d", "ﬁ", "\ufffd", "\0", "👩‍👩‍👧"),
     *("a" + "\u0327" * 20 + "\u0301", "か\u3099", "\u1112\u1161\u11ab"),
     *("word ", " Word", "sglang", "im_en", "<|", "|>", "</"),

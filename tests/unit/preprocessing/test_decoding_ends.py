@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import threading
 import time
 from collections.abc import Callable
 
-import av
 import numpy as np
 import pytest
-import soundfile
-from sample_media import sound, video
+from sample_media import silence, sound, sound_by_ffmpeg, still, video
+from scheduler_runs import running
 
 from sglang_omni.preprocessing.audio import decode_audio
 from sglang_omni.preprocessing.deadline import Aborted, Check, Deadline, until_aborted
@@ -24,25 +22,12 @@ from sglang_omni.scheduling.simple_scheduler import SimpleScheduler
 WAIT_S = 60.0
 
 
-def silence(kind: str, seconds: float, rate: int = 48_000, channels: int = 1) -> bytes:
-    buffer = io.BytesIO()
-    shape = (round(seconds * rate), channels)
-    if kind in ("FLAC", "WAV", "OGG"):
-        soundfile.write(buffer, np.zeros(shape, np.int16), rate, format=kind)
-        return buffer.getvalue()
-    with av.open(buffer, "w", format="mp4") as container:
-        stream = container.add_stream("aac", rate=rate, layout="mono")
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, shape[0]), np.float32), format="fltp", layout="mono")
-        frame.sample_rate = rate
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode(None))
-    return buffer.getvalue()
-
-
 FILM = video(1, 30, 10, with_sound=True)
 DECODES: dict[str, Callable[[Check], object]] = {
-    "FLAC": lambda check: decode_audio(silence("FLAC", 60), param="file", check=check),
-    "M4A": lambda check: decode_audio(silence("M4A", 20), param="file", check=check),
+    "FLAC": lambda check: decode_audio(silence(60, 48_000), param="file", check=check),
+    "M4A": lambda check: decode_audio(
+        sound_by_ffmpeg(np.zeros(20 * 48_000, np.float32), 48_000, "mp4", "aac"), param="file", check=check
+    ),
     "a film": lambda check: decode_video(FILM, param="file", limits=VideoLimits(), check=check),
     "its sound": lambda check: decode_sound_track(FILM, param="file", check=check),
 }
@@ -82,7 +67,7 @@ def test_a_deadline_is_the_requests_error(name: str) -> None:
 
 def test_a_thread_is_free_once_its_request_is_aborted() -> None:
     """Half an hour of silence decoded over and over would hold the stage's only thread for ever."""
-    clip = silence("FLAC", 60)
+    clip = silence(60, 48_000)
     started = threading.Event()
 
     def compute(payload: StagePayload, aborted: Callable[[], bool]) -> str:
@@ -91,28 +76,22 @@ def test_a_thread_is_free_once_its_request_is_aborted() -> None:
             decode_audio(clip, param="file", check=until_aborted(aborted))
         return "done"
 
-    scheduler = SimpleScheduler(compute, sees_abort=True)
-    thread = threading.Thread(target=scheduler.start, daemon=True)
-    thread.start()
-    try:
+    with running(SimpleScheduler(compute, sees_abort=True)) as scheduler:
         for name in ("endless", "short"):
             scheduler.inbox.put(IncomingMessage(name, "new_request", StagePayload(name, None, name)))
         assert started.wait(WAIT_S)
         scheduler.abort("endless")
         answer = scheduler.outbox.get(timeout=WAIT_S)
         assert (answer.request_id, answer.data) == ("short", "done")
-    finally:
-        scheduler.stop()
-        thread.join(WAIT_S)
 
 
 def test_samples_of_all_channels_count() -> None:
     # Eight channels at 96 kHz: as much work as sixteen times the clip.
-    data = silence("FLAC", 8, 96_000, 8)
+    data = silence(8, 96_000, channels=8)
     with pytest.raises(RequestError, match="3840000 samples in its 8 channels at 96000 Hz") as refused:
         decode_audio(data, param="file", max_seconds=10.0)
     assert refused.value.code == "audio_too_long"
-    assert decode_audio(silence("FLAC", 8, 48_000, 8), param="file", max_seconds=10.0).duration == 8.0
+    assert decode_audio(silence(8, 48_000, channels=8), param="file", max_seconds=10.0).duration == 8.0
 
 
 def test_frames_that_are_not_taken_count() -> None:
@@ -125,20 +104,6 @@ def test_frames_that_are_not_taken_count() -> None:
     assert (refused.value.code, refused.value.param) == ("video_too_large", "file")
     with pytest.raises(RequestError, match="12 frames of 96 x 64 pixels decoded, of which 11"):
         decode_video(data, param="file", limits=VideoLimits(decoded_pixels=11 * 96 * 64))
-
-
-def still(size: int, frames: int, *, container: str = "mp4") -> bytes:
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as file:
-        stream = file.add_stream("mpeg4", rate=30)
-        stream.width = stream.height = size
-        stream.pix_fmt = "yuv420p"
-        frame = av.VideoFrame.from_ndarray(np.zeros((size * 3 // 2, size), np.uint8), format="yuv420p")
-        for index in range(frames):
-            frame.pts = index
-            file.mux(stream.encode(frame))
-        file.mux(stream.encode())
-    return buffer.getvalue()
 
 
 def test_a_frame_may_not_be_huge() -> None:

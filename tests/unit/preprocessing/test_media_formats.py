@@ -13,7 +13,7 @@ import av
 import numpy as np
 import pytest
 import soundfile
-from sample_media import sound, video
+from sample_media import sound, sound_by_ffmpeg, still, video
 
 from sglang_omni.preprocessing.audio import decode_audio
 from sglang_omni.preprocessing.container import AUDIO_CODECS, AUDIO_FORMATS, VIDEO_CODECS
@@ -138,29 +138,15 @@ def test_a_film_whose_data_are_in_another_file(tmp_path: Path, monkeypatch: pyte
         see(boxes(whole, elsewhere))
 
 
-def encoded(container: str, codec: str, kind: str) -> bytes:
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as file:
-        if kind == "video":
-            stream = file.add_stream(codec, rate=10)
-            stream.width, stream.height = 64, 64
-            stream.pix_fmt = "yuv420p"
-            file.mux(stream.encode(av.VideoFrame(64, 64, "yuv420p")))
-        else:
-            stream = file.add_stream(codec, rate=16_000, layout="mono")
-            frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.int16), format="s16", layout="mono")
-            frame.sample_rate = 16_000
-            for piece in av.AudioResampler(stream.format.name, "mono", 16_000, 1024).resample(frame):
-                file.mux(stream.encode(piece))
-        file.mux(stream.encode(None))
-    return buffer.getvalue()
+def sound_in(container: str, codec: str) -> bytes:
+    return sound_by_ffmpeg(np.zeros(4096, np.float32), 16_000, container, codec)
 
 
 @pytest.mark.parametrize(
     ("container", "codec"), [("nut", "pcm_s16le"), ("voc", "pcm_s16le"), ("matroska", "tta")]
 )
 def test_sound_in_what_is_not_listed(container: str, codec: str) -> None:
-    assert refused(hear, encoded(container, codec, "audio")) == "invalid_audio"
+    assert refused(hear, sound_in(container, codec)) == "invalid_audio"
 
 
 @pytest.mark.parametrize(
@@ -168,7 +154,7 @@ def test_sound_in_what_is_not_listed(container: str, codec: str) -> None:
     [("nut", "mpeg4"), ("mpegts", "mpeg2video"), ("matroska", "ffv1"), ("avi", "snow")],
 )
 def test_pictures_in_what_is_not_listed(container: str, codec: str) -> None:
-    assert refused(see, encoded(container, codec, "video")) == "invalid_video"
+    assert refused(see, still(container=container, codec=codec)) == "invalid_video"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +162,7 @@ def test_pictures_in_what_is_not_listed(container: str, codec: str) -> None:
     [("caf", "pcm_s16le"), ("w64", "pcm_s16le"), ("matroska", "pcm_s16le"), ("aiff", "pcm_s16be")],
 )
 def test_sound_in_what_is_listed(container: str, codec: str) -> None:
-    assert hear(encoded(container, codec, "audio")) is not None
+    assert hear(sound_in(container, codec)) is not None
 
 
 def test_the_lists_are_ffmpegs_names() -> None:

@@ -109,6 +109,19 @@ def test_without_a_template_chats_are_refused(checkpoint: Path) -> None:
         PromptEncoder(checkpoint).encode_messages(user("hello"))
 
 
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("", "prompt is empty"),
+        ("hello \ud800", "no valid Unicode"),
+        ("hello " * 15, "16 tokens long"),  # which leaves no room for an answer
+    ],
+)
+def test_a_prompt_that_cannot_be_answered_is_refused(checkpoint: Path, prompt: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        PromptEncoder(checkpoint).encode_prompt(prompt)
+
+
 def test_a_prompt_over_the_context_is_refused_with_both_lengths(checkpoint: Path) -> None:
     prompts = PromptEncoder(checkpoint)
 
@@ -119,24 +132,9 @@ def test_a_prompt_over_the_context_is_refused_with_both_lengths(checkpoint: Path
     assert len(prompts.encode_prompt("hello " * 14)) == 15
 
 
-def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(RequestError, match="16 tokens long"):
-        PromptEncoder(checkpoint).encode_prompt("hello " * 15)
-
-
 def test_the_context_can_be_made_shorter_only(checkpoint: Path) -> None:
     assert PromptEncoder(checkpoint, context_length=4).context_length == 4
     assert PromptEncoder(checkpoint, context_length=64).context_length == 16
-
-
-def test_an_empty_prompt_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(RequestError, match="prompt is empty"):
-        PromptEncoder(checkpoint).encode_prompt("")
-
-
-def test_half_a_character_is_refused(checkpoint: Path) -> None:
-    with pytest.raises(RequestError, match="no valid Unicode"):
-        PromptEncoder(checkpoint).encode_prompt("hello \ud800")
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from sample_media import audio_part, image_part, picture, sound, user, video, video_part
+from scheduler_runs import running
 
 from sglang_omni.models.qwen3_omni.components.checkpoint import Qwen3OmniCheckpoint
 from sglang_omni.models.qwen3_omni.encoders import create_audio_encoder, create_image_encoder
@@ -36,17 +36,12 @@ def ask(scheduler: OmniScheduler, *data: dict[str, Any]) -> list[dict[str, Any]]
     for index, each in enumerate(data):
         payload = StagePayload(str(index), OmniRequest(None), each)
         scheduler.inbox.put(IncomingMessage(str(index), "new_request", payload))
-    thread = threading.Thread(target=scheduler.start)
-    thread.start()
     results = {}
-    try:
+    with running(scheduler):
         for _ in data:
             message = scheduler.outbox.get(timeout=60)
             assert message.type == "result", message.data
             results[message.request_id] = message.data.data
-    finally:
-        scheduler.stop()
-        thread.join(timeout=30)
     return [results[str(index)] for index in range(len(data))]
 
 

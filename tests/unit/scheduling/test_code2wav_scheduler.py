@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scheduler_runs import running
 
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.code2wav_scheduler import REFERENCE_CHUNKING, Code2WavScheduler, WindowStream
@@ -66,8 +67,6 @@ class Driver:
     def __init__(self, **options: Any) -> None:
         self.model = CausalVocoder(options.pop("lost_samples", 0))
         self.scheduler = Code2WavScheduler(self.model, "cpu", **options)
-        self.thread = threading.Thread(target=self.scheduler.start)
-        self.thread.start()
 
     def run(self, items: list[torch.Tensor], stream: bool = True) -> tuple[list[np.ndarray], dict[str, Any]]:
         inbox, outbox = self.scheduler.inbox, self.scheduler.outbox
@@ -88,17 +87,14 @@ class Driver:
 
 @pytest.fixture
 def drive() -> Iterator[Any]:
-    drivers: list[Driver] = []
+    with ExitStack() as stack:
 
-    def make(**options: Any) -> Driver:
-        drivers.append(Driver(**options))
-        return drivers[-1]
+        def make(**options: Any) -> Driver:
+            driver = Driver(**options)
+            stack.enter_context(running(driver.scheduler))
+            return driver
 
-    yield make
-    for driver in drivers:
-        driver.scheduler.stop()
-        driver.thread.join(10)
-        assert not driver.thread.is_alive()
+        yield make
 
 
 def frames(count: int) -> torch.Tensor:
@@ -205,12 +201,8 @@ def results_of_all_at_once(
         scheduler.inbox.put(IncomingMessage(name, "new_request", payload))
         scheduler.inbox.put(IncomingMessage(name, "stream_chunk", Item(codes)))
         scheduler.inbox.put(IncomingMessage(name, "stream_done"))
-    thread = threading.Thread(target=scheduler.start)
-    thread.start()
-    messages = [scheduler.outbox.get(timeout=60) for _ in requests]
-    scheduler.stop()
-    thread.join(10)
-    assert not thread.is_alive()
+    with running(scheduler):
+        messages = [scheduler.outbox.get(timeout=60) for _ in requests]
     assert scheduler.stats() == {"num_running_reqs": 0, "num_queue_reqs": 0}
     return {message.request_id: message.data for message in messages}
 

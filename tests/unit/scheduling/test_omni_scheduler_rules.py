@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scheduler_runs import running
 
 from sglang_omni.engines.request import EngineRequest, FinishReason
 from sglang_omni.proto import OmniRequest, StagePayload
@@ -97,7 +97,6 @@ class Stage:
             stream_done_handler=lambda request, source: self.reason,
             abort_callback=self.on_abort,
         )
-        self.thread = threading.Thread(target=self.scheduler.start)
 
     def build(self, payload: StagePayload) -> EngineRequest:
         if payload.data is None:
@@ -136,11 +135,8 @@ class Stage:
 @pytest.fixture
 def stage() -> Iterator[Stage]:
     stage = Stage()
-    stage.thread.start()
-    yield stage
-    stage.scheduler.stop()
-    stage.thread.join(WAIT_S)
-    assert not stage.thread.is_alive()
+    with running(stage.scheduler):
+        yield stage
 
 
 def test_what_streams_in_before_the_request_waits_for_it(stage: Stage) -> None:
@@ -332,12 +328,10 @@ def test_a_step_is_the_work_of_the_requests_in_it(monkeypatch: pytest.MonkeyPatc
     for request_id, prompt in (("a", [1, -1, 3]), ("b", [1])):
         records[request_id] = SimpleNamespace(work=0.0)
         stage.submit(request_id, prompt)
-    stage.thread.start()
     stage.put("a", "stream_chunk", 2)
     seconds = {}
-    for _ in range(2):
-        request_id, _ = stage.result()
-        seconds[request_id] = records.pop(request_id).work
-    stage.scheduler.stop()
-    stage.thread.join(WAIT_S)
+    with running(stage.scheduler):
+        for _ in range(2):
+            request_id, _ = stage.result()
+            seconds[request_id] = records.pop(request_id).work
     assert seconds == {"a": 3.0, "b": 1.0}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from scheduler_runs import running
 
 from sglang_omni.executors import PreprocessingExecutor
 from sglang_omni.pipeline.processes.pulse import take_pulse
@@ -29,12 +29,8 @@ def run(scheduler: SimpleScheduler, *request_ids: str) -> list[Any]:
     for request_id in request_ids:
         payload = StagePayload(request_id, OmniRequest(None), None)
         scheduler.inbox.put(IncomingMessage(request_id, "new_request", payload))
-    thread = threading.Thread(target=scheduler.start)
-    thread.start()
-    out = [scheduler.outbox.get(timeout=60).data for _ in request_ids]
-    scheduler.stop()
-    thread.join()
-    return out
+    with running(scheduler):
+        return [scheduler.outbox.get(timeout=60).data for _ in request_ids]
 
 
 def fails(error: BaseException) -> Callable[[Any], Any]:

@@ -9,6 +9,7 @@ from queue import Empty
 from typing import Any
 
 import pytest
+from scheduler_runs import running
 
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
@@ -66,8 +67,6 @@ class Driver:
             expects_stream=lambda payload: payload.request.params.get("streamed", False),
             wants_chunks=lambda payload: payload.request.params.get("chunks", True),
         )
-        self.thread = threading.Thread(target=self.scheduler.start)
-        self.thread.start()
 
     def new(self, request_id: str, data: list[Any], **params: bool) -> None:
         payload = StagePayload(request_id, OmniRequest(None, params), data)
@@ -91,18 +90,13 @@ class Driver:
         assert self.next().request_id == "last"
         return self.scheduler.outbox.empty()
 
-    def close(self) -> None:
-        Echo.gate.set()
-        self.scheduler.stop()
-        self.thread.join(WAIT_S)
-        assert not self.thread.is_alive()
-
 
 @pytest.fixture
 def driver() -> Iterator[Driver]:
     driver = Driver()
-    yield driver
-    driver.close()
+    with running(driver.scheduler):
+        yield driver
+        Echo.gate.set()
 
 
 def test_a_request_without_a_stream(driver: Driver) -> None:

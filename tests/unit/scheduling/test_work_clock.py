@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from scheduler_runs import running
 
 from sglang_omni.proto import OmniRequest, StagePayload
 from sglang_omni.scheduling.messages import IncomingMessage, OutgoingMessage
@@ -47,17 +47,13 @@ def work(scheduler: Any, messages: list[IncomingMessage], results: int) -> dict[
     scheduler.work_clock.records = records
     for message in messages:
         scheduler.inbox.put(message)
-    thread = threading.Thread(target=scheduler.start)
-    thread.start()
     seconds = {}
-    while results:
-        out: OutgoingMessage = scheduler.outbox.get(timeout=WAIT_S)
-        if out.type != "stream":
-            # As in a stage: the work is known when the result arrives.
-            seconds[out.request_id] = records.pop(out.request_id).work
-            results -= 1
-    scheduler.stop()
-    thread.join(WAIT_S)
+    with running(scheduler):
+        while len(seconds) < results:
+            out: OutgoingMessage = scheduler.outbox.get(timeout=WAIT_S)
+            if out.type != "stream":
+                # As in a stage: the work is known when the result arrives.
+                seconds[out.request_id] = records.pop(out.request_id).work
     return seconds
 
 

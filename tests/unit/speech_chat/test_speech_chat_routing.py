@@ -25,33 +25,20 @@ def payload(of: OmniRequest, **data: Any) -> StagePayload:
     return StagePayload("r", of, data)
 
 
+WRITTEN: dict[str, Any] = {"prompt_token_ids": [1]}
+HEARD: dict[str, Any] = {"messages": [], "clips": [CLIP]}
+BOTH = ["text", "audio"]
+
+
 @pytest.mark.parametrize(
     ("of", "data", "preprocess", "terminal", "stream_ends"),
     [
-        (request("chat"), {"prompt_token_ids": [1]}, ["thinker"], ["decode"], []),
-        (request("chat", ["text"]), {"messages": [], "clips": [CLIP]}, ["transcribe"], ["decode"], []),
-        (
-            request("chat", ["text", "audio"]),
-            {"prompt_token_ids": [1]},
-            ["thinker", "speak"],
-            ["decode", "speak"],
-            ["speak"],
-        ),
-        (
-            request("chat", ["text", "audio"]),
-            {"messages": [], "clips": [CLIP, CLIP]},
-            ["transcribe", "speak"],
-            ["decode", "speak"],
-            ["speak"],
-        ),
-        (
-            request("chat", ["audio"]),
-            {"prompt_token_ids": [1]},
-            ["thinker", "speak"],
-            ["decode", "speak"],
-            ["speak"],
-        ),
-        (request("completion"), {"prompt_token_ids": [1]}, ["thinker"], ["decode"], []),
+        (request("chat"), WRITTEN, ["thinker"], ["decode"], []),
+        (request("chat", ["text"]), HEARD, ["transcribe"], ["decode"], []),
+        (request("chat", BOTH), WRITTEN, ["thinker", "speak"], ["decode", "speak"], ["speak"]),
+        (request("chat", BOTH), HEARD, ["transcribe", "speak"], ["decode", "speak"], ["speak"]),
+        (request("chat", ["audio"]), WRITTEN, ["thinker", "speak"], ["decode", "speak"], ["speak"]),
+        (request("completion"), WRITTEN, ["thinker"], ["decode"], []),
         (request("speech"), {"text": "Hello"}, ["speak"], ["speak"], []),
         (request("speech", ["audio"]), {"text": "Hello"}, ["speak"], ["speak"], []),
         (request("transcription"), {"clips": [CLIP]}, ["transcribe"], ["decode"], []),
