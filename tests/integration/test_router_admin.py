@@ -7,7 +7,19 @@ import socket
 from typing import Any
 
 import pytest
-from router_harness import Answer, Replica, Seen, get, post, replicas, response, router, send_raw, until
+from router_harness import (
+    Answer,
+    Replica,
+    Seen,
+    bearer,
+    get,
+    post,
+    replicas,
+    response,
+    router,
+    send_raw,
+    until,
+)
 
 CHANGES = [
     "POST /workers?url=http://127.0.0.1:9",
@@ -28,10 +40,6 @@ FOREIGN = [
     "Sec-Fetch-Site: cross-site\r\n",
     "Origin: http://127.0.0.1:1\r\n",
 ]
-
-
-def bearer(key: str) -> str:
-    return f"Authorization: Bearer {key}\r\n"
 
 
 async def ask(url: str, line: str, headers: str = "", host: str = "localhost", body: bytes = b"") -> Answer:
@@ -223,10 +231,7 @@ async def asked_for_everything(url: str, replica: Replica, headers: str = "") ->
     await ask(url, "GET /v1/realtime", headers + upgrade)
     replica.last_probe = None
 
-    async def probed() -> bool:
-        return replica.last_probe is not None
-
-    await until(probed, "a health check")
+    await until(lambda: replica.last_probe is not None, "a health check")
     assert replica.last_probe is not None
     return [*replica.seen, replica.last_probe]
 

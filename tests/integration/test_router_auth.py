@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from router_harness import Answer, get, launched, post, replicas, router, send_raw, until
-
-
-def bearer(key: str) -> str:
-    return f"Authorization: Bearer {key}\r\n"
+from router_harness import (
+    Answer,
+    assert_error,
+    bearer,
+    comes_to,
+    get,
+    launched,
+    post,
+    replicas,
+    router,
+    send_raw,
+    status_of,
+    until,
+)
 
 
 def assert_unauthorized(answer: Answer, words: str) -> None:
-    assert answer.status == 401
+    assert_error(answer, 401, words, code="invalid_api_key")
     assert answer.header("www-authenticate") == "Bearer"
-    error = json.loads(answer.body)["error"]
-    assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
-    assert words in error["message"]
-
-
-async def until_healthy(url: str) -> None:
-    async def healthy() -> bool:
-        return (await get(url, "/health")).status == 200
-
-    await until(healthy, "the router is healthy")
 
 
 async def test_without_a_key_of_the_router_nothing_is_let_in() -> None:
     async with replicas(None) as [replica], router(replica, api_key=["one", "two"]) as url:
-        await until_healthy(url)
+        await comes_to(200, status_of, url, "/health")
         assert_unauthorized(await post(url), "Authorization: Bearer KEY")
         for wrong in ("on", "onee", "three", ""):
             assert_unauthorized(await post(url, headers=bearer(wrong)), "not one of this router's")
@@ -53,7 +51,7 @@ async def test_a_large_body_is_refused_before_it_is_read() -> None:
 
 async def test_probes_and_scrapers_need_no_key() -> None:
     async with replicas(None) as [replica], router(replica, api_key=["k"]) as url:
-        await until_healthy(url)
+        await comes_to(200, status_of, url, "/health")
         for path in ("/readiness", "/liveness", "/metrics"):
             assert (await get(url, path)).status == 200
 
@@ -81,10 +79,7 @@ async def test_the_workers_key_is_shown_wherever_workers_are_asked() -> None:
             url, b"GET /v1/realtime HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
         )
 
-        async def probed() -> bool:
-            return replica.last_probe is not None
-
-        await until(probed, "a health check")
+        await until(lambda: replica.last_probe is not None, "a health check")
     lines = {seen.line.split()[1] for seen in replica.seen}
     assert lines >= {"/v1/models", "/flush_cache", "/v1/realtime"}
     for seen in [*replica.seen, replica.last_probe]:

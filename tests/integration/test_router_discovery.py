@@ -16,6 +16,7 @@ from router_harness import (
     Replica,
     Seen,
     change,
+    comes_to,
     launched,
     listed,
     post,
@@ -38,12 +39,10 @@ def write(path: Path, workers: Iterable[Replica]) -> None:
 
 
 async def until_listed(url: str, workers: Iterable[Replica]) -> None:
-    wanted = sorted(replica.url for replica in workers)
+    async def found() -> set[str]:
+        return {worker["url"] for worker in await listed(url)}
 
-    async def is_listed() -> bool:
-        return sorted(worker["url"] for worker in await listed(url)) == wanted
-
-    await until(is_listed, f"the workers are {wanted}")
+    await comes_to({replica.url for replica in workers}, found)
 
 
 def holding() -> tuple[asyncio.Event, asyncio.Event, Callable]:
@@ -102,16 +101,13 @@ async def test_a_worker_that_comes_back_while_it_drains_serves_again(tmp_path: P
             await asked.wait()
             first = (await listed(url))[0]
 
-            async def draining(value: bool) -> None:
-                async def is_so() -> bool:
-                    return [worker["draining"] for worker in await listed(url)] == [value, False]
-
-                await until(is_so, f"draining is {value}")
+            async def draining() -> list[bool]:
+                return [worker["draining"] for worker in await listed(url)]
 
             write(path, [two])
-            await draining(True)
+            await comes_to([True, False], draining)
             write(path, [one, two])
-            await draining(False)
+            await comes_to([False, False], draining)
             finish.set()
             assert [answer.status for answer in await asyncio.gather(*requests)] == [200, 200]
             assert (await listed(url))[0]["id"] == first["id"]

@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
 
-from router_harness import PATIENCE, Seen, connect, post, read_body, read_head, replicas, response, router
+from router_harness import (
+    PATIENCE,
+    Seen,
+    connect,
+    post,
+    raw_worker,
+    read_body,
+    read_head,
+    replicas,
+    response,
+    router,
+)
 
 MANY = 8 << 20
-
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-@contextlib.asynccontextmanager
-async def served_by(serve: Serve) -> AsyncIterator[str]:
-    """A router in front of one worker, which is `serve` for everything but health checks."""
-
-    async def worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            line, _ = await read_head(reader)
-            if line.startswith("POST "):
-                await serve(reader, writer)
-            else:
-                writer.write(response())
-        writer.close()
-
-    server = await asyncio.start_server(worker, "127.0.0.1", 0)
-    async with router(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as url:
-        yield url
-    server.close()
 
 
 async def test_a_client_that_is_still_sending_gets_the_answer_that_came_early() -> None:
     answered = asyncio.Event()
 
-    async def refuse(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
         writer.write(response(b"no", "413 Too Large", "connection: close\r\n"))
         # A worker that closed now would take back what it has just said.
         await asyncio.wait_for(answered.wait(), PATIENCE)
 
-    async with served_by(refuse) as url:
+    async with raw_worker(refuse) as worker, router(worker) as url:
         for _ in range(5):
             reader, writer = await connect(url)
             head = f"POST /upload HTTP/1.1\r\nHost: a\r\nContent-Length: {MANY}\r\n\r\n"

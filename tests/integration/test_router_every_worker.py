@@ -11,8 +11,10 @@ from router_harness import (
     Handler,
     Seen,
     answering,
+    assert_error,
     becomes,
     change,
+    comes_to,
     get,
     listed,
     post,
@@ -21,7 +23,7 @@ from router_harness import (
     router,
     send_raw,
     served_by,
-    until,
+    status_of,
 )
 
 
@@ -161,11 +163,7 @@ async def test_models_are_merged_over_workers() -> None:
 
 async def test_readiness_needs_a_worker_and_liveness_none() -> None:
     async with replicas(None) as [one], router(one) as url:
-
-        async def ready() -> bool:
-            return (await get(url, "/readiness")).status == 200
-
-        await until(ready, "a healthy worker makes the router ready")
+        await comes_to(200, status_of, url, "/readiness")
         assert body_of(await get(url, "/readiness")) == {
             "status": "ready",
             "healthy_workers": 1,
@@ -257,9 +255,7 @@ async def test_models_of_a_fleet_that_hangs() -> None:
 
     async with replicas(silent) as [replica], router(replica) as url:
         answer = await get(url, "/v1/models")
-        error = body_of(answer)["error"]
-        assert (answer.status, error["code"], error["type"]) == (504, "worker_timeout", "server_error")
-        assert f"{replica.url}: /v1/models: no answer in 5 s" in error["message"]
+        assert_error(answer, 504, f"{replica.url}: /v1/models: no answer in 5 s", code="worker_timeout")
 
 
 async def assert_unserved(url: str, code: str, words: str) -> None:
@@ -281,6 +277,4 @@ async def test_an_abort_that_every_worker_refuses_is_their_error() -> None:
         await replica.stop()
         for path in ("/abort_request", "/flush_cache"):
             answer = await post(url, b"{}", path)
-            error = body_of(answer)["error"]
-            assert (answer.status, error["code"], error["type"]) == (502, "worker_failed", "server_error")
-            assert f"{replica.url}: Connection refused" in error["message"]
+            assert_error(answer, 502, f"{replica.url}: Connection refused", code="worker_failed")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -14,12 +13,16 @@ from router_harness import (
     Answer,
     Replica,
     Seen,
-    connect,
+    asking,
+    assert_error,
+    comes_to,
     get,
+    metric,
     post,
     replicas,
     response,
     router,
+    status_of,
     until,
     websocket_echo,
 )
@@ -50,37 +53,12 @@ async def held(**options: int | float) -> AsyncIterator[tuple[Held, str]]:
 
 
 async def arrived(replica: Replica, count: int) -> None:
-    async def there() -> bool:
-        return len(replica.seen) >= count
-
-    await until(there, f"{count} requests at the worker")
-
-
-async def metric(url: str, name: str) -> int:
-    page = (await get(url, "/metrics")).body.decode()
-    [line] = [line for line in page.splitlines() if line.startswith(f"sglang_omni_router_{name} ")]
-    return int(line.split()[-1])
-
-
-async def waiting(url: str, count: int) -> None:
-    async def there() -> bool:
-        return await metric(url, "requests_waiting") == count
-
-    await until(there, f"{count} requests wait")
-
-
-async def in_flight(url: str, count: int) -> None:
-    async def there() -> bool:
-        return await metric(url, "requests_in_flight") == count
-
-    await until(there, f"{count} requests in flight")
+    await until(lambda: len(replica.seen) >= count, f"{count} requests at the worker")
 
 
 def assert_refused(answer: Answer, words: str) -> None:
-    assert (answer.status, answer.header("retry-after")) == (429, "1")
-    error = json.loads(answer.body)["error"]
-    assert (error["code"], error["type"]) == ("rate_limit_exceeded", "rate_limit_error")
-    assert words in error["message"]
+    assert_error(answer, 429, words, code="rate_limit_exceeded")
+    assert answer.header("retry-after") == "1"
 
 
 async def test_beyond_the_limit_and_the_queue_is_429() -> None:
@@ -88,7 +66,7 @@ async def test_beyond_the_limit_and_the_queue_is_429() -> None:
         asked = [asyncio.ensure_future(post(url, b"%d" % n)) for n in range(2)]
         await arrived(replica, 2)
         asked.append(asyncio.ensure_future(post(url, b"2")))
-        await waiting(url, 1)
+        await comes_to(1, metric, url, "requests_waiting")
         for _ in range(3):
             assert_refused(
                 await post(url, b"x" * 200_000), "2 requests are in flight, which is the limit, and 1"
@@ -101,7 +79,7 @@ async def test_beyond_the_limit_and_the_queue_is_429() -> None:
             replica.go.release()
         answers = await asyncio.wait_for(asyncio.gather(*asked), PATIENCE)
         assert [(answer.status, answer.body) for answer in answers] == [(200, b"0"), (200, b"1"), (200, b"2")]
-        await in_flight(url, 0)
+        await comes_to(0, metric, url, "requests_in_flight")
     assert len(replica.seen) == 3
 
 
@@ -110,7 +88,7 @@ async def test_those_who_wait_get_their_turn_in_order() -> None:
         asked = []
         for number in range(5):
             asked.append(asyncio.ensure_future(post(url, b"%d" % number)))
-            await waiting(url, number) if number else await arrived(replica, 1)
+            await comes_to(number, metric, url, "requests_waiting") if number else await arrived(replica, 1)
         for _ in range(5):
             replica.go.release()
         await asyncio.wait_for(asyncio.gather(*asked), PATIENCE)
@@ -140,11 +118,10 @@ async def test_a_wait_ends() -> None:
 
 async def test_a_client_that_leaves_gives_its_place_back() -> None:
     async with held(max_concurrent_requests=1, queue_size=0) as (replica, url):
-        _, writer = await connect(url)
-        writer.write(b"GET /v1/x HTTP/1.1\r\nHost: a\r\n\r\n")
+        _, writer = await asking(url, b"GET /v1/x HTTP/1.1\r\nHost: a\r\n\r\n")
         await arrived(replica, 1)
         writer.close()
-        await in_flight(url, 0)
+        await comes_to(0, metric, url, "requests_in_flight")
         await asyncio.wait_for(replica.closed.wait(), PATIENCE)  # Or the first request takes the permit.
         replica.go.release()
         assert (await post(url)).status == 200
@@ -161,11 +138,10 @@ async def test_a_worker_that_fails_gives_the_place_back() -> None:
         router(replica, "http://127.0.0.1:1", max_concurrent_requests=1, queue_size=0) as url,
     ):
         for _ in range(4):
-            reader, writer = await connect(url)
-            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            reader, writer = await asking(url, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             await asyncio.wait_for(reader.read(), PATIENCE)
             writer.close()
-            await in_flight(url, 0)
+            await comes_to(0, metric, url, "requests_in_flight")
     assert len(replica.seen) == 4
 
 
@@ -182,10 +158,7 @@ async def test_a_websocket_holds_its_place_to_its_end() -> None:
             assert await metric(url, "requests_in_flight") == 1
             assert_refused(await post(url), "which is the limit")
 
-        async def free() -> bool:
-            return (await get(url, "/nothing")).status == 404
-
-        await until(free, "the place is free")
+        await comes_to(404, status_of, url, "/nothing")
 
 
 async def test_a_limit_of_nothing_is_refused() -> None:

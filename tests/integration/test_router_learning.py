@@ -6,17 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from router_harness import (
-    Handler,
-    Seen,
-    launched,
-    metric,
-    post,
-    replicas,
-    response,
-    router,
-    until,
-)
+from router_harness import Handler, Seen, comes_to, launched, metric, post, replicas, response, router, until
 
 KNOWN = "a system prompt that everybody sends. " * 100
 
@@ -81,10 +71,7 @@ async def test_a_prompt_whose_client_left_or_whose_worker_broke_off_is_not_learn
         assert await metric(url, "tree_bytes") == 0
         leaving.cancel()
 
-        async def is_forgotten() -> bool:
-            return await metric(url, "tree_pending_bytes") == 0
-
-        await until(is_forgotten, "the prompt of a client that left is forgotten")
+        await comes_to(0, metric, url, "tree_pending_bytes")
         assert await metric(url, "tree_bytes") == 0
 
 
@@ -98,10 +85,7 @@ async def test_a_burst_of_one_prefix_goes_together_before_the_first_answer() -> 
     async with replicas(slow, slow, slow, slow) as four, router(*four, policy="cache_aware") as url:
         burst = [asyncio.create_task(post(url, ask_of(KNOWN + str(index)))) for index in range(2)]
 
-        async def all_are_there() -> bool:
-            return sum(len(replica.seen) for replica in four) == 2
-
-        await until(all_are_there, "both are at workers")
+        await until(lambda: sum(len(replica.seen) for replica in four) == 2, "both are at workers")
         assert sorted(len(replica.seen) for replica in four) == [0, 0, 0, 2]
         assert await metric(url, "tree_bytes") == 0
         ready.set()

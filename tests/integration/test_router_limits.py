@@ -3,18 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from router_harness import (
-    Answer,
-    assert_error,
-    connect,
-    get,
-    post,
-    read_body,
-    read_head,
-    replicas,
-    router,
-    send_raw,
-)
+from router_harness import asking, assert_error, get, post, read_answer, replicas, router, send_raw
 
 
 async def test_announced_body_over_the_limit() -> None:
@@ -26,13 +15,11 @@ async def test_announced_body_over_the_limit() -> None:
 
 async def test_a_client_that_is_still_sending_can_read_why_it_was_refused() -> None:
     async with replicas(None) as [replica], router(replica, max_body_bytes=1000) as url:
-        reader, writer = await connect(url)
-        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 20000000\r\n\r\n")
+        reader, writer = await asking(url, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 20000000\r\n\r\n")
         for _ in range(20):
             writer.write(b"x" * 1_000_000)
             await writer.drain()
-        line, headers = await read_head(reader)
-        assert_error(Answer(line, headers, await read_body(reader, headers)), 413, "1000 bytes")
+        assert_error(await read_answer(reader), 413, "1000 bytes")
         writer.close()
     assert replica.seen == []
 

@@ -15,8 +15,8 @@ from router_harness import (
     COMMAND,
     PATIENCE,
     Seen,
+    asking,
     change,
-    connect,
     ending,
     get,
     launched,
@@ -149,11 +149,7 @@ async def test_lines_below_the_level_are_left_out(level: str) -> None:
         )
 
         async with ending(process):
-
-            async def probed() -> bool:
-                return replica.probes > 1
-
-            await until(probed, "the router asks its worker")
+            await until(lambda: replica.probes > 1, "the router asks its worker")
             await replica.stop()
             expected = [] if level == "error" else ["worker is down"]
             assert process.stderr is not None
@@ -178,8 +174,7 @@ async def test_a_reader_that_sleeps_holds_nobody_up() -> None:
                 ask = b"GET /workers/%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"x" * 2000)
 
                 async def dropped() -> bool:
-                    reader, writer = await connect(url)
-                    writer.write(500 * ask)
+                    reader, writer = await asking(url, 500 * ask)
                     for _ in range(500):
                         _, headers = await read_head(reader)
                         await read_body(reader, headers)

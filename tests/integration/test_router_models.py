@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 
-from router_harness import Replica, Seen, get, listed, post, replicas, response, router, served_by, until
+from router_harness import Replica, Seen, comes_to, get, listed, post, replicas, response, router, served_by
 
 
 async def until_known(url: str, *models: list[str] | None) -> None:
-    async def is_known() -> bool:
-        return [worker["models"] for worker in await listed(url)] == list(models)
+    async def known() -> list[list[str] | None]:
+        return [worker["models"] for worker in await listed(url)]
 
-    await until(is_known, f"the lists are {models}")
+    await comes_to(list(models), known)
 
 
 async def serving(url: str, model: str, times: int = 6) -> set[str | None]:

@@ -6,16 +6,7 @@ import asyncio
 
 import aiohttp
 import pytest
-from router_harness import (
-    Seen,
-    connect,
-    post,
-    read_head,
-    replicas,
-    response,
-    router,
-    send_raw,
-)
+from router_harness import Seen, connect, post, read_head, replicas, response, router, send_raw
 
 DATE = "Date: Tue, 15 Nov 1994 08:12:31 GMT\r\n"
 

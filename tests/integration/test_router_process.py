@@ -17,6 +17,7 @@ from router_harness import (
     COMMAND,
     PATIENCE,
     Seen,
+    asking,
     connect,
     get,
     launched,
@@ -156,8 +157,7 @@ async def refused(url: str) -> bool:
 
 
 async def post_chunked(url: str) -> bytes:
-    reader, writer = await connect(url)
-    writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
+    reader, writer = await asking(url, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
     answer = await reader.read()
     writer.close()
     return answer

@@ -11,17 +11,19 @@ from router_harness import (
     PATIENCE,
     Handler,
     Seen,
+    asking,
     becomes,
+    comes_to,
     connect,
     get,
     load_of,
     metric,
     post,
+    raw_worker,
     read_head,
     replicas,
     response,
     router,
-    until,
 )
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -55,10 +57,6 @@ async def request(url: str, body: bytes = STREAMED) -> tuple[asyncio.StreamReade
     return reader, writer
 
 
-async def is_idle(url: str) -> bool:
-    return await load_of(url) == 0
-
-
 async def test_a_stream_that_falls_silent_is_broken_off() -> None:
     stops = streaming("one", ends=False)
     async with replicas(stops) as [replica], router(replica, stream_idle_timeout=0.6) as url:
@@ -66,7 +64,7 @@ async def test_a_stream_that_falls_silent_is_broken_off() -> None:
         told = await asyncio.wait_for(reader.read(), PATIENCE)
         assert told.endswith(b"data: one\n\n\r\n")  # And no end of a whole answer.
         writer.close()
-        await until(lambda: is_idle(url), "its place is free")
+        await comes_to(0, load_of, url)
         await asyncio.wait_for(replica.closed.wait(), PATIENCE)
         ended = (await get(url, "/metrics")).body.decode()
         assert 'requests_ended_total{how="idle_timeout"} 1' in ended
@@ -93,8 +91,7 @@ async def test_a_client_without_chunks_sees_that_its_answer_is_not_whole(is_sile
         writer.transport.abort()
 
     async with replicas(breaks) as [replica], router(replica, stream_idle_timeout=0.6) as url:
-        reader, writer = await connect(url)
-        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        reader, writer = await asking(url, b"GET / HTTP/1.0\r\n\r\n")
         assert await asyncio.wait_for(reader.readuntil(b"one\n\n"), PATIENCE)
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.read(), PATIENCE)
@@ -186,19 +183,13 @@ async def test_an_upgraded_stream_that_is_silent_gives_its_place_back() -> None:
     ended = asyncio.Event()
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line, _ = await read_head(reader)
-        if "/s" not in line:
-            writer.close()
-            return
+        await read_head(reader)
         writer.write(b"HTTP/1.1 101 Go\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
         while data := await reader.read(100):
             writer.write(data)
         ended.set()
-        writer.close()
 
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    worker = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with router(worker, stream_idle_timeout=1.5) as url:
+    async with raw_worker(echo) as worker, router(worker, stream_idle_timeout=1.5) as url:
         reader, writer = await upgraded(url)
         for _ in range(4):
             await asyncio.sleep(0.6)
@@ -207,16 +198,14 @@ async def test_an_upgraded_stream_that_is_silent_gives_its_place_back() -> None:
         assert await load_of(url) == 1
         assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
         await asyncio.wait_for(ended.wait(), PATIENCE)
-        await until(lambda: is_idle(url), "its place is free")
+        await comes_to(0, load_of, url)
         writer.close()
-    server.close()
 
 
 async def test_clients_that_vanish_are_noticed() -> None:
     """The system asks a silent client's host whether it is still there."""
     async with replicas(None) as [replica], router(replica) as url:
-        reader, writer = await connect(url)
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        reader, writer = await asking(url, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         await read_head(reader)
         ours = writer.get_extra_info("sockname")[1]
         theirs = urlsplit(url).port

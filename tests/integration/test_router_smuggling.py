@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
-from router_harness import PATIENCE, connect, replicas, response, router, send_raw
+from router_harness import PATIENCE, asking, connect, replicas, response, router, send_raw
 
 NEXT = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -43,8 +43,7 @@ async def recorder() -> AsyncIterator[tuple[Recorder, str]]:
 
 async def send(url: str, request: bytes) -> bytes:
     """All that comes back up to the end of an answer, or of the connection."""
-    reader, writer = await connect(url)
-    writer.write(request)
+    reader, writer = await asking(url, request)
     answer = bytearray()
     with contextlib.suppress(ConnectionError):
         while not answer.endswith((b"ok", b"}")):

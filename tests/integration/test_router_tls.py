@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import ssl
 from collections.abc import Callable
@@ -17,14 +18,16 @@ from router_harness import (
     PATIENCE,
     Answer,
     Seen,
+    asking,
+    comes_to,
     connect,
     launched,
+    read_answer,
     read_body,
     read_head,
     replicas,
     response,
     router,
-    until,
     websocket_echo,
 )
 
@@ -65,8 +68,7 @@ async def ask(url: str, client: ssl.SSLContext, request: bytes) -> Answer:
     reader, writer = await secured(url, client)
     try:
         writer.write(request)
-        line, headers = await read_head(reader)
-        return Answer(line, headers, await read_body(reader, headers))
+        return await read_answer(reader)
     finally:
         writer.close()
 
@@ -77,8 +79,7 @@ def request(body: bytes = b"{}", head: str = "POST /v1/x HTTP/1.1") -> bytes:
 
 async def failed_handshakes(url: str, client: ssl.SSLContext) -> int:
     page = (await ask(url, client, request(b"", "GET /metrics HTTP/1.1"))).body.decode()
-    [line] = [line for line in page.splitlines() if line.startswith("sglang_omni_router_tls_handshakes")]
-    return int(line.split()[-1])
+    return int(re.findall(r"^sglang_omni_router_tls_handshakes\S* (\d+)$", page, re.M)[0])
 
 
 async def test_requests_and_answers_of_any_size(certificate: Certificate) -> None:
@@ -121,8 +122,7 @@ async def test_handshakes_that_fail_or_stall_harm_nobody(certificate: Certificat
         stalled = [await connect(url) for _ in range(50)]
         for _, writer in stalled:
             writer.write(b"\x16\x03\x01")
-        plain, writer = await connect(url)
-        writer.write(request())
+        plain, writer = await asking(url, request())
         left = await plain.read(100)
         assert b"HTTP" not in left
         writer.close()
@@ -133,11 +133,7 @@ async def test_handshakes_that_fail_or_stall_harm_nobody(certificate: Certificat
         for reader, writer in stalled:
             assert await asyncio.wait_for(reader.read(100), PATIENCE) == b""
             writer.close()
-
-        async def all_counted() -> bool:
-            return await failed_handshakes(url, certificate.client) == 52
-
-        await until(all_counted, "52 failed handshakes")
+        await comes_to(52, failed_handshakes, url, certificate.client)
     assert len(replica.seen) == 1
 
 

@@ -16,14 +16,13 @@ from router_harness import (
     Replica,
     Seen,
     becomes,
+    comes_to,
     launched,
     post,
     replicas,
     response,
     router,
-    until,
     websocket_echo,
-    workers,
 )
 
 
@@ -109,11 +108,7 @@ async def test_the_systems_authorities_count_where_none_are_given(
 async def refusal(authority: Authority, worker: Replica | str) -> Answer:
     async with router(worker, worker_ca_file=str(authority.file)) as url:
         answer = await post(url)
-
-        async def is_down() -> bool:
-            return [each["state"] for each in (await workers(url)).values()] == ["down"]
-
-        await until(is_down, "its health checks find the same")
+        await becomes(url, worker, "down")  # Its health checks find the same.
         return answer
 
 
@@ -146,10 +141,9 @@ async def test_a_certificate_that_has_expired_is_refused(authority: Authority) -
 
 
 async def test_a_worker_that_speaks_no_tls(authority: Authority) -> None:
-    async def prose(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(response(status="400 No"))
-
-    server = await asyncio.start_server(prose, "127.0.0.1", 0)
+    server = await asyncio.start_server(
+        lambda _, writer: writer.write(response(status="400 No")), "127.0.0.1", 0
+    )
     async with server:
         worker = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         assert_refused(await refusal(authority, worker), worker, "does not speak TLS", "http://?")
@@ -185,7 +179,7 @@ async def test_sighup_reads_the_authorities_again(authority: Authority) -> None:
         authority.file.write_bytes(renewed.file.read_bytes())
         process.send_signal(signal.SIGHUP)
 
-        async def is_trusted() -> bool:
-            return (await post(url)).status == 200
+        async def status() -> int:
+            return (await post(url)).status
 
-        await until(is_trusted, "the renewed authority counts")
+        await comes_to(200, status)

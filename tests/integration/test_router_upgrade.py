@@ -6,18 +6,20 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
 from router_harness import (
     PATIENCE,
-    connect,
+    asking,
+    comes_to,
     load_of,
     post,
+    raw_worker,
     read_head,
     replicas,
     router,
-    until,
     websocket_echo,
 )
 
@@ -28,46 +30,38 @@ UPGRADE = (
 AGREED = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-Mine: 1\r\n\r\n"
 
 
-class RawWorker:
+class Upgrades:
     """Accepts upgrades and hands each one's streams to the test."""
 
-    def __init__(self, greeting: bytes = AGREED) -> None:
+    def __init__(self, greeting: bytes) -> None:
         self.greeting = greeting
         self.lines: list[str] = []
         self.streams: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
-        self._server: asyncio.Server | None = None
+        self.ended = asyncio.Event()
 
-    async def __aenter__(self) -> RawWorker:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-
-    @property
-    def url(self) -> str:
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line, _ = await read_head(reader)
-        if line.startswith("GET /health"):
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-            writer.close()
-            return
         self.lines.append(line)
         writer.write(self.greeting)
         await self.streams.put((reader, writer))
+        await self.ended.wait()  # It is the test that closes the connection.
 
     async def next(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.wait_for(self.streams.get(), PATIENCE)
 
 
+@contextlib.asynccontextmanager
+async def upgrading(greeting: bytes = AGREED, **options: float) -> AsyncIterator[tuple[Upgrades, str]]:
+    """A worker that accepts upgrades, and the URL of a router in front of it."""
+    upgrades = Upgrades(greeting)
+    async with raw_worker(upgrades) as worker, router(worker, **options) as url:
+        yield upgrades, url
+        upgrades.ended.set()
+
+
 async def test_bytes_sent_right_behind_the_handshake_are_not_lost() -> None:
-    async with RawWorker(AGREED + b"first from the worker") as worker, router(worker.url) as url:
-        reader, writer = await connect(url)
-        writer.write(UPGRADE + b"first from the client")
+    async with upgrading(AGREED + b"first from the worker") as (worker, url):
+        reader, writer = await asking(url, UPGRADE + b"first from the client")
         line, headers = await read_head(reader)
         assert line == "HTTP/1.1 101 Switching Protocols"
         assert {("X-Mine", "1"), ("Upgrade", "websocket")} <= set(headers)
@@ -81,9 +75,8 @@ async def test_bytes_sent_right_behind_the_handshake_are_not_lost() -> None:
 
 @pytest.mark.parametrize("first", ["client", "worker"])
 async def test_either_side_may_end_first(first: str) -> None:
-    async with RawWorker() as worker, router(worker.url) as url:
-        reader, writer = await connect(url)
-        writer.write(UPGRADE)
+    async with upgrading() as (worker, url):
+        reader, writer = await asking(url, UPGRADE)
         await read_head(reader)
         there, back = await worker.next()
         assert await load_of(url) == 1
@@ -97,18 +90,13 @@ async def test_either_side_may_end_first(first: str) -> None:
         speaks.close()
         assert await asyncio.wait_for(other.read(), PATIENCE) == b"and mine"
         ends.close()
-        await until(lambda: is_idle(url), "the worker's load is released")
-
-
-async def is_idle(url: str) -> bool:
-    return await load_of(url) == 0
+        await comes_to(0, load_of, url)
 
 
 @pytest.mark.parametrize("who", ["client", "worker"])
 async def test_a_reset_ends_the_other_side(who: str) -> None:
-    async with RawWorker() as worker, router(worker.url) as url:
-        reader, writer = await connect(url)
-        writer.write(UPGRADE)
+    async with upgrading() as (worker, url):
+        reader, writer = await asking(url, UPGRADE)
         await read_head(reader)
         there, back = await worker.next()
         resets, hears = (writer, there) if who == "client" else (back, reader)
@@ -117,43 +105,40 @@ async def test_a_reset_ends_the_other_side(who: str) -> None:
         resets.close()
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(hears.read(), PATIENCE) == b""
-        await until(lambda: is_idle(url), "the worker's load is released")
+        await comes_to(0, load_of, url)
         writer.close()
         back.close()
 
 
 @pytest.mark.parametrize("first", ["client", "worker"])
 async def test_a_side_that_does_not_notice_the_others_end_holds_nothing(first: str) -> None:
-    async with RawWorker() as worker, router(worker.url, stall_timeout=0.3) as url:
-        reader, writer = await connect(url)
-        writer.write(UPGRADE)
+    async with upgrading(stall_timeout=0.3) as (worker, url):
+        reader, writer = await asking(url, UPGRADE)
         await read_head(reader)
         _, back = await worker.next()
         (writer if first == "client" else back).write_eof()
-        await until(lambda: is_idle(url), "the worker's load is released")
+        await comes_to(0, load_of, url)
         writer.close()
         back.close()
 
 
 async def test_a_client_that_leaves_a_silent_handshake_frees_the_worker() -> None:
-    async with RawWorker(b"") as worker, router(worker.url) as url:
-        _, writer = await connect(url)
-        writer.write(UPGRADE)
+    async with upgrading(b"") as (worker, url):
+        _, writer = await asking(url, UPGRADE)
         there, back = await worker.next()
         assert await load_of(url) == 1
         writer.close()
         assert await asyncio.wait_for(there.read(), PATIENCE) == b""
-        await until(lambda: is_idle(url), "the worker's load is released")
+        await comes_to(0, load_of, url)
         back.close()
 
 
 async def test_a_handshake_that_is_never_answered_ends() -> None:
-    async with RawWorker(b"") as worker, router(worker.url, request_timeout=0.5) as url:
-        reader, writer = await connect(url)
-        writer.write(UPGRADE)
+    async with upgrading(b"", request_timeout=0.5) as (_, url):
+        reader, writer = await asking(url, UPGRADE)
         line, _ = await asyncio.wait_for(read_head(reader), PATIENCE)
         assert line.startswith("HTTP/1.1 504 ")
-        await until(lambda: is_idle(url), "the worker's load is released")
+        await comes_to(0, load_of, url)
         writer.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 
-from router_harness import Handler, Seen, metric, post, replicas, response, router, until
+from router_harness import Handler, Seen, comes_to, metric, post, replicas, response, router
 
 
 def usage(cached: int) -> bytes:
@@ -46,10 +46,7 @@ async def test_cached_tokens_are_read_from_json_and_from_streams() -> None:
             for turn in range(3):
                 await ask(url, f"turn {turn}")
 
-            async def counted(url: str = url) -> bool:
-                return await metric(url, "prompt_tokens_total") == 1500
-
-            await until(counted, "all usage is counted")
+            await comes_to(1500, metric, url, "prompt_tokens_total")
             assert await metric(url, "cached_tokens_total") == 3 * 96
 
 
@@ -61,10 +58,7 @@ async def test_a_worker_that_has_lost_its_cache_loses_its_part_of_the_tree() -> 
         for prompt in (0, 15):
             await ask(url, f"{prompt} " + "x" * 2000)
 
-        async def corrected() -> bool:
-            return await metric(url, "tree_corrections_total") == 1
-
-        await until(corrected, "the tree is corrected")
+        await comes_to(1, metric, url, "tree_corrections_total")
         assert await metric(url, "tree_bytes") < 15_000
 
 

@@ -8,7 +8,19 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from router_harness import Seen, change, get, listed, post, replicas, response, router, served_by, until
+from router_harness import (
+    Seen,
+    change,
+    comes_to,
+    get,
+    listed,
+    post,
+    replicas,
+    response,
+    router,
+    served_by,
+    status_of,
+)
 
 from sglang_omni._core import RouterServer, router_policies
 from sglang_omni.router import RouterConfig
@@ -104,11 +116,7 @@ async def test_an_unknown_worker_is_404() -> None:
 
 async def test_health_follows_the_workers() -> None:
     async with replicas(None) as [one], router(one) as url:
-
-        async def healthy() -> bool:
-            return (await get(url, "/health")).status == 200
-
-        await until(healthy, "a healthy worker makes the router healthy")
+        await comes_to(200, status_of, url, "/health")
         assert json.loads((await get(url, "/health")).body)["workers"] == {"healthy": 1, "total": 1}
         assert one.seen == []
 
