@@ -416,6 +416,18 @@ def answering(status: str, headers: str = "") -> Handler:
     return handler
 
 
+class Holding:
+    """A handler that says when it was asked, and answers when told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.finish = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, _seen: Seen, writer: asyncio.StreamWriter) -> None:
+        self.asked.set()
+        await self.finish.wait()
+        writer.write(response(b"finished"))
+
+
 async def reset(_seen: Seen, writer: asyncio.StreamWriter) -> None:
     """Ends the connection without an answer."""
     writer.transport.abort()

@@ -1,13 +1,14 @@
-"""API keys: which clients are let in, and what workers are shown."""
+"""API keys: which clients are let in, what workers are shown; and what web pages of other origins may ask."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 from router_harness import (
     Answer,
+    Seen,
     assert_error,
     bearer,
     comes_to,
@@ -15,6 +16,7 @@ from router_harness import (
     launched,
     post,
     replicas,
+    response,
     router,
     send_raw,
     status_of,
@@ -111,20 +113,56 @@ async def test_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [seen.header("authorization") for seen in replica.seen] == ["Bearer theirs"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"api_key": ["two words"]}, "api_key: a key is empty or has other characters"),
-        ({"api_key": [""]}, "api_key: a key is empty"),
-        ({"worker_api_key": "caf\u00e9"}, "worker_api_key: a key is empty or has other characters"),
-        ({"admin_api_key": "two words"}, "admin_api_key: a key is empty or has other characters"),
-        ({"admin_api_key": "a", "admin_api_key_file": "/b"}, "admin_api_key: admin_api_key_file is given"),
-        ({"admin_api_key_file": "/nowhere/keys"}, "admin_api_key_file: cannot read /nowhere/keys"),
-        ({"api_key_file": "/nowhere/keys"}, "api_key_file: cannot read /nowhere/keys"),
-        ({"api_key_file": "/dev/null"}, "api_key_file: /dev/null holds no key"),
-    ],
-)
-async def test_wrong_keys(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        async with router(**options):
-            pass
+PAGE = "https://app.example:8443"
+
+
+def asks(origin: str) -> bytes:
+    return (
+        f"OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: a\r\nOrigin: {origin}\r\n"
+        "Access-Control-Request-Method: POST\r\n"
+        "Access-Control-Request-Headers: authorization,content-type\r\n\r\n"
+    ).encode()
+
+
+async def test_a_page_of_an_allowed_origin_may_ask_without_a_key() -> None:
+    options = {"api_key": ["k"], "cors_allowed_origins": ["https://other.example", PAGE]}
+    async with replicas(None) as [replica], router(replica, **options) as url:
+        answer = await send_raw(url, asks(PAGE))
+        assert answer.status == 204
+        assert answer.header("access-control-allow-origin") == PAGE
+        assert answer.header("access-control-allow-methods") == "POST"
+        assert answer.header("access-control-allow-headers") == "authorization,content-type"
+        assert answer.header("vary") == "origin"
+        # Asking is all it may: the request itself needs the key, and can read why it was refused.
+        answer = await send_raw(url, f"GET /v1/x HTTP/1.1\r\nHost: a\r\nOrigin: {PAGE}\r\n\r\n".encode())
+        assert (answer.status, answer.header("access-control-allow-origin")) == (401, PAGE)
+        answer = await send_raw(url, asks("https://evil.example"))
+        assert (answer.status, answer.header("access-control-allow-origin")) == (401, None)
+    assert replica.seen == []
+
+
+@pytest.mark.parametrize("allowed", [[PAGE], ["*"]])
+async def test_what_a_worker_says_about_origins_does_not_count(allowed: list[str]) -> None:
+    async def answered(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        headers = (
+            "Access-Control-Allow-Origin: https://elsewhere\r\nAccess-Control-Allow-Credentials: true\r\n"
+        )
+        writer.write(response(headers=headers + "Vary: accept\r\n"))
+
+    async with replicas(answered) as [replica], router(replica, cors_allowed_origins=allowed) as url:
+        answer = await send_raw(url, f"GET /v1/x HTTP/1.1\r\nHost: a\r\nOrigin: {PAGE}\r\n\r\n".encode())
+    lines = [(name.lower(), value) for name, value in answer.headers]
+    assert [value for name, value in lines if name == "access-control-allow-origin"] == [PAGE]
+    assert [value for name, value in lines if name == "vary"] == ["accept", "origin"]
+    assert answer.header("access-control-allow-credentials") is None
+    assert answer.header("access-control-expose-headers") == "*"
+
+
+async def test_without_allowed_origins_the_worker_decides() -> None:
+    async def answered(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(headers="Access-Control-Allow-Origin: https://elsewhere\r\n"))
+
+    async with replicas(answered) as [replica], router(replica) as url:
+        answer = await send_raw(url, asks(PAGE))
+    assert answer.header("access-control-allow-origin") == "https://elsewhere"
+    assert [seen.line for seen in replica.seen] == ["OPTIONS /v1/chat/completions HTTP/1.1"]

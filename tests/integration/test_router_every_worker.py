@@ -9,6 +9,7 @@ from typing import Any
 from router_harness import (
     Answer,
     Handler,
+    Holding,
     Seen,
     answering,
     assert_error,
@@ -59,16 +60,23 @@ async def test_loads_of_every_worker_and_of_one_that_is_a_router() -> None:
         assert loads[3]["status"] == 404
 
 
-async def test_a_worker_that_is_gone_or_silent_is_reported_and_holds_nothing_up() -> None:
+async def test_workers_that_are_gone_or_silent_are_reported_and_hold_nothing_up() -> None:
     async def silent(_seen: Seen, _writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
 
-    async with replicas(says(get_load={"num_reqs": 1}), silent, None) as three, router(*three) as url:
+    async with (
+        replicas(says(get_load={"num_reqs": 1}), silent, None) as three,
+        router(*three) as url,
+        router(three[1]) as hanging,
+    ):
         await three[2].stop()
-        loads = body_of(await get(url, "/get_loads"))["workers"]
-        assert loads[0]["load"] == 1
-        assert "no answer" in loads[1]["error"]
-        assert "refused" in loads[2]["error"]
+        loads, models = await asyncio.gather(get(url, "/get_loads"), get(hanging, "/v1/models"))
+        known, unheard, gone = body_of(loads)["workers"]
+        assert known["load"] == 1
+        assert "no answer" in unheard["error"]
+        assert "refused" in gone["error"]
+        words = f"{three[1].url}: /v1/models: no answer in 5 s"
+        assert_error(models, 504, words, code="worker_timeout")
 
 
 async def test_flush_cache_reaches_every_worker_and_the_policy() -> None:
@@ -198,22 +206,16 @@ async def test_one_worker_by_its_id_or_url() -> None:
 
 
 async def test_a_drain_can_be_waited_for() -> None:
-    asked, finish = asyncio.Event(), asyncio.Event()
-
-    async def waits(_seen: Seen, writer: asyncio.StreamWriter) -> None:
-        asked.set()
-        await finish.wait()
-        writer.write(response(b"finished"))
-
-    async with replicas(waits) as [one], router(one) as url:
+    holds = Holding()
+    async with replicas(holds) as [one], router(one) as url:
         running = asyncio.ensure_future(post(url))
-        await asked.wait()
+        await holds.asked.wait()
         busy = body_of(await change(url, "POST", f"/workers/drain?url={one.url}&wait=0.1"))
         assert (busy["idle"], busy["load"]) == (False, 1)
         draining = asyncio.ensure_future(change(url, "POST", "/workers/drain", {"url": one.url, "wait": 60}))
         # It waits as long as the request takes.
         assert not (await asyncio.wait({draining}, timeout=0.3))[0]
-        finish.set()
+        holds.finish.set()
         assert (await running).body == b"finished"
         assert body_of(await draining)["idle"] is True
         wrong = await change(url, "POST", "/workers/drain", {"url": one.url, "wait": "soon"})
@@ -247,15 +249,6 @@ async def test_models_of_a_fleet_that_is_down_draining_or_not_there() -> None:
         assert (await get(url, "/v1/models")).status == 200
     async with router() as url:
         await assert_unserved(url, "no_workers", "POST /workers")
-
-
-async def test_models_of_a_fleet_that_hangs() -> None:
-    async def silent(_seen: Seen, _writer: asyncio.StreamWriter) -> None:
-        await asyncio.Event().wait()
-
-    async with replicas(silent) as [replica], router(replica) as url:
-        answer = await get(url, "/v1/models")
-        assert_error(answer, 504, f"{replica.url}: /v1/models: no answer in 5 s", code="worker_timeout")
 
 
 async def assert_unserved(url: str, code: str, words: str) -> None:

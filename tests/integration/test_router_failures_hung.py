@@ -169,7 +169,7 @@ async def test_a_hung_worker_that_answers_again_is_back_within_seconds() -> None
 
 async def test_a_request_that_takes_long_everywhere_is_waited_for() -> None:
     async def slow(_seen: Seen, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(2 * QUICK["hung_timeout"])
+        await asyncio.sleep(1.5 * QUICK["hung_timeout"])
         writer.write(response())
 
     async with replicas(slow, slow) as both, router(*both, **QUICK) as url:
@@ -237,7 +237,7 @@ async def test_the_last_worker_is_waited_for() -> None:
 
 
 async def test_a_busy_worker_whose_health_check_hangs_is_not_shut_out() -> None:
-    async with replicas(None, None) as [busy, other], router(busy, other, probe_timeout=1.0) as url:
+    async with replicas(None, None) as [busy, other], router(busy, other, probe_timeout=0.5) as url:
         await becomes(url, busy, "up")
         async with traffic(url) as statuses:
             await until(lambda: len(statuses) >= 20, "requests are served")

@@ -87,12 +87,6 @@ async def test_the_routers_own_answers_have_one_too() -> None:
         assert [answer.status, answer.header("x-request-id")] == [503, answer.header("x-request-id")]
 
 
-async def test_a_name_that_is_none() -> None:
-    with pytest.raises(ValueError, match=r"request_id_headers: \"x id\" is not a header's name"):
-        async with router(request_id_headers=["x id"]):
-            pass
-
-
 async def test_openais_header_counts_if_there_is_no_other() -> None:
     async with replicas(None) as [replica], router(replica) as url:
         for headers, expected in (

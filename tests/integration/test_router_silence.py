@@ -99,14 +99,14 @@ async def test_a_client_without_chunks_sees_that_its_answer_is_not_whole(is_sile
 
 
 async def test_a_stream_may_take_long_while_it_moves() -> None:
-    moves = streaming(*"abcdef", pause=0.5)
-    async with replicas(moves) as [replica], router(replica, stream_idle_timeout=2.0) as url:
+    moves = streaming(*"abcd", pause=0.4)
+    async with replicas(moves) as [replica], router(replica, stream_idle_timeout=1.3) as url:
         answer = await post(url, STREAMED)
-        assert answer.body.count(b"data:") == 6
+        assert answer.body.count(b"data:") == 4
 
 
 async def test_without_the_limit_silence_is_waited_for() -> None:
-    late = streaming("a", "b", pause=1.2)
+    late = streaming("a", "b", pause=0.8)
     async with replicas(late) as [replica], router(replica, stream_idle_timeout=0.0) as url:
         assert (await post(url, STREAMED)).body.count(b"data:") == 2
 
@@ -120,7 +120,7 @@ async def test_a_client_that_does_not_read_is_not_the_workers_silence() -> None:
 
     async with replicas(large) as [replica], router(replica, stream_idle_timeout=0.5) as url:
         reader, writer = await request(url)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(1.0)
         _, headers = await read_head(reader)
         assert ("content-length", str(size)) in headers
         assert len(await asyncio.wait_for(reader.readexactly(size), PATIENCE)) == size
@@ -189,10 +189,10 @@ async def test_an_upgraded_stream_that_is_silent_gives_its_place_back() -> None:
             writer.write(data)
         ended.set()
 
-    async with raw_worker(echo) as worker, router(worker, stream_idle_timeout=1.5) as url:
+    async with raw_worker(echo) as worker, router(worker, stream_idle_timeout=1.0) as url:
         reader, writer = await upgraded(url)
-        for _ in range(4):
-            await asyncio.sleep(0.6)
+        for _ in range(3):
+            await asyncio.sleep(0.5)
             writer.write(b"ping")
             assert await asyncio.wait_for(reader.readexactly(4), PATIENCE) == b"ping"
         assert await load_of(url) == 1

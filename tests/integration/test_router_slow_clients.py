@@ -192,28 +192,19 @@ async def test_uploads_that_dribble_hold_no_places(length: int) -> None:
             writer.close()
 
 
-@pytest.mark.parametrize("length", [1_000_000, 5_000_000])
-async def test_an_upload_that_only_dribbles_is_given_up(length: int) -> None:
+async def test_an_upload_that_only_dribbles_is_given_up() -> None:
     """A byte now and then is not moving; the worker that has the beginning of it is free again."""
-    async with replicas(None) as [replica], router(replica, stall_timeout=2.0) as url:
+
+    async def upload(url: str, length: int) -> None:
         reader, writer = await connect(url)
         writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length)
         writer.write(b"x" * (length // 2))
         dribbling = asyncio.ensure_future(dribble(writer))
         assert_error(await read_answer(reader), 408, "body", "in time")
         dribbling.cancel()
+        writer.close()
+
+    async with replicas(None) as [replica], router(replica, stall_timeout=2.0) as url:
+        await asyncio.gather(*(upload(url, length) for length in (1_000_000, 5_000_000)))
         assert await load_of(url) == 0
         assert replica.seen == []
-        writer.close()
-
-
-async def test_a_slow_upload_above_the_floor_arrives() -> None:
-    stall = 1.0
-    async with replicas(None) as [replica], router(replica, stall_timeout=stall) as url:
-        reader, writer = await asking(url, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 40000\r\n\r\n")
-        for _ in range(10):
-            writer.write(b"x" * 4_000)
-            await asyncio.sleep(stall / 4)
-        assert (await read_answer(reader)).status == 200
-        assert len(replica.seen[0].body) == 40_000
-        writer.close()

@@ -158,13 +158,6 @@ async def test_wrong_files(certificate: Certificate, spoil: Callable[[Certificat
     assert words.format(cert=certificate.cert, key=certificate.key) in str(wrong.value)
 
 
-async def test_one_file_without_the_other() -> None:
-    for given, missing in (("tls_cert_path", "tls_key_path"), ("tls_key_path", "tls_cert_path")):
-        with pytest.raises(ValueError, match=f"{missing}: is missing"):
-            async with router(**{given: "some.pem"}):
-                pass
-
-
 async def test_sighup_reads_the_certificate_again(certificate: Certificate) -> None:
     files = ["--tls-cert-path", str(certificate.cert), "--tls-key-path", str(certificate.key)]
     async with launched(*files) as (process, url):
