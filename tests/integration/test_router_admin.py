@@ -230,7 +230,14 @@ async def asked_for_everything(url: str, replica: Replica, headers: str = "") ->
 
 
 async def test_a_worker_that_was_added_does_not_see_the_fleets_key() -> None:
-    async with replicas(None, None, None) as [one, stranger, keyed], router(worker_api_key="fleet") as url:
+    async with (
+        replicas(None, None, None) as [one, stranger, keyed],
+        router(one, worker_api_key="fleet") as url,
+    ):
+        for seen in await asked_for_everything(url, one, bearer("client")):
+            assert seen.header("authorization") == "Bearer fleet", seen.line
+        await ask(url, f"DELETE /workers?url={one.url}")
+
         answer = await ask(url, f"POST /workers?url={stranger.url}")
         assert answer.status == 201
         for seen in await asked_for_everything(url, stranger, bearer("client")):

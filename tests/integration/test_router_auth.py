@@ -20,7 +20,6 @@ from router_harness import (
     router,
     send_raw,
     status_of,
-    until,
 )
 
 
@@ -71,22 +70,6 @@ async def test_workers_see_the_clients_key_unless_they_have_their_own() -> None:
             assert [value for name, value in replica.seen[-1].headers if name.lower() == "authorization"] == [
                 expected
             ]
-
-
-async def test_the_workers_key_is_shown_wherever_workers_are_asked() -> None:
-    async with replicas(None) as [replica], router(replica, worker_api_key="theirs") as url:
-        await get(url, "/v1/models")
-        await send_raw(url, b"POST /flush_cache HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
-        await send_raw(
-            url, b"GET /v1/realtime HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
-        )
-
-        await until(lambda: replica.last_probe is not None, "a health check")
-    lines = {seen.line.split()[1] for seen in replica.seen}
-    assert lines >= {"/v1/models", "/flush_cache", "/v1/realtime"}
-    for seen in [*replica.seen, replica.last_probe]:
-        assert seen is not None
-        assert seen.header("authorization") == "Bearer theirs"
 
 
 async def test_keys_from_files(tmp_path: Path) -> None:

@@ -110,18 +110,6 @@ async def test_the_last_worker_is_never_shut_out() -> None:
         assert (await post(url)).status == 200
 
 
-async def test_connections_the_worker_closed_are_not_noticed_by_clients() -> None:
-    async def close_after(_seen: Seen, writer: asyncio.StreamWriter) -> None:
-        writer.write(response())
-        await writer.drain()
-        writer.close()
-
-    async with replicas(close_after) as [replica], router(replica) as url:
-        answers = await asyncio.gather(*(post(url) for _ in range(20)))
-        answers += [await post(url) for _ in range(20)]
-        assert {answer.status for answer in answers} == {200}
-
-
 async def test_connections_are_reused() -> None:
     ports = set()
 

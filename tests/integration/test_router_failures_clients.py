@@ -12,6 +12,7 @@ from router_harness import (
     PATIENCE,
     Seen,
     asking,
+    becomes,
     comes_to,
     connect,
     load_of,
@@ -25,7 +26,6 @@ from router_harness import (
 
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nfirst\r\n"
 UPGRADE = b"GET /v1/realtime HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
-SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
 
 
 class Endless:
@@ -50,17 +50,6 @@ async def test_a_client_that_leaves_cancels_its_request(start: bytes) -> None:
         if start:
             await read_head(reader)
         assert await load_of(url) == 1
-        writer.close()
-        await asyncio.wait_for(replica.closed.wait(), PATIENCE)
-        await comes_to(0, load_of, url)
-
-
-async def test_an_upgraded_connection_ends_with_its_client() -> None:
-    endless = Endless(SWITCHED)
-    async with replicas(endless) as [replica], router(replica) as url:
-        reader, writer = await asking(url, UPGRADE)
-        assert (await read_head(reader))[0].startswith("HTTP/1.1 101")
-        await comes_to(1, load_of, url)
         writer.close()
         await asyncio.wait_for(replica.closed.wait(), PATIENCE)
         await comes_to(0, load_of, url)
@@ -141,11 +130,11 @@ async def test_a_worker_that_cannot_be_connected_to_costs_no_request() -> None:
 
 async def test_where_no_worker_can_be_connected_to_the_answer_is_a_503() -> None:
     with unreachable() as one, unreachable() as other:
-        async with router(one, other) as url:
-            first = await asyncio.wait_for(asyncio.gather(post(url), post(url)), PATIENCE)
-            answer = await post(url)
-            for each in (*first, answer):
-                assert (each.status, each.header("retry-after")) == (503, "1")
+        async with router(one, other, probe_timeout=0.3) as url:
+            for worker in (one, other):
+                await becomes(url, worker, "down")
+            answer = await asyncio.wait_for(post(url), PATIENCE)
+            assert (answer.status, answer.header("retry-after")) == (503, "1")
             assert b"after 0.5 s" in answer.body
             # Known to be down, one of them is asked and not each.
             failures = [worker["failures"] for worker in (await workers(url)).values()]

@@ -94,13 +94,6 @@ async def test_a_worker_without_the_model_is_not_asked_instead() -> None:
             assert [len(replica.seen) for replica in three] == [seen[0] + 1, seen[1], seen[2]]
 
 
-async def test_a_reset_before_the_first_byte_is_retried_elsewhere() -> None:
-    async with replicas(reset, None) as [ill, well], router(ill, well) as url:
-        assert {(await post(url)).status for _ in range(4)} == {200}
-        assert len(ill.seen) > 0
-        assert len(well.seen) == 4
-
-
 async def test_a_request_that_ends_connections_goes_to_two_workers_and_no_further() -> None:
     async with replicas(*[reset] * 6) as six, router(*six) as url:
         answer = await post(url)

@@ -323,3 +323,14 @@ async def test_workers_are_restarted_one_by_one_without_a_failed_request() -> No
         assert restarted == both
         assert set(statuses) == {200}
         assert [worker["draining"] for worker in await listed(url)] == [False, False]
+
+
+SOAK = Path(__file__).resolve().parent.parent / "soak/router_soak.py"
+
+
+@pytest.mark.long
+def test_under_mixed_traffic_nothing_is_lost_and_nothing_leaks() -> None:
+    ran = subprocess.run(
+        [sys.executable, SOAK, "--minutes", "0.2"], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
