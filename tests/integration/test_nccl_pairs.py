@@ -48,7 +48,7 @@ def peer() -> Iterator[Peer]:
 
 
 # Before it has said where it listens, and when its engine is about to connect.
-@pytest.mark.parametrize("moment", ["nccl_links:Endpoint.meet", "nccl_rendezvous:Rendezvous.get"])
+@pytest.mark.parametrize("moment", ["nccl.links:Endpoint.meet", "nccl.rendezvous:Rendezvous.get"])
 async def test_a_sender_killed_while_a_pair_is_made_keeps_nobody_waiting(
     moment: str, relay: Any, peer: Peer, other: Peer
 ) -> None:
