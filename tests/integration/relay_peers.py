@@ -86,6 +86,7 @@ class _Servant:
     def __init__(self, backend: str, options: dict[str, Any]) -> None:
         self.relay = make_relay(backend, "peer", **options)
         self.puts: list[Any] = []
+        self.kept: list[Any] = []
         self.reading: asyncio.Task[Any] | None = None
 
     async def write(self, key: str, obj: Any, target: str | None = None) -> Any:
@@ -105,6 +106,14 @@ class _Servant:
 
     async def read_sum(self, key: str, metadata: Any) -> int:
         return int((await relay_io.read_blob(self.relay, key, metadata)).sum(dtype=np.int64))
+
+    async def keep(self, key: str, metadata: Any) -> int:
+        """Read, and hold what was read until ``drop``."""
+        self.kept.append(await relay_io.read_blob(self.relay, key, metadata))
+        return int(self.kept[-1].sum(dtype=np.int64))
+
+    async def drop(self) -> None:
+        self.kept.clear()
 
     async def read_sums(self, key: str, many: list[Any]) -> list[int]:
         return list(await asyncio.gather(*(self.read_sum(key, metadata) for metadata in many)))

@@ -162,6 +162,29 @@ async def replicas(
 
 
 @contextlib.asynccontextmanager
+async def raw_worker(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """A worker whose connections `serve` handles, but for what the router asks by itself; yields its URL."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith((b"GET /health ", b"GET /v1/models ")):
+                writer.write(response())
+            else:
+                reader._buffer[:0] = head  # type: ignore[attr-defined]
+                await serve(reader, writer)
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0, limit=1 << 20)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+@contextlib.asynccontextmanager
 async def websocket_echo(tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """A worker that sends back what comes over WebSocket on `/v1/realtime`; yields its URL."""
 
@@ -265,14 +288,15 @@ CODES = {
     414: "uri_too_long",
     431: "headers_too_large",
 }
+TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
-def assert_error(answer: Answer, status: int, *words: str) -> None:
+def assert_error(answer: Answer, status: int, *words: str, code: str | None = None) -> None:
     """The router refused: in OpenAI's shape, and saying `words`."""
-    assert answer.status == status
     error = json.loads(answer.body)["error"]
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    assert (answer.status, error["code"], error["type"]) == (status, code or CODES[status], kind)
     assert set(error) == {"message", "type", "param", "code"}
-    assert (error["code"], error["type"]) == (CODES[status], "invalid_request_error")
     for word in words:
         assert word in error["message"]
 
@@ -282,11 +306,22 @@ async def connect(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
     return await asyncio.open_connection(parts.hostname, parts.port, limit=1 << 20)
 
 
+async def asking(url: str, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection over which these bytes are sent."""
+    reader, writer = await connect(url)
+    writer.write(request)
+    return reader, writer
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
+    line, headers = await asyncio.wait_for(read_head(reader), PATIENCE)
+    return Answer(line, headers, await read_body(reader, headers))
+
+
 async def send_raw(url: str, request: bytes) -> Answer:
     """Sends bytes on a connection of its own and reads one answer."""
-    reader, writer = await connect(url)
+    reader, writer = await asking(url, request)
     try:
-        writer.write(request)
         line, headers = await read_head(reader)
         has_body = not request.startswith(b"HEAD") and line.split(" ")[1] not in ("204", "304")
         return Answer(line, headers, await read_body(reader, headers) if has_body else b"")
@@ -322,11 +357,19 @@ async def served_by(url: str, body: object, headers: str = "") -> str | None:
     return (await post(url, json.dumps(body).encode(), headers=headers)).header("x-sglang-omni-worker")
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
+async def until(condition: Callable[[], Awaitable[bool] | bool], what: str) -> None:
     """Waits for a condition."""
     deadline = asyncio.get_running_loop().time() + PATIENCE
-    while not await condition():
+    while not (await found if isinstance(found := condition(), Awaitable) else found):
         assert asyncio.get_running_loop().time() < deadline, f"never came true: {what}"
+        await asyncio.sleep(0.02)
+
+
+async def comes_to(wanted: object, ask: Callable[..., Awaitable[object]], *arguments: object) -> None:
+    """Waits until what `ask` finds is what is wanted."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE
+    while (found := await ask(*arguments)) != wanted:
+        assert asyncio.get_running_loop().time() < deadline, f"{ask} finds {found}, never {wanted}"
         await asyncio.sleep(0.02)
 
 
@@ -341,13 +384,17 @@ async def load_of(url: str) -> int:
     return int(worker["load"])
 
 
-async def becomes(url: str, replica: Served, state: str) -> None:
+async def state_of(url: str, worker: str) -> str:
+    return str((await workers(url))[worker]["state"])
+
+
+async def becomes(url: str, worker: Served | str, state: str) -> None:
     """Waits until the router finds a worker to be so."""
+    await comes_to(state, state_of, url, worker if isinstance(worker, str) else worker.url)
 
-    async def found() -> bool:
-        return (await workers(url))[replica.url]["state"] == state
 
-    await until(found, f"{replica.url} is {state}")
+async def status_of(url: str, path: str) -> int:
+    return (await get(url, path)).status
 
 
 async def metric(url: str, name: str) -> float:
@@ -358,11 +405,27 @@ async def metric(url: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in named)
 
 
+def bearer(key: str) -> str:
+    return f"Authorization: Bearer {key}\r\n"
+
+
 def answering(status: str, headers: str = "") -> Handler:
     async def handler(_seen: Seen, writer: asyncio.StreamWriter) -> None:
         writer.write(response(status.encode(), status, headers))
 
     return handler
+
+
+class Holding:
+    """A handler that says when it was asked, and answers when told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.finish = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, _seen: Seen, writer: asyncio.StreamWriter) -> None:
+        self.asked.set()
+        await self.finish.wait()
+        writer.write(response(b"finished"))
 
 
 async def reset(_seen: Seen, writer: asyncio.StreamWriter) -> None:

@@ -166,7 +166,7 @@ async def test_a_stopped_reader_stops_only_its_own_edge(
         relay.close()
 
 
-@pytest.mark.parametrize("order", ["close", "exit"])
+@pytest.mark.parametrize("order", ["exit", pytest.param("close", marks=pytest.mark.long)])
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_leaving_with_transfers_in_flight_is_quick_and_clean(
     backend: str, order: str, peers: Any

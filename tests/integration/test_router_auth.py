@@ -1,37 +1,36 @@
-"""API keys: which clients are let in, and what workers are shown."""
+"""API keys: which clients are let in, what workers are shown; and what web pages of other origins may ask."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
-from router_harness import Answer, get, launched, post, replicas, router, send_raw, until
-
-
-def bearer(key: str) -> str:
-    return f"Authorization: Bearer {key}\r\n"
+from router_harness import (
+    Answer,
+    Seen,
+    assert_error,
+    bearer,
+    comes_to,
+    get,
+    launched,
+    post,
+    replicas,
+    response,
+    router,
+    send_raw,
+    status_of,
+)
 
 
 def assert_unauthorized(answer: Answer, words: str) -> None:
-    assert answer.status == 401
+    assert_error(answer, 401, words, code="invalid_api_key")
     assert answer.header("www-authenticate") == "Bearer"
-    error = json.loads(answer.body)["error"]
-    assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
-    assert words in error["message"]
-
-
-async def until_healthy(url: str) -> None:
-    async def healthy() -> bool:
-        return (await get(url, "/health")).status == 200
-
-    await until(healthy, "the router is healthy")
 
 
 async def test_without_a_key_of_the_router_nothing_is_let_in() -> None:
     async with replicas(None) as [replica], router(replica, api_key=["one", "two"]) as url:
-        await until_healthy(url)
+        await comes_to(200, status_of, url, "/health")
         assert_unauthorized(await post(url), "Authorization: Bearer KEY")
         for wrong in ("on", "onee", "three", ""):
             assert_unauthorized(await post(url, headers=bearer(wrong)), "not one of this router's")
@@ -53,7 +52,7 @@ async def test_a_large_body_is_refused_before_it_is_read() -> None:
 
 async def test_probes_and_scrapers_need_no_key() -> None:
     async with replicas(None) as [replica], router(replica, api_key=["k"]) as url:
-        await until_healthy(url)
+        await comes_to(200, status_of, url, "/health")
         for path in ("/readiness", "/liveness", "/metrics"):
             assert (await get(url, path)).status == 200
 
@@ -71,25 +70,6 @@ async def test_workers_see_the_clients_key_unless_they_have_their_own() -> None:
             assert [value for name, value in replica.seen[-1].headers if name.lower() == "authorization"] == [
                 expected
             ]
-
-
-async def test_the_workers_key_is_shown_wherever_workers_are_asked() -> None:
-    async with replicas(None) as [replica], router(replica, worker_api_key="theirs") as url:
-        await get(url, "/v1/models")
-        await send_raw(url, b"POST /flush_cache HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
-        await send_raw(
-            url, b"GET /v1/realtime HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n"
-        )
-
-        async def probed() -> bool:
-            return replica.last_probe is not None
-
-        await until(probed, "a health check")
-    lines = {seen.line.split()[1] for seen in replica.seen}
-    assert lines >= {"/v1/models", "/flush_cache", "/v1/realtime"}
-    for seen in [*replica.seen, replica.last_probe]:
-        assert seen is not None
-        assert seen.header("authorization") == "Bearer theirs"
 
 
 async def test_keys_from_files(tmp_path: Path) -> None:
@@ -116,20 +96,56 @@ async def test_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [seen.header("authorization") for seen in replica.seen] == ["Bearer theirs"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"api_key": ["two words"]}, "api_key: a key is empty or has other characters"),
-        ({"api_key": [""]}, "api_key: a key is empty"),
-        ({"worker_api_key": "caf\u00e9"}, "worker_api_key: a key is empty or has other characters"),
-        ({"admin_api_key": "two words"}, "admin_api_key: a key is empty or has other characters"),
-        ({"admin_api_key": "a", "admin_api_key_file": "/b"}, "admin_api_key: admin_api_key_file is given"),
-        ({"admin_api_key_file": "/nowhere/keys"}, "admin_api_key_file: cannot read /nowhere/keys"),
-        ({"api_key_file": "/nowhere/keys"}, "api_key_file: cannot read /nowhere/keys"),
-        ({"api_key_file": "/dev/null"}, "api_key_file: /dev/null holds no key"),
-    ],
-)
-async def test_wrong_keys(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        async with router(**options):
-            pass
+PAGE = "https://app.example:8443"
+
+
+def asks(origin: str) -> bytes:
+    return (
+        f"OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: a\r\nOrigin: {origin}\r\n"
+        "Access-Control-Request-Method: POST\r\n"
+        "Access-Control-Request-Headers: authorization,content-type\r\n\r\n"
+    ).encode()
+
+
+async def test_a_page_of_an_allowed_origin_may_ask_without_a_key() -> None:
+    options = {"api_key": ["k"], "cors_allowed_origins": ["https://other.example", PAGE]}
+    async with replicas(None) as [replica], router(replica, **options) as url:
+        answer = await send_raw(url, asks(PAGE))
+        assert answer.status == 204
+        assert answer.header("access-control-allow-origin") == PAGE
+        assert answer.header("access-control-allow-methods") == "POST"
+        assert answer.header("access-control-allow-headers") == "authorization,content-type"
+        assert answer.header("vary") == "origin"
+        # Asking is all it may: the request itself needs the key, and can read why it was refused.
+        answer = await send_raw(url, f"GET /v1/x HTTP/1.1\r\nHost: a\r\nOrigin: {PAGE}\r\n\r\n".encode())
+        assert (answer.status, answer.header("access-control-allow-origin")) == (401, PAGE)
+        answer = await send_raw(url, asks("https://evil.example"))
+        assert (answer.status, answer.header("access-control-allow-origin")) == (401, None)
+    assert replica.seen == []
+
+
+@pytest.mark.parametrize("allowed", [[PAGE], ["*"]])
+async def test_what_a_worker_says_about_origins_does_not_count(allowed: list[str]) -> None:
+    async def answered(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        headers = (
+            "Access-Control-Allow-Origin: https://elsewhere\r\nAccess-Control-Allow-Credentials: true\r\n"
+        )
+        writer.write(response(headers=headers + "Vary: accept\r\n"))
+
+    async with replicas(answered) as [replica], router(replica, cors_allowed_origins=allowed) as url:
+        answer = await send_raw(url, f"GET /v1/x HTTP/1.1\r\nHost: a\r\nOrigin: {PAGE}\r\n\r\n".encode())
+    lines = [(name.lower(), value) for name, value in answer.headers]
+    assert [value for name, value in lines if name == "access-control-allow-origin"] == [PAGE]
+    assert [value for name, value in lines if name == "vary"] == ["accept", "origin"]
+    assert answer.header("access-control-allow-credentials") is None
+    assert answer.header("access-control-expose-headers") == "*"
+
+
+async def test_without_allowed_origins_the_worker_decides() -> None:
+    async def answered(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(headers="Access-Control-Allow-Origin: https://elsewhere\r\n"))
+
+    async with replicas(answered) as [replica], router(replica) as url:
+        answer = await send_raw(url, asks(PAGE))
+    assert answer.header("access-control-allow-origin") == "https://elsewhere"
+    assert [seen.line for seen in replica.seen] == ["OPTIONS /v1/chat/completions HTTP/1.1"]

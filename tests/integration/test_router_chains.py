@@ -8,16 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from router_harness import (
-    change,
-    get,
-    listed,
-    post,
-    replicas,
-    router,
-    until,
-    workers,
-)
+from router_harness import becomes, change, comes_to, get, listed, post, replicas, router, state_of, workers
 
 
 async def test_a_router_that_is_its_own_worker_finds_out() -> None:
@@ -27,12 +18,12 @@ async def test_a_router_that_is_its_own_worker_finds_out() -> None:
         itself = f"http://127.0.0.1:{port}"
         async with router(itself, replica, port=port) as url:
             assert url == itself
-            await until(lambda: lists_only(url, replica.url), "it is out of the list")
+            await comes_to([replica.url], urls_of, url)
             assert {(await post(url)).status for _ in range(4)} == {200}
 
 
-async def lists_only(url: str, worker: str) -> bool:
-    return [each["url"] for each in await listed(url)] == [worker]
+async def urls_of(url: str) -> list[str]:
+    return [worker["url"] for worker in await listed(url)]
 
 
 @contextlib.asynccontextmanager
@@ -49,27 +40,16 @@ async def ring(*extra: Sequence[str]) -> AsyncIterator[list[str]]:
         yield urls
 
 
-async def is_in_state(url: str, worker: str, state: str) -> None:
-    async def found() -> bool:
-        return (await workers(url))[worker]["state"] == state
-
-    await until(found, f"{worker} is {state} for {url}")
-
-
 @pytest.mark.parametrize("size", [2, 3])
 async def test_a_ring_of_routers_is_opened_at_one_place(size: int) -> None:
     async with replicas(None) as [replica], ring([replica.url], *[[]] * (size - 1)) as urls:
         # The only way that is given up is that of the router that has another.
         wanted = ["loop", *["up"] * (size - 1)]
 
-        async def is_open() -> bool:
-            states = [
-                (await workers(url))[following]["state"]
-                for url, following in zip(urls, urls[1:] + urls[:1], strict=True)
-            ]
-            return states == wanted
+        async def states() -> list[str]:
+            return [await state_of(url, urls[(index + 1) % size]) for index, url in enumerate(urls)]
 
-        await until(is_open, "the ring is open at one place")
+        await comes_to(wanted, states)
         assert {(await post(url)).status for url in urls for _ in range(4)} == {200}
         for path in ("/flush_cache", "/abort_request"):
             for url in urls:
@@ -82,7 +62,7 @@ async def test_where_nothing_is_behind_a_ring_the_error_says_so() -> None:
     async with ring([], []) as urls:
         pairs = (urls, urls[::-1])
         for url, other in pairs:
-            await is_in_state(url, other, "loop")
+            await becomes(url, other, "loop")
         for url, other in pairs:
             for answer in (await post(url), await get(url, "/v1/models")):
                 assert answer.status == 508
@@ -96,19 +76,19 @@ async def test_where_nothing_is_behind_a_ring_the_error_says_so() -> None:
 async def test_a_ring_that_is_undone_is_found_so() -> None:
     async with replicas(None) as [replica], ring([replica.url], []) as (first, second):
         # It has another worker.
-        await is_in_state(first, second, "loop")
-        await is_in_state(second, first, "up")
+        await becomes(first, second, "loop")
+        await becomes(second, first, "up")
         await change(second, "DELETE", "/workers", {"url": first})
-        await is_in_state(first, second, "down")
+        await becomes(first, second, "down")
         await change(second, "POST", "/workers", {"url": replica.url})
-        await is_in_state(first, second, "up")
+        await becomes(first, second, "up")
 
 
 async def test_the_way_that_closes_a_ring_is_the_one_given_up() -> None:
     async with replicas(None) as [replica], router(replica) as back, router(back) as front:
-        await is_in_state(front, back, "up")
+        await becomes(front, back, "up")
         await change(back, "POST", "/workers", {"url": front})
-        await is_in_state(back, front, "loop")
+        await becomes(back, front, "loop")
         assert (await workers(front))[back]["state"] == "up"
         assert {(await post(url)).status for url in (front, back) for _ in range(4)} == {200}
 
@@ -118,13 +98,12 @@ async def test_a_ring_ends_with_one_of_its_routers() -> None:
         middle = await stops.enter_async_context(router(last))
         async with router(middle, replica) as first:
 
-            async def knows_all() -> bool:
-                names = (await get(first, "/health")).header("x-sglang-omni-routers")
-                return names is not None and len(names.split(", ")) == 3
+            async def known() -> int:
+                return len(((await get(first, "/health")).header("x-sglang-omni-routers") or "").split(", "))
 
-            await until(knows_all, "the first knows what is behind it")
+            await comes_to(3, known)
             await change(last, "POST", "/workers", {"url": first})
-            await is_in_state(last, first, "loop")
+            await becomes(last, first, "loop")
             await stops.aclose()
-            await is_in_state(last, first, "up")
+            await becomes(last, first, "up")
             assert (await post(last)).status == 200

@@ -9,10 +9,13 @@ from typing import Any
 from router_harness import (
     Answer,
     Handler,
+    Holding,
     Seen,
     answering,
+    assert_error,
     becomes,
     change,
+    comes_to,
     get,
     listed,
     post,
@@ -21,7 +24,7 @@ from router_harness import (
     router,
     send_raw,
     served_by,
-    until,
+    status_of,
 )
 
 
@@ -57,16 +60,23 @@ async def test_loads_of_every_worker_and_of_one_that_is_a_router() -> None:
         assert loads[3]["status"] == 404
 
 
-async def test_a_worker_that_is_gone_or_silent_is_reported_and_holds_nothing_up() -> None:
+async def test_workers_that_are_gone_or_silent_are_reported_and_hold_nothing_up() -> None:
     async def silent(_seen: Seen, _writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
 
-    async with replicas(says(get_load={"num_reqs": 1}), silent, None) as three, router(*three) as url:
+    async with (
+        replicas(says(get_load={"num_reqs": 1}), silent, None) as three,
+        router(*three) as url,
+        router(three[1]) as hanging,
+    ):
         await three[2].stop()
-        loads = body_of(await get(url, "/get_loads"))["workers"]
-        assert loads[0]["load"] == 1
-        assert "no answer" in loads[1]["error"]
-        assert "refused" in loads[2]["error"]
+        loads, models = await asyncio.gather(get(url, "/get_loads"), get(hanging, "/v1/models"))
+        known, unheard, gone = body_of(loads)["workers"]
+        assert known["load"] == 1
+        assert "no answer" in unheard["error"]
+        assert "refused" in gone["error"]
+        words = f"{three[1].url}: /v1/models: no answer in 5 s"
+        assert_error(models, 504, words, code="worker_timeout")
 
 
 async def test_flush_cache_reaches_every_worker_and_the_policy() -> None:
@@ -161,11 +171,7 @@ async def test_models_are_merged_over_workers() -> None:
 
 async def test_readiness_needs_a_worker_and_liveness_none() -> None:
     async with replicas(None) as [one], router(one) as url:
-
-        async def ready() -> bool:
-            return (await get(url, "/readiness")).status == 200
-
-        await until(ready, "a healthy worker makes the router ready")
+        await comes_to(200, status_of, url, "/readiness")
         assert body_of(await get(url, "/readiness")) == {
             "status": "ready",
             "healthy_workers": 1,
@@ -200,22 +206,16 @@ async def test_one_worker_by_its_id_or_url() -> None:
 
 
 async def test_a_drain_can_be_waited_for() -> None:
-    asked, finish = asyncio.Event(), asyncio.Event()
-
-    async def waits(_seen: Seen, writer: asyncio.StreamWriter) -> None:
-        asked.set()
-        await finish.wait()
-        writer.write(response(b"finished"))
-
-    async with replicas(waits) as [one], router(one) as url:
+    holds = Holding()
+    async with replicas(holds) as [one], router(one) as url:
         running = asyncio.ensure_future(post(url))
-        await asked.wait()
+        await holds.asked.wait()
         busy = body_of(await change(url, "POST", f"/workers/drain?url={one.url}&wait=0.1"))
         assert (busy["idle"], busy["load"]) == (False, 1)
         draining = asyncio.ensure_future(change(url, "POST", "/workers/drain", {"url": one.url, "wait": 60}))
         # It waits as long as the request takes.
         assert not (await asyncio.wait({draining}, timeout=0.3))[0]
-        finish.set()
+        holds.finish.set()
         assert (await running).body == b"finished"
         assert body_of(await draining)["idle"] is True
         wrong = await change(url, "POST", "/workers/drain", {"url": one.url, "wait": "soon"})
@@ -251,17 +251,6 @@ async def test_models_of_a_fleet_that_is_down_draining_or_not_there() -> None:
         await assert_unserved(url, "no_workers", "POST /workers")
 
 
-async def test_models_of_a_fleet_that_hangs() -> None:
-    async def silent(_seen: Seen, _writer: asyncio.StreamWriter) -> None:
-        await asyncio.Event().wait()
-
-    async with replicas(silent) as [replica], router(replica) as url:
-        answer = await get(url, "/v1/models")
-        error = body_of(answer)["error"]
-        assert (answer.status, error["code"], error["type"]) == (504, "worker_timeout", "server_error")
-        assert f"{replica.url}: /v1/models: no answer in 5 s" in error["message"]
-
-
 async def assert_unserved(url: str, code: str, words: str) -> None:
     for answer in (await get(url, "/v1/models"), await get(url, "/v1/models/a")):
         error = body_of(answer)["error"]
@@ -281,6 +270,4 @@ async def test_an_abort_that_every_worker_refuses_is_their_error() -> None:
         await replica.stop()
         for path in ("/abort_request", "/flush_cache"):
             answer = await post(url, b"{}", path)
-            error = body_of(answer)["error"]
-            assert (answer.status, error["code"], error["type"]) == (502, "worker_failed", "server_error")
-            assert f"{replica.url}: Connection refused" in error["message"]
+            assert_error(answer, 502, f"{replica.url}: Connection refused", code="worker_failed")

@@ -12,16 +12,14 @@ from router_harness import (
     PATIENCE,
     Replica,
     Seen,
+    asking,
     becomes,
-    connect,
     get,
     post,
     read_head,
     replicas,
     response,
     router,
-    until,
-    workers,
 )
 
 
@@ -112,18 +110,6 @@ async def test_the_last_worker_is_never_shut_out() -> None:
         assert (await post(url)).status == 200
 
 
-async def test_connections_the_worker_closed_are_not_noticed_by_clients() -> None:
-    async def close_after(_seen: Seen, writer: asyncio.StreamWriter) -> None:
-        writer.write(response())
-        await writer.drain()
-        writer.close()
-
-    async with replicas(close_after) as [replica], router(replica) as url:
-        answers = await asyncio.gather(*(post(url) for _ in range(20)))
-        answers += [await post(url) for _ in range(20)]
-        assert {answer.status for answer in answers} == {200}
-
-
 async def test_connections_are_reused() -> None:
     ports = set()
 
@@ -172,8 +158,7 @@ async def test_an_answer_of_known_length_that_is_cut_ends_short() -> None:
         writer.close()
 
     async with replicas(half, half) as both, router(*both) as url:
-        reader, writer = await connect(url)
-        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
+        reader, writer = await asking(url, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
         _, headers = await read_head(reader)
         assert ("content-length", "10") in headers
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
@@ -189,8 +174,7 @@ async def test_a_stream_that_is_cut_has_no_last_chunk() -> None:
         writer.close()  # In good order, but for the end that is missing.
 
     async with replicas(half) as [replica], router(replica) as url:
-        reader, writer = await connect(url)
-        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
+        reader, writer = await asking(url, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
         await read_head(reader)
         with contextlib.suppress(ConnectionResetError):
             received = await asyncio.wait_for(reader.read(5), PATIENCE)
@@ -210,10 +194,7 @@ async def test_a_name_that_is_not_found_is_a_worker_that_is_down() -> None:
     async with replicas(None) as [well], router(nowhere, well) as url:
         assert {(await post(url)).status for _ in range(4)} == {200}
 
-        async def down() -> bool:
-            return (await workers(url))[nowhere]["state"] == "down"
-
-        await until(down, "the name is not found")
+        await becomes(url, nowhere, "down")
         await well.stop()
         answer = await asyncio.wait_for(post(url), PATIENCE)
         assert (answer.status, answer.header("retry-after")) == (503, "1")

@@ -1,14 +1,16 @@
-"""What is asked again of another worker, how often, and what is not."""
+"""What is asked again, of which worker or connection and how often; and workers that answer only errors."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from router_harness import (
     Seen,
     answering,
+    assert_error,
     becomes,
     get,
     metric,
@@ -17,6 +19,7 @@ from router_harness import (
     reset,
     response,
     router,
+    state_of,
     until,
     workers,
 )
@@ -48,18 +51,16 @@ async def test_when_all_are_unavailable_the_last_answer_is_passed_on() -> None:
         assert [len(replica.seen) for replica in both] == [1, 1]
 
 
-@pytest.mark.parametrize("status", [BUSY, "503 Service Unavailable"])
-async def test_a_worker_that_asks_for_time_gets_it(status: str) -> None:
-    async with (
-        replicas(answering(status, "retry-after: 2\r\n"), None) as [busy, free],
-        router(busy, free) as url,
-    ):
-        assert {(await post(url)).status for _ in range(8)} == {200}
-        assert len(busy.seen) == 1
-        assert (await workers(url))[busy.url]["state"] == "busy"
-        await becomes(url, busy, "up")
-        assert {(await post(url)).status for _ in range(4)} == {200}
-        assert len(busy.seen) == 2
+async def test_a_worker_that_asks_for_time_gets_it() -> None:
+    waits = [answering(status, "retry-after: 2\r\n") for status in (BUSY, "503 Service Unavailable")]
+    async with replicas(*waits, None) as [*busy, free], router(*busy, free) as url:
+        for asked in (1, 2):
+            assert {(await post(url)).status for _ in range(9)} == {200}
+            assert [len(replica.seen) for replica in busy] == [asked, asked]
+            assert {await state_of(url, replica.url) for replica in busy} == {"busy"}
+            if asked == 1:
+                for replica in busy:
+                    await becomes(url, replica, "up")
 
 
 async def test_when_all_ask_for_time_their_answer_is_passed_on_and_nobody_is_asked_twice() -> None:
@@ -93,18 +94,10 @@ async def test_a_worker_without_the_model_is_not_asked_instead() -> None:
             assert [len(replica.seen) for replica in three] == [seen[0] + 1, seen[1], seen[2]]
 
 
-async def test_a_reset_before_the_first_byte_is_retried_elsewhere() -> None:
-    async with replicas(reset, None) as [ill, well], router(ill, well) as url:
-        assert {(await post(url)).status for _ in range(4)} == {200}
-        assert len(ill.seen) > 0
-        assert len(well.seen) == 4
-
-
 async def test_a_request_that_ends_connections_goes_to_two_workers_and_no_further() -> None:
     async with replicas(*[reset] * 6) as six, router(*six) as url:
         answer = await post(url)
-        error = json.loads(answer.body)["error"]
-        assert (answer.status, error["code"], error["type"]) == (502, "workers_lost", "server_error")
+        assert_error(answer, 502, code="workers_lost")
         assert sum(len(replica.seen) for replica in six) == 2
 
 
@@ -189,3 +182,169 @@ async def test_a_streamed_upload_that_could_not_be_sent_goes_elsewhere() -> None
                 assert (await post(url, b"x" * 3_000_000)).status == 200
             assert (await get(url, "/health")).status in (200, 503)
         assert [len(seen.body) for seen in alive.seen] == [3_000_000] * 2
+
+
+def breaking_later(breaks: list[int]) -> Any:
+    """Answers, but reads the requests of these numbers, works on them for a while, and breaks off."""
+    count = 0
+
+    async def handler(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        nonlocal count
+        count += 1
+        if count in breaks:
+            await asyncio.sleep(0.3)
+            writer.transport.abort()
+        else:
+            writer.write(response(b"%d" % count))
+
+    return handler
+
+
+@pytest.mark.parametrize("options", [{"disable_retries": True}, {"retry_max_retries": 0}])
+async def test_a_request_that_may_have_been_read_is_not_sent_again(options: dict[str, Any]) -> None:
+    async with replicas(breaking_later([2])) as [replica], router(replica, **options) as url:
+        assert (await post(url)).body == b"1"
+        answer = await post(url)
+        assert answer.status == 502
+        assert len(replica.seen) == 2
+        assert await metric(url, "retries_total") == 0
+        assert (await post(url)).body == b"3"
+
+
+async def test_one_that_is_sent_again_is_a_retry() -> None:
+    async with replicas(breaking_later([2])) as [replica], router(replica) as url:
+        assert (await post(url)).body == b"1"
+        assert (await post(url)).body == b"3"
+        assert len(replica.seen) == 3
+        assert await metric(url, "retries_total") == 1
+
+
+async def test_a_worker_gets_one_more_chance_and_no_third() -> None:
+    async with replicas(breaking_later([2, 3, 4])) as [replica], router(replica) as url:
+        assert (await post(url)).body == b"1"
+        assert (await post(url)).status == 502
+        assert len(replica.seen) == 3
+
+
+async def test_what_changes_nothing_may_be_asked_for_again() -> None:
+    async with replicas(breaking_later([2])) as [replica], router(replica, disable_retries=True) as url:
+        assert (await get(url, "/x")).body == b"1"
+        assert (await get(url, "/x")).body == b"3"
+
+
+async def test_a_connection_that_was_closed_while_idle_costs_nothing() -> None:
+    async def once(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(b"once"))
+        await writer.drain()
+        writer.close()
+
+    async with replicas(once) as [replica], router(replica, disable_retries=True) as url:
+        for _ in range(30):
+            assert (await post(url)).body == b"once"
+            await asyncio.sleep(0.01)
+        assert len(replica.seen) == 30
+        assert await metric(url, "retries_total") == 0
+
+
+async def test_a_kept_connection_is_looked_at_before_it_is_used() -> None:
+    """The lane is kept busy by other requests, so that it does not hear of the end by itself."""
+
+    async def once(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(b"once"))
+        await writer.drain()
+        await asyncio.sleep(0.4)
+        writer.close()
+
+    async with replicas(once) as [replica], router(replica, disable_retries=True) as url:
+        for _ in range(2):
+            answers = await asyncio.gather(*(post(url) for _ in range(8)))
+            assert {answer.status for answer in answers} == {200}
+            await asyncio.sleep(0.6)
+        assert len(replica.seen) == 16
+
+
+FOR_GOOD = {"cb_timeout": 60.0}
+
+
+async def statuses(url: str, count: int) -> list[int]:
+    return [(await post(url)).status for _ in range(count)]
+
+
+async def test_a_worker_that_only_fails_is_put_behind() -> None:
+    async with replicas(answering("500 Oops"), None) as [ill, well], router(ill, well, **FOR_GOOD) as url:
+        assert (await statuses(url, 12)).count(500) >= 5
+        await becomes(url, ill, "failing")
+        seen = len(ill.seen)
+        assert set(await statuses(url, 10)) == {200}
+        assert len(ill.seen) == seen
+
+
+async def test_resets_count_as_failures() -> None:
+    async with replicas(reset, None) as [ill, well], router(ill, well, **FOR_GOOD) as url:
+        assert set(await statuses(url, 12)) == {200}
+        await becomes(url, ill, "failing")
+
+
+async def test_a_worker_that_does_well_again_is_back_within_seconds() -> None:
+    is_ill = True
+    tried, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if tried.is_set():
+            await go_on.wait()
+        writer.write(response(status="500 Oops" if is_ill else "200 OK"))
+
+    async with replicas(handler, None) as [ill, well], router(ill, well, cb_timeout=1.0) as url:
+        await statuses(url, 12)
+        await becomes(url, ill, "failing")
+        await becomes(url, ill, "half_open")
+        # One request tries it; the others that come meanwhile go elsewhere.
+        tried.set()
+        seen = len(ill.seen)
+        trying = [asyncio.ensure_future(post(url)) for _ in range(2)]
+        await asyncio.wait(trying, return_when=asyncio.FIRST_COMPLETED)
+        assert set(await statuses(url, 6)) == {200}
+        assert len(ill.seen) == seen + 1
+        go_on.set()
+        assert {(await answer).status for answer in trying} == {200, 500}
+        is_ill = False
+        await becomes(url, ill, "half_open")
+        assert set(await statuses(url, 4)) == {200}
+        assert (await workers(url))[ill.url]["state"] == "up"
+        seen = len(ill.seen)
+        assert set(await statuses(url, 4)) == {200}
+        assert len(ill.seen) == seen + 2
+
+
+async def test_the_last_worker_is_not_put_behind() -> None:
+    async with replicas(answering("500 Oops")) as [only], router(only) as url:
+        assert set(await statuses(url, 30)) == {500}
+        await asyncio.sleep(0.6)  # Longer than two looks at the fleet; there is nothing to wait for.
+        assert (await workers(url))[only.url]["state"] == "up"
+        assert len(only.seen) == 30
+
+
+async def test_when_the_others_are_gone_a_failing_worker_serves() -> None:
+    async with replicas(answering("500 Oops"), None) as [ill, well], router(ill, well, **FOR_GOOD) as url:
+        await statuses(url, 12)
+        await becomes(url, ill, "failing")
+        await well.stop()
+        assert set(await statuses(url, 3)) == {500}
+
+
+async def test_where_all_fail_alike_nobody_is_put_behind() -> None:
+    async with replicas(answering("500 Oops"), answering("500 Oops")) as both, router(*both) as url:
+        assert set(await statuses(url, 30)) == {500}
+        assert {worker["state"] for worker in (await workers(url)).values()} <= {"up", "unknown"}
+        assert [len(replica.seen) for replica in both] == [15, 15]
+
+
+async def test_what_clients_did_wrong_is_not_held_against_a_worker() -> None:
+    async with replicas(answering("400 Bad"), None) as [strict, other], router(strict, other) as url:
+        assert (await statuses(url, 40)).count(400) == 20
+
+
+async def test_it_can_be_turned_off() -> None:
+    options = {"disable_circuit_breaker": True}
+    async with replicas(answering("500 Oops"), None) as [ill, well], router(ill, well, **options) as url:
+        assert (await statuses(url, 40)).count(500) == 20

@@ -1,4 +1,4 @@
-"""What the prefix tree learns from: prompts that workers took, and nothing that clients make up for free."""
+"""What the prefix tree learns from prompts that workers took, and from what they say of their caches."""
 
 from __future__ import annotations
 
@@ -6,17 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from router_harness import (
-    Handler,
-    Seen,
-    launched,
-    metric,
-    post,
-    replicas,
-    response,
-    router,
-    until,
-)
+from router_harness import Handler, Seen, comes_to, launched, metric, post, replicas, response, router, until
 
 KNOWN = "a system prompt that everybody sends. " * 100
 
@@ -81,10 +71,7 @@ async def test_a_prompt_whose_client_left_or_whose_worker_broke_off_is_not_learn
         assert await metric(url, "tree_bytes") == 0
         leaving.cancel()
 
-        async def is_forgotten() -> bool:
-            return await metric(url, "tree_pending_bytes") == 0
-
-        await until(is_forgotten, "the prompt of a client that left is forgotten")
+        await comes_to(0, metric, url, "tree_pending_bytes")
         assert await metric(url, "tree_bytes") == 0
 
 
@@ -98,10 +85,7 @@ async def test_a_burst_of_one_prefix_goes_together_before_the_first_answer() -> 
     async with replicas(slow, slow, slow, slow) as four, router(*four, policy="cache_aware") as url:
         burst = [asyncio.create_task(post(url, ask_of(KNOWN + str(index)))) for index in range(2)]
 
-        async def all_are_there() -> bool:
-            return sum(len(replica.seen) for replica in four) == 2
-
-        await until(all_are_there, "both are at workers")
+        await until(lambda: sum(len(replica.seen) for replica in four) == 2, "both are at workers")
         assert sorted(len(replica.seen) for replica in four) == [0, 0, 0, 2]
         assert await metric(url, "tree_bytes") == 0
         ready.set()
@@ -176,3 +160,51 @@ async def test_names_of_models_that_clients_make_up_take_no_memory() -> None:
         assert taken < 20 << 20
         # What each name makes of the tree is counted, though it is little.
         assert 205 * 100 < await metric(url, "tree_bytes") < 205 * 2000
+
+
+def as_events(cached: int) -> Handler:
+    """The usage comes in two chunks of a stream, and an event follows it."""
+
+    async def handler(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        event = b"data: " + usage(500, cached)
+        for piece in (b'data: {"choices": []}\n\n', event[:50], event[50:] + b"\n\n", b"data: [DONE]\n\n"):
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    return handler
+
+
+async def ask(url: str, prompt: str) -> None:
+    assert (await post(url, json.dumps({"prompt": prompt}).encode())).status == 200
+
+
+async def test_cached_tokens_are_read_from_json_and_from_streams() -> None:
+    for handler in (reporting(500, 96), as_events(96)):
+        async with replicas(handler) as [one], router(one, policy="cache_aware") as url:
+            for turn in range(3):
+                await ask(url, f"turn {turn}")
+
+            await comes_to(1500, metric, url, "prompt_tokens_total")
+            assert await metric(url, "cached_tokens_total") == 3 * 96
+
+
+async def test_a_worker_that_has_lost_its_cache_loses_its_part_of_the_tree() -> None:
+    async with replicas(reporting(500, 0)) as [one], router(one, policy="cache_aware") as url:
+        for prompt in range(20):
+            await ask(url, f"{prompt} " + "x" * 2000)
+        assert await metric(url, "tree_bytes") > 40_000
+        for prompt in (0, 15):
+            await ask(url, f"{prompt} " + "x" * 2000)
+
+        await comes_to(1, metric, url, "tree_corrections_total")
+        assert await metric(url, "tree_bytes") < 15_000
+
+
+async def test_other_policies_do_not_look_at_answers() -> None:
+    async with replicas(reporting(500, 50)) as [one], router(one, policy="round_robin") as url:
+        await ask(url, "a prompt")
+        assert await metric(url, "prompt_tokens_total") == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from urllib.parse import urlsplit
 
@@ -12,6 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from router_harness import (
     PATIENCE,
     Seen,
+    asking,
+    comes_to,
     connect,
     get,
     launched,
@@ -20,7 +23,6 @@ from router_harness import (
     replicas,
     response,
     router,
-    until,
 )
 
 PREFIX = "sglang_omni_router_"
@@ -47,10 +49,7 @@ async def value(url: str, name: str, **labels: str) -> float:
 
 
 async def becomes(url: str, wanted: float, name: str, **labels: str) -> None:
-    async def so() -> bool:
-        return await value(url, name, **labels) == wanted
-
-    await until(so, f"{name} {labels} is {wanted}")
+    await comes_to(wanted, functools.partial(value, **labels), url, name)
 
 
 async def test_a_parser_takes_every_family() -> None:
@@ -142,14 +141,12 @@ async def test_how_exchanges_ended() -> None:
     async with replicas(by_path) as [replica], router(replica) as url:
         await post(url)
         await post(url, path="/empty")
-        reader, writer = await connect(url)
-        writer.write(b"HEAD /whole HTTP/1.1\r\nHost: a\r\n\r\n")
+        reader, writer = await asking(url, b"HEAD /whole HTTP/1.1\r\nHost: a\r\n\r\n")
         await read_head(reader)
         writer.close()
         for path, how in (("/slow", "client_left"), ("/half", "client_left"), ("/cut", "worker_cut")):
             before = await value(url, "requests_ended_total", how=how)
-            reader, writer = await connect(url)
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+            reader, writer = await asking(url, f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
             if path != "/slow":
                 await reader.readuntil(b"some")
             else:

@@ -1,4 +1,4 @@
-"""`python -m sglang_omni.launch_router` as a process: its options, its start and its end."""
+"""`python -m sglang_omni.launch_router` as a process: its options, start, end and its workers' restarts."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import resource
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from router_harness import (
     COMMAND,
     PATIENCE,
+    Replica,
     Seen,
+    asking,
     connect,
     get,
     launched,
+    listed,
     post,
     read_body,
     read_head,
     replicas,
+    response,
     router,
     until,
 )
@@ -82,6 +88,9 @@ def test_help_imports_nothing_heavy() -> None:
         (["--cache-threshold", "1.5"], "between 0 and 1"),
         (["--balance-abs-threshold", "-1"], "0 or more"),
         (["--max-tree-size", "0"], "bytes of memory per worker"),
+        (["--workers-file", "/nowhere/workers"], "workers_file: /nowhere/workers cannot be read"),
+        (["--worker-dns", "replicas"], "NAME:PORT"),
+        (["--worker-dns", "a:1", "--dns-interval", "0"], "dns_interval"),
     ],
 )
 def test_wrong_options_say_what_is_right(options: list[str], words: str) -> None:
@@ -156,8 +165,7 @@ async def refused(url: str) -> bool:
 
 
 async def post_chunked(url: str) -> bytes:
-    reader, writer = await connect(url)
-    writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
+    reader, writer = await asking(url, b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}")
     answer = await reader.read()
     writer.close()
     return answer
@@ -260,3 +268,69 @@ async def test_health_checks_that_lack_descriptors_say_nothing_of_the_worker() -
         await until(is_starved, "no health check gets through")
         assert await state() == "up"
         writer.close()
+
+
+TEXT = (Path(__file__).parents[2] / "docs" / "router.md").read_text()
+
+
+def recipe(url: str, workers: list[Replica]) -> str:
+    """The recipe's commands, for these workers. Their `restart` says which one and waits for an answer."""
+    [script] = re.findall(r"```bash\n(for worker.*?)```", TEXT, re.S)
+    script = re.sub(r"for worker in .*; do", f"for worker in {' '.join(w.url for w in workers)}; do", script)
+    assert "http://127.0.0.1:30000" in script
+    script = script.replace("http://127.0.0.1:30000", url)
+    # curl ends its output without a new line.
+    return f"set -e\nrestart() {{ echo; echo restart $1; read answer; }}\n{script}"
+
+
+async def test_workers_are_restarted_one_by_one_without_a_failed_request() -> None:
+    async def slow(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.05)
+        writer.write(response())
+
+    async with replicas(slow, slow) as both, router(*both) as url:
+        script = await asyncio.create_subprocess_exec(
+            *("bash", "-c", recipe(url, both)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert script.stdin is not None
+        assert script.stdout is not None
+        ended = asyncio.Event()
+
+        async def load() -> list[int]:
+            statuses = []
+            while not ended.is_set():
+                statuses.append((await post(url)).status)
+            return statuses
+
+        clients = [asyncio.ensure_future(load()) for _ in range(4)]
+        restarted = []
+        while line := await asyncio.wait_for(script.stdout.readline(), PATIENCE):
+            if not line.startswith(b"restart "):
+                continue
+            [worker] = [replica for replica in both if replica.url == line.split()[1].decode()]
+            restarted.append(worker)
+            # The drain has waited for its requests: nobody is cut off.
+            [state] = [entry for entry in await listed(url) if entry["url"] == worker.url]
+            assert (state["draining"], state["load"]) == (True, 0)
+            await worker.stop()
+            await worker.start()
+            script.stdin.write(b"\n")
+        assert await script.wait() == 0
+        ended.set()
+        statuses = [status for client in clients for status in await client]
+        assert restarted == both
+        assert set(statuses) == {200}
+        assert [worker["draining"] for worker in await listed(url)] == [False, False]
+
+
+SOAK = Path(__file__).resolve().parent.parent / "soak/router_soak.py"
+
+
+@pytest.mark.long
+def test_under_mixed_traffic_nothing_is_lost_and_nothing_leaks() -> None:
+    ran = subprocess.run(
+        [sys.executable, SOAK, "--minutes", "0.2"], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,27 +1,35 @@
-"""Streams that fall silent: a worker that stops in mid-answer or before it, and sockets that are not used."""
+"""Streams that fall silent, and requests that change protocols: bytes both ways, and how either side ends."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 from router_harness import (
     PATIENCE,
     Handler,
     Seen,
+    asking,
     becomes,
+    comes_to,
     connect,
     get,
     load_of,
     metric,
     post,
+    raw_worker,
     read_head,
     replicas,
     response,
     router,
-    until,
+    websocket_echo,
 )
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -55,10 +63,6 @@ async def request(url: str, body: bytes = STREAMED) -> tuple[asyncio.StreamReade
     return reader, writer
 
 
-async def is_idle(url: str) -> bool:
-    return await load_of(url) == 0
-
-
 async def test_a_stream_that_falls_silent_is_broken_off() -> None:
     stops = streaming("one", ends=False)
     async with replicas(stops) as [replica], router(replica, stream_idle_timeout=0.6) as url:
@@ -66,7 +70,7 @@ async def test_a_stream_that_falls_silent_is_broken_off() -> None:
         told = await asyncio.wait_for(reader.read(), PATIENCE)
         assert told.endswith(b"data: one\n\n\r\n")  # And no end of a whole answer.
         writer.close()
-        await until(lambda: is_idle(url), "its place is free")
+        await comes_to(0, load_of, url)
         await asyncio.wait_for(replica.closed.wait(), PATIENCE)
         ended = (await get(url, "/metrics")).body.decode()
         assert 'requests_ended_total{how="idle_timeout"} 1' in ended
@@ -93,8 +97,7 @@ async def test_a_client_without_chunks_sees_that_its_answer_is_not_whole(is_sile
         writer.transport.abort()
 
     async with replicas(breaks) as [replica], router(replica, stream_idle_timeout=0.6) as url:
-        reader, writer = await connect(url)
-        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        reader, writer = await asking(url, b"GET / HTTP/1.0\r\n\r\n")
         assert await asyncio.wait_for(reader.readuntil(b"one\n\n"), PATIENCE)
         with pytest.raises(ConnectionResetError):
             await asyncio.wait_for(reader.read(), PATIENCE)
@@ -102,14 +105,14 @@ async def test_a_client_without_chunks_sees_that_its_answer_is_not_whole(is_sile
 
 
 async def test_a_stream_may_take_long_while_it_moves() -> None:
-    moves = streaming(*"abcdef", pause=0.5)
-    async with replicas(moves) as [replica], router(replica, stream_idle_timeout=2.0) as url:
+    moves = streaming(*"abcd", pause=0.4)
+    async with replicas(moves) as [replica], router(replica, stream_idle_timeout=1.3) as url:
         answer = await post(url, STREAMED)
-        assert answer.body.count(b"data:") == 6
+        assert answer.body.count(b"data:") == 4
 
 
 async def test_without_the_limit_silence_is_waited_for() -> None:
-    late = streaming("a", "b", pause=1.2)
+    late = streaming("a", "b", pause=0.8)
     async with replicas(late) as [replica], router(replica, stream_idle_timeout=0.0) as url:
         assert (await post(url, STREAMED)).body.count(b"data:") == 2
 
@@ -123,7 +126,7 @@ async def test_a_client_that_does_not_read_is_not_the_workers_silence() -> None:
 
     async with replicas(large) as [replica], router(replica, stream_idle_timeout=0.5) as url:
         reader, writer = await request(url)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(1.0)
         _, headers = await read_head(reader)
         assert ("content-length", str(size)) in headers
         assert len(await asyncio.wait_for(reader.readexactly(size), PATIENCE)) == size
@@ -186,37 +189,29 @@ async def test_an_upgraded_stream_that_is_silent_gives_its_place_back() -> None:
     ended = asyncio.Event()
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line, _ = await read_head(reader)
-        if "/s" not in line:
-            writer.close()
-            return
+        await read_head(reader)
         writer.write(b"HTTP/1.1 101 Go\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
         while data := await reader.read(100):
             writer.write(data)
         ended.set()
-        writer.close()
 
-    server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    worker = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with router(worker, stream_idle_timeout=1.5) as url:
+    async with raw_worker(echo) as worker, router(worker, stream_idle_timeout=1.0) as url:
         reader, writer = await upgraded(url)
-        for _ in range(4):
-            await asyncio.sleep(0.6)
+        for _ in range(3):
+            await asyncio.sleep(0.5)
             writer.write(b"ping")
             assert await asyncio.wait_for(reader.readexactly(4), PATIENCE) == b"ping"
         assert await load_of(url) == 1
         assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
         await asyncio.wait_for(ended.wait(), PATIENCE)
-        await until(lambda: is_idle(url), "its place is free")
+        await comes_to(0, load_of, url)
         writer.close()
-    server.close()
 
 
 async def test_clients_that_vanish_are_noticed() -> None:
     """The system asks a silent client's host whether it is still there."""
     async with replicas(None) as [replica], router(replica) as url:
-        reader, writer = await connect(url)
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        reader, writer = await asking(url, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         await read_head(reader)
         ours = writer.get_extra_info("sockname")[1]
         theirs = urlsplit(url).port
@@ -228,3 +223,140 @@ async def test_clients_that_vanish_are_noticed() -> None:
         ]
         assert timer == "02"  # Of keepalive.
         writer.close()
+
+
+UPGRADE = (
+    b"GET /v1/realtime?model=m%20x&a=1 HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, Upgrade\r\n"
+    b"Upgrade: websocket\r\nSec-WebSocket-Key: a2V5\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+AGREED = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nX-Mine: 1\r\n\r\n"
+
+
+class Upgrades:
+    """Accepts upgrades and hands each one's streams to the test."""
+
+    def __init__(self, greeting: bytes) -> None:
+        self.greeting = greeting
+        self.lines: list[str] = []
+        self.streams: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+        self.ended = asyncio.Event()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line, _ = await read_head(reader)
+        self.lines.append(line)
+        writer.write(self.greeting)
+        await self.streams.put((reader, writer))
+        await self.ended.wait()  # It is the test that closes the connection.
+
+    async def next(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.wait_for(self.streams.get(), PATIENCE)
+
+
+@contextlib.asynccontextmanager
+async def upgrading(greeting: bytes = AGREED, **options: float) -> AsyncIterator[tuple[Upgrades, str]]:
+    """A worker that accepts upgrades, and the URL of a router in front of it."""
+    upgrades = Upgrades(greeting)
+    async with raw_worker(upgrades) as worker, router(worker, **options) as url:
+        yield upgrades, url
+        upgrades.ended.set()
+
+
+async def test_bytes_sent_right_behind_the_handshake_are_not_lost() -> None:
+    async with upgrading(AGREED + b"first from the worker") as (worker, url):
+        reader, writer = await asking(url, UPGRADE + b"first from the client")
+        line, headers = await read_head(reader)
+        assert line == "HTTP/1.1 101 Switching Protocols"
+        assert {("X-Mine", "1"), ("Upgrade", "websocket")} <= set(headers)
+        there, back = await worker.next()
+        assert await asyncio.wait_for(there.readexactly(21), PATIENCE) == b"first from the client"
+        assert await asyncio.wait_for(reader.readexactly(21), PATIENCE) == b"first from the worker"
+        assert worker.lines == ["GET /v1/realtime?model=m%20x&a=1 HTTP/1.1"]
+        writer.close()
+        back.close()
+
+
+@pytest.mark.parametrize("first", ["client", "worker"])
+async def test_either_side_may_end_first(first: str) -> None:
+    async with upgrading() as (worker, url):
+        reader, writer = await asking(url, UPGRADE)
+        await read_head(reader)
+        there, back = await worker.next()
+        assert await load_of(url) == 1
+        ends, hears, speaks = (writer, there, back) if first == "client" else (back, reader, writer)
+        ends.write(b"last words")
+        ends.write_eof()
+        assert await asyncio.wait_for(hears.read(), PATIENCE) == b"last words"
+        # The other direction is still open.
+        other = reader if first == "client" else there
+        speaks.write(b"and mine")
+        speaks.close()
+        assert await asyncio.wait_for(other.read(), PATIENCE) == b"and mine"
+        ends.close()
+        await comes_to(0, load_of, url)
+
+
+@pytest.mark.parametrize("who", ["client", "worker"])
+async def test_a_reset_ends_the_other_side(who: str) -> None:
+    async with upgrading() as (worker, url):
+        reader, writer = await asking(url, UPGRADE)
+        await read_head(reader)
+        there, back = await worker.next()
+        resets, hears = (writer, there) if who == "client" else (back, reader)
+        linger = struct.pack("ii", 1, 0)
+        resets.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        resets.close()
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(hears.read(), PATIENCE) == b""
+        await comes_to(0, load_of, url)
+        writer.close()
+        back.close()
+
+
+@pytest.mark.parametrize("first", ["client", "worker"])
+async def test_a_side_that_does_not_notice_the_others_end_holds_nothing(first: str) -> None:
+    async with upgrading(stall_timeout=0.3) as (worker, url):
+        reader, writer = await asking(url, UPGRADE)
+        await read_head(reader)
+        _, back = await worker.next()
+        (writer if first == "client" else back).write_eof()
+        await comes_to(0, load_of, url)
+        writer.close()
+        back.close()
+
+
+async def test_a_handshake_that_is_never_answered_ends() -> None:
+    async with upgrading(b"", request_timeout=0.5) as (_, url):
+        reader, writer = await asking(url, UPGRADE)
+        line, _ = await asyncio.wait_for(read_head(reader), PATIENCE)
+        assert line.startswith("HTTP/1.1 504 ")
+        await comes_to(0, load_of, url)
+        writer.close()
+
+
+async def test_websocket() -> None:
+    async with (
+        websocket_echo() as worker,
+        router(worker) as url,
+        aiohttp.ClientSession() as session,
+    ):
+        async with session.ws_connect(f"{url}/v1/realtime?model=m", protocols=("realtime",)) as socket:
+            assert socket.protocol == "realtime"
+            await socket.send_str("hello")
+            assert await socket.receive_str() == "hello"
+            await socket.send_bytes(bytes(range(256)) * 1000)
+            assert await socket.receive_bytes() == bytes(range(256)) * 1000
+            assert await load_of(url) == 1
+        # A route that does not upgrade answers as it is.
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await session.ws_connect(f"{url}/nothing")
+        assert refused.value.status == 404
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket"])
+async def test_a_request_with_a_body_is_not_upgraded(protocol: str) -> None:
+    offer = f"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: {protocol}\r\nHTTP2-Settings: AAMAAABk\r\n"
+    async with replicas(None) as [replica], router(replica) as url:
+        assert (await post(url, b'{"prompt": "p"}', headers=offer)).status == 200
+    [seen] = replica.seen
+    assert seen.body == b'{"prompt": "p"}'
+    assert {"upgrade", "http2-settings", "connection"}.isdisjoint(name.lower() for name, _ in seen.headers)

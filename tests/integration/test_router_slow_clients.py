@@ -8,33 +8,27 @@ import time
 import pytest
 from router_harness import (
     PATIENCE,
-    Answer,
     Seen,
+    asking,
     assert_error,
+    comes_to,
     connect,
     load_of,
     post,
-    read_body,
+    raw_worker,
+    read_answer,
     read_head,
     replicas,
     response,
     router,
-    until,
 )
-
-
-async def read_answer(reader: asyncio.StreamReader) -> Answer:
-    line, headers = await asyncio.wait_for(read_head(reader), PATIENCE)
-    return Answer(line, headers, await read_body(reader, headers))
 
 
 async def test_headers_that_do_not_arrive() -> None:
     async with replicas(None) as [replica], router(replica, header_timeout=0.4) as url:
         for start in (b"", b"POST / HTTP/1.1\r\nHost: a\r\nX-Sl"):
-            reader, writer = await connect(url)
-            writer.write(start)
-            line, headers = await asyncio.wait_for(read_head(reader), PATIENCE)
-            assert_error(Answer(line, headers, await read_body(reader, headers)), 408, "in time")
+            reader, writer = await asking(url, start)
+            assert_error(await read_answer(reader), 408, "in time")
             assert await reader.read() == b""
             writer.close()
 
@@ -91,28 +85,19 @@ async def test_a_short_body_that_stalls_never_reaches_a_worker() -> None:
 async def test_a_long_body_that_stalls_frees_its_worker() -> None:
     gone = asyncio.Event()
 
-    async def worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_head(reader)
+    async def serve(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         while await reader.read(1 << 20):
             pass
         gone.set()
 
-    server = await asyncio.start_server(worker, "127.0.0.1", 0)
-    worker_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    # Probes would hang on this worker, so they are left for later.
-    async with router(worker_url, stall_timeout=1.0, probe_interval=3600.0) as url:
+    async with raw_worker(serve) as worker, router(worker, stall_timeout=1.0) as url:
         reader, writer = await connect(url)
         writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5000000\r\n\r\n" + b"x" * 3_000_000)
-        await until(lambda: is_busy(url), "the upload is on its way")
+        await comes_to(1, load_of, url)
         assert_error(await read_answer(reader), 408, "body", "in time")
         await asyncio.wait_for(gone.wait(), PATIENCE)
         assert await load_of(url) == 0
         writer.close()
-    server.close()
-
-
-async def is_busy(url: str) -> bool:
-    return await load_of(url) == 1
 
 
 async def test_a_body_may_take_long_while_it_moves() -> None:
@@ -207,29 +192,19 @@ async def test_uploads_that_dribble_hold_no_places(length: int) -> None:
             writer.close()
 
 
-@pytest.mark.parametrize("length", [1_000_000, 5_000_000])
-async def test_an_upload_that_only_dribbles_is_given_up(length: int) -> None:
+async def test_an_upload_that_only_dribbles_is_given_up() -> None:
     """A byte now and then is not moving; the worker that has the beginning of it is free again."""
-    async with replicas(None) as [replica], router(replica, stall_timeout=2.0) as url:
+
+    async def upload(url: str, length: int) -> None:
         reader, writer = await connect(url)
         writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % length)
         writer.write(b"x" * (length // 2))
         dribbling = asyncio.ensure_future(dribble(writer))
         assert_error(await read_answer(reader), 408, "body", "in time")
         dribbling.cancel()
+        writer.close()
+
+    async with replicas(None) as [replica], router(replica, stall_timeout=2.0) as url:
+        await asyncio.gather(*(upload(url, length) for length in (1_000_000, 5_000_000)))
         assert await load_of(url) == 0
         assert replica.seen == []
-        writer.close()
-
-
-async def test_a_slow_upload_above_the_floor_arrives() -> None:
-    stall = 1.0
-    async with replicas(None) as [replica], router(replica, stall_timeout=stall) as url:
-        reader, writer = await connect(url)
-        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 40000\r\n\r\n")
-        for _ in range(10):
-            writer.write(b"x" * 4_000)
-            await asyncio.sleep(stall / 4)
-        assert (await read_answer(reader)).status == 200
-        assert len(replica.seen[0].body) == 40_000
-        writer.close()

@@ -9,42 +9,29 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
-from router_harness import PATIENCE, connect, replicas, response, router, send_raw
+from router_harness import PATIENCE, asking, connect, raw_worker, replicas, response, router, send_raw
 
 NEXT = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
-class Recorder:
-    """A worker that keeps every byte it gets, probes aside, and answers what may be the end of a request."""
-
-    def __init__(self) -> None:
-        self.bytes = bytearray()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while piece := await reader.read(1 << 16):
-                if piece.startswith(b"GET /health "):
-                    writer.write(response())
-                    break
-                self.bytes += piece
-                if self.bytes.endswith((b"\r\n\r\n", b"hello")):
-                    writer.write(response())
-        writer.close()
-
-
 @contextlib.asynccontextmanager
-async def recorder() -> AsyncIterator[tuple[Recorder, str]]:
-    worker = Recorder()
-    server = await asyncio.start_server(worker.serve, "127.0.0.1", 0)
-    async with router(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as url:
-        yield worker, url
-    server.close()
+async def recorder() -> AsyncIterator[tuple[bytearray, str]]:
+    """All that a worker gets, which answers what may be the end of a request; and the URL of its router."""
+    received = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(1 << 16):
+            received.extend(piece)
+            if received.endswith((b"\r\n\r\n", b"hello")):
+                writer.write(response())
+
+    async with raw_worker(serve) as worker, router(worker) as url:
+        yield received, url
 
 
 async def send(url: str, request: bytes) -> bytes:
     """All that comes back up to the end of an answer, or of the connection."""
-    reader, writer = await connect(url)
-    writer.write(request)
+    reader, writer = await asking(url, request)
     answer = bytearray()
     with contextlib.suppress(ConnectionError):
         while not answer.endswith((b"ok", b"}")):
@@ -84,21 +71,21 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 async def test_refused_before_any_worker_sees_it(name: str) -> None:
-    async with recorder() as (worker, url):
+    async with recorder() as (received, url):
         answer = await send(url, REFUSED[name])
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"400"]
-    assert worker.bytes == b""
+    assert received == b""
 
 
 @pytest.mark.parametrize(
     "codings", [b"gzip, chunked", b"chunked, chunked", b"gzip\r\nTransfer-Encoding: chunked"]
 )
 async def test_codings_that_would_be_lost_on_the_way_are_refused(codings: bytes) -> None:
-    async with recorder() as (worker, url):
+    async with recorder() as (received, url):
         head = HEAD + b"Transfer-Encoding: " + codings
         answer = await send(url, head + b"\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 501 ")
-    assert worker.bytes == b""
+    assert received == b""
 
 
 BAD_CHUNKS = {
@@ -120,12 +107,12 @@ BAD_CHUNKS = {
 @pytest.mark.parametrize("kind", [b"application/json", b"audio/wav"], ids=["read whole", "streamed"])
 async def test_bad_chunks_end_the_connection(name: str, kind: bytes) -> None:
     head = HEAD + b"Content-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n" % kind
-    async with recorder() as (worker, url):
+    async with recorder() as (received, url):
         answer = await send(url, head + BAD_CHUNKS[name] + NEXT)
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) in ([b"400"], [])
-    assert b"smuggled" not in worker.bytes
+    assert b"smuggled" not in received
     # A body that was begun is not ended as if it were whole.
-    assert not worker.bytes.endswith(b"0\r\n\r\n")
+    assert not received.endswith(b"0\r\n\r\n")
 
 
 async def test_chunk_extensions_stop_here() -> None:
@@ -146,13 +133,13 @@ async def test_chunk_extensions_stop_here() -> None:
     ],
 )
 async def test_a_length_beside_chunks_never_reaches_the_worker(framing: bytes) -> None:
-    async with recorder() as (worker, url):
+    async with recorder() as (received, url):
         answer = await send(url, HEAD + framing + b"\r\n5\r\nhello\r\n0\r\n\r\n" + NEXT)
     statuses = re.findall(rb"HTTP/1.1 (\d+)", answer)
     assert statuses
     assert statuses[0] in (b"200", b"400")
-    assert b"smuggled" not in worker.bytes
-    assert b"content-length: 4" not in worker.bytes.lower()
+    assert b"smuggled" not in received
+    assert b"content-length: 4" not in received.lower()
 
 
 async def test_the_same_length_twice_is_one() -> None:

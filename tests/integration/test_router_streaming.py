@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
-import os
 import re
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +15,11 @@ import pytest
 from router_harness import (
     PATIENCE,
     Seen,
+    asking,
     connect,
+    launched,
     post,
+    raw_worker,
     read_body,
     read_head,
     replicas,
@@ -51,41 +51,10 @@ class RouterProcess:
 
 @contextlib.asynccontextmanager
 async def router_process(worker_url: str) -> AsyncIterator[RouterProcess]:
-    command = [sys.executable, "-m", "sglang_omni.launch_router", "--port", "0", "--worker-urls", worker_url]
     # What a worker of these tests does is never a reason to try another, and probes would only disturb it.
-    command += ["--probe-interval", "3600", "--disable-retries"]
-    process = await asyncio.create_subprocess_exec(
-        *command, stderr=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    )
-    assert process.stderr is not None
-    try:
-        text = ""
-        while not (found := re.search(r"http://127\.0\.0\.1:\d+(?=\s)", text.replace(worker_url, ""))):
-            line = await asyncio.wait_for(process.stderr.readline(), PATIENCE)
-            assert line, text
-            text += line.decode()
-        yield RouterProcess(found[0], process.pid)
-    finally:
-        process.kill()
-        await process.wait()
-
-
-@contextlib.asynccontextmanager
-async def worker_of(serve: object) -> AsyncIterator[str]:
-    """A server whose connections `serve(reader, writer)` handles, but for the router's own questions."""
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        line, headers = await read_head(reader)
-        if line.startswith(("GET /health", "GET /v1/models")):
-            writer.write(response())
-        else:
-            with contextlib.suppress(ConnectionError):
-                await serve(headers, reader, writer)  # type: ignore[operator]
-        writer.close()
-
-    server = await asyncio.start_server(handle, "127.0.0.1", 0, limit=MB)
-    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
+    options = ["--worker-urls", worker_url, "--probe-interval", "3600", "--disable-retries"]
+    async with launched(*options) as (process, url):
+        yield RouterProcess(url, process.pid)
 
 
 async def settled(count: list[int]) -> None:
@@ -99,28 +68,18 @@ async def settled(count: list[int]) -> None:
     await until(same, "nothing moves any more")
 
 
-async def test_large_json_body_streams_and_arrives_whole() -> None:
-    body = json.dumps({"model": "m", "prompt": "p" * 20_000_000}).encode()
-    async with replicas(None) as [replica], router(replica, policy="cache_aware") as url:
-        assert (await post(url, body)).status == 200
-    assert hashlib.sha256(replica.seen[0].body).digest() == hashlib.sha256(body).digest()
-
-
 async def test_the_rest_of_a_large_body_is_not_waited_for() -> None:
     """The worker has the start of an upload while the client still holds its end back."""
     started = asyncio.Event()
 
-    async def worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         _, headers = await read_head(reader)
         start = await reader.readexactly(1_500_000)
         started.set()
         rest = await reader.readexactly(int(dict(headers)["Content-Length"]) - len(start))
         writer.write(response(b"%d" % (len(start) + len(rest))))
 
-    server = await asyncio.start_server(worker, "127.0.0.1", 0)
-    worker_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    # Probes would hang on this worker, so they are left for later.
-    async with router(worker_url, policy="cache_aware", probe_interval=3600.0) as url:
+    async with raw_worker(serve) as worker, router(worker, policy="cache_aware") as url:
         reader, writer = await connect(url)
         head = (
             b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 2000000\r\n\r\n"
@@ -131,15 +90,13 @@ async def test_the_rest_of_a_large_body_is_not_waited_for() -> None:
         _, headers = await read_head(reader)
         assert await read_body(reader, headers) == b"2000000"
         writer.close()
-    server.close()
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/octet-stream"])
 @pytest.mark.parametrize("framing", ["length", "chunks"])
 async def test_a_big_upload_takes_little_memory(kind: str, framing: str) -> None:
-    async def count(
-        headers: list[tuple[str, str]], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _, headers = await read_head(reader)
         digest = hashlib.sha256()
         left = int(dict(headers)["Content-Length"]) if framing == "length" else -1
         while left:
@@ -153,7 +110,7 @@ async def test_a_big_upload_takes_little_memory(kind: str, framing: str) -> None
         writer.write(response(digest.hexdigest().encode()))
 
     piece = bytes(range(256)) * 256
-    async with worker_of(count) as worker, router_process(worker) as process:
+    async with raw_worker(count) as worker, router_process(worker) as process:
         before = process.memory()
         reader, writer = await connect(process.url)
         length = f"Content-Length: {BIG}" if framing == "length" else "Transfer-Encoding: chunked"
@@ -172,16 +129,15 @@ async def test_a_big_upload_takes_little_memory(kind: str, framing: str) -> None
 async def test_a_big_answer_takes_little_memory() -> None:
     piece = bytes(range(256)) * 256
 
-    async def send(_headers: object, _reader: object, writer: asyncio.StreamWriter) -> None:
+    async def send(_reader: object, writer: asyncio.StreamWriter) -> None:
         writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {BIG}\r\n\r\n".encode())
         for _ in range(BIG // len(piece)):
             writer.write(piece)
             await writer.drain()
 
-    async with worker_of(send) as worker, router_process(worker) as process:
+    async with raw_worker(send) as worker, router_process(worker) as process:
         before = process.memory()
-        reader, writer = await connect(process.url)
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        reader, writer = await asking(process.url, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         await read_head(reader)
         digest, left = hashlib.sha256(), BIG
         while left:
@@ -197,14 +153,14 @@ async def test_a_big_answer_takes_little_memory() -> None:
 async def test_a_slow_reader_slows_the_worker_and_fills_nothing() -> None:
     sent = [0]
 
-    async def send(_headers: object, _reader: object, writer: asyncio.StreamWriter) -> None:
+    async def send(_reader: object, writer: asyncio.StreamWriter) -> None:
         writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {BIG}\r\n\r\n".encode())
         while sent[0] < BIG:
             writer.write(bytes(65536))
             await writer.drain()
             sent[0] += 65536
 
-    async with worker_of(send) as worker, router_process(worker) as process:
+    async with raw_worker(send) as worker, router_process(worker) as process:
         before = process.memory()
         reader, writer = await connect(process.url)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -222,16 +178,15 @@ async def test_a_slow_reader_slows_the_worker_and_fills_nothing() -> None:
 async def test_a_slow_worker_slows_the_client_and_fills_nothing() -> None:
     go_on = asyncio.Event()
 
-    async def receive(
-        headers: list[tuple[str, str]], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def receive(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _, headers = await read_head(reader)
         await go_on.wait()
         left = int(dict(headers)["Content-Length"])
         while left:
             left -= len(await reader.read(MB))
         writer.write(response(b"all of it"))
 
-    async with worker_of(receive) as worker, router_process(worker) as process:
+    async with raw_worker(receive) as worker, router_process(worker) as process:
         before, sent = process.memory(), [0]
         reader, writer = await connect(process.url)
         writer.write(f"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: {BIG}\r\n\r\n".encode())
@@ -291,3 +246,50 @@ async def test_many_chunks_at_once_arrive_in_order_and_whole() -> None:
     async with replicas(handler) as [replica], router(replica) as url:
         for _ in range(3):
             assert (await post(url)).body == b"".join(events)
+
+
+MANY = 8 << 20
+
+
+async def test_a_client_that_is_still_sending_gets_the_answer_that_came_early() -> None:
+    answered = asyncio.Event()
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_head(reader)
+        writer.write(response(b"no", "413 Too Large", "connection: close\r\n"))
+        # A worker that closed now would take back what it has just said.
+        await asyncio.wait_for(answered.wait(), PATIENCE)
+
+    async with raw_worker(refuse) as worker, router(worker) as url:
+        for _ in range(5):
+            reader, writer = await connect(url)
+            head = f"POST /upload HTTP/1.1\r\nHost: a\r\nContent-Length: {MANY}\r\n\r\n"
+            writer.write(head.encode())
+            # All of it, as clients do that look at the answer only then.
+            for _ in range(MANY >> 16):
+                writer.write(bytes(1 << 16))
+                await asyncio.wait_for(writer.drain(), PATIENCE)
+            line, headers = await asyncio.wait_for(read_head(reader), PATIENCE)
+            assert line == "HTTP/1.1 413 Too Large"
+            assert await read_body(reader, headers) == b"no"
+            writer.close()
+        answered.set()
+
+
+async def test_an_upload_that_can_be_sent_once_gets_a_connection_of_its_own() -> None:
+    async def once(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(response())
+        # The next request on this connection finds it closed.
+        asyncio.get_running_loop().call_later(0.3, writer.close)
+
+    async with replicas(once) as [replica], router(replica) as url:
+        assert (await post(url)).status == 200
+        reader, writer = await connect(url)
+        head = f"POST /upload HTTP/1.1\r\nHost: a\r\nContent-Length: {MANY}\r\n\r\n".encode()
+        writer.write(head + bytes(MANY // 2))
+        await asyncio.wait_for(replica.closed.wait(), PATIENCE)
+        writer.write(bytes(MANY // 2))
+        line, _ = await asyncio.wait_for(read_head(reader), PATIENCE)
+        writer.close()
+    assert line == "HTTP/1.1 200 OK"
+    assert len(replica.seen[1].body) == MANY

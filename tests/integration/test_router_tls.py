@@ -1,8 +1,10 @@
-"""TLS towards clients: the files it takes, what goes over it, and handshakes that fail."""
+"""TLS towards clients and towards workers: files, certificates that are not good, handshakes that fail."""
 
 from __future__ import annotations
 
 import asyncio
+import datetime
+import re
 import signal
 import ssl
 from collections.abc import Callable
@@ -16,15 +18,20 @@ import trustme
 from router_harness import (
     PATIENCE,
     Answer,
+    Replica,
     Seen,
+    asking,
+    becomes,
+    comes_to,
     connect,
     launched,
+    post,
+    read_answer,
     read_body,
     read_head,
     replicas,
     response,
     router,
-    until,
     websocket_echo,
 )
 
@@ -65,8 +72,7 @@ async def ask(url: str, client: ssl.SSLContext, request: bytes) -> Answer:
     reader, writer = await secured(url, client)
     try:
         writer.write(request)
-        line, headers = await read_head(reader)
-        return Answer(line, headers, await read_body(reader, headers))
+        return await read_answer(reader)
     finally:
         writer.close()
 
@@ -77,14 +83,14 @@ def request(body: bytes = b"{}", head: str = "POST /v1/x HTTP/1.1") -> bytes:
 
 async def failed_handshakes(url: str, client: ssl.SSLContext) -> int:
     page = (await ask(url, client, request(b"", "GET /metrics HTTP/1.1"))).body.decode()
-    [line] = [line for line in page.splitlines() if line.startswith("sglang_omni_router_tls_handshakes")]
-    return int(line.split()[-1])
+    return int(re.findall(r"^sglang_omni_router_tls_handshakes\S* (\d+)$", page, re.M)[0])
+
+
+async def echo(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    writer.write(response(seen.body))
 
 
 async def test_requests_and_answers_of_any_size(certificate: Certificate) -> None:
-    async def echo(seen: Seen, writer: asyncio.StreamWriter) -> None:
-        writer.write(response(seen.body))
-
     async with replicas(echo) as [replica], router(replica, **certificate.options) as url:
         reader, writer = await secured(url, certificate.client)
         assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
@@ -121,8 +127,7 @@ async def test_handshakes_that_fail_or_stall_harm_nobody(certificate: Certificat
         stalled = [await connect(url) for _ in range(50)]
         for _, writer in stalled:
             writer.write(b"\x16\x03\x01")
-        plain, writer = await connect(url)
-        writer.write(request())
+        plain, writer = await asking(url, request())
         left = await plain.read(100)
         assert b"HTTP" not in left
         writer.close()
@@ -133,11 +138,7 @@ async def test_handshakes_that_fail_or_stall_harm_nobody(certificate: Certificat
         for reader, writer in stalled:
             assert await asyncio.wait_for(reader.read(100), PATIENCE) == b""
             writer.close()
-
-        async def all_counted() -> bool:
-            return await failed_handshakes(url, certificate.client) == 52
-
-        await until(all_counted, "52 failed handshakes")
+        await comes_to(52, failed_handshakes, url, certificate.client)
     assert len(replica.seen) == 1
 
 
@@ -162,13 +163,6 @@ async def test_wrong_files(certificate: Certificate, spoil: Callable[[Certificat
     assert words.format(cert=certificate.cert, key=certificate.key) in str(wrong.value)
 
 
-async def test_one_file_without_the_other() -> None:
-    for given, missing in (("tls_cert_path", "tls_key_path"), ("tls_key_path", "tls_cert_path")):
-        with pytest.raises(ValueError, match=f"{missing}: is missing"):
-            async with router(**{given: "some.pem"}):
-                pass
-
-
 async def test_sighup_reads_the_certificate_again(certificate: Certificate) -> None:
     files = ["--tls-cert-path", str(certificate.cert), "--tls-key-path", str(certificate.key)]
     async with launched(*files) as (process, url):
@@ -187,3 +181,158 @@ async def test_sighup_reads_the_certificate_again(certificate: Certificate) -> N
         assert (await ask(url, certificate.client, health)).status == 200
         with pytest.raises(ssl.SSLCertVerificationError):
             await secured(url, before)
+
+
+class Authority:
+    """An authority, its certificate in a file, and what servers use that it vouches for."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._ca = trustme.CA()
+        self._ca.cert_pem.write_to_path(str(file))
+
+    def server(self, name: str = "127.0.0.1", until: datetime.datetime | None = None) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._ca.issue_cert(name, not_after=until).configure_cert(context)
+        return context
+
+    def itself(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with self._ca.private_key_pem.tempfile() as key:
+            context.load_cert_chain(self.file, key)
+        return context
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority.pem")
+
+
+async def test_requests_to_workers_and_their_answers_of_any_size(authority: Authority) -> None:
+    async with (
+        replicas(echo, tls=authority.server()) as [replica],
+        router(replica, worker_ca_file=str(authority.file)) as url,
+    ):
+        await becomes(url, replica, "up")
+        for size in (0, 1000, 5_000_000):
+            body = bytes(range(250)) * (size // 250)
+            answer = await post(url, body)
+            assert (answer.status, answer.body) == (200, body)
+            assert answer.header("x-sglang-omni-worker") == replica.url
+        assert replica.probes > 0
+        # An idle connection that its worker has closed is found out in time here too.
+        await replica.stop()
+        await replica.start()
+        assert (await post(url, b"again")).body == b"again"
+
+
+async def test_workers_with_tls_and_without_serve_side_by_side(authority: Authority) -> None:
+    async with (
+        replicas(echo, tls=authority.server()) as [secured],
+        replicas(echo) as [plain],
+        router(secured, plain, worker_ca_file=str(authority.file)) as url,
+    ):
+        served = {(await post(url)).header("x-sglang-omni-worker") for _ in range(4)}
+        assert served == {secured.url, plain.url}
+
+
+async def test_websocket_of_a_worker(authority: Authority) -> None:
+    async with (
+        websocket_echo(authority.server()) as worker,
+        router(worker, worker_ca_file=str(authority.file)) as url,
+        aiohttp.ClientSession() as session,
+        session.ws_connect(f"{url}/v1/realtime") as socket,
+    ):
+        await socket.send_str("hello")
+        assert await socket.receive_str() == "hello"
+
+
+async def test_the_systems_authorities_count_where_none_are_given(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    async with (
+        replicas(None, tls=authority.server()) as [replica],
+        launched("--worker-urls", replica.url) as (_, url),
+    ):
+        assert (await post(url)).status == 200
+
+
+async def refusal(authority: Authority, worker: Replica | str) -> Answer:
+    async with router(worker, worker_ca_file=str(authority.file)) as url:
+        answer = await post(url)
+        await becomes(url, worker, "down")  # Its health checks find the same.
+        return answer
+
+
+async def test_a_worker_of_an_unknown_authority_gets_no_request(authority: Authority, tmp_path: Path) -> None:
+    async with replicas(None, tls=Authority(tmp_path / "other.pem").server()) as [replica]:
+        answer = await refusal(authority, replica)
+        assert_refused(answer, replica.url, "no trusted authority", "worker_ca_file")
+        assert not replica.seen
+
+
+async def test_a_certificate_for_another_name_is_refused(authority: Authority) -> None:
+    async with replicas(None, tls=authority.server("elsewhere.test")) as [replica]:
+        answer = await refusal(authority, replica)
+        assert_refused(answer, replica.url, "certificate is not accepted", "127.0.0.1", "elsewhere.test")
+        assert not replica.seen
+
+
+async def test_an_authoritys_own_certificate_is_refused(authority: Authority) -> None:
+    """A self-signed certificate, as ``openssl req -x509`` makes it, named as the authority."""
+    async with replicas(None, tls=authority.itself()) as [replica]:
+        assert_refused(await refusal(authority, replica), "certificate is not accepted", "CA:FALSE")
+        assert not replica.seen
+
+
+async def test_a_certificate_that_has_expired_is_refused(authority: Authority) -> None:
+    past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    async with replicas(None, tls=authority.server(until=past)) as [replica]:
+        assert_refused(await refusal(authority, replica), "certificate is not accepted", "expired")
+        assert not replica.seen
+
+
+async def test_a_worker_that_speaks_no_tls(authority: Authority) -> None:
+    server = await asyncio.start_server(
+        lambda _, writer: writer.write(response(status="400 No")), "127.0.0.1", 0
+    )
+    async with server:
+        worker = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert_refused(await refusal(authority, worker), worker, "does not speak TLS", "http://?")
+
+
+def assert_refused(answer: Answer, *words: str) -> None:
+    assert answer.status == 503
+    for word in words:
+        assert word in answer.body.decode()
+
+
+async def test_wrong_files_of_authorities(tmp_path: Path) -> None:
+    file = tmp_path / "authority.pem"
+    for text, words in (
+        (None, f"worker_ca_file: cannot read {file}: No such file"),
+        ("hello", f"worker_ca_file: {file} holds no certificate"),
+    ):
+        if text is not None:
+            file.write_text(text)
+        with pytest.raises(ValueError) as wrong:
+            async with router(worker_ca_file=str(file)):
+                pass
+        assert words in str(wrong.value)
+
+
+async def test_sighup_reads_the_authorities_again(authority: Authority) -> None:
+    renewed = Authority(authority.file.with_name("renewed.pem"))
+    async with (
+        replicas(None, tls=renewed.server()) as [replica],
+        launched("--worker-urls", replica.url, "--worker-ca-file", str(authority.file)) as (process, url),
+    ):
+        assert (await post(url)).status == 503
+        authority.file.write_bytes(renewed.file.read_bytes())
+        process.send_signal(signal.SIGHUP)
+
+        async def status() -> int:
+            return (await post(url)).status
+
+        await comes_to(200, status)

@@ -7,10 +7,11 @@ import asyncio
 import pytest
 from router_harness import (
     PATIENCE,
-    Answer,
     Seen,
+    asking,
     connect,
-    read_body,
+    raw_worker,
+    read_answer,
     read_head,
     replicas,
     response,
@@ -19,19 +20,13 @@ from router_harness import (
 )
 
 
-async def read_answer(reader: asyncio.StreamReader) -> Answer:
-    line, headers = await asyncio.wait_for(read_head(reader), PATIENCE)
-    return Answer(line, headers, await read_body(reader, headers))
-
-
 async def read_to_end(reader: asyncio.StreamReader) -> bytes:
     return await asyncio.wait_for(reader.read(), PATIENCE)
 
 
 async def conversation(url: str, request: bytes) -> bytes:
     """All that comes back on a connection that only sends `request`."""
-    reader, writer = await connect(url)
-    writer.write(request)
+    reader, writer = await asking(url, request)
     try:
         return await read_to_end(reader)
     finally:
@@ -98,8 +93,7 @@ async def test_case_order_and_bytes_of_headers_in_both_directions() -> None:
 
     async with replicas(handler) as [replica], router(replica) as url:
         lines = "".join(f"{name}: {value}\r\n" for name, value in sent)
-        reader, writer = await connect(url)
-        writer.write(f"GET / HTTP/1.1\r\n{lines}\r\n".encode("latin-1"))
+        reader, writer = await asking(url, f"GET / HTTP/1.1\r\n{lines}\r\n".encode("latin-1"))
         _, headers = await read_head(reader)
         writer.close()
     added = {"x-request-id", "x-sglang-omni-worker", "via", "date"}
@@ -162,8 +156,7 @@ async def test_a_worker_of_http_1_0() -> None:
 
 async def test_a_client_that_asks_for_the_end_gets_it() -> None:
     async with replicas(None) as [replica], router(replica) as url:
-        reader, writer = await connect(url)
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        reader, writer = await asking(url, b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         answer = await read_answer(reader)
         assert (answer.status, answer.header("connection")) == (200, "close")
         assert await read_to_end(reader) == b""
@@ -180,8 +173,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         for n in range(8)
     )
     async with replicas(echo, echo) as two, router(*two) as url:
-        reader, writer = await connect(url)
-        writer.write(requests)
+        reader, writer = await asking(url, requests)
         for n in range(8):
             assert (await read_answer(reader)).body == b"POST /%d HTTP/1.1|" % n + b"b" * (n * 1000)
         writer.close()
@@ -206,17 +198,14 @@ async def test_trailers_of_an_upload_arrive(kind: str) -> None:
     received = asyncio.Event()
     raw = bytearray()
 
-    async def worker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_head(reader)
         while not raw.endswith(b"\r\n\r\n"):
             raw.extend(await reader.read(1 << 16))
         received.set()
         writer.write(response())
 
-    server = await asyncio.start_server(worker, "127.0.0.1", 0)
-    worker_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    # Probes would hang on this worker, so they are left for later.
-    async with router(worker_url, probe_interval=3600.0) as url:
+    async with raw_worker(serve) as worker, router(worker) as url:
         head = f"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: {kind}\r\nTrailer: X-Sum\r\n"
         reader, writer = await connect(url)
         writer.write(
@@ -226,7 +215,6 @@ async def test_trailers_of_an_upload_arrive(kind: str) -> None:
         assert (await read_answer(reader)).status == 200
         writer.close()
     assert raw.lower() == b"4\r\nbody\r\n0\r\nx-sum: 123\r\n\r\n"
-    server.close()
 
 
 @pytest.mark.parametrize("interim", ["100 Continue", "102 Processing", "103 Early Hints"])

@@ -1,4 +1,4 @@
-"""The router's own endpoints, and how policies spread requests over real workers."""
+"""The router's own endpoints, and how policies and models spread requests over real workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from router_harness import Seen, change, get, listed, post, replicas, response, router, served_by, until
+from router_harness import (
+    Holding,
+    Replica,
+    answering,
+    assert_error,
+    change,
+    comes_to,
+    get,
+    listed,
+    post,
+    replicas,
+    router,
+    served_by,
+    status_of,
+)
 
 from sglang_omni._core import RouterServer, router_policies
 from sglang_omni.router import RouterConfig
@@ -41,39 +55,27 @@ async def test_asking_for_workers_that_are_not_there_makes_none() -> None:
 
 
 async def test_a_drained_worker_finishes_its_requests_and_gets_no_more() -> None:
-    asked, finish = asyncio.Event(), asyncio.Event()
-
-    async def waits(_seen: Seen, writer: asyncio.StreamWriter) -> None:
-        asked.set()
-        await finish.wait()
-        writer.write(response(b"finished"))
-
-    async with replicas(waits, None) as [one, other], router(one, other) as url:
+    holds = Holding()
+    async with replicas(holds, None) as [one, other], router(one, other) as url:
         running = asyncio.ensure_future(post(url))
-        await asked.wait()
+        await holds.asked.wait()
         assert (await change(url, "POST", "/workers/drain", {"url": one.url})).status == 200
         assert {await served_by(url, {}) for _ in range(4)} == {other.url}
         state = next(worker for worker in await listed(url) if worker["url"] == one.url)
         assert (state["draining"], state["load"]) == (True, 1)
-        finish.set()
+        holds.finish.set()
         assert (await running).body == b"finished"
         await change(url, "POST", "/workers", {"url": one.url})
         assert one.url in {await served_by(url, {}) for _ in range(4)}
 
 
 async def test_a_removed_worker_finishes_its_requests() -> None:
-    asked, finish = asyncio.Event(), asyncio.Event()
-
-    async def waits(_seen: Seen, writer: asyncio.StreamWriter) -> None:
-        asked.set()
-        await finish.wait()
-        writer.write(response(b"finished"))
-
-    async with replicas(waits) as [only], router(only) as url:
+    holds = Holding()
+    async with replicas(holds) as [only], router(only) as url:
         running = asyncio.ensure_future(post(url))
-        await asked.wait()
+        await holds.asked.wait()
         await change(url, "DELETE", "/workers", {"url": only.url})
-        finish.set()
+        holds.finish.set()
         assert (await running).body == b"finished"
 
 
@@ -104,11 +106,7 @@ async def test_an_unknown_worker_is_404() -> None:
 
 async def test_health_follows_the_workers() -> None:
     async with replicas(None) as [one], router(one) as url:
-
-        async def healthy() -> bool:
-            return (await get(url, "/health")).status == 200
-
-        await until(healthy, "a healthy worker makes the router healthy")
+        await comes_to(200, status_of, url, "/health")
         assert json.loads((await get(url, "/health")).body)["workers"] == {"healthy": 1, "total": 1}
         assert one.seen == []
 
@@ -182,14 +180,97 @@ async def test_every_policy_serves(policy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("options", "words"),
     [
-        ("policy", "fastest"),
-        ("cache_threshold", 2.0),
-        ("eviction_interval", -1.0),
-        ("worker_urls", ["nowhere"]),
+        ({"policy": "fastest"}, "policy"),
+        ({"cache_threshold": 2.0}, "cache_threshold"),
+        ({"eviction_interval": -1.0}, "eviction_interval"),
+        ({"worker_urls": ["nowhere"]}, "nowhere"),
+        ({"max_concurrent_requests": 0}, "max_concurrent_requests: 0 would refuse every request"),
+        ({"log_level": "loud"}, "log_level: unknown variant `loud`, expected"),
+        ({"log_format": "xml"}, "log_format: unknown variant `xml`, expected"),
+        ({"request_id_headers": ["x id"]}, r"request_id_headers: \"x id\" is not a header's name"),
+        (
+            {"cors_allowed_origins": ["app.example"]},
+            r"cors_allowed_origins: \"app\.example\" is not an origin",
+        ),
+        *(({"allowed_hosts": [wrong]}, "allowed_hosts") for wrong in ("http://a", "a:1", "", "*.a")),
+        ({"tls_cert_path": "some.pem"}, "tls_key_path: is missing"),
+        ({"tls_key_path": "some.pem"}, "tls_cert_path: is missing"),
+        ({"api_key": ["two words"]}, "api_key: a key is empty or has other characters"),
+        ({"api_key": [""]}, "api_key: a key is empty"),
+        ({"worker_api_key": "caf\u00e9"}, "worker_api_key: a key is empty or has other characters"),
+        ({"admin_api_key": "two words"}, "admin_api_key: a key is empty or has other characters"),
+        ({"admin_api_key": "a", "admin_api_key_file": "/b"}, "admin_api_key: admin_api_key_file is given"),
+        ({"admin_api_key_file": "/nowhere/keys"}, "admin_api_key_file: cannot read /nowhere/keys"),
+        ({"api_key_file": "/nowhere/keys"}, "api_key_file: cannot read /nowhere/keys"),
+        ({"api_key_file": "/dev/null"}, "api_key_file: /dev/null holds no key"),
     ],
 )
-def test_wrong_configuration_names_what_is_wrong(field: str, value: object) -> None:
-    with pytest.raises(ValueError, match=str(value[0] if isinstance(value, list) else field)):
-        RouterServer(json.dumps(vars(RouterConfig(port=0)) | {field: value}))
+def test_wrong_configuration_names_what_is_wrong(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        RouterServer(json.dumps(vars(RouterConfig(port=0)) | options))
+
+
+async def until_known(url: str, *models: list[str] | None) -> None:
+    async def known() -> list[list[str] | None]:
+        return [worker["models"] for worker in await listed(url)]
+
+    await comes_to(list(models), known)
+
+
+async def serving(url: str, model: str, times: int = 6) -> set[str | None]:
+    return {await served_by(url, {"model": model}) for _ in range(times)}
+
+
+def set_models(replica: Replica, *models: str) -> None:
+    replica.models = list(models)
+
+
+async def test_a_model_goes_to_those_that_serve_it() -> None:
+    async with replicas(None, None, None) as [one, two, unknown]:
+        set_models(one, "a", "shared")
+        set_models(two, "shared", "b")
+        async with router(one, two, unknown) as url:
+            await until_known(url, ["a", "shared"], ["b", "shared"], None)
+            assert await serving(url, "a") == {one.url}
+            assert await serving(url, "b") == {two.url}
+            assert await serving(url, "b:adapter") == {two.url}
+            assert await serving(url, "shared") == {one.url, two.url}
+            # Who tells nothing may have anything, but is not preferred to who says so.
+            assert await serving(url, "c") == {unknown.url}
+            assert {await served_by(url, {"prompt": "x"}) for _ in range(6)} == {
+                one.url,
+                two.url,
+                unknown.url,
+            }
+            by_query = await get(url, "/v1/realtime?x=1&model=b")
+            assert by_query.header("x-sglang-omni-worker") == two.url
+
+
+async def test_workers_that_are_alike_decide_for_themselves() -> None:
+    # SGLang, for one, takes any name for its one model.
+    async with replicas(None, None) as [one, two]:
+        set_models(one, "a")
+        set_models(two, "a")
+        async with router(one, two) as url:
+            await until_known(url, ["a"], ["a"])
+            assert await serving(url, "default") == {one.url, two.url}
+
+
+async def test_where_no_list_has_a_model_it_is_looked_for_again_and_no_other_worker_is_asked() -> None:
+    async with replicas(None, answering("503 Busy")) as [one, two]:
+        set_models(one, "a")
+        set_models(two, "b")
+        async with router(one, two) as url:
+            await until_known(url, ["a"], ["b"])
+            set_models(one, "a", "just loaded")
+            assert await serving(url, "just loaded") == {one.url}
+            one.seen.clear()
+            answer = await post(url, b'{"model": "c"}')
+            assert_error(answer, 404, code="model_not_found")
+            assert json.loads(answer.body)["error"]["param"] == "model"
+            await one.stop()
+            assert (await post(url, b'{"model": "a"}')).status == 503
+            assert (await post(url, b'{"model": "b"}')).status == 503
+            assert (len(one.seen), len(two.seen)) == (0, 1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 # A thread that holds, and looks into, whatever the collector knows of: what a profiler does.
 LOOKED_AT = """
 import collections, gc, threading, sys
@@ -50,16 +52,9 @@ print("fine")
 """
 
 
-def _run(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["tuple", "list"])
+def test_a_container_is_whole_when_another_thread_finds_it(kind: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOOKED_AT, kind], capture_output=True, text=True, timeout=300
     )
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr[-2000:]
-
-
-def test_a_tuple_is_whole_when_another_thread_finds_it() -> None:
-    _run("tuple")
-
-
-def test_a_list_is_whole_when_another_thread_finds_it() -> None:
-    _run("list")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -99,24 +98,6 @@ async def test_every_dtype_and_dimension(relay: Any, dtype: torch.dtype) -> None
         assert same(a, b)
 
 
-async def test_every_layout(relay: Any) -> None:
-    base = torch.randn(6, 8)
-    layouts = {
-        "column": base[:, 3],
-        "steps": torch.randn(50)[::7],
-        "transposed": torch.randn(3, 5).t(),
-        "expanded": torch.randn(1, 4).expand(3, 4),
-        "scalar expanded": torch.tensor(2.0).expand(100, 100),
-        "conjugate": torch.randn(4, dtype=torch.complex64).conj(),
-        "negative": torch.randn(4, dtype=torch.complex64).conj().imag,
-        "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-        "needs grad": torch.randn(3, requires_grad=True),
-    }
-    back = await through(relay, layouts)
-    for name, tensor in layouts.items():
-        assert same(tensor.detach(), back[name]), name
-
-
 async def test_a_view_does_not_drag_its_whole_storage_along() -> None:
     relay = PlainRelay()
     big = torch.zeros(1000, 1000)
@@ -124,22 +105,6 @@ async def test_a_view_does_not_drag_its_whole_storage_along() -> None:
         relay, "k", [big[:, 0], torch.zeros(500, 500)[5, :10], torch.tensor(1.0).expand(1000, 1000)]
     )
     assert relay.stored["k"].numel() < 10_000
-
-
-async def test_arrays(relay: Any) -> None:
-    arrays = [
-        np.arange(6, dtype=np.uint16).reshape(2, 3)[:, ::-1],
-        np.array(1.5),
-        np.empty((3, 0)),
-        np.asfortranarray(np.ones((2, 3))),
-        np.array(["a", "bc"]),
-        np.arange(4, dtype=">i2"),
-        np.zeros(2, [("a", "<i4"), ("b", "<f4", (2,))]),
-        np.zeros((100, 100))[::9, ::7],
-    ]
-    for a, b in zip(arrays, await through(relay, arrays), strict=True):
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        assert np.array_equal(a, b)
 
 
 async def test_tensors_anywhere(relay: Any) -> None:
@@ -252,14 +217,11 @@ async def test_received_tensors_keep_their_memory_alive() -> None:
     data = await relay_io.read_blob(relay, "k", metadata)
     corner, number = data["t"][-3:], data["n"][2:]
     del data
-    gc.collect()
     assert relay.arena.outstanding() == 1
     del corner
-    gc.collect()
     assert relay.arena.outstanding() == 1
     relay_stats = relay.stats()
     assert relay_stats[""]["held"] > 400_000
     del number
-    gc.collect()
     assert relay.arena.outstanding() == 0
     relay.close()

@@ -71,7 +71,7 @@ def test_what_is_true_is_taken() -> None:
     assert nccl._parse(_BY_TICKET).nbytes == 100_000
 
 
-@settings(max_examples=500)
+@settings(max_examples=250)
 @given(_changed(_IN_SLOTS) | st.dictionaries(st.text(), _anything))
 def test_a_place_is_within_the_segment_that_was_announced(metadata: dict[str, Any]) -> None:
     try:
@@ -99,7 +99,7 @@ def test_a_checksum_is_64_bits_or_said_to_be_none(checksum: Any) -> None:
         _Parser()._parse(without)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(_changed(_BY_TICKET) | st.dictionaries(st.text(), _anything))
 def test_a_ticket_is_asked_for_at_an_address_in_numbers_that_fit(metadata: dict[str, Any]) -> None:
     try:
