@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -163,9 +164,15 @@ async def test_lines_below_the_level_are_left_out() -> None:
 
 async def test_a_reader_that_sleeps_holds_nobody_up() -> None:
     read, write = os.pipe()
+    unread, full = os.pipe()
+    os.set_blocking(full, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(full, bytes(4096))
+    os.set_blocking(full, True)
     async with replicas(None) as [replica]:
         command = [*COMMAND, "--port=0", "--access-log", "--worker-urls", replica.url]
-        process = await asyncio.create_subprocess_exec(*command, stderr=write)
+        process = await asyncio.create_subprocess_exec(*command, stdout=full, stderr=write)
         os.close(write)
         try:
             async with ending(process):
@@ -190,7 +197,8 @@ async def test_a_reader_that_sleeps_holds_nobody_up() -> None:
                 # It ends although the last lines cannot be written.
                 assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
         finally:
-            os.close(read)
+            for end in (read, unread, full):
+                os.close(end)
 
 
 async def test_an_id_is_made_forwarded_and_returned() -> None:

@@ -84,7 +84,7 @@ pub fn render(proxy: &Proxy, sees_urls: bool) -> String {
             "log_lines_dropped_total",
             "counter",
             "Log lines lost because nobody read them fast enough.",
-            proxy.log.dropped(),
+            proxy.log_losses.dropped_lines() as u64,
         ),
         (
             "workers",

@@ -15,7 +15,7 @@ use crate::base::config_error::ConfigError;
 use crate::base::keys::bearer;
 use crate::fleet::health_flags::Health;
 use crate::fleet::worker::{Authorization, Worker};
-use crate::proxy::lane::{Lane, Proxy};
+use crate::proxy::lane::Lane;
 use crate::proxy::reply::{self, Reason, Refusal, Reply};
 use crate::upstream::worker_url::WorkerUrl;
 
@@ -214,7 +214,7 @@ impl Parameters {
 /// Adds a worker, or returns one that is drained to service. One that is added is not shown the fleet's key,
 /// which is for workers of the configuration.
 fn add(lane: &Lane, admin: &Admin, given: &Parameters) -> Result<Reply, Refusal> {
-    let Proxy { fleet, log, .. } = &*lane.proxy;
+    let fleet = &lane.proxy.fleet;
     let url = given.url()?;
     let authorization = match given.key()? {
         Some(_) if fleet.find(url.as_str()).is_some() => {
@@ -231,7 +231,7 @@ fn add(lane: &Lane, admin: &Admin, given: &Parameters) -> Result<Reply, Refusal>
         true => (StatusCode::CREATED, "worker was added"),
         false => (StatusCode::OK, "worker serves again"),
     };
-    log.info(event, &[("worker", &worker.url)]);
+    tracing::info!(worker = worker.url, "{event}");
     Ok(reply::json(status, &describe(&worker)))
 }
 
@@ -239,8 +239,7 @@ fn add(lane: &Lane, admin: &Admin, given: &Parameters) -> Result<Reply, Refusal>
 fn remove(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
     let worker = given.known(lane)?;
     lane.proxy.fleet.remove(&worker);
-    let log = &lane.proxy.log;
-    log.info("worker was removed", &[("worker", &worker.url)]);
+    tracing::info!(worker = worker.url, "worker was removed");
     Ok(reply::json(StatusCode::OK, &describe(&worker)))
 }
 
@@ -248,8 +247,7 @@ fn remove(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
 async fn drain(lane: &Lane, given: &Parameters) -> Result<Reply, Refusal> {
     let (worker, wait) = (given.known(lane)?, given.wait()?);
     worker.set_draining(true);
-    let log = &lane.proxy.log;
-    log.info("worker is draining", &[("worker", &worker.url)]);
+    tracing::info!(worker = worker.url, "worker is draining");
     let began = Instant::now();
     // It may have been returned to service meanwhile.
     while worker.load() > 0 && worker.is_draining() && began.elapsed() < wait {

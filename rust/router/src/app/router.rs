@@ -10,12 +10,13 @@ use std::time::Duration;
 use sglang_omni_policy::Policy;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 use tokio::sync::watch;
+use tracing::dispatcher::set_default;
 
 use crate::app::config::Config;
 use crate::app::settings;
 use crate::app::watchers::{Watchers, slots};
 use crate::base::config_error::ConfigError;
-use crate::base::log::{Log, Writer};
+use crate::base::log::Log;
 use crate::base::metrics::Metrics;
 use crate::base::stopping::{Stopping, drain};
 use crate::fleet::discovery::Discovery;
@@ -75,8 +76,9 @@ pub struct Router {
     stopping: watch::Sender<Stopping>,
     reload: watch::Sender<()>,
     threads: Vec<JoinHandle<()>>,
-    writer: Option<Writer>,
     running: Arc<Running>,
+    /// Dropped last, when no thread logs any more.
+    log: Log,
 }
 
 /// How many threads have not ended yet.
@@ -105,9 +107,8 @@ impl Router {
         let local = |listener: &StdListener| listener.local_addr().map_err(StartError::Runtime);
         let addr = local(&listeners[0])?;
         let metrics_addr = scraped.first().map(local).transpose()?;
-        let (log, writer) =
-            Log::start(config.log_level, config.log_format).map_err(StartError::Runtime)?;
-        let log = Arc::new(log);
+        let log = Log::start(config.log_level, config.log_format);
+        let _logs = set_default(&log.dispatch);
         let (stopping, stopped) = watch::channel(Stopping::No);
         let (reload, reloaded) = watch::channel(());
         let policy: Arc<dyn Policy> =
@@ -118,12 +119,7 @@ impl Router {
             Change::Added(worker) => told.forget(worker.slot()),
             Change::Removed(rest) => told.maintain(&slots(rest)),
         }));
-        let discovery = Discovery::start(
-            fleet.clone(),
-            checked.sources,
-            reloaded.clone(),
-            log.clone(),
-        )?;
+        let discovery = Discovery::start(fleet.clone(), checked.sources, reloaded.clone())?;
         let probes = settings::probes(&config, &checked.gate.keys);
         let proxy = Arc::new(Proxy {
             settings: settings::proxy(&config),
@@ -137,7 +133,7 @@ impl Router {
                 config.queue_timeout,
             ),
             metrics: Arc::new(Metrics::new(lanes)),
-            log,
+            log_losses: log.losses.clone(),
         });
         let front = Arc::new(Front {
             admin: settings::admin(&config, &probes, stopped.clone()),
@@ -160,8 +156,8 @@ impl Router {
             stopping,
             reload,
             threads: Vec::new(),
-            writer: Some(writer),
             running,
+            log,
         };
         for (index, listener) in listeners.into_iter().enumerate() {
             let (front, proxy) = (router.front.clone(), router.proxy.clone());
@@ -199,7 +195,9 @@ impl Router {
         let failed = self.stopping.clone();
         let running = self.running.clone();
         *running.count.lock().unwrap() += 1;
+        let dispatch = self.log.dispatch.clone();
         let run = move || {
+            let _logs = set_default(&dispatch);
             // Counts down even when the thread panics.
             struct Ended(Arc<Running>, watch::Sender<Stopping>);
             impl Drop for Ended {
@@ -242,13 +240,13 @@ impl Router {
 
     /// Logs where it listens; launchers wait for that line.
     pub fn announce(&self) {
-        let log = &self.proxy.log;
-        log.info(format!("listening on {}", self.url()), &[]);
+        let _logs = set_default(&self.log.dispatch);
+        tracing::info!("listening on {}", self.url());
         if let Some(addr) = self.metrics_addr {
-            log.info(format!("metrics are at http://{addr}/metrics"), &[]);
+            tracing::info!("metrics are at http://{addr}/metrics");
         }
         if self.proxy.fleet.read().is_empty() {
-            log.warn("there are no workers yet, POST /workers adds them", &[]);
+            tracing::warn!("there are no workers yet, POST /workers adds them");
         }
     }
 
@@ -265,8 +263,8 @@ impl Router {
     /// Takes no more connections and ends when what is in flight is done, or after `drain_timeout`.
     pub fn drain(&self) {
         let in_flight = self.proxy.metrics.in_flight();
-        let log = &self.proxy.log;
-        log.info("shutting down", &[("in_flight", &in_flight)]);
+        let _logs = set_default(&self.log.dispatch);
+        tracing::info!(%in_flight, "shutting down");
         drain(&self.stopping);
     }
 
@@ -293,9 +291,6 @@ impl Drop for Router {
         for thread in self.threads.drain(..) {
             // A panic was printed where it happened.
             let _ = thread.join();
-        }
-        if let Some(writer) = self.writer.take() {
-            writer.finish(&self.proxy.log);
         }
     }
 }

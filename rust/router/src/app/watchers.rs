@@ -47,7 +47,6 @@ impl Watchers {
             fleet: proxy.fleet.clone(),
             trust: proxy.trust.clone(),
             probes: self.probes,
-            log: proxy.log.clone(),
         };
         keep(proxy, "health checks", move |_| checks.clone().watch());
         keep(
@@ -58,19 +57,17 @@ impl Watchers {
         keep(proxy, "models", |Proxy { models, trust, .. }| {
             models::watch(models.clone(), trust.clone())
         });
-        keep(
-            proxy,
-            "circuit breaker",
-            move |Proxy { fleet, log, .. }| breaker::watch(fleet.clone(), breaker, log.clone()),
-        );
+        keep(proxy, "circuit breaker", move |Proxy { fleet, .. }| {
+            breaker::watch(fleet.clone(), breaker)
+        });
         if let Some(tls) = self.tls {
             let reload = reload.clone();
-            keep(proxy, "certificate", move |Proxy { log, .. }| {
-                tls::watch(tls.clone(), reload.clone(), log.clone())
+            keep(proxy, "certificate", move |_| {
+                tls::watch(tls.clone(), reload.clone())
             });
         }
-        keep(proxy, "authorities", move |Proxy { trust, log, .. }| {
-            trust::watch(trust.clone(), reload.clone(), log.clone())
+        keep(proxy, "authorities", move |Proxy { trust, .. }| {
+            trust::watch(trust.clone(), reload.clone())
         });
         keep(proxy, "memory", |Proxy { metrics, .. }| {
             memory::give_back(metrics.clone())
@@ -82,12 +79,7 @@ impl Watchers {
                 scrape::serve(shown.clone(), sees_urls, listener.try_clone())
             });
         }
-        run_or(
-            proxy.log.clone(),
-            "discovery",
-            self.discovery.watch(),
-            failed,
-        );
+        run_or("discovery", self.discovery.watch(), failed);
     }
 }
 
@@ -96,8 +88,8 @@ fn keep<F>(proxy: &Arc<Proxy>, name: &'static str, mut task: impl FnMut(&Proxy) 
 where
     F: Future<Output = ()> + 'static,
 {
-    let (log, proxy) = (proxy.log.clone(), proxy.clone());
-    keep_running(log, name, move || task(&proxy));
+    let proxy = proxy.clone();
+    keep_running(name, move || task(&proxy));
 }
 
 /// Has the policy tidy up at every interval, until the runtime ends.

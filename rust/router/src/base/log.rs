@@ -1,25 +1,33 @@
 //! Writes log lines to standard error, on a thread of its own and from a bounded queue: if a terminal or a pipe
-//! does not keep up, lines are dropped and counted, and no request waits.
+//! does not keep up, lines are dropped and counted, and no request waits. Two routers in one process have a log
+//! each: every thread of a router logs to `Log::dispatch`.
 
-use std::borrow::Cow;
-use std::fmt::{Display, Write as _};
-use std::io::{self, Write as _};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::fmt::{self, Debug};
+use std::io::{self, BufWriter, Write};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tracing::field::{Field, Visit};
+use tracing::{Dispatch, Event, Subscriber};
+use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter, format};
+use tracing_subscriber::registry::LookupSpan;
 
 /// Lines that may wait for the writer.
 const QUEUE: usize = 4096;
 
+/// Bytes of lines that are written at once.
+const BATCH: usize = 64 * 1024;
+
 /// How long the end of the router waits for the last lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     Debug,
@@ -30,13 +38,13 @@ pub enum Level {
     Error,
 }
 
-impl Level {
-    fn name(self) -> &'static str {
-        match self {
-            Level::Debug => "debug",
-            Level::Info => "info",
-            Level::Warn => "warn",
-            Level::Error => "error",
+impl From<Level> for tracing::Level {
+    fn from(level: Level) -> tracing::Level {
+        match level {
+            Level::Debug => tracing::Level::DEBUG,
+            Level::Info => tracing::Level::INFO,
+            Level::Warn => tracing::Level::WARN,
+            Level::Error => tracing::Level::ERROR,
         }
     }
 }
@@ -50,276 +58,197 @@ pub enum LogFormat {
     Json,
 }
 
-/// The fields of a line, after its message. Values that are not strings are JSON numbers, booleans or null.
-pub type Fields = Vec<(&'static str, Value)>;
-
-/// Makes the fields of a line; runs on the writer's thread.
-type MakeFields = Box<dyn FnOnce() -> Fields + Send>;
-
-struct Line {
-    at: SystemTime,
-    level: Level,
-    message: Cow<'static, str>,
-    fields: MakeFields,
-}
-
-/// Takes lines, of its level and above.
+/// The log of one router.
 pub struct Log {
-    level: Level,
-    /// None is the end.
-    lines: SyncSender<Option<Line>>,
-    dropped: AtomicU64,
+    /// Takes lines of the log's level and above.
+    pub dispatch: Dispatch,
+    /// Counts lines dropped because the writer did not keep up.
+    pub losses: ErrorCounter,
+    writer: Option<WorkerGuard>,
 }
-
-/// The thread that writes.
-pub struct Writer(JoinHandle<()>);
 
 impl Log {
-    /// Starts the writer's thread, which ends with `Writer::finish`.
-    pub fn start(level: Level, format: LogFormat) -> io::Result<(Log, Writer)> {
-        let (lines, waiting) = sync_channel(QUEUE);
-        let thread = thread::Builder::new()
-            .name("router-log".to_owned())
-            .spawn(move || write_all(&waiting, format))?;
-        let log = Log {
-            level,
-            lines,
-            dropped: AtomicU64::new(0),
-        };
-        Ok((log, Writer(thread)))
-    }
-
-    #[cfg(test)]
-    pub fn nowhere() -> Log {
+    /// Starts the writer's thread.
+    pub fn start(level: Level, format: LogFormat) -> Log {
+        let (lines, writer) = NonBlockingBuilder::default()
+            .buffered_lines_limit(QUEUE)
+            .thread_name("router-log")
+            .finish(BufWriter::with_capacity(BATCH, StandardError));
         Log {
-            level: Level::Error,
-            lines: sync_channel(0).0,
-            dropped: AtomicU64::new(0),
+            losses: lines.error_counter(),
+            dispatch: dispatch(level, format, lines),
+            writer: Some(writer),
         }
-    }
-
-    /// Logs a line about the router itself; its fields are strings.
-    pub fn event(
-        &self,
-        level: Level,
-        message: impl Into<Cow<'static, str>>,
-        fields: &[(&'static str, &dyn Display)],
-    ) {
-        if level < self.level {
-            return;
-        }
-        let text = |value: &dyn Display| Value::String(value.to_string());
-        let fields: Fields = fields
-            .iter()
-            .map(|&(name, value)| (name, text(value)))
-            .collect();
-        self.put(level, message, Box::new(|| fields));
-    }
-
-    pub fn info(
-        &self,
-        message: impl Into<Cow<'static, str>>,
-        fields: &[(&'static str, &dyn Display)],
-    ) {
-        self.event(Level::Info, message, fields);
-    }
-
-    pub fn warn(
-        &self,
-        message: impl Into<Cow<'static, str>>,
-        fields: &[(&'static str, &dyn Display)],
-    ) {
-        self.event(Level::Warn, message, fields);
-    }
-
-    /// Logs a line whose fields the writer's thread makes.
-    pub fn put(&self, level: Level, message: impl Into<Cow<'static, str>>, fields: MakeFields) {
-        if level < self.level {
-            return;
-        }
-        let line = Line {
-            at: SystemTime::now(),
-            level,
-            message: message.into(),
-            fields,
-        };
-        if let Err(TrySendError::Full(_)) = self.lines.try_send(Some(line)) {
-            self.dropped.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// Lines dropped because the writer did not keep up.
-    pub fn dropped(&self) -> u64 {
-        self.dropped.load(Relaxed)
     }
 }
 
-impl Writer {
+impl Drop for Log {
     /// Waits at most `LAST_LINES` for the last lines to be written: a reader that stands still must not hold up the
-    /// router's end.
-    pub fn finish(self, log: &Log) {
-        // If the queue is full, no line of it will be read in time.
-        let _ = log.lines.try_send(None);
-        let deadline = Instant::now() + LAST_LINES;
-        while !self.0.is_finished() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(1));
+    /// router's end. Dropping `WorkerGuard` may print to standard output, which may have the same reader.
+    fn drop(&mut self) {
+        let writer = self.writer.take();
+        let (alive, ended) = channel::<()>();
+        let wait = thread::Builder::new().spawn(move || {
+            drop(writer);
+            drop(alive);
+        });
+        if wait.is_ok() {
+            let _ = ended.recv_timeout(LAST_LINES);
         }
     }
 }
 
-fn write_all(waiting: &Receiver<Option<Line>>, format: LogFormat) {
-    let mut out = String::new();
-    let mut is_over = false;
-    while !is_over {
-        let Ok(first) = waiting.recv() else {
-            return;
-        };
-        for line in std::iter::once(first).chain(waiting.try_iter().take(256)) {
-            match (line, format) {
-                (Some(line), LogFormat::Text) => write_text(&mut out, line),
-                (Some(line), LogFormat::Json) => write_json(&mut out, line),
-                (None, _) => is_over = true,
+/// There is no place to report that it is closed.
+struct StandardError;
+
+impl Write for StandardError {
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        let _ = io::stderr().write_all(lines);
+        Ok(lines.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn dispatch<W>(level: Level, format: LogFormat, writer: W) -> Dispatch
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::from(level))
+        .event_format(format)
+        .with_writer(writer);
+    subscriber.into()
+}
+
+impl<S, N> FormatEvent<S, N> for LogFormat
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut out: format::Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut time = String::with_capacity(32);
+        SystemTime.format_time(&mut format::Writer::new(&mut time))?;
+        time.truncate("2024-02-29T12:34:56.007".len());
+        let level = event.metadata().level().as_str();
+        match self {
+            LogFormat::Text => write!(out, "{time}Z {level:5}")?,
+            LogFormat::Json => {
+                let level = level.to_ascii_lowercase();
+                write!(out, "{{\"ts\":\"{time}Z\",\"level\":\"{level}\"")?;
             }
         }
-        // There is no place to report that standard error is closed.
-        let _ = io::stderr().write_all(out.as_bytes());
-        out.clear();
-    }
-}
-
-fn write_text(out: &mut String, line: Line) {
-    let _ = write!(
-        out,
-        "{} {:5} {}",
-        timestamp(line.at),
-        line.level.name().to_ascii_uppercase(),
-        line.message
-    );
-    for (name, value) in (line.fields)() {
-        let is_plain = |text: &str| {
-            !text.is_empty()
-                && text
-                    .bytes()
-                    .all(|b| b.is_ascii_graphic() && b != b'"' && b != b'=')
-        };
-        let _ = match &value {
-            Value::String(text) if is_plain(text) => write!(out, " {name}={text}"),
-            value => write!(out, " {name}={value}"),
-        };
-    }
-    out.push('\n');
-}
-
-fn write_json(out: &mut String, line: Line) {
-    let _ = write!(
-        out,
-        "{{\"ts\":\"{}\",\"level\":\"{}\",\"msg\":{}",
-        timestamp(line.at),
-        line.level.name(),
-        Value::from(&*line.message)
-    );
-    for (name, value) in (line.fields)() {
-        let _ = write!(out, ",\"{name}\":{value}");
-    }
-    out.push_str("}\n");
-}
-
-/// RFC 3339 in UTC, to the millisecond.
-fn timestamp(at: SystemTime) -> String {
-    let since = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let seconds = since.as_secs();
-    let (year, month, day) = civil(seconds / 86400);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    let millis = since.subsec_millis();
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
-}
-
-/// Year, month and day of a number of days since 1970-01-01.
-fn civil(mut days: u64) -> (u64, u64, u64) {
-    let is_leap =
-        |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
-    let mut year = 1970;
-    loop {
-        let length = 365 + u64::from(is_leap(year));
-        if days < length {
-            break;
+        let mut values = Values(vec![Value::Null; event.metadata().fields().len()]);
+        event.record(&mut values);
+        for (field, value) in event.metadata().fields().iter().zip(values.0) {
+            match (self, field.name(), value) {
+                (LogFormat::Text, "message", Value::String(text)) => write!(out, " {text}"),
+                (LogFormat::Text, name, Value::String(text)) if is_plain(&text) => {
+                    write!(out, " {name}={text}")
+                }
+                (LogFormat::Text, name, value) => write!(out, " {name}={value}"),
+                (LogFormat::Json, "message", value) => write!(out, ",\"msg\":{value}"),
+                (LogFormat::Json, name, value) => write!(out, ",\"{name}\":{value}"),
+            }?;
         }
-        days -= length;
-        year += 1;
+        out.write_str(match self {
+            LogFormat::Text => "\n",
+            LogFormat::Json => "}\n",
+        })
     }
-    let february = 28 + u64::from(is_leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
+}
+
+/// Whether a text needs no quotes as the value of a field.
+fn is_plain(text: &str) -> bool {
+    let is_plain = |b: u8| b.is_ascii_graphic() && b != b'"' && b != b'=';
+    !text.is_empty() && text.bytes().all(is_plain)
+}
+
+/// The values of an event's fields, in their order. One without a value is null; one that is neither a u64 nor
+/// an f64 is a string.
+struct Values(Vec<Value>);
+
+impl Visit for Values {
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.0[field.index()] = value.into();
     }
-    (year, month, days + 1)
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.0[field.index()] = value.into();
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0[field.index()] = value.into();
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        self.0[field.index()] = format!("{value:?}").into();
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use tracing::dispatcher::with_default;
+
     use super::*;
 
-    fn line(fields: Fields) -> Line {
-        Line {
-            at: UNIX_EPOCH + Duration::from_millis(1_709_210_096_007),
-            level: Level::Warn,
-            message: "worker is down".into(),
-            fields: Box::new(|| fields),
-        }
+    fn logged(level: Level, format: LogFormat, log: impl FnOnce()) -> String {
+        let (read, write) = io::pipe().unwrap();
+        with_default(&dispatch(level, format, Mutex::new(write)), log);
+        io::read_to_string(read).unwrap()
     }
 
-    #[test]
-    fn days_become_dates() {
-        assert_eq!(civil(0), (1970, 1, 1));
-        assert_eq!(civil(11_016), (2000, 2, 29));
-        assert_eq!(civil(20_453), (2025, 12, 31));
-        assert_eq!(civil(20_454), (2026, 1, 1));
+    fn worker_is_down() {
+        let (worker, why) = ("http://a:1", "reset\nby \"peer\"");
+        let waited: Option<u64> = None;
+        tracing::warn!(worker, why, tries = 3_u64, waited, "worker is down");
     }
 
     #[test]
     fn text_quotes_what_would_break_the_line() {
-        let mut out = String::new();
-        let fields = vec![
-            ("worker", Value::from("http://a:1")),
-            ("why", Value::from("reset\nby \"peer\"")),
-            ("tries", Value::from(3)),
-        ];
-        write_text(&mut out, line(fields));
+        let line = logged(Level::Info, LogFormat::Text, worker_is_down);
+        let (time, rest) = line.split_at("2024-02-29T12:34:56.007".len());
         assert_eq!(
-            out,
-            "2024-02-29T12:34:56.007Z WARN  worker is down worker=http://a:1 why=\"reset\\nby \\\"peer\\\"\" tries=3\n"
+            rest,
+            "Z WARN  worker is down worker=http://a:1 why=\"reset\\nby \\\"peer\\\"\" tries=3 waited=null\n"
         );
+        let shape = |b: u8| if b.is_ascii_digit() { '0' } else { b.into() };
+        let shape: String = time.bytes().map(shape).collect();
+        assert_eq!(shape, "0000-00-00T00:00:00.000");
     }
 
     #[test]
     fn json_is_one_object_a_line() {
-        let mut out = String::new();
-        write_json(&mut out, line(vec![("why", Value::from("a\n\"b\""))]));
-        assert_eq!(out.matches('\n').count(), 1);
-        let read: Value = serde_json::from_str(&out).unwrap();
-        assert_eq!(read["ts"], "2024-02-29T12:34:56.007Z");
+        let line = logged(Level::Info, LogFormat::Json, worker_is_down);
+        assert_eq!(line.matches('\n').count(), 1);
+        let (_, rest) = line.split_once("Z\",").unwrap();
         assert_eq!(
-            (&read["level"], &read["msg"]),
-            (&Value::from("warn"), &Value::from("worker is down"))
+            rest,
+            "\"level\":\"warn\",\"msg\":\"worker is down\",\"worker\":\"http://a:1\",\
+             \"why\":\"reset\\nby \\\"peer\\\"\",\"tries\":3,\"waited\":null}\n"
         );
-        assert_eq!(read["why"], "a\n\"b\"");
+        let read: Value = serde_json::from_str(&line).unwrap();
+        assert!(read["ts"].is_string());
     }
 
     #[test]
-    fn a_full_queue_drops_and_counts() {
-        let (lines, _waiting) = sync_channel(1);
-        let log = Log {
-            level: Level::Info,
-            lines,
-            dropped: AtomicU64::new(0),
-        };
-        log.event(Level::Debug, "below the level", &[]);
-        log.info("kept", &[]);
-        log.info("lost", &[("n", &1)]);
-        assert_eq!(log.dropped(), 1);
+    fn each_log_has_the_lines_of_its_level_and_no_others() {
+        let mut below = String::new();
+        let above = logged(Level::Warn, LogFormat::Text, || {
+            tracing::info!("below the level");
+            below = logged(Level::Debug, LogFormat::Text, || tracing::debug!("another"));
+            tracing::error!("kept");
+        });
+        assert!(above.ends_with("Z ERROR kept\n") && above.lines().count() == 1);
+        assert!(below.ends_with("Z DEBUG another\n") && below.lines().count() == 1);
     }
 }

@@ -1,19 +1,16 @@
 //! Restarts tasks that go on beside the requests, such as health checks: a panic ends none of them for good.
 
 use std::any::Any;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::{JoinError, spawn_local};
 use tokio::time::sleep;
 
-use crate::base::log::{Level, Log};
-
 /// A task that fails at once does not fill the log.
 const PAUSE: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 1000 });
 
 /// Runs a task to its end. One that panics is begun again, after a pause.
-pub fn keep_running<F>(log: Arc<Log>, name: &'static str, mut begin: impl FnMut() -> F + 'static)
+pub fn keep_running<F>(name: &'static str, mut begin: impl FnMut() -> F + 'static)
 where
     F: Future<Output = ()> + 'static,
 {
@@ -22,8 +19,11 @@ where
             let Some(why) = panicked(error) else {
                 return; // The runtime is ending.
             };
-            let text = "a task of the router's own failed, and begins again";
-            log.event(Level::Error, text, &[("task", &name), ("why", &why)]);
+            tracing::error!(
+                task = name,
+                why,
+                "a task of the router's own failed, and begins again"
+            );
             sleep(PAUSE).await;
         }
     });
@@ -31,7 +31,6 @@ where
 
 /// Runs a task that cannot begin again. Should it panic, `failed` is called.
 pub fn run_or(
-    log: Arc<Log>,
     name: &'static str,
     task: impl Future<Output = ()> + 'static,
     failed: impl FnOnce() + 'static,
@@ -41,8 +40,11 @@ pub fn run_or(
             return;
         };
         if let Some(why) = panicked(error) {
-            let text = "a task that the router cannot go on without failed";
-            log.event(Level::Error, text, &[("task", &name), ("why", &why)]);
+            tracing::error!(
+                task = name,
+                why,
+                "a task that the router cannot go on without failed"
+            );
             failed();
         }
     });
@@ -95,7 +97,7 @@ mod tests {
         run(async {
             let begun = Rc::new(Cell::new(0));
             let count = begun.clone();
-            keep_running(Arc::new(Log::nowhere()), "test", move || {
+            keep_running("test", move || {
                 count.set(count.get() + 1);
                 let number = count.get();
                 async move { assert!(number >= 3, "the {number}th time") }
@@ -111,7 +113,7 @@ mod tests {
             for task in [true, false] {
                 let count = failed.clone();
                 let task = async move { assert!(task) };
-                run_or(Arc::new(Log::nowhere()), "test", task, move || {
+                run_or("test", task, move || {
                     count.set(count.get() + 1);
                 });
             }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::base::clock::{self, TICK, Tick};
-use crate::base::log::Log;
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::worker::{Fleet, Worker};
 
@@ -23,7 +22,7 @@ pub struct Breaker {
 
 impl Breaker {
     /// Looks over the fleet, once a tick.
-    pub fn sweep(&self, fleet: &[Arc<Worker>], now: Tick, log: &Log) {
+    pub fn sweep(&self, fleet: &[Arc<Worker>], now: Tick) {
         for worker in fleet {
             let flags = &worker.flags;
             flags.expire_busy(now);
@@ -34,10 +33,10 @@ impl Breaker {
             if fails && !flags.is(Demotion::Failing) && others_do_well(fleet, worker) {
                 flags.hold_trial(now.saturating_add(self.recovery));
                 flags.demote(Demotion::Failing);
-                let failures = flags.streak();
-                log.warn(
-                    "worker fails while others do well",
-                    &[("worker", &worker.url), ("failures", &failures)],
+                tracing::warn!(
+                    worker = worker.url,
+                    failures = %flags.streak(),
+                    "worker fails while others do well"
                 );
             }
         }
@@ -45,13 +44,13 @@ impl Breaker {
 }
 
 /// Keeps the clock going and has the breaker look over the fleet, once a tick, until the runtime ends.
-pub async fn watch(fleet: Arc<Fleet>, breaker: Breaker, log: Arc<Log>) {
+pub async fn watch(fleet: Arc<Fleet>, breaker: Breaker) {
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for count in 0_u64.. {
         tick.tick().await;
         let fleet = fleet.read();
-        breaker.sweep(&fleet, clock::advance(), &log);
+        breaker.sweep(&fleet, clock::advance());
         if count.is_multiple_of(FADE_EVERY) {
             fleet.iter().for_each(|worker| worker.wait_history.fade());
         }
@@ -94,11 +93,11 @@ mod tests {
         fail(&fleet[0], 2);
         fleet[0].flags.answered(StatusCode::OK);
         fail(&fleet[0], 2);
-        BREAKER.sweep(&fleet, 1, &Log::nowhere());
+        BREAKER.sweep(&fleet, 1);
         assert_eq!(fleet[0].flags.tier(), 0);
         fleet[0].flags.answered(StatusCode::BAD_REQUEST);
         fail(&fleet[0], 1);
-        BREAKER.sweep(&fleet, 1, &Log::nowhere());
+        BREAKER.sweep(&fleet, 1);
         assert_eq!(fleet[0].health(), Health::Failing);
         assert!(fleet[0].flags.tier() > fleet[1].flags.tier());
     }
@@ -108,9 +107,9 @@ mod tests {
         let fleet = fleet(2);
         fail(&fleet[0], 5);
         fail(&fleet[1], 1);
-        BREAKER.sweep(&fleet, 1, &Log::nowhere());
+        BREAKER.sweep(&fleet, 1);
         assert_eq!(fleet[0].flags.tier(), 0);
-        BREAKER.sweep(&fleet[..1], 1, &Log::nowhere());
+        BREAKER.sweep(&fleet[..1], 1);
         assert_eq!(fleet[0].flags.tier(), 0);
     }
 
@@ -119,16 +118,16 @@ mod tests {
         let fleet = fleet(2);
         let flags = &fleet[0].flags;
         fail(&fleet[0], 3);
-        BREAKER.sweep(&fleet, 1, &Log::nowhere());
-        BREAKER.sweep(&fleet, 8, &Log::nowhere());
+        BREAKER.sweep(&fleet, 1);
+        BREAKER.sweep(&fleet, 8);
         assert_eq!(fleet[0].health(), Health::Failing);
-        BREAKER.sweep(&fleet, 9, &Log::nowhere());
+        BREAKER.sweep(&fleet, 9);
         assert_eq!((fleet[0].health(), flags.tier()), (Health::HalfOpen, 0));
         flags.chosen(|| 20);
         assert_eq!(fleet[0].health(), Health::Failing);
-        BREAKER.sweep(&fleet, 19, &Log::nowhere());
+        BREAKER.sweep(&fleet, 19);
         assert_eq!(fleet[0].health(), Health::Failing);
-        BREAKER.sweep(&fleet, 20, &Log::nowhere());
+        BREAKER.sweep(&fleet, 20);
         flags.chosen(|| 40);
         assert!(flags.answered(StatusCode::OK));
         assert_eq!(flags.tier(), 0);

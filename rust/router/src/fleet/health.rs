@@ -10,7 +10,6 @@ use hyper::{Request, Response};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::base::clock;
-use crate::base::log::Log;
 use crate::base::supervise::keep_running;
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::loop_detection::{self, Destination};
@@ -24,16 +23,16 @@ use crate::upstream::trust::Trust;
 const SLOW_PROBES: u32 = 2;
 
 /// Demotes a worker that cannot be reached.
-pub fn mark_down(log: &Log, worker: &Worker, why: &str) {
+pub fn mark_down(worker: &Worker, why: &str) {
     if worker.flags.demote(Demotion::Down) {
-        log.warn("worker is down", &[("worker", &worker.url), ("why", &why)]);
+        tracing::warn!(worker = worker.url, why, "worker is down");
     }
 }
 
-fn mark_up(log: &Log, worker: &Worker) {
+fn mark_up(worker: &Worker) {
     let is_first = worker.flags.set_probed();
     if worker.flags.restore(Demotion::Down) || is_first {
-        log.info("worker is up", &[("worker", &worker.url)]);
+        tracing::info!(worker = worker.url, "worker is up");
     }
 }
 
@@ -53,7 +52,6 @@ pub struct HealthChecks {
     pub fleet: Arc<Fleet>,
     pub trust: Arc<Trust>,
     pub probes: Arc<Probes>,
-    pub log: Arc<Log>,
 }
 
 impl HealthChecks {
@@ -67,12 +65,12 @@ impl HealthChecks {
                 if !watched.contains(&worker.id) {
                     watched.push(worker.id);
                     let (checks, about) = (self.clone(), worker.clone());
-                    keep_running(self.log.clone(), "a worker's name", move || {
+                    keep_running("a worker's name", move || {
                         let every = checks.probes.interval;
                         resolver::follow(checks.fleet.clone(), about.clone(), every)
                     });
                     let (checks, about) = (self.clone(), worker.clone());
-                    keep_running(self.log.clone(), "a worker's health checks", move || {
+                    keep_running("a worker's health checks", move || {
                         checks.clone().probe_forever(about.clone())
                     });
                 }
@@ -82,7 +80,7 @@ impl HealthChecks {
     }
 
     async fn probe_forever(self, worker: Arc<Worker>) {
-        let HealthChecks { probes, log, .. } = &self;
+        let probes = &self.probes;
         let mut tick = interval(probes.interval);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut slow = 0;
@@ -101,11 +99,12 @@ impl HealthChecks {
             match timeout(probes.timeout, probe).await {
                 Ok(Ok(answer)) => {
                     slow = 0;
-                    match loop_detection::learn(&probes.router, &worker, &answer, log) {
+                    match loop_detection::learn(&probes.router, &worker, &answer) {
                         Destination::ThisRouter => {
-                            let text =
-                                "a worker is this router itself: it is taken out of the list";
-                            log.warn(text, &[("worker", &worker.url)]);
+                            tracing::warn!(
+                                worker = worker.url,
+                                "a worker is this router itself: it is taken out of the list"
+                            );
                             self.fleet.remove(&worker);
                             return;
                         }
@@ -119,10 +118,10 @@ impl HealthChecks {
                     }
                     let status = answer.status();
                     if status.is_server_error() {
-                        mark_down(log, &worker, &format!("/health answered {status}"));
+                        mark_down(&worker, &format!("/health answered {status}"));
                     } else {
                         // Any other answer is one: not every worker has a /health.
-                        mark_up(log, &worker);
+                        mark_up(&worker);
                     }
                 }
                 // What this says is of the router.
@@ -130,7 +129,7 @@ impl HealthChecks {
                 Ok(Err(error)) => {
                     slow = 0;
                     loop_detection::forget(&worker);
-                    mark_down(log, &worker, &error.to_string());
+                    mark_down(&worker, &error.to_string());
                 }
                 // One that still answers requests is only too busy to answer this.
                 Err(_) if worker.flags.last_heard() >= since => slow = 0,
@@ -138,7 +137,6 @@ impl HealthChecks {
                     slow += 1;
                     if slow >= SLOW_PROBES {
                         mark_down(
-                            log,
                             &worker,
                             &format!("{slow} health checks in a row were not answered in time"),
                         );

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::base::clock::{self, Tick};
-use crate::base::log::Log;
 use crate::base::route::Route;
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::wait_history::{RequestKind, asks_for_stream};
@@ -38,13 +37,7 @@ pub struct Patience {
 
 impl Patience {
     /// Whether a request should go elsewhere because its worker is silent. It is here that a worker is found hung.
-    pub fn is_over(
-        &self,
-        wait: &mut PendingHead,
-        fleet: &[Arc<Worker>],
-        now: Tick,
-        log: &Log,
-    ) -> bool {
+    pub fn is_over(&self, wait: &mut PendingHead, fleet: &[Arc<Worker>], now: Tick) -> bool {
         let Some(body) = &wait.body else {
             return false;
         };
@@ -75,10 +68,10 @@ impl Patience {
         if is_hung {
             flags.hold_trial(now.saturating_add(self.recovery));
             if flags.demote(Demotion::Hung) {
-                let silent = clock::seconds(silent);
-                log.warn(
-                    "worker hangs while others answer",
-                    &[("worker", &worker.url), ("silent_s", &silent)],
+                tracing::warn!(
+                    worker = worker.url,
+                    silent_s = %clock::seconds(silent),
+                    "worker hangs while others answer"
                 );
             }
         }
@@ -121,7 +114,7 @@ mod tests {
     const WHOLE: &[u8] = b"{}";
 
     fn is_over(wait: &mut PendingHead, fleet: &[Arc<Worker>], now: Tick) -> bool {
-        PATIENCE.is_over(wait, fleet, now, &Log::nowhere())
+        PATIENCE.is_over(wait, fleet, now)
     }
 
     /// A request that waits at a worker from tick 0 on.

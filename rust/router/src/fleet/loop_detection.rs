@@ -15,7 +15,6 @@ use hyper::header::HeaderValue;
 use hyper::{HeaderMap, Response, StatusCode};
 
 use crate::base::headers::ROUTERS;
-use crate::base::log::Log;
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::worker::{Fleet, Worker};
 
@@ -50,7 +49,7 @@ pub fn is_closed(fleet: &Fleet) -> bool {
 }
 
 /// Takes note of what a worker answers to a health check of the router of this name.
-pub fn learn<B>(name: &str, worker: &Worker, answer: &Response<B>, log: &Log) -> Destination {
+pub fn learn<B>(name: &str, worker: &Worker, answer: &Response<B>) -> Destination {
     let names = read(answer.headers());
     let destination = match names.iter().position(|each| each == name) {
         Some(0) => return Destination::ThisRouter,
@@ -60,18 +59,19 @@ pub fn learn<B>(name: &str, worker: &Worker, answer: &Response<B>, log: &Log) ->
         }
         None => Destination::Clear,
     };
-    let url = &worker.url;
     if destination == Destination::Loop {
         forget(worker);
         if worker.flags.demote(Demotion::Loop) {
-            let text = "worker is a router that leads back to this one, or to itself: it gets no requests; \
-                        take this router out of the workers of that one, or of one behind it";
-            log.warn(text, &[("worker", url)]);
+            tracing::warn!(
+                worker = worker.url,
+                "worker is a router that leads back to this one, or to itself: it gets no requests; \
+                 take this router out of the workers of that one, or of one behind it"
+            );
         }
     } else {
         worker.routers.store(names.into());
         if worker.flags.restore(Demotion::Loop) {
-            log.info("worker does not lead back any more", &[("worker", url)]);
+            tracing::info!(worker = worker.url, "worker does not lead back any more");
         }
     }
     destination

@@ -12,7 +12,6 @@ use hyper::Response;
 use hyper::header::CONTENT_TYPE;
 
 use crate::base::clock::{self, LaneClock, Tick};
-use crate::base::log::Log;
 use crate::base::route::Route;
 use crate::fleet::hung::{Patience, PendingHead};
 use crate::fleet::wait_history::RequestKind;
@@ -121,12 +120,12 @@ impl PendingHeads {
     }
 
     /// Looks over all that wait, once a tick.
-    pub fn sweep(&self, fleet: &[Arc<Worker>], patience: &Patience, look: LaneClock, log: &Log) {
+    pub fn sweep(&self, fleet: &[Arc<Worker>], patience: &Patience, look: LaneClock) {
         for entry in self.entries.borrow_mut().iter_mut().flatten() {
             entry.wait.since = look.excusing(entry.wait.since);
             let verdict = if look.now >= entry.deadline {
                 Some(GaveUp::Expired)
-            } else if patience.is_over(&mut entry.wait, fleet, look.now, log) {
+            } else if patience.is_over(&mut entry.wait, fleet, look.now) {
                 Some(GaveUp::Hung)
             } else {
                 None
@@ -193,9 +192,9 @@ mod tests {
             let mut wait = pin!(heads.head(&fleet[0], &asked, || true, never));
             assert!(wait.as_mut().poll(&mut context).is_pending());
             let look = LaneClock::default().next(7);
-            heads.sweep(&fleet, &patience, look, &Log::nowhere());
+            heads.sweep(&fleet, &patience, look);
             assert!(wait.as_mut().poll(&mut context).is_pending());
-            heads.sweep(&fleet, &patience, look.next(8), &Log::nowhere());
+            heads.sweep(&fleet, &patience, look.next(8));
             let Poll::Ready(Err(gave_up)) = wait.as_mut().poll(&mut context) else {
                 panic!("it still waits");
             };
@@ -228,7 +227,7 @@ mod tests {
             look = look.next(now);
             let kind = RequestKind::new(asked.route, false, body.len());
             fleet[1].wait_history.record(kind, now, 1);
-            heads.sweep(&fleet, &patience, look, &Log::nowhere());
+            heads.sweep(&fleet, &patience, look);
             wait.as_mut().poll(&mut context).is_ready()
         };
         assert!(!gave_up_after(0));

@@ -25,7 +25,6 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use crate::admin::{self, Admin};
 use crate::base::client::{Client, Phase};
 use crate::base::clock::{self, LaneClock, TICK};
-use crate::base::log::Level;
 use crate::base::request_id::RequestIds;
 use crate::base::stopping::Stopping;
 use crate::base::stream::Stream;
@@ -201,8 +200,7 @@ async fn secured(acceptor: &Acceptor, stream: TcpStream) -> Option<Stream> {
         () = last_call(&mut stopping) => return None,
     };
     lane.metrics().failed_handshakes.fetch_add(1, Relaxed);
-    let log = &lane.proxy.log;
-    log.event(Level::Debug, "TLS handshake failed", &[("why", &error)]);
+    tracing::debug!(why = %error, "TLS handshake failed");
     None
 }
 

@@ -15,7 +15,6 @@ use tokio_rustls::rustls::{self, ServerConfig};
 
 use crate::base::certificates::{certificates, unreadable};
 use crate::base::config_error::ConfigError;
-use crate::base::log::{Level, Log};
 use crate::base::stream::Stream;
 
 /// The router's certificate and key, as they are in their files now or were when these could last be read.
@@ -66,15 +65,14 @@ impl Tls {
 }
 
 /// Reads certificate and key again whenever a reload is asked for.
-pub async fn watch(tls: Arc<Tls>, mut reload: watch::Receiver<()>, log: Arc<Log>) {
+pub async fn watch(tls: Arc<Tls>, mut reload: watch::Receiver<()>) {
     while reload.changed().await.is_ok() {
         let cert = tls.cert_path.display();
         match tls.reload() {
-            Ok(()) => log.info("certificate was read again", &[("cert", &cert)]),
-            Err(why) => log.event(
-                Level::Error,
-                "certificate could not be read again, the one before stays",
-                &[("why", &why)],
+            Ok(()) => tracing::info!(%cert, "certificate was read again"),
+            Err(why) => tracing::error!(
+                %why,
+                "certificate could not be read again, the one before stays"
             ),
         }
     }

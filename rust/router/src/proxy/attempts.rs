@@ -110,20 +110,16 @@ impl<'a> Attempts<'a> {
             None => status,
         };
         if worker.flags.answered(counts_as) {
-            let log = &self.lane.proxy.log;
-            log.info("worker answers again", &[("worker", &worker.url)]);
+            tracing::info!(worker = worker.url, "worker answers again");
         }
         if let Some(time) = busy {
             let until = clock::now().saturating_add(clock::ticks(time));
             if worker.flags.set_busy(until) {
-                let (status, seconds) = (status.as_u16(), time.as_secs());
-                self.lane.proxy.log.info(
-                    "worker is busy",
-                    &[
-                        ("worker", &worker.url),
-                        ("status", &status),
-                        ("retry_after_s", &seconds),
-                    ],
+                tracing::info!(
+                    worker = worker.url,
+                    status = status.as_str(),
+                    retry_after_s = %time.as_secs(),
+                    "worker is busy"
                 );
             }
         }
@@ -157,7 +153,7 @@ impl<'a> Attempts<'a> {
         self.failed(worker, &error.to_string());
         // All that are left are down, then. Waiting for one after another would add up.
         self.is_over = self.was_down && error.kind() == io::ErrorKind::TimedOut;
-        mark_down(&self.lane.proxy.log, worker, &error.to_string());
+        mark_down(worker, &error.to_string());
     }
 
     /// The connection ended before an answer. True if another worker may be asked.

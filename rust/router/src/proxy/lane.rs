@@ -8,9 +8,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use sglang_omni_policy::{Candidate, Policy};
+use tracing_appender::non_blocking::ErrorCounter;
 
 use crate::base::clock::{self, LaneClock};
-use crate::base::log::Log;
 use crate::base::metrics::{LaneMetrics, Metrics};
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::hung::Patience;
@@ -54,7 +54,8 @@ pub struct Proxy {
     pub trust: Arc<Trust>,
     pub in_flight: InFlight,
     pub metrics: Arc<Metrics>,
-    pub log: Arc<Log>,
+    /// Counts log lines that were dropped.
+    pub log_losses: ErrorCounter,
 }
 
 /// One thread's own part of the router.
@@ -111,8 +112,7 @@ impl Lane {
     pub fn look_over(&self, look: LaneClock) {
         self.retries.refill();
         let fleet = self.proxy.fleet.read();
-        self.pending_heads
-            .sweep(&fleet, &self.patience, look, &self.proxy.log);
+        self.pending_heads.sweep(&fleet, &self.patience, look);
     }
 
     /// Closes connections to workers that are not needed, once in `pool::SWEEP_INTERVAL`.

@@ -1,7 +1,6 @@
 //! What is known of one request, from its head to the end of its answer: it goes into the metrics and the access
 //! log once that is over.
 
-use std::fmt::Display;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,12 +9,10 @@ use std::time::{Duration, Instant};
 
 use hyper::body::{Body, Incoming};
 use hyper::{Method, Request, StatusCode, Uri, Version};
-use serde_json::Value;
 
 use crate::base::client::Client;
 use crate::base::end::End;
 use crate::base::headers::REQUEST_ID;
-use crate::base::log::Level;
 use crate::base::metrics::LaneMetrics;
 use crate::base::request_id::RequestId;
 use crate::base::route::Route;
@@ -193,45 +190,36 @@ impl RequestRecord {
     /// Failures of the router or a worker are logged, even if requests are not.
     fn log_failure(&self, why: &str) {
         let id = String::from_utf8_lossy(self.id.value.as_bytes());
-        let mut fields: Vec<(&'static str, &dyn Display)> =
-            vec![("id", &id), ("status", &self.status)];
-        if let Some(worker) = &self.worker {
-            fields.push(("worker", &worker.url));
+        let status = self.status;
+        match &self.worker {
+            Some(worker) => {
+                tracing::warn!(%id, %status, worker = worker.url, why, "request failed");
+            }
+            None => tracing::warn!(%id, %status, why, "request failed"),
         }
-        fields.push(("why", &why));
-        self.lane.proxy.log.warn("request failed", &fields);
     }
 
     fn log(&self, method: &Method, uri: &Uri, ttfb: Option<Duration>, took: Duration) {
         if !self.route.is_logged() {
             return;
         }
-        let (method, uri) = (method.clone(), uri.clone());
-        let (id, worker, peer) = (self.id.value.clone(), self.worker.clone(), self.peer);
-        let (status, attempts, end) = (self.status, self.attempts, self.end);
-        let (received, sent) = (self.received, self.sent);
-        let fields = move || {
-            let millis = |time: Duration| Value::from(time.as_micros() as f64 / 1000.0);
-            vec![
-                ("id", String::from_utf8_lossy(id.as_bytes()).into()),
-                ("client", peer.to_string().into()),
-                ("method", method.as_str().into()),
-                // Without the query, which may hold secrets.
-                ("path", uri.path().into()),
-                ("status", status.into()),
-                ("worker", worker.map(|worker| worker.url.clone()).into()),
-                ("attempts", attempts.into()),
-                ("bytes_in", received.into()),
-                ("bytes_out", sent.into()),
-                ("first_byte_ms", ttfb.map(millis).into()),
-                ("duration_ms", millis(took)),
-                ("end", end.name().into()),
-            ]
-        };
-        self.lane
-            .proxy
-            .log
-            .put(Level::Info, "request", Box::new(fields));
+        let millis = |time: Duration| time.as_micros() as f64 / 1000.0;
+        tracing::info!(
+            id = %String::from_utf8_lossy(self.id.value.as_bytes()),
+            client = %self.peer,
+            method = method.as_str(),
+            // Without the query, which may hold secrets.
+            path = uri.path(),
+            status = self.status,
+            worker = self.worker.as_ref().map(|worker| &*worker.url),
+            attempts = self.attempts,
+            bytes_in = self.received,
+            bytes_out = self.sent,
+            first_byte_ms = ttfb.map(millis),
+            duration_ms = millis(took),
+            end = self.end.name(),
+            "request"
+        );
     }
 }
 

@@ -14,7 +14,6 @@ use tokio_rustls::rustls::{self, CertificateError, ClientConfig, RootCertStore};
 
 use crate::base::certificates::certificates;
 use crate::base::config_error::ConfigError;
-use crate::base::log::{Level, Log};
 use crate::base::stream::Stream;
 
 /// The authorities whose signature makes a worker's certificate a good one: those in a file, or else those
@@ -59,12 +58,13 @@ impl Trust {
 }
 
 /// Reads the authorities again whenever a reload is asked for.
-pub async fn watch(trust: Arc<Trust>, mut reload: watch::Receiver<()>, log: Arc<Log>) {
+pub async fn watch(trust: Arc<Trust>, mut reload: watch::Receiver<()>) {
     while reload.changed().await.is_ok() {
         if let Err(why) = trust.reload() {
-            let text =
-                "authorities of workers' certificates could not be read again, those before stay";
-            log.event(Level::Error, text, &[("why", &why)]);
+            tracing::error!(
+                %why,
+                "authorities of workers' certificates could not be read again, those before stay"
+            );
         }
     }
 }

@@ -19,7 +19,6 @@ use self::dns::DnsName;
 use self::file::WorkersFile;
 use self::roster::Roster;
 use crate::base::config_error::ConfigError;
-use crate::base::log::Log;
 use crate::base::supervise::keep_running;
 use crate::fleet::worker::Fleet;
 
@@ -51,7 +50,6 @@ pub struct Discovery {
 struct Follower {
     dns_interval: Duration,
     reload: watch::Receiver<()>,
-    log: Arc<Log>,
 }
 
 impl Discovery {
@@ -61,9 +59,8 @@ impl Discovery {
         fleet: Arc<Fleet>,
         sources: Sources,
         reload: watch::Receiver<()>,
-        log: Arc<Log>,
     ) -> Result<Discovery, ConfigError> {
-        let mut roster = Roster::new(fleet, 1 + sources.names.len(), log.clone());
+        let mut roster = Roster::new(fleet, 1 + sources.names.len());
         let mut file = sources.file.map(WorkersFile::new);
         if let Some(file) = &mut file {
             let urls = file
@@ -78,7 +75,6 @@ impl Discovery {
             follower: Follower {
                 dns_interval: sources.dns_interval,
                 reload,
-                log,
             },
         })
     }
@@ -86,17 +82,16 @@ impl Discovery {
     /// Follows what is listed until the runtime ends.
     pub async fn watch(self) {
         let roster = Rc::new(RefCell::new(self.roster));
-        let Follower { reload, log, .. } = &self.follower;
         for (index, name) in self.names.into_iter().enumerate() {
             let (follower, roster, name) = (self.follower.clone(), roster.clone(), Rc::new(name));
-            keep_running(log.clone(), "a name of workers", move || {
+            keep_running("a name of workers", move || {
                 follower
                     .clone()
                     .follow(roster.clone(), 1 + index, name.clone())
             });
         }
         let mut file = self.file;
-        let mut reload = reload.clone();
+        let mut reload = self.follower.reload.clone();
         let mut tick = interval(FILE_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -120,11 +115,10 @@ impl Discovery {
             match urls {
                 None => {}
                 Some(Ok(urls)) => {
-                    let count = urls.len();
-                    log.info("the workers' file was read", &[("workers", &count)]);
+                    tracing::info!(workers = %urls.len(), "the workers' file was read");
                     roster.borrow_mut().list(0, urls);
                 }
-                Some(Err(why)) => log.warn("the workers stay as they are", &[("error", &why)]),
+                Some(Err(why)) => tracing::warn!(error = %why, "the workers stay as they are"),
             }
         }
     }
@@ -139,16 +133,13 @@ impl Follower {
             if last.as_ref() != Some(&found) {
                 match &found {
                     Ok(urls) => {
-                        let count = urls.len();
-                        self.log.info(
-                            "a name was resolved",
-                            &[("name", &name), ("workers", &count)],
-                        );
+                        tracing::info!(%name, workers = %urls.len(), "a name was resolved");
                         roster.borrow_mut().list(source, urls.clone());
                     }
-                    Err(why) => self.log.warn(
-                        "a name cannot be resolved, its workers stay as they are",
-                        &[("name", &name), ("error", why)],
+                    Err(why) => tracing::warn!(
+                        %name,
+                        error = %why,
+                        "a name cannot be resolved, its workers stay as they are"
                     ),
                 }
                 last = Some(found);

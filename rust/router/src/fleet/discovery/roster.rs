@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::base::log::Log;
 use crate::fleet::worker::{Authorization, Fleet, Worker};
 
 /// Touches no workers but those that it has added.
 pub struct Roster {
     fleet: Arc<Fleet>,
-    log: Arc<Log>,
     /// What each source lists.
     sources: Vec<Vec<String>>,
     listed: Vec<Arc<Worker>>,
@@ -17,10 +15,9 @@ pub struct Roster {
 }
 
 impl Roster {
-    pub fn new(fleet: Arc<Fleet>, sources: usize, log: Arc<Log>) -> Roster {
+    pub fn new(fleet: Arc<Fleet>, sources: usize) -> Roster {
         Roster {
             fleet,
-            log,
             sources: vec![Vec::new(); sources],
             listed: Vec::new(),
             leaving: Vec::new(),
@@ -36,9 +33,9 @@ impl Roster {
             .partition(|worker| wanted.contains(&&worker.url));
         self.listed = listed;
         for worker in vanished {
-            self.log.info(
-                "a worker is listed no more: it gets no requests, and leaves once it is idle",
-                &[("worker", &worker.url)],
+            tracing::info!(
+                worker = worker.url,
+                "a worker is listed no more: it gets no requests, and leaves once it is idle"
             );
             worker.set_draining(true);
             self.leaving.push(worker);
@@ -56,7 +53,7 @@ impl Roster {
             let Ok(read) = url.parse() else {
                 continue;
             };
-            self.log.info("a worker is listed", &[("worker", url)]);
+            tracing::info!(worker = url, "a worker is listed");
             self.listed
                 .push(self.fleet.add(read, Authorization::OfFleet).0);
         }
