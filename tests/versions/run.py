@@ -33,7 +33,7 @@ TOOLS = (
 RESOLUTIONS = {"oldest": "lowest-direct", "newest": "highest"}
 UNIT_TESTS = (
     *("client", "engine", "preprocessing", "qwen3_omni", "scheduling", "serve", "speech_chat"),
-    *("test_codec_torch.py", "test_stage_lane.py", "test_stage_profiler.py"),
+    *("test_codec_torch.py", "test_stage_edge_queue.py", "test_stage_profiler.py"),
 )
 PARITY = ("--seeds", "1", "--shapes", "default", "--engines", "omni")
 
