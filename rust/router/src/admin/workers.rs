@@ -167,10 +167,10 @@ impl Parameters {
     fn key(&self) -> Result<Option<HeaderValue>, Refusal> {
         match self.body.get("api_key") {
             None | Some(Value::Null) => Ok(None),
-            Some(Value::String(key)) => match bearer("api_key", key) {
-                Ok(value) => Ok(Some(value)),
-                Err(error) => Err(wrong(error.to_string())),
-            },
+            Some(Value::String(key)) => {
+                let value = bearer("api_key", key);
+                value.map(Some).map_err(|error| wrong(error.to_string()))
+            }
             Some(_) => Err(wrong("api_key: is not a string")),
         }
     }

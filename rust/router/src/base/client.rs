@@ -37,7 +37,8 @@ impl Phase {
     }
 }
 
-/// Used by one thread only. Atomic because the connection is handed to hyper, which may send it anywhere.
+/// One thread uses it. It is atomic because it is part of the connection's future, which hyper wants to be `Send`.
+#[derive(Default)]
 pub struct Client {
     phase: AtomicU8,
     /// When the phase began, or, while bytes are waited for, when the last ones went.
@@ -60,12 +61,7 @@ impl Client {
         Arc::new(Client {
             phase: AtomicU8::new(Phase::Head as u8),
             since: AtomicU32::new(clock::now()),
-            is_late: AtomicBool::new(false),
-            awaits_answer: AtomicBool::new(false),
-            is_cut: AtomicBool::new(false),
-            body_waited: AtomicU32::new(0),
-            body_bytes: AtomicU32::new(0),
-            task: OnceLock::new(),
+            ..Client::default()
         })
     }
 

@@ -178,25 +178,19 @@ async fn ask_one(
     worker: &Worker,
     question: &Question,
 ) -> Result<(StatusCode, Bytes), String> {
-    let mut kept = None;
-    if question.is_frequent {
-        kept = Some(
-            pool.get(&worker.endpoint, worker.connect_limit())
-                .await
-                .map_err(|error| error.to_string())?,
-        );
-    }
+    let (endpoint, limit) = (&worker.endpoint, worker.connect_limit());
+    let mut connection = match question.is_frequent {
+        true => pool.get(endpoint, limit).await,
+        false => pool.open(endpoint, limit).await,
+    };
     loop {
-        let mut upstream = match kept.take() {
-            Some(upstream) => upstream,
-            None => pool
-                .open(&worker.endpoint, worker.connect_limit())
-                .await
-                .map_err(|error| error.to_string())?,
-        };
+        let mut upstream = connection.map_err(|error| error.to_string())?;
         let response = match upstream.send(question.request(worker)).await {
             Ok(response) => response,
-            Err(_) if upstream.reused => continue,
+            Err(_) if upstream.reused => {
+                connection = pool.open(endpoint, limit).await;
+                continue;
+            }
             Err(error) => return Err(error.into_error().to_string()),
         };
         let status = response.status();

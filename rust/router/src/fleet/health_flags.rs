@@ -56,7 +56,7 @@ pub enum Demotion {
     Loop = 64,
 }
 
-const UNPROBED: u8 = 1;
+const PROBED: u8 = 1;
 const TRIAL: u8 = 2;
 const BUSY: u8 = Demotion::Busy as u8;
 const FAILING: u8 = Demotion::Failing as u8;
@@ -66,7 +66,7 @@ const LOOP: u8 = Demotion::Loop as u8;
 
 /// Written by every lane, for a request only if something changes, and on a cache line apart from what every
 /// request changes.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct HealthFlags {
     bits: AtomicU8,
@@ -79,18 +79,6 @@ pub struct HealthFlags {
     trial_at: AtomicU32,
 }
 
-impl Default for HealthFlags {
-    fn default() -> Self {
-        HealthFlags {
-            bits: AtomicU8::new(UNPROBED),
-            streak: AtomicU32::new(0),
-            heard: AtomicU32::new(0),
-            busy_until: AtomicU32::new(0),
-            trial_at: AtomicU32::new(0),
-        }
-    }
-}
-
 impl HealthFlags {
     pub fn health(&self) -> Health {
         let bits = self.bits.load(Relaxed);
@@ -101,7 +89,7 @@ impl HealthFlags {
             _ if bits & HUNG != 0 => Health::Hung,
             _ if bits & FAILING != 0 => Health::Failing,
             _ if bits & BUSY != 0 => Health::Busy,
-            _ if bits & UNPROBED != 0 => Health::Unknown,
+            _ if bits & PROBED == 0 => Health::Unknown,
             _ => Health::Up,
         }
     }
@@ -136,7 +124,7 @@ impl HealthFlags {
 
     /// Returns whether it was the first probe's answer.
     pub fn set_probed(&self) -> bool {
-        self.bits.fetch_and(!UNPROBED, Relaxed) & UNPROBED != 0
+        self.bits.fetch_or(PROBED, Relaxed) & PROBED == 0
     }
 
     /// The worker asked for time until `until`. Returns whether it had not asked yet.

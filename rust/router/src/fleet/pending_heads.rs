@@ -9,9 +9,9 @@ use std::task::{Poll, Waker};
 
 use bytes::Bytes;
 use hyper::Response;
-use hyper::header::CONTENT_TYPE;
 
 use crate::base::clock::{self, LaneClock, Tick};
+use crate::base::headers::has_media_type;
 use crate::base::log::Log;
 use crate::base::route::Route;
 use crate::fleet::hung::{Patience, PendingHead};
@@ -82,7 +82,8 @@ impl PendingHeads {
             let now = clock::now();
             worker.flags.heard_from(now);
             if let Some(body) = asked.body {
-                let kind = RequestKind::new(asked.route, is_stream(response), body.len());
+                let is_stream = has_media_type(response.headers(), "text/event-stream");
+                let kind = RequestKind::new(asked.route, is_stream, body.len());
                 worker.wait_history.record(kind, now, now - since);
             }
         }
@@ -137,11 +138,6 @@ impl PendingHeads {
             }
         }
     }
-}
-
-fn is_stream<B>(response: &Response<B>) -> bool {
-    let content_type = response.headers().get(CONTENT_TYPE);
-    content_type.is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"))
 }
 
 /// An entry for as long as the request waits.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use hyper::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
+use hyper::header::{HeaderMap, RETRY_AFTER};
 use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
 use sglang_omni_policy::{Claim, Receipt};
 
 use crate::base::clock::{self, Tick};
+use crate::base::headers::has_media_type;
 use crate::fleet::health::mark_down;
 use crate::fleet::health_flags::Demotion;
 use crate::fleet::models::Serving;
@@ -149,7 +150,10 @@ impl<'a> Attempts<'a> {
             return None;
         }
         let receipt = claim.keep();
-        may_hold_usage(response.headers()).then_some(receipt)
+        // Only JSON, and events that are JSON, say what they used.
+        let says_usage = |media_type: &&str| has_media_type(response.headers(), media_type);
+        let kinds = ["application/json", "text/event-stream"];
+        kinds.iter().any(says_usage).then_some(receipt)
     }
 
     /// No connection could be made: nothing was sent, so another worker costs nothing.
@@ -212,10 +216,9 @@ impl<'a> Attempts<'a> {
 
     /// Says to the client that part of a body was lost with a connection.
     pub fn cannot_resend(&self) -> Reply {
-        let say =
-            |what: &str| format!("part of the body was sent, and it cannot be sent again: {what}");
-        let (shown, logged) = (say(&self.failure.shown), say(&self.failure.logged));
-        reply::error_logged(Reason::WorkerFailed, &shown, logged)
+        self.failure.reply(Reason::WorkerFailed, |last| {
+            format!("part of the body was sent, and it cannot be sent again: {last}")
+        })
     }
 
     fn failed(&mut self, worker: &Worker, error: &str) {
@@ -254,20 +257,18 @@ impl<'a> Attempts<'a> {
     pub fn give_up(&self) -> Reply {
         if self.was_sent {
             self.lane.proxy.metrics.unserved.fetch_add(1, Relaxed);
-            let last = &self.failure;
-            let reason = match self.lost >= MOST_LOST {
-                true => Reason::WorkersLost,
-                false => Reason::WorkerFailed,
-            };
-            let say = |last: &str| match reason {
-                Reason::WorkersLost => format!(
-                    "the connections to {} workers ended with this request on them; the last one was {last}. It is \
-                     sent to no more of them: look at their logs before it is sent again",
-                    self.lost
-                ),
-                _ => format!("no answer from a worker; the last one was {last}"),
-            };
-            return reply::error_logged(reason, &say(&last.shown), say(&last.logged));
+            if self.lost < MOST_LOST {
+                return self.failure.reply(Reason::WorkerFailed, |last| {
+                    format!("no answer from a worker; the last one was {last}")
+                });
+            }
+            let lost = self.lost;
+            return self.failure.reply(Reason::WorkersLost, |last| {
+                format!(
+                    "the connections to {lost} workers ended with this request on them; the last one was {last}. It is \
+                     sent to no more of them: look at their logs before it is sent again"
+                )
+            });
         }
         no_worker(self.lane, &self.failure, self.sees_urls)
     }
@@ -283,18 +284,6 @@ fn next_trial(lane: &Lane, worker: &Worker) -> Tick {
     clock::now().saturating_add(clock::ticks(settings.recovery + patience))
 }
 
-/// Whether an answer is of a kind that says what it used: JSON, or events that are.
-fn may_hold_usage(headers: &HeaderMap) -> bool {
-    let Some(content_type) = headers.get(CONTENT_TYPE) else {
-        return false;
-    };
-    let kinds: [&[u8]; 2] = [b"application/json", b"text/event-stream"];
-    kinds.iter().any(|kind| {
-        let start = content_type.as_bytes().get(..kind.len());
-        start.is_some_and(|start| start.eq_ignore_ascii_case(kind))
-    })
-}
-
 /// `Retry-After` in its form of seconds; a date counts as the shortest time.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
@@ -305,22 +294,6 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn usage_is_looked_for_in_json_and_events() {
-        for (content_type, may) in [
-            ("application/json", true),
-            ("Application/JSON; charset=utf-8", true),
-            ("text/event-stream", true),
-            ("text/plain", false),
-            ("audio/wav", false),
-        ] {
-            let value = content_type.parse().unwrap();
-            let headers = HeaderMap::from_iter([(CONTENT_TYPE, value)]);
-            assert_eq!(may_hold_usage(&headers), may, "{content_type}");
-        }
-        assert!(!may_hold_usage(&HeaderMap::new()));
-    }
 
     #[test]
     fn retry_after_is_bounded() {

@@ -74,9 +74,7 @@ impl ResponseBody {
         }
         self
     }
-}
 
-impl ResponseBody {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(*first)));

@@ -106,6 +106,11 @@ impl LastFailure {
         };
         LastFailure { shown, logged }
     }
+
+    /// An error that names the worker, and to the log says what came of it. `say` puts that into a sentence.
+    pub fn reply(&self, reason: Reason, say: impl Fn(&str) -> String) -> Reply {
+        reply::error_logged(reason, &say(&self.shown), say(&self.logged))
+    }
 }
 
 /// The answer to a request that no worker could take.
@@ -113,11 +118,9 @@ pub fn no_worker(lane: &Lane, failure: &LastFailure, sees_urls: bool) -> Reply {
     lane.proxy.metrics.unserved.fetch_add(1, Relaxed);
     let fleet = lane.proxy.fleet.read();
     if !failure.shown.is_empty() {
-        let say = |last: &str| {
+        return failure.reply(Reason::WorkersDown, |last| {
             format!("no worker could serve the request; the last one tried was {last}")
-        };
-        let (shown, logged) = (say(&failure.shown), say(&failure.logged));
-        return reply::error_logged(Reason::WorkersDown, &shown, logged);
+        });
     }
     let (reason, message) = if fleet.is_empty() {
         let message = "the router has no workers; add one with POST /workers".to_owned();

@@ -6,10 +6,11 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use hyper::body::{Body, Incoming};
-use hyper::header::{CONTENT_TYPE, HOST};
+use hyper::header::HOST;
 use hyper::http::request::Parts;
 use hyper::{Request, Version};
 
+use crate::base::headers::has_media_type;
 use crate::base::route::Route;
 use crate::fleet::pending_heads::Asked;
 use crate::fleet::worker::Worker;
@@ -38,7 +39,7 @@ pub async fn forward(
         tokio::task::spawn_local(discard(incoming));
         return too_large(limit);
     }
-    let is_json = is_json(&parts);
+    let is_json = has_media_type(&parts.headers, "application/json");
     let window = held_window(lane, &incoming, is_json);
     let upload = match Upload::read(lane, incoming, record.client.clone(), window).await {
         Ok(upload) => upload,
@@ -182,30 +183,14 @@ fn outgoing(worker: &Worker, parts: &Parts, body: RequestBody) -> Request<Reques
     request
 }
 
-fn is_json(parts: &Parts) -> bool {
-    let content_type = parts
-        .headers
-        .get(CONTENT_TYPE)
-        .map(|value| value.as_bytes());
-    content_type.is_some_and(|value| {
-        value
-            .get(..16)
-            .is_some_and(|start| start.eq_ignore_ascii_case(b"application/json"))
-    })
-}
-
-/// How much of the body to hold: all of a short one, the start of a long one that may hold a routing key, or
-/// whose client must show that it sends it, before it takes one of a limited number of permits.
+/// How much of the body to hold: all of a short one, and the start of a long one that may hold a routing key.
+/// If permits are limited, also the start of any other: its client must send something before it takes one.
 fn held_window(lane: &Lane, incoming: &Incoming, is_json: bool) -> usize {
-    let is_short = incoming
-        .size_hint()
-        .upper()
-        .is_some_and(|length| length <= HELD_BODY as u64);
-    let is_limited = lane.proxy.in_flight.is_limited();
-    if is_json || is_short || is_limited {
-        HELD_BODY
-    } else {
-        0
+    let length = incoming.size_hint().upper();
+    let is_short = length.is_some_and(|length| length <= HELD_BODY as u64);
+    match is_json || is_short || lane.proxy.in_flight.is_limited() {
+        true => HELD_BODY,
+        false => 0,
     }
 }
 

@@ -73,17 +73,10 @@ impl Upload {
             .size_hint()
             .upper()
             .map_or(window, |upper| upper.min(window as u64) as usize);
-        while !incoming.is_end_stream() && read.len() < window {
+        let mut is_whole = incoming.is_end_stream();
+        while !is_whole && read.len() < window {
             match std::future::poll_fn(|cx| poll_client(&mut incoming, &client, floor, cx)).await {
-                None => {
-                    return Ok(Upload {
-                        read: read.join(),
-                        _held: held,
-                        trailers,
-                        rest: None,
-                        is_whole: true,
-                    });
-                }
+                None => is_whole = true,
                 Some(Err(error)) => return Err(error),
                 Some(Ok(frame)) => match frame.into_data() {
                     Ok(data) => {
@@ -98,15 +91,15 @@ impl Upload {
             if read.len() as u64 > limit {
                 return Err(BodyError::TooLarge(incoming));
             }
+            is_whole |= incoming.is_end_stream();
         }
         let budget = limit - read.len() as u64;
-        let rest = (!incoming.is_end_stream()).then(|| Rest::new(incoming, client, floor, budget));
         Ok(Upload {
             read: read.join(),
             _held: held,
             trailers,
-            is_whole: rest.is_none(),
-            rest,
+            rest: (!is_whole).then(|| Rest::new(incoming, client, floor, budget)),
+            is_whole,
         })
     }
 

@@ -57,24 +57,17 @@ fn parse(text: &str) -> Result<Vec<String>, String> {
     if text.trim().is_empty() {
         return Err("the file is empty; write [] for no workers".to_owned());
     }
-    let given: Vec<(usize, String)> = if text.trim_start().starts_with('[') {
-        let list: Vec<String> = serde_json::from_str(text)
-            .map_err(|error| format!("is not a JSON list of URLs: {error}"))?;
-        list.into_iter().enumerate().collect()
-    } else {
-        text.lines()
-            .enumerate()
-            .map(|(index, line)| (index, url_in(line).to_owned()))
-            .filter(|(_, url)| !url.is_empty())
-            .collect()
+    let (place, given): (&str, Vec<String>) = match text.trim_start().starts_with('[') {
+        true => {
+            let list = serde_json::from_str(text);
+            let list = list.map_err(|error| format!("is not a JSON list of URLs: {error}"))?;
+            ("entry", list)
+        }
+        false => ("line", text.lines().map(url_in).collect()),
     };
-    let place = if text.trim_start().starts_with('[') {
-        "entry"
-    } else {
-        "line"
-    };
+    let is_given = |(_, url): &(usize, String)| place == "entry" || !url.is_empty();
     let mut urls: Vec<String> = Vec::new();
-    for (index, url) in given {
+    for (index, url) in given.into_iter().enumerate().filter(is_given) {
         let url: WorkerUrl = url
             .parse()
             .map_err(|error| format!("{place} {}: {error}", index + 1))?;
@@ -87,11 +80,11 @@ fn parse(text: &str) -> Result<Vec<String>, String> {
 }
 
 /// The URL of a line, `- "URL"` in a YAML list; empty if there is only a comment.
-fn url_in(line: &str) -> &str {
+fn url_in(line: &str) -> String {
     let line = line.trim();
     let line = line.strip_prefix("- ").unwrap_or(line);
     let line = line.split('#').next().unwrap_or_default();
-    line.trim().trim_matches(['"', '\''])
+    line.trim().trim_matches(['"', '\'']).to_owned()
 }
 
 #[cfg(test)]
