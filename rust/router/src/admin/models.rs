@@ -1,4 +1,4 @@
-//! `/v1/models`: what all workers offer, each model once.
+//! `/v1/models`: the models of all workers, each once.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub async fn list(lane: &Rc<Lane>, headers: &HeaderMap, sees_urls: bool) -> Repl
     }
 }
 
-/// `/v1/models/{id}`: the one of that name.
+/// `/v1/models/{id}`: one model by its name.
 pub async fn one(lane: &Rc<Lane>, headers: &HeaderMap, id: &str, sees_urls: bool) -> Reply {
     match merged(lane, headers, sees_urls).await {
         Ok(models) => match models.iter().find(|model| model["id"] == id) {

@@ -1,4 +1,4 @@
-//! How long things took, counted into the buckets of a Prometheus histogram.
+//! A histogram of durations, with the buckets that Prometheus is shown.
 
 use std::array;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -21,7 +21,7 @@ pub struct Histogram {
     sum_us: AtomicU64,
 }
 
-/// What one or several histograms hold at one moment.
+/// The counts of one or several histograms at one moment.
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     pub counts: [u64; BUCKETS],

@@ -1,4 +1,4 @@
-//! What is counted. Every lane counts for itself, so that no two share a cache line; readers add up.
+//! The router's counters. Each lane has its own, so that no two lanes share a cache line; readers add them up.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub struct Metrics {
     pub retries_refused: AtomicU64,
 }
 
-/// One lane's part, on cache lines of its own.
+/// One lane's counters, on cache lines of their own.
 #[repr(align(128))]
 #[derive(Default)]
 pub struct LaneMetrics {

@@ -1,4 +1,4 @@
-//! The requests that may administer the router: change its fleet or its workers' state, or be told of them.
+//! Decides which requests may administer the router: change its fleet or its workers' state, or read about them.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -11,7 +11,7 @@ use crate::front::cross_site;
 use crate::front::gate::Gate;
 use crate::proxy::reply::{Reason, Refusal};
 
-/// What proxies add: a request with one of them is of a client that may be anywhere.
+/// Headers that proxies add. The client of a request with one of them may be anywhere.
 const OF_PROXIES: [HeaderName; 3] = [
     HeaderName::from_static("forwarded"),
     HeaderName::from_static("x-forwarded-for"),
@@ -32,8 +32,8 @@ pub fn is_administrative(path: &str) -> bool {
     ) || path.starts_with("/workers/")
 }
 
-/// Lets in a request that shows the admin key, or, if there is none, one from this machine. A web page of another
-/// origin, or under a name that is not the router's, may change nothing, whatever key it knows.
+/// Admits a request that shows the admin key or, if there is no such key, a request from this machine. A web page of
+/// another origin, or under a name that is not the router's, may change nothing even if it knows the key.
 pub fn allow(gate: &Gate, peer: SocketAddr, request: &Request<Incoming>) -> Result<(), Refusal> {
     let headers = request.headers();
     let keys = &gate.keys;
