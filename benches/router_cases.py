@@ -144,10 +144,9 @@ def rows_of(case: Case, windows: Windows) -> list[Row]:
         for quantity in ("p50_us", "p99_us")
     }
 
-    if case.share == "pass":
+    share_goal = case.share
+    if share_goal == "pass":
         share_goal = Goal(shares["pass"]) if "pass" in shares else None
-    else:
-        share_goal = case.share
 
     def row(what: str, unit: Unit, better: Better, values: dict[str, float], goal: Goal | None) -> Row:
         must, aim = (goal.must, goal.aim) if goal else (None, None)
