@@ -13,7 +13,10 @@ use crate::fleet::health_flags::Health;
 use crate::fleet::worker::Worker;
 use crate::proxy::lane::Proxy;
 
-/// Metrics with their kind, name, value and help.
+/// A metric's name, kind, help and value, or how to read its value.
+type Row<T> = (&'static str, &'static str, &'static str, T);
+
+/// Rows written as kind, name, value and help.
 macro_rules! metrics {
     ($($kind:ident $name:ident = $value:expr, $help:literal;)+) => {
         [$((stringify!($name), stringify!($kind), $help, $value)),+]
@@ -25,7 +28,7 @@ pub fn render(proxy: &Proxy, sees_urls: bool) -> String {
     let mut out = String::with_capacity(16 << 10);
     requests(&mut out, &proxy.metrics);
     let m = &proxy.metrics;
-    let plain: [(&str, &str, &str, u64); 12] = metrics! {
+    let plain: [Row<u64>; 12] = metrics! {
         gauge requests_in_flight = m.in_flight(), "Requests on their way to a worker, or at one.";
         gauge requests_waiting = proxy.in_flight.waiting() as u64,
             "Requests that wait because --max-concurrent-requests are in flight.";
@@ -99,7 +102,8 @@ fn requests(out: &mut String, metrics: &Metrics) {
         let count = metrics.ended(end);
         sample(out, name, &format!("{{how=\"{how}\"}}"), count);
     }
-    let histograms: [(&str, &str, &str, fn(&Metrics, Route) -> Snapshot); 2] = metrics! {
+    type Read = fn(&Metrics, Route) -> Snapshot;
+    let histograms: [Row<Read>; 2] = metrics! {
         histogram time_to_first_byte_seconds = Metrics::ttfb,
             "From a request's head to the first bytes of a worker's answer.";
         histogram request_duration_seconds = Metrics::duration,
@@ -115,7 +119,8 @@ fn requests(out: &mut String, metrics: &Metrics) {
 
 fn workers(out: &mut String, proxy: &Proxy, sees_urls: bool) {
     let fleet = proxy.fleet.read();
-    let values: [(&str, &str, &str, fn(&Worker) -> u64); 5] = metrics! {
+    type Read = fn(&Worker) -> u64;
+    let values: [Row<Read>; 5] = metrics! {
         gauge worker_up = |w| u64::from(w.health() == Health::Up),
             "1 if the worker's state is up: nothing is known against it.";
         gauge worker_draining = |w| u64::from(w.is_draining()), "1 if the worker takes no new requests.";

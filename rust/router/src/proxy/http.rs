@@ -210,7 +210,7 @@ fn full(lane: &Lane) -> Reply {
     reply::error(Reason::RouterOutOfResources, &message)
 }
 
-pub fn too_large(limit: u64) -> Reply {
+fn too_large(limit: u64) -> Reply {
     let message = format!("the request body is larger than the limit of {limit} bytes");
     reply::error(Reason::RequestTooLarge, &message)
 }
